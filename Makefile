@@ -1,0 +1,75 @@
+# Each target is one plain command. `make` alone prints the list.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready-for-checkback
+# The extras that the lock covers. `spark` and `airflow` join with the rooms that use them (recovery/spark, recovery/airflow).
+EXTRAS := sql fast dev
+GOLDEN := build/golden
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint format compat torture bench oldest lock clean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Make .venv with exactly what requirements.lock says, and this project in it
+
+# An environment is tied to its folder and its interpreter: one that came with a copied tree is made anew.
+ifneq ($(shell test -x $(BIN)/python && cat $(READY) 2>/dev/null),$(CURDIR))
+.PHONY: $(READY)
+endif
+
+# uv itself comes from the lock too, with its hash; the build backend is in the lock, so nothing is fetched unpinned.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "checkback needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@test -x $(BIN)/python && test "$$(cat $@ 2>/dev/null)" = "$(CURDIR)" || $(PYTHON) -m venv --clear .venv
+	@awk '/^[a-z]/ { on = /^uv==/ } on' requirements.lock > .venv/uv.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r .venv/uv.lock
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@echo "$(CURDIR)" > $@
+
+run: setup ## Judge the stores in tests/golden, which real RocketMQ brokers wrote
+	@$(BIN)/python tests/golden/unpack.py $(GOLDEN)
+	@for store in $(GOLDEN)/*/; do \
+		echo; echo "$$ checkback verify $${store%/}"; \
+		$(BIN)/python -m recovery.cli verify "$${store%/}" || test $$? -eq 1 || exit 1; \
+	done
+
+test: lint ## Lint, then run every test that needs nothing but Python
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+lint: setup ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## Put the code in form
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+compat: setup ## Compare with real RocketMQ brokers (Java 17, Maven)
+	$(BIN)/python -m pytest tests/compat
+
+torture: setup ## Flip every bit, cut at every byte, kill at every step (minutes)
+	$(BIN)/python -m pytest tests/torture
+
+bench: setup ## Measure speed and memory: the figures in the README
+	$(BIN)/python tests/bench/run.py
+
+oldest: setup ## Run the tests with the oldest dependencies that pyproject.toml allows
+	@mkdir -p build
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct $(EXTRAS:%=--extra %) pyproject.toml -o build/oldest.txt
+	$(BIN)/uv venv --quiet --clear build/oldest
+	$(BIN)/uv pip sync --quiet --python build/oldest build/oldest.txt
+	build/oldest/bin/python -m pytest
+
+lock: setup ## Write requirements.lock and constraints.txt anew, with the newest versions
+	$(BIN)/uv pip compile --quiet --universal --upgrade --no-header --no-annotate --generate-hashes \
+		$(EXTRAS:%=--extra %) pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --upgrade --no-header --no-annotate --constraint requirements.lock \
+		$(EXTRAS:%=--extra %) pyproject.toml -o constraints.txt
+
+clean: ## Remove what this Makefile made
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

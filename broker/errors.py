@@ -1,0 +1,99 @@
+"""Every error a user can meet, drawn as a tree. Each message is a sentence that says where, what and what to do next.
+
+    BrokerError
+    ├─ StoreError               .path
+    │  ├─ NotAStore             nothing there that RocketMQ or checkback wrote
+    │  ├─ StoreLocked           another process is alone with it
+    │  ├─ StoreFull             .needed_bytes .free_bytes
+    │  └─ CorruptStore          no crash explains this
+    │     └─ CorruptRecord      .reason .at .commitlog_offset
+    ├─ MessageRejected          (also ValueError) too large, bad topic, bad property
+    └─ TransactionError         .message_id
+       ├─ AlreadyEnded          .state
+       └─ UnknownOutcome        check-back will decide
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class BrokerError(Exception):
+    """Anything that checkback raises on purpose."""
+
+
+class StoreError(BrokerError):
+    """Something about a store as a whole; `path` names the file or folder."""
+
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(message)
+        self.path = None if path is None else os.fspath(path)
+
+
+class NotAStore(StoreError):
+    """The path holds nothing that RocketMQ or checkback wrote."""
+
+
+class StoreLocked(StoreError):
+    """Another process is alone with the store."""
+
+
+class StoreFull(StoreError):
+    """The disk has no room for what was asked; nothing was lost and sends work again when there is space."""
+
+    def __init__(
+        self, message: str, *, path: str | os.PathLike[str] | None = None, needed_bytes: int = 0, free_bytes: int = 0
+    ) -> None:
+        super().__init__(message, path=path)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class CorruptStore(StoreError):
+    """The store holds something that no crash explains."""
+
+
+class CorruptRecord(CorruptStore):
+    """Bytes that are not the value they should be.
+
+    `reason` is the sentence without the place, `at` the position in the buffer that was decoded, and
+    `commitlog_offset` and `path` the place on disk, where the caller knows it.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        at: int = 0,
+        commitlog_offset: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        place = f"at {at}" if commitlog_offset is None else f"at CommitLog offset {commitlog_offset}"
+        super().__init__(f"{os.fspath(path)} {place}: {reason}" if path is not None else f"{place}: {reason}", path=path)
+        self.reason = reason
+        self.at = at
+        self.commitlog_offset = commitlog_offset
+
+
+class MessageRejected(BrokerError, ValueError):
+    """A message that RocketMQ would refuse: too large, a bad topic, a bad property."""
+
+
+class TransactionError(BrokerError):
+    """Something about one transaction; `message_id` names it."""
+
+    def __init__(self, message: str, *, message_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message_id = message_id
+
+
+class AlreadyEnded(TransactionError):
+    """The transaction was already ended the other way; the first decision stands."""
+
+    def __init__(self, message: str, *, message_id: str | None = None, state: int = 0) -> None:
+        super().__init__(message, message_id=message_id)
+        self.state = state
+
+
+class UnknownOutcome(TransactionError):
+    """Nobody can say yet how the transaction ended; check-back will decide."""

@@ -1,0 +1,60 @@
+"""Where each file of a store lies. RocketMQ: StorePathConfigHelper, BrokerPathConfigHelper (5.3.3; 3.1.4 for transaction/)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+REDO_LOG_TOPIC = "TRANSACTION_REDOLOG_TOPIC_XXXX"
+
+# Names by which a store is recognised when its CommitLog is missing.
+PARTS = ("commitlog", "consumequeue", "index", "checkpoint", "abort", "config", "transaction")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The names under one store folder."""
+
+    store: str
+
+    @property
+    def commitlog(self) -> str:
+        return self._join("commitlog")
+
+    @property
+    def consumequeue(self) -> str:
+        return self._join("consumequeue")
+
+    def queue(self, topic: str, queue_id: int) -> str:
+        return self._join("consumequeue", topic, str(queue_id))
+
+    @property
+    def index(self) -> str:
+        return self._join("index")
+
+    @property
+    def state_table(self) -> str:
+        return self._join("transaction", "statetable")
+
+    @property
+    def redo_log(self) -> str:
+        return self._join("transaction", "redolog", REDO_LOG_TOPIC, "0")
+
+    @property
+    def checkpoint(self) -> str:
+        return self._join("checkpoint")
+
+    @property
+    def abort(self) -> str:
+        return self._join("abort")
+
+    def config(self, name: str) -> str:
+        return self._join("config", name)
+
+    def _join(self, *names: str) -> str:
+        return os.path.join(self.store, *names)
+
+
+def is_topic_folder(topic: str) -> bool:
+    """Whether a topic can be the name of a folder: the name comes from the caller, and `..` would leave the store."""
+    return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic

@@ -1,0 +1,163 @@
+"""Strings of many records at once: gathered from a window, split at RocketMQ's separators, hashed as Java does.
+
+RocketMQ's strings have a length and a place, not an Arrow offset array. A BinaryView array over the window names them
+where they lie, and Arrow's cast gathers them in C++.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from broker.format.java import string_hash
+
+try:
+    from isal.isal_zlib import crc32 as crc32
+except ImportError:  # the extra `fast`; zlib's own is about a third as fast on small records
+    from zlib import crc32 as crc32
+
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+_INLINE = 12  # a view of at most so many bytes holds them itself
+
+
+def unaligned(window: Bytes, dtype: Any, at: Ints) -> npt.NDArray[Any]:
+    """The values of a NumPy type that begin at the positions `at`, whatever their alignment."""
+    kind = np.dtype(dtype)
+    count = len(window) - kind.itemsize + 1
+    if count <= 0:
+        padded = np.zeros(kind.itemsize, np.uint8)
+        padded[: len(window)] = window
+        window, count = padded, 1
+    return np.ndarray((count,), kind, window, strides=(1,))[np.clip(at, 0, count - 1)]
+
+
+def text_starts_with(window: Bytes, at: Ints, text: bytes) -> npt.NDArray[np.bool_]:
+    """Where the bytes at each position are `text`."""
+    rows = unaligned(window, f"V{len(text)}", at).view(np.uint8).reshape(-1, len(text))
+    return np.asarray((rows == np.frombuffer(text, np.uint8)).all(axis=1))
+
+
+def gather(window: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
+    """The strings window[start : start + length] as one Arrow binary array."""
+    count = len(starts)
+    if not count:
+        return pa.array([], pa.binary())
+    views = np.zeros((count, 4), np.int32)
+    views[:, 0], views[:, 3] = lengths, starts
+    views[:, 1] = unaligned(window, "<i4", starts)
+    short = np.flatnonzero(lengths <= _INLINE)
+    if len(short):
+        rows = _padded(window, starts[short], _INLINE)
+        rows[np.arange(_INLINE)[None, :] >= lengths[short][:, None]] = 0
+        views.view(np.uint8).reshape(-1, 16)[short, 4:] = rows
+    buffers = [None, pa.py_buffer(views), pa.py_buffer(window)]
+    return pa.Array.from_buffers(pa.binary_view(), count, buffers).cast(pa.binary())
+
+
+def _padded(window: Bytes, starts: Ints, width: int) -> Bytes:
+    """`width` bytes from each start; what lies beyond the window's end is zero."""
+    over = starts + width > len(window)
+    rows = unaligned(window, f"V{width}", starts).view(np.uint8).reshape(-1, width).copy()
+    for row in np.flatnonzero(over):
+        tail = window[starts[row] : starts[row] + width]
+        rows[row] = 0
+        rows[row, : len(tail)] = tail
+    return rows
+
+
+def binary(data: Bytes, offsets: npt.NDArray[np.int32], mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """An Arrow binary array of data[offsets[i] : offsets[i + 1]]; null where `mask` is False."""
+    valid = None if mask is None else pa.py_buffer(np.packbits(mask, bitorder="little"))
+    buffers = [valid, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+class Strings:
+    """An Arrow binary array with its bytes and offsets in reach of NumPy."""
+
+    def __init__(self, array: pa.Array) -> None:
+        if array.offset or array.null_count:
+            array = pa.concat_arrays([array.fill_null(b"")])
+        self.array = array
+        _, offsets, data = array.buffers()
+        self.offsets = np.frombuffer(offsets, np.int32, len(array) + 1) if len(array) else np.zeros(1, np.int32)
+        self.data = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+        self._separators: tuple[Ints, Ints] | None = None
+
+    @classmethod
+    def gather(cls, window: Bytes, starts: Ints, lengths: Ints) -> Strings:
+        return cls(gather(window, starts, lengths))
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def lengths(self) -> Ints:
+        return np.diff(self.offsets).astype(np.int64)
+
+    def codes(self) -> tuple[npt.NDArray[np.int32], list[bytes]]:
+        """A small number for each string, and the strings those numbers stand for."""
+        encoded = self.array.dictionary_encode()
+        return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32), encoded.dictionary.to_pylist()
+
+    def property_values(self, name: str) -> pa.Array:
+        """Of each string, taken as RocketMQ properties, the value of `name`; null where it is missing or empty.
+
+        RocketMQ: MessageDecoder.string2messageProperties (5.3.3): the last one wins, an empty value does not count.
+        """
+        key = name.encode() + b"\x01"
+        if self._separators is None:
+            self._separators = (np.flatnonzero(self.data == 1), np.flatnonzero(self.data == 2))
+        equals, ends = self._separators
+        begins = equals + 1 - len(key)
+        hits = np.flatnonzero(begins >= 0)
+        hits = hits[text_starts_with(self.data, begins[hits], key)] if len(hits) else hits
+        begins, values = begins[hits], equals[hits] + 1
+        rows = np.searchsorted(self.offsets, begins, side="right") - 1
+        first = (begins == self.offsets[rows]) | (self.data[np.maximum(begins - 1, 0)] == 2)
+        rows, values = rows[first], values[first]
+        stops = self.offsets[rows + 1].astype(np.int64)
+        nearest = np.searchsorted(ends, values)
+        inner = nearest < len(ends)
+        stops[inner] = np.minimum(stops[inner], ends[nearest[inner]])
+        filled = stops > values
+        starts, lengths = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
+        starts[rows[filled]], lengths[rows[filled]] = values[filled], (stops - values)[filled]
+        return self._slices(starts, lengths)
+
+    def _slices(self, starts: Ints, lengths: Ints) -> pa.Array:
+        there = lengths > 0
+        found = gather(self.data, starts, lengths)
+        if there.all():
+            return found
+        _, offsets, data = found.buffers()
+        bits = pa.py_buffer(np.packbits(there, bitorder="little"))
+        return pa.Array.from_buffers(pa.binary(), len(found), [bits, offsets, data])
+
+
+def java_hashes(strings: Strings) -> npt.NDArray[np.int32]:
+    """Java's String.hashCode of each UTF-8 string.
+
+    Strings of few distinct lengths (unique keys, tags) are hashed a column of characters at a time; what is not ASCII
+    goes through `broker.format.java.string_hash`, one by one.
+    """
+    lengths, starts = strings.lengths, strings.offsets[:-1].astype(np.int64)
+    hashes = np.zeros(len(strings), np.uint32)
+    order = np.argsort(-lengths, kind="stable")
+    sorted_lengths, sorted_starts = lengths[order], starts[order]
+    running = np.zeros(len(strings), np.uint32)
+    for column in range(int(sorted_lengths[0]) if len(order) else 0):
+        longer = int(np.searchsorted(-sorted_lengths, -column, side="left"))
+        running[:longer] *= np.uint32(31)
+        running[:longer] += strings.data[sorted_starts[:longer] + column]
+    hashes[order] = running
+    if len(strings.data) and strings.data.max() >= 0x80:
+        wide = np.flatnonzero(np.add.reduceat(np.append(strings.data >= 0x80, False), strings.offsets[:-1]) > 0)
+        for row in wide:
+            text = bytes(strings.data[starts[row] : starts[row] + lengths[row]])
+            hashes[row] = string_hash(text.decode("utf-8", "replace")) & 0xFFFFFFFF
+    return hashes.view(np.int32)

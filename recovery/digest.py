@@ -1,0 +1,90 @@
+"""One number for the state of every transaction of a store, the same whoever computes it and in whatever order.
+
+The encoding stands in docs/format.md, "Digest".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+ENTRY = np.dtype(
+    [("generation", "u1"), ("state", "u1"), ("key_hi", ">u8"), ("key_lo", ">u8"), ("lowest", ">i8")]
+)
+_MODULUS = 1 << 128
+
+
+class Digest:
+    """A sum modulo 2^128 of the first 16 bytes of SHA-256 over each transaction."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, entry: bytes, delivered: Iterable[int] = ()) -> None:
+        """One transaction: its 26 bytes (`ENTRY`) and the CommitLog offsets of its deliverable records."""
+        offsets = sorted(delivered)
+        tail = struct.pack(f">{len(offsets)}q", *offsets)
+        self.total += int.from_bytes(hashlib.sha256(entry + tail).digest()[:16], "big")
+
+    def add_many(self, entries: npt.NDArray[np.void], starts: Sequence[int], delivered: npt.NDArray[np.int64]) -> None:
+        """Many: transaction i delivered the sorted offsets delivered[starts[i] : starts[i + 1]]."""
+        raw, size = entries.tobytes(), ENTRY.itemsize
+        tails = delivered.astype(">i8").tobytes()
+        sha256, digests = hashlib.sha256, []
+        for number in range(len(entries)):
+            tail = tails[8 * starts[number] : 8 * starts[number + 1]]
+            digests.append(sha256(raw[number * size : (number + 1) * size] + tail).digest())
+        words = np.frombuffer(b"".join(digests), ">u4").reshape(-1, 8)[:, :4].astype(np.uint64)
+        for word, column in zip((96, 64, 32, 0), words.sum(axis=0).tolist(), strict=True):
+            self.total += column << word
+
+    def merge(self, other: Digest) -> None:
+        """Add what another engine or partition summed."""
+        self.total += other.total
+
+    def hex(self) -> str:
+        return f"{self.total % _MODULUS:032x}"
+
+
+def identity_of_unique_key(key: bytes) -> tuple[int, int]:
+    """The 16 bytes that stand for a unique key, as two numbers.
+
+    Nearly every client's key is 32 upper-case hexadecimal digits: then the 16 bytes that they spell. Any other key is
+    the first 16 bytes of its SHA-256.
+    """
+    raw = _unhex(key) if len(key) == 32 else None
+    raw = raw if raw is not None else hashlib.sha256(key).digest()[:16]
+    return int.from_bytes(raw[:8], "big"), int.from_bytes(raw[8:], "big")
+
+
+def _unhex(key: bytes) -> bytes | None:
+    return bytes.fromhex(key.decode("ascii")) if all(byte in b"0123456789ABCDEF" for byte in key) else None
+
+
+_NIBBLE = np.full(256, 255, np.uint8)
+_NIBBLE[np.frombuffer(b"0123456789ABCDEF", np.uint8)] = np.arange(16)
+
+
+def identities_of_unique_keys(
+    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """The same for data[offsets[i] : offsets[i + 1]], all at once."""
+    count, lengths = len(offsets) - 1, np.diff(offsets)
+    raw = np.zeros((count, 16), np.uint8)
+    spelled = lengths == 32
+    if spelled.any():
+        starts = offsets[:-1][spelled].astype(np.int64)
+        digits = _NIBBLE[data[starts[:, None] + np.arange(32)]]
+        fine = (digits < 16).all(axis=1)
+        rows = np.flatnonzero(spelled)
+        raw[rows[fine]] = digits[fine, 0::2] << 4 | digits[fine, 1::2]
+        spelled[rows[~fine]] = False
+    for row in np.flatnonzero(~spelled):
+        key = data[offsets[row] : offsets[row + 1]].tobytes()
+        raw[row] = np.frombuffer(hashlib.sha256(key).digest()[:16], np.uint8)
+    words = raw.view(">u8").astype(np.uint64)
+    return words[:, 0], words[:, 1]

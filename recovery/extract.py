@@ -1,0 +1,204 @@
+"""Events out of chunks: what each record says about a transaction, as rows that can be joined.
+
+The meaning comes from `broker.transaction.events`; this module asks it for many records at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from broker.errors import CorruptRecord
+from broker.format import opmessage
+from broker.format import properties as names
+from broker.format.topics import HALF_TOPIC, OP_TAG
+from broker.transaction.events import (
+    EVENTS,
+    PARKED,
+    PARKED_OFFSET,
+    TARGET_IN_PROPERTIES,
+    EventKind,
+    Identity,
+    TopicKind,
+    names_half,
+    topic_kind,
+)
+from recovery.chunk import Chunk, Ints
+from recovery.columns import Strings
+from recovery.digest import identities_of_unique_keys
+
+Rows = npt.NDArray[Any]
+
+EVENT = np.dtype(
+    [
+        ("half", "i8"),  # CommitLog offset of the half record this is about: its own, or the one it names; -1: by key
+        ("offset", "i8"),  # CommitLog offset of the record itself
+        ("kind", "u1"),  # an EventKind
+        ("size", "i4"),
+        ("queue_id", "i4"),
+        ("queue_offset", "i8"),  # of a prepared record its slot, of a half record its place in the half queue
+        ("store_ms", "i8"),
+        ("born_ms", "i8"),
+        ("body_crc", "i4"),
+        ("group", "i4"),  # numbers in Names
+        ("topic", "i4"),  # the target topic
+        ("key_hi", "u8"),  # identity of the unique key, see recovery.digest
+        ("key_lo", "u8"),
+        ("checks", "i4"),  # of a half: how often RocketMQ asked; of our park record: 1 parks, 0 takes it back
+    ]
+)
+
+OP = np.dtype([("queue_id", "i4"), ("queue_offset", "i8"), ("offset", "i8")])  # one for each half that an op names
+
+_EVENTS = np.array(EVENTS, np.uint8)
+
+
+class Names:
+    """Numbers for strings that recur (producer groups, topics), the same for the whole scan; 0 is the empty string."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {b"": 0}
+        self._names: list[bytes] = [b""]
+
+    def number(self, name: bytes) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._names)
+            self._names.append(name)
+        return number
+
+    def numbers(self, values: pa.Array) -> npt.NDArray[np.int32]:
+        """The number of each string of an Arrow binary array; null counts as empty."""
+        codes, distinct = Strings(values).codes()
+        return np.array([self.number(name) for name in distinct], np.int32)[codes] if len(codes) else codes
+
+    def __getitem__(self, number: int) -> str:
+        return self._names[number].decode("utf-8", "replace")
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Kinds:
+    """The topic and the event kind of each record of a chunk."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.codes, self.topics = chunk.topics.codes()
+        kinds = [topic_kind(topic.decode("utf-8", "replace")) for topic in self.topics]
+        self.topic_kinds = np.array(kinds, np.uint8)[self.codes] if len(self.codes) else np.zeros(0, np.uint8)
+        self.types = (chunk.sys_flags & 0xC) >> 2
+        self.events = _EVENTS[self.topic_kinds, self.types]
+
+
+def extract(chunk: Chunk, kinds: Kinds, interned: Names) -> Rows:
+    """A row for each record of the chunk that says something about a transaction, op messages left out."""
+    which = np.flatnonzero((kinds.events != EventKind.PLAIN) & (kinds.events != EventKind.OP))
+    rows = np.zeros(len(which), EVENT)
+    if not len(which):
+        return rows
+    part = chunk.take(which)
+    rows["offset"], rows["kind"], rows["size"] = part.offsets, kinds.events[which], part.sizes
+    rows["queue_id"], rows["queue_offset"] = part.field("queue_id"), part.field("queue_offset")
+    rows["store_ms"], rows["born_ms"] = part.field("store_timestamp_ms"), part.field("born_timestamp_ms")
+    rows["body_crc"] = part.field("body_crc")
+    rows["group"] = interned.numbers(part.property(names.PGROUP))
+    rows["topic"] = _targets(part, kinds, which, interned)
+    keys = Strings(part.property(names.UNIQ_KEY))
+    rows["key_hi"], rows["key_lo"] = identities_of_unique_keys(keys.data, keys.offsets)
+    _set_halves(rows, part, keys)
+    return rows
+
+
+def _targets(part: Chunk, kinds: Kinds, which: Ints, interned: Names) -> npt.NDArray[np.int32]:
+    own = np.array([interned.number(topic) for topic in kinds.topics], np.int32)[kinds.codes[which]]
+    elsewhere = np.isin(kinds.topic_kinds[which], list(TARGET_IN_PROPERTIES))
+    if elsewhere.any():
+        real = interned.numbers(part.property(names.REAL_TOPIC))
+        own = np.where(elsewhere & (real > 0), real, own)
+    return own
+
+
+def _set_halves(rows: Rows, part: Chunk, keys: Strings) -> None:
+    """Say which half record each row is about, and how often that was asked about."""
+    kind = rows["kind"]
+    own = (kind == EventKind.PREPARED) | (kind == EventKind.HALF)
+    rows["half"] = np.where(own, rows["offset"], part.field("prepared_transaction_offset"))
+    halves = kind == EventKind.HALF
+    if halves.any():
+        rows["checks"] = numbers_in(part.property(names.TRANSACTION_CHECK_TIMES))
+        nameless = halves & (keys.lengths == 0)  # known by its offset, as a prepared record is
+        rows["key_hi"][nameless], rows["key_lo"][nameless] = 0, rows["offset"][nameless].astype(np.uint64)
+    parked = np.flatnonzero(kind == EventKind.PARKED)
+    if len(parked):
+        which = part.take(parked)
+        rows["half"][parked] = numbers_in(which.property(PARKED_OFFSET), missing=-1)
+        taken_back = np.array([value == b"false" for value in which.property(PARKED).to_pylist()])
+        rows["checks"][parked] = ~taken_back
+
+
+def numbers_in(values: pa.Array, missing: int = 0) -> Ints:
+    """Decimal numbers in properties; anything else counts as missing."""
+    codes, distinct = Strings(values).codes()
+    read = [int(text) if text.isdigit() and len(text) < 19 else missing for text in distinct]
+    return np.array(read, np.int64)[codes] if len(codes) else np.zeros(0, np.int64)
+
+
+def extract_ops(chunk: Chunk, kinds: Kinds) -> Rows:
+    """A row for each half that the op messages of a chunk name."""
+    which = np.flatnonzero(kinds.events == EventKind.OP)
+    part = chunk.take(which)
+    tags = part.property(names.TAGS).to_pylist() if len(which) else []
+    columns: tuple[list[int], list[int], list[int]] = ([], [], [])
+    queue_ids, offsets = part.field("queue_id").tolist() if len(which) else [], part.offsets.tolist()
+    for tag, body, queue_id, offset in zip(tags, part.bodies.array.to_pylist(), queue_ids, offsets, strict=True):
+        try:
+            named = opmessage.decode(body) if tag == OP_TAG.encode() else ()
+        except CorruptRecord:
+            continue  # RocketMQ passes over what it cannot parse, too
+        columns[0].extend([queue_id] * len(named))
+        columns[1].extend(named)
+        columns[2].extend([offset] * len(named))
+    rows = np.zeros(len(columns[0]), OP)
+    rows["queue_id"], rows["queue_offset"], rows["offset"] = columns
+    return rows
+
+
+def diverted_halves(chunk: Chunk, kinds: Kinds) -> Ints:
+    """Offsets of half messages that carried a delay: stored in the schedule topic, from where they are dropped.
+
+    RocketMQ: HookUtils.handleScheduleMessage (5.3.3) does not ask whether the topic it takes a message from is the half
+    topic.
+    """
+    which = np.flatnonzero((kinds.topic_kinds == TopicKind.SCHEDULE) & (kinds.events == EventKind.PLAIN))
+    if not len(which):
+        return np.zeros(0, np.int64)
+    part = chunk.take(which)
+    real = part.property(names.REAL_TOPIC).to_pylist()
+    return part.offsets[np.array([topic == HALF_TOPIC.encode() for topic in real])]
+
+
+def identity(rows: Rows) -> Identity:
+    """The part of rows that a half and its end must share."""
+    return Identity(rows["group"], rows["topic"], rows["body_crc"], rows["born_ms"])
+
+
+class Redeliveries:
+    """Tells the ends of the transaction at CommitLog offset 0 from redeliveries, which say 0 as well."""
+
+    def __init__(self) -> None:
+        self._zero = np.zeros(0, EVENT)
+
+    def drop(self, rows: Rows) -> Rows:
+        """The rows without the redeliveries among them."""
+        if not len(self._zero):
+            own = (rows["kind"] == EventKind.PREPARED) | (rows["kind"] == EventKind.HALF)
+            self._zero = rows[own & (rows["offset"] == 0)]
+        suspects = (rows["kind"] == EventKind.COMMITTED) & (rows["half"] == 0)
+        if not suspects.any():
+            return rows
+        if len(self._zero):
+            suspects &= ~names_half(identity(self._zero[:1]), identity(rows), rolls_back=False)
+        return rows[~suspects]

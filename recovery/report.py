@@ -1,0 +1,125 @@
+"""What a verification found: findings with their place, counted by kind, and the report that goes out as text or JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+FINDINGS_LISTED = 100_000  # more are counted, not listed: memory stays bounded on a store that is all damage
+
+# Each kind with the sentence that explains it; docs/operations.md prints this table.
+KINDS: dict[str, str] = {
+    "segment-missing": "a segment in the middle of the CommitLog is not there",
+    "segment-overlap": "two segments claim the same offsets",
+    "segment-size": "a file does not have the size that its neighbours have: it was cut or belongs to another store",
+    "corrupt-region": "bytes in the middle of the log that are no record",
+    "torn-tail": "the log ends in half a record",
+    "crc-mismatch": "a record whose body (or whole record) does not have the CRC it states",
+    "files-missing": "a derived folder that such a store has is not there",
+    "file-damaged": "a small file that cannot be read as what it should be",
+    "slot-missing": "a transaction that the state table does not hold",
+    "slot-wrong-state": "the state table holds another state than the CommitLog says",
+    "slot-wrong-field": "the slot's size, time or group is not the prepared record's",
+    "slot-orphan": "a slot that belongs to no prepared record",
+    "slot-moved": "a transaction stands in another slot than its record says: nobody can settle it",
+    "table-compacted": "the table was rebuilt without its settled slots, so slots no longer match their records",
+    "redo-missing": "a prepared record or an end that the redo log lacks",
+    "redo-orphan": "a redo unit that belongs to no prepared record or end",
+    "queue-missing": "a message that its ConsumeQueue lacks: nobody will consume it",
+    "queue-orphan": "a ConsumeQueue unit that belongs to no record",
+    "index-missing": "a key that the index lacks",
+    "index-orphan": "an index item that belongs to no record",
+    "index-damaged": "an index file whose chains or header do not agree with its items",
+    "end-without-half": "an end (or op message) that names no half message",
+    "double-end": "a transaction was ended again, the same way",
+    "decision-conflict": "a transaction was ended again, the other way",
+    "delivered-twice": "one transaction, two deliverable records",
+    "committed-without-op": "delivered, but no op message says so: a 5.x broker will ask about it again",
+    "half-diverted": "a half message with a delay: RocketMQ stored it where nobody will ever settle it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, with its place. `facts` are JSON values."""
+
+    kind: str
+    commitlog_offset: int
+    text: str
+    file: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        place = {"kind": self.kind, "commitlog_offset": self.commitlog_offset, "file": self.file}
+        return {**place, **self.facts, "text": self.text}
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.file} at {self.commitlog_offset}: {self.text}"
+
+
+class Findings:
+    """Findings in the order in which they are reported, all counted, the first of them listed."""
+
+    def __init__(self, listed: int = FINDINGS_LISTED) -> None:
+        self._listed = listed
+        self._findings: list[Finding] = []
+        self.counts: Counter[str] = Counter()
+
+    def add(self, finding: Finding) -> None:
+        if finding.kind not in KINDS:
+            raise ValueError(f"{finding.kind} is no kind of finding")
+        self.counts[finding.kind] += 1
+        if len(self._findings) < self._listed:
+            self._findings.append(finding)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(sorted(self._findings, key=lambda finding: (finding.commitlog_offset, finding.kind)))
+
+    def __len__(self) -> int:
+        return self.counts.total()
+
+    @property
+    def omitted(self) -> int:
+        """How many are counted but not listed."""
+        return len(self) - len(self._findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The answer of a verification; `as_json` is its public form."""
+
+    path: str
+    generation: str
+    records: int
+    bytes: int
+    transactions: dict[str, int]
+    digest: str
+    findings: Findings
+    begin_offset: int = 0
+    end_offset: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not len(self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        answer: dict[str, Any] = {
+            "ok": self.ok,
+            "path": self.path,
+            "generation": self.generation,
+            "records": self.records,
+            "bytes": self.bytes,
+            "begin_offset": self.begin_offset,
+            "end_offset": self.end_offset,
+            "seconds": round(self.seconds, 3),
+            "transactions": self.transactions,
+            "digest": self.digest,
+            "findings": [finding.as_json() for finding in self.findings],
+            "counts": dict(sorted(self.findings.counts.items())),
+        }
+        if self.findings.omitted:
+            answer["findings_omitted"] = self.findings.omitted
+        return answer

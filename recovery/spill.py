@@ -1,0 +1,84 @@
+"""Rows by partition, in memory while they are few and in temporary files when they are many.
+
+A verification must join records that lie far apart (a half message and its end, an op message and its half) in bounded
+memory, whatever the size of the store. Rows are dealt to partitions by what they are joined on, and each partition is
+then joined alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[Any]
+
+PARTITION_BYTES = 256 << 20  # of CommitLog: some 1.7 million of the smallest records, 150 MB of rows
+_HELD_BYTES = 32 << 20
+
+
+def partitions_for(commitlog_bytes: int) -> int:
+    """How many partitions a CommitLog of this size needs."""
+    return max(1, -(-commitlog_bytes // PARTITION_BYTES))
+
+
+class Spill:
+    """Rows of one NumPy dtype, dealt to `count` partitions."""
+
+    def __init__(self, dtype: Any, count: int) -> None:
+        self.dtype = np.dtype(dtype)
+        self.count = count
+        self._held: dict[int, list[Rows]] = {}
+        self._held_bytes = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def add(self, rows: Rows, partition: npt.NDArray[np.int64]) -> None:
+        """Deal rows to their partitions; within one, rows keep the order in which they were added."""
+        if not len(rows):
+            return
+        if self.count == 1:
+            self._hold(0, rows)
+        else:
+            order = np.argsort(partition, kind="stable")
+            cuts = np.searchsorted(partition[order], np.arange(self.count + 1))
+            for number in np.unique(partition):
+                self._hold(int(number), rows[order[cuts[number] : cuts[number + 1]]])
+        if self._held_bytes > _HELD_BYTES and self.count > 1:
+            self._write()
+
+    def _hold(self, partition: int, rows: Rows) -> None:
+        self._held.setdefault(partition, []).append(rows)
+        self._held_bytes += rows.nbytes
+
+    def _write(self) -> None:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="checkback-")
+        for partition, parts in self._held.items():
+            with open(self._file(partition), "ab") as file:
+                for rows in parts:
+                    file.write(np.ascontiguousarray(rows).data)
+        self._held.clear()
+        self._held_bytes = 0
+
+    def _file(self, partition: int) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name) / str(partition)
+
+    def take(self, partition: int) -> Rows:
+        """The rows of a partition, in the order in which they were added; they are forgotten here."""
+        parts = self._held.pop(partition, [])
+        self._held_bytes -= sum(rows.nbytes for rows in parts)
+        if self._folder is not None and self._file(partition).exists():
+            parts.insert(0, np.fromfile(self._file(partition), self.dtype))
+            self._file(partition).unlink()
+        return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        self._held.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

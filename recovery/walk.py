@@ -1,0 +1,138 @@
+"""Where records begin in a window of bytes, and what stands where no record does. Pure: no files.
+
+A walk hops from record to record by TOTALSIZE and then looks at all of them at once; the first that is not a whole
+record ends it. After damage, `next_start` finds the next place where the log can be trusted again: a whole record that
+says its own true offset, or the blank that ends the segment.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.format.commitlog import (
+    BLANK_SIZE,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_SIZE_MAX,
+    RECORD_SIZE_MIN,
+    RecordHead,
+)
+from recovery.chunk import Bytes, Chunk
+
+_SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of RecordHead and of the blank
+_MAGIC_AT = RecordHead.OFFSET["magic"]
+_MAGICS = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
+
+
+class Stop(enum.Enum):
+    """Why a walk ended, with the position where it did."""
+
+    MORE = "a record begins here that reaches beyond the window"
+    BLANK = "the blank that ends a segment"
+    EMPTY = "eight zero bytes: nothing was written here yet"
+    FULL = "the end of the segment"
+    BAD = "neither a record nor a blank"
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """The records of a window, why they end, where, and how many bytes the next record claims (for Stop.MORE)."""
+
+    chunk: Chunk
+    stop: Stop
+    at: int
+    claims: int = 0
+
+
+def walk(window: Bytes, base: int, segment_end: int) -> Walk:
+    """Walk the records from the window's first byte on; `segment_end` is the CommitLog offset where the segment ends.
+
+    RocketMQ: CommitLog.recoverAbnormally (5.3.3), but a record must also say the offset at which it really lies.
+    """
+    limit = min(len(window), segment_end - base - BLANK_SIZE)
+    positions = np.array(_hop(window, limit), np.int64)
+    chunk = Chunk(window, base, positions)
+    if len(chunk):
+        whole = chunk.whole(limit)
+        if not whole.all():
+            first = int(np.argmin(whole))
+            return Walk(chunk.take(slice(0, first)), Stop.BAD, int(positions[first]))
+    at = int(positions[-1] + chunk.sizes[-1]) if len(chunk) else 0
+    stop, claims = _what_is_at(window, at, segment_end - base - at)
+    return Walk(chunk, stop, at, claims)
+
+
+def _hop(window: Bytes, limit: int) -> list[int]:
+    positions: list[int] = []
+    view, at = memoryview(window), 0
+    while at + RECORD_SIZE_MIN <= limit:
+        size, magic = _SIZE_AND_MAGIC(view, at)
+        if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < RECORD_SIZE_MIN or at + size > limit:
+            break
+        positions.append(at)
+        at += size
+    return positions
+
+
+def _what_is_at(window: Bytes, at: int, remaining: int) -> tuple[Stop, int]:
+    """Judge the bytes at `at`, with `remaining` bytes until the segment ends."""
+    if remaining == 0:
+        return Stop.FULL, 0
+    if remaining < BLANK_SIZE:
+        return Stop.BAD, 0
+    if at + BLANK_SIZE > len(window):
+        return Stop.MORE, BLANK_SIZE
+    size, magic = _SIZE_AND_MAGIC(memoryview(window), at)
+    if magic == MAGIC_BLANK:
+        return (Stop.BLANK, 0) if size == remaining else (Stop.BAD, 0)
+    if magic in (MAGIC_V1, MAGIC_V2) and RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
+        return (Stop.MORE, size) if at + size > len(window) else (Stop.BAD, 0)
+    return (Stop.EMPTY, 0) if size == 0 and magic == 0 else (Stop.BAD, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A place where the log can be trusted again; a record that the window cuts off says how many bytes it claims."""
+
+    at: int
+    claims: int = 0
+
+
+def next_start(window: Bytes, base: int, segment_end: int, after: int = 0) -> Start | None:
+    """The first whole record, or the segment's blank, that begins at or after the position `after`; None if none does.
+
+    A record that the window cuts off is returned with what it claims: read so much from there and ask again.
+    """
+    raw = window.tobytes()
+    for at in _candidates(raw, after):
+        size, magic = _SIZE_AND_MAGIC(raw, at)
+        remaining = segment_end - base - at
+        if magic == MAGIC_BLANK:
+            if size == remaining:
+                return Start(at)
+        elif RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
+            if at + RecordHead.SIZE > len(raw):
+                return Start(at, size)
+            if RecordHead.unpack_from(raw, at).commitlog_offset != base + at:
+                continue
+            if at + size > len(raw):
+                return Start(at, size)
+            if Chunk(window, base, np.array([at], np.int64)).whole(len(window)).all():
+                return Start(at)
+    return None
+
+
+def _candidates(raw: bytes, after: int) -> list[int]:
+    """The positions, in order, of everything whose second word is one of RocketMQ's magic codes."""
+    found: list[int] = []
+    for magic in _MAGICS:
+        at = raw.find(magic, after + _MAGIC_AT)
+        while at >= 0:
+            found.append(at - _MAGIC_AT)
+            at = raw.find(magic, at + 1)
+    return sorted(found)

@@ -1,0 +1,60 @@
+"""Fixtures for every room: the golden stores and the truth about them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tests.golden import unpack
+
+# Time limits for one example fail by chance on a busy machine; pytest's own limit catches what hangs.
+settings.register_profile("checkback", deadline=None, print_blob=True)
+settings.load_profile("checkback")
+
+# The producers of these stores are those of another: their truth is kept once.
+TRUTH_OF = {"rocketmq-3.1.5-recovered": "rocketmq-3.1.5-killed"}
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`golden(name)`: the folder of a golden store, unpacked at its first use. All tests share it: only read it."""
+    folder = tmp_path_factory.mktemp("golden")
+
+    def store(name: str) -> Path:
+        path = folder / name
+        return path if path.is_dir() else unpack.unpack(name, path)
+
+    return store
+
+
+@pytest.fixture
+def golden_copy(golden: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """`golden_copy(name)`: a fresh copy of a golden store, for this test alone; holes stay holes."""
+    numbers = itertools.count()
+    sparse = ["--sparse=always"] if sys.platform == "linux" else []
+
+    def copy(name: str) -> Path:
+        path = tmp_path / f"{name}.{next(numbers)}"
+        subprocess.run(["cp", "-a", *sparse, golden(name), path], check=True)
+        return path
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def truth() -> Callable[[str], list[dict[str, Any]]]:
+    """`truth(name)`: what the producers of a golden store sent and answered, in their order."""
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        path = unpack.HERE / f"{TRUTH_OF.get(name, name)}.truth.jsonl"
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    return lines

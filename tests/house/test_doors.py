@@ -1,0 +1,88 @@
+"""What users meet first: the import, its names and its cost, and the wheel."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.house.tree import ROOT, files, product
+
+IMPORT_S = 0.05
+
+needs_door = pytest.mark.skipif(not (ROOT / "broker/__init__.py").exists(), reason="the door is not there yet")
+
+# Says what `import broker` loads and what it costs. CPU time, not the clock's: other tests run at the same time.
+PROBE = """
+import sys, time
+before, start = set(sys.modules), time.process_time()
+import broker
+cost = time.process_time() - start
+print(cost, *sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def probe() -> tuple[float, set[str]]:
+    """Run PROBE in a fresh interpreter: (seconds, names of the top-level modules it loaded)."""
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, text=True, cwd="/", env=path)
+    cost, *loaded = run.stdout.split()
+    return float(cost), set(loaded)
+
+
+@needs_door
+def test_import_broker_is_cheap() -> None:
+    """`import broker` loads the standard library only, and takes less than 50 ms."""
+    runs = [probe() for _ in range(5)]
+    assert runs[0][1] - sys.stdlib_module_names == {"broker"}
+    assert min(cost for cost, _ in runs) < IMPORT_S
+
+
+@needs_door
+@pytest.mark.parametrize("package", ["broker", "recovery"])
+def test_all_is_the_whole_door(package: str) -> None:
+    """`__all__` names what is public: each name is there, in order, and there is no public name beside it."""
+    if not (ROOT / package / "__init__.py").exists():
+        pytest.skip(f"{package}/__init__.py is not there yet")
+    door = importlib.import_module(package)
+    declared = list(getattr(door, "__all__", []))
+    assert len(declared) == len(set(declared))
+    assert not [name for name in declared if name.startswith("_") and name != "__version__"]
+    for name in declared:
+        assert getattr(door, name) is not None
+    here = {name for name, value in vars(door).items() if not isinstance(value, ModuleType)}
+    beside = {name for name in here if not name.startswith("_")} - {"annotations", "TYPE_CHECKING"}
+    assert beside <= set(declared)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
+    """The wheel, built from a copy of the tree by the backend that the lock pins: no network."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
+    for path in files():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, tree / path)
+    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(out)!r})"
+    subprocess.run([sys.executable, "-c", build], check=True, cwd=tree, capture_output=True)
+    (path,) = Path(out).glob("*.whl")
+    return zipfile.Path(path)
+
+
+@pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="README.md is not there yet")
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.Path) -> None:
+    """Its top level is broker and recovery, complete, with types; no tests, no DAGs."""
+    names = set(wheel.root.namelist())
+    info = {name.split("/")[0] for name in names if ".dist-info/" in name}
+    assert len(info) == 1
+    assert {name.split("/")[0] for name in names} - info == {"broker", "recovery"}
+    missing = {m.path.as_posix() for m in product() if m.room in {"broker", "recovery"}} - names
+    assert not missing, f"name their packages in pyproject.toml: {sorted(missing)}"
+    assert {"broker/py.typed", "recovery/py.typed"} <= names
+    assert (wheel / info.pop() / "entry_points.txt").read_text() == "[console_scripts]\ncheckback = recovery.cli:main\n"

@@ -1,0 +1,137 @@
+"""Who may import whom. An arrow that is not in a table here does not exist; a new one needs a line and a reason."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+
+import pytest
+
+from tests.house.tree import Module, imports, modules, product, under
+
+# Spark's workers import the scan: bytes to Arrow, and no operation.
+SCAN = {"recovery.scan", "recovery.chunk", "recovery.columns", "recovery.walk"}
+
+# The most exact name that fits a module decides. A room may always import itself.
+#
+#     errors ◄ format ◄ store ◄ transaction ◄ producer, consumer, ledger ◄ broker ◄ recovery ◄ tasks ◄ dags
+LAYERS: dict[str, set[str]] = {
+    "broker.errors": set(),
+    "broker.format": {"broker.errors"},
+    "broker.message": {"broker.errors", "broker.format"},
+    "broker.store": {"broker.errors", "broker.format", "broker.message"},
+    "broker.transaction": {"broker.errors", "broker.format", "broker.message", "broker.store"},
+    "broker": {"broker"},
+    # Pure: a decision depends on its arguments alone.
+    "recovery.policy": {"broker.errors", "broker.format"},
+    **{name: {"broker.errors", "broker.format", "broker.store", *SCAN} for name in SCAN},
+    "recovery": {"broker", "recovery"},
+    "dags": {"recovery"},
+}
+
+# Nobody imports the command line.
+TOP = {"recovery.cli"}
+
+# Modules from outside that not every room may import, and the rooms that may.
+OUTSIDE = {
+    "struct": {
+        "broker.format": "every layout is declared there, once",
+        "recovery.digest": "what is hashed is no layout on disk",
+        "recovery.walk": "the hot loop reads two fields of each record, at 0.1 µs",
+    },
+    "numpy": {"recovery": "whole-store work"},
+    "pyarrow": {
+        "recovery": "whole-store work",
+        "broker.format": "decompresses bodies, at first use",
+    },
+    "isal": {"recovery": "whole-store work"},
+    "rich": {"recovery.cli": "the terminal", "recovery.report": "tables for the terminal"},
+    "typer": {"recovery.cli": "the terminal"},
+    "sqlalchemy": {
+        "broker.ledger": "a row in the application's database",
+        "recovery.resolvers": "asks the ledger",
+        "recovery.catalog": "the catalog is a database",
+    },
+    "tenacity": {"recovery": "asks again"},
+    "pyspark": {"recovery.spark": "the data source and the jobs"},
+    "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
+    "broker.testing": {"broker.testing": "for tests, ours and users'"},
+}
+
+# Only these may load together with `broker`; the rest of OUTSIDE waits for its first use, inside a function.
+LOADED_WITH_BROKER = {"struct"}
+
+# What a pure room may use: no files, no clock, no logging, no environment.
+PURE = {
+    "__future__", "abc", "binascii", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib",
+    "importlib", "io", "ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct", "types",
+    "typing", "zlib",
+}  # fmt: skip
+PURE_ROOMS = {"broker.format", "recovery.policy"}
+
+
+by_module = pytest.mark.parametrize(
+    "module", [module for module in product() if under(module.name, set(LAYERS))], ids=lambda module: module.name
+)
+
+
+def rule(name: str) -> str:
+    """The most exact key of LAYERS for a module."""
+    return max((key for key in LAYERS if under(name, {key})), key=len)
+
+
+@by_module
+def test_imports_follow_the_layers(module: Module) -> None:
+    """A module imports only what lies below it."""
+    own = rule(module.name)
+    allowed = LAYERS[own] | {own}
+    for name, line in imports(module):
+        if name.split(".")[0] in {"broker", "recovery", "dags", "tests"}:
+            assert under(name, allowed), f"{module.path}:{line}: {own} must not import {name}"
+            assert name not in TOP, f"{module.path}:{line}: nothing imports {name}"
+
+
+@by_module
+def test_imports_from_outside_stay_in_their_rooms(module: Module) -> None:
+    """pyspark, airflow, struct and the like are known only where they belong."""
+    at_load = set(imports(module, at_load=True))
+    for name, line in imports(module):
+        for outside, rooms in OUTSIDE.items():
+            if under(name, {outside}):
+                place = f"{module.path}:{line}"
+                assert under(module.name, set(rooms)), f"{place}: only {', '.join(rooms)} may import {outside}"
+                if module.room == "broker" and outside not in LOADED_WITH_BROKER and not outside.startswith("broker"):
+                    assert (name, line) not in at_load, f"{place}: import {outside} inside the function that needs it"
+
+
+@pytest.mark.parametrize("module", [m for m in product() if under(m.name, PURE_ROOMS)], ids=lambda module: module.name)
+def test_pure_rooms_are_pure(module: Module) -> None:
+    """No files, no clock, no logging: values in, values out."""
+    for name, line in imports(module, at_load=True):
+        root = name.split(".")[0]
+        assert root in PURE or root == "broker", f"{module.path}:{line}: {name} is not for a pure room"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"open", "print", "input"}, f"{module.path}:{node.lineno}: {node.func.id}()"
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    """Modules can be read in an order in which each needs only what came before."""
+    names = {module.name for module in modules()}
+    graph = {
+        module.name: {name for name, _ in imports(module, at_load=True) if name in names and name != module.name}
+        for module in modules()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_pure_rooms_import_nothing_else_later() -> None:
+    """Inside functions a pure room may load a decompressor, and nothing else."""
+    for module in product():
+        if under(module.name, PURE_ROOMS):
+            for name, line in imports(module):
+                root = name.split(".")[0]
+                assert root in PURE | {"broker", "pyarrow"}, f"{module.path}:{line}: {name} is not for a pure room"
