@@ -1,4 +1,4 @@
-"""Events out of chunks: what each record says about a transaction, as rows that can be joined.
+"""Events out of batches: what each record says about a transaction, as rows that can be joined.
 
 The meaning comes from `broker.transaction.events`; this module asks it for many records at a time.
 """
@@ -26,7 +26,7 @@ from broker.transaction.events import (
     names_half,
     topic_kind,
 )
-from recovery.chunk import Chunk, Ints
+from recovery.records import Records, Ints
 from recovery.columns import Strings
 from recovery.digest import identities_of_unique_keys
 
@@ -83,23 +83,23 @@ class Names:
 
 
 class Kinds:
-    """The topic and the event kind of each record of a chunk."""
+    """The topic and the event kind of each record of a records."""
 
-    def __init__(self, chunk: Chunk) -> None:
-        self.codes, self.topics = chunk.topics.codes()
+    def __init__(self, records: Records) -> None:
+        self.codes, self.topics = records.topics.codes()
         kinds = [topic_kind(topic.decode("utf-8", "replace")) for topic in self.topics]
         self.topic_kinds = np.array(kinds, np.uint8)[self.codes] if len(self.codes) else np.zeros(0, np.uint8)
-        self.types = (chunk.sys_flags & 0xC) >> 2
+        self.types = (records.sys_flags & 0xC) >> 2
         self.events = _EVENTS[self.topic_kinds, self.types]
 
 
-def extract(chunk: Chunk, kinds: Kinds, interned: Names) -> Rows:
-    """A row for each record of the chunk that says something about a transaction, op messages left out."""
+def extract(records: Records, kinds: Kinds, interned: Names) -> Rows:
+    """A row for each record of the records that says something about a transaction, op messages left out."""
     which = np.flatnonzero((kinds.events != EventKind.PLAIN) & (kinds.events != EventKind.OP))
     rows = np.zeros(len(which), EVENT)
     if not len(which):
         return rows
-    part = chunk.take(which)
+    part = records.take(which)
     rows["offset"], rows["kind"], rows["size"] = part.offsets, kinds.events[which], part.sizes
     rows["queue_id"], rows["queue_offset"] = part.field("queue_id"), part.field("queue_offset")
     rows["store_ms"], rows["born_ms"] = part.field("store_timestamp_ms"), part.field("born_timestamp_ms")
@@ -112,7 +112,7 @@ def extract(chunk: Chunk, kinds: Kinds, interned: Names) -> Rows:
     return rows
 
 
-def _targets(part: Chunk, kinds: Kinds, which: Ints, interned: Names) -> npt.NDArray[np.int32]:
+def _targets(part: Records, kinds: Kinds, which: Ints, interned: Names) -> npt.NDArray[np.int32]:
     own = np.array([interned.number(topic) for topic in kinds.topics], np.int32)[kinds.codes[which]]
     elsewhere = np.isin(kinds.topic_kinds[which], list(TARGET_IN_PROPERTIES))
     if elsewhere.any():
@@ -121,7 +121,7 @@ def _targets(part: Chunk, kinds: Kinds, which: Ints, interned: Names) -> npt.NDA
     return own
 
 
-def _set_halves(rows: Rows, part: Chunk, keys: Strings) -> None:
+def _set_halves(rows: Rows, part: Records, keys: Strings) -> None:
     """Say which half record each row is about, and how often that was asked about."""
     kind = rows["kind"]
     own = (kind == EventKind.PREPARED) | (kind == EventKind.HALF)
@@ -146,10 +146,10 @@ def numbers_in(values: pa.Array, missing: int = 0) -> Ints:
     return np.array(read, np.int64)[codes] if len(codes) else np.zeros(0, np.int64)
 
 
-def extract_ops(chunk: Chunk, kinds: Kinds) -> Rows:
-    """A row for each half that the op messages of a chunk name."""
+def extract_ops(records: Records, kinds: Kinds) -> Rows:
+    """A row for each half that the op messages of a records name."""
     which = np.flatnonzero(kinds.events == EventKind.OP)
-    part = chunk.take(which)
+    part = records.take(which)
     tags = part.property(names.TAGS).to_pylist() if len(which) else []
     columns: tuple[list[int], list[int], list[int]] = ([], [], [])
     queue_ids, offsets = part.field("queue_id").tolist() if len(which) else [], part.offsets.tolist()
@@ -166,7 +166,7 @@ def extract_ops(chunk: Chunk, kinds: Kinds) -> Rows:
     return rows
 
 
-def diverted_halves(chunk: Chunk, kinds: Kinds) -> Ints:
+def diverted_halves(records: Records, kinds: Kinds) -> Ints:
     """Offsets of half messages that carried a delay: stored in the schedule topic, from where they are dropped.
 
     RocketMQ: HookUtils.handleScheduleMessage (5.3.3) does not ask whether the topic it takes a message from is the half
@@ -175,7 +175,7 @@ def diverted_halves(chunk: Chunk, kinds: Kinds) -> Ints:
     which = np.flatnonzero((kinds.topic_kinds == TopicKind.SCHEDULE) & (kinds.events == EventKind.PLAIN))
     if not len(which):
         return np.zeros(0, np.int64)
-    part = chunk.take(which)
+    part = records.take(which)
     real = part.property(names.REAL_TOPIC).to_pylist()
     return part.offsets[np.array([topic == HALF_TOPIC.encode() for topic in real])]
 

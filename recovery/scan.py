@@ -1,42 +1,28 @@
 """Read a CommitLog from any offset, past any damage, in bounded memory: byte ranges in, records side by side out.
 
-    for chunk in Scan(segments_of("shop.store")):
-        chunk.offsets, chunk.sizes, chunk.topics ...
+    for records in Scan(listing):
+        records.offsets, records.sizes, records.topics ...
 
 A scan reads a window at a time with pread (never a map: a segment may shrink under us) and yields the records in it as
-a `Chunk`. What is no record becomes a `Damage`. The end of the log is found, not stored: RocketMQ keeps no write
+a `Records`. What is no record becomes a `Damage`. The end of the log is found, not stored: RocketMQ keeps no write
 position on disk.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from broker.format.commitlog import BLANK_SIZE, RECORD_SIZE_MAX
-from recovery.chunk import Bytes, Chunk
+from broker.store.disk import Missing
+from broker.store.segments import Listing, Segment
+from recovery.records import Bytes, Records
 from recovery.walk import Start, Stop, next_start, walk
 
 WINDOW_BYTES = 16 << 20
 PAGE_BYTES = 4096
-
-
-class Segment(Protocol):
-    """One file of a CommitLog, wherever it lies."""
-
-    name: str
-    base: int  # the CommitLog offset of its first byte
-    size: int  # of the file, in bytes
-
-    def read_into(self, at: int, buffer: Bytes) -> int:
-        """Fill the buffer from position `at` of the file; return how many bytes were there."""
-
-    def next_data(self, at: int) -> int:
-        """The first position at or after `at` that may hold a byte other than zero; `size` when none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +44,7 @@ class Scan:
     segment, or lie anywhere when `resync` is set: then the scan begins at the first true record at or after it.
     """
 
-    segments: Sequence[Segment]
+    listing: Listing
     start: int = 0
     end: int | None = None
     resync: bool = False
@@ -68,42 +54,31 @@ class Scan:
     end_offset: int = 0
 
     def __post_init__(self) -> None:
-        self.segment_size = segment_size(self.segments)
-        self._buffer = np.zeros(0, np.uint8)
+        self.segment_size = self.listing.segment_size
         self._unexplained: list[Damage] = []
-        self.end_offset = max(self.start, self.segments[0].base) if self.segments else self.start
+        self.end_offset = max(self.start, self.listing.begin)
 
-    def __iter__(self) -> Iterator[Chunk]:
-        """The chunks in log order."""
-        previous_end: int | None = None
-        for segment in self.segments:
-            if previous_end is not None and segment.base != previous_end:
-                self._gap(segment, previous_end)
-            previous_end = segment.base + self.segment_size
-            if segment is not self.segments[-1] or segment.size > 0:
-                self._check_size(segment)
-            if previous_end > self.start and (self.end is None or segment.base < self.end):
+    def __iter__(self) -> Iterator[Records]:
+        """The records in log order, a window at a time."""
+        self._note_file_damages()
+        for segment in self.listing.segments:
+            inside = segment.base + self.segment_size > self.start and (self.end is None or segment.base < self.end)
+            if inside:
                 yield from self._segment(segment)
-            self.progress(segment.base + segment.size)
+                self.progress(segment.base + segment.size - self.listing.begin)
         self._finish()
 
-    def _gap(self, segment: Segment, expected: int) -> None:
-        if segment.base > expected:
-            reason = f"the segments between {expected} and {segment.base} are missing"
-            self.damages.append(Damage("segment-missing", expected, segment.base - expected, reason, segment.name))
-        else:
-            reason = f"it begins at {segment.base}, inside the segment before it, which ends at {expected}"
-            self.damages.append(Damage("segment-overlap", segment.base, expected - segment.base, reason, segment.name))
-
-    def _check_size(self, segment: Segment) -> None:
-        if segment.size != self.segment_size:
-            reason = f"the file has {segment.size} bytes, the segments of this log have {self.segment_size}"
-            self._add("segment-size", segment, min(segment.size, self.segment_size), 0, reason)
-        elif segment.size % PAGE_BYTES:
+    def _note_file_damages(self) -> None:
+        """What is wrong with the segments as files."""
+        for damage in self.listing.damages:
+            span = damage.end - damage.start
+            self.damages.append(Damage(damage.kind, damage.start, span, damage.reason, damage.path))
+        if len(self.listing.segments) == 1 and self.segment_size % PAGE_BYTES:
+            segment = self.listing.segments[0]
             reason = f"the file has {segment.size} bytes, which is no whole number of pages: it was cut"
             self._add("segment-size", segment, segment.size, 0, reason)
 
-    def _segment(self, segment: Segment) -> Iterator[Chunk]:
+    def _segment(self, segment: Segment) -> Iterator[Records]:
         """Walk one segment; what follows its last record is judged when it is known whether records follow it."""
         segment_end = segment.base + self.segment_size
         at, searching = max(self.start - segment.base, 0), self.resync and self.start > segment.base
@@ -117,12 +92,12 @@ class Scan:
                 at, need, searching = self._after_search(segment, at, window, begin)
                 continue
             step = walk(window, segment.base + at, segment_end)
-            chunk = self._within(step.chunk)
-            if len(chunk):
+            records = self._within(step.records)
+            if len(records):
                 self._explain()
-                self.end_offset = int(chunk.offsets[-1] + chunk.sizes[-1])
-                yield chunk
-                self.progress(self.end_offset)
+                self.end_offset = int(records.offsets[-1] + records.sizes[-1])
+                yield records
+                self.progress(self.end_offset - self.listing.begin)
             at += step.at
             need = max(self.window_bytes, step.claims)
             if step.stop is Stop.MORE and at + step.claims <= segment.size:
@@ -134,10 +109,10 @@ class Scan:
                 return
             at, need = resume, self.window_bytes
 
-    def _within(self, chunk: Chunk) -> Chunk:
-        if self.end is None or not len(chunk):
-            return chunk
-        return chunk.take(slice(0, int(np.searchsorted(chunk.offsets, self.end))))
+    def _within(self, records: Records) -> Records:
+        if self.end is None or not len(records):
+            return records
+        return records.take(slice(0, int(np.searchsorted(records.offsets, self.end))))
 
     def _after_search(self, segment: Segment, at: int, window: Bytes, begin: Start | None) -> tuple[int, int, bool]:
         if begin is None:
@@ -214,23 +189,13 @@ class Scan:
         """The bytes from `at` on, at most `want`, in a buffer that belongs to whoever keeps it."""
         want = min(max(want, BLANK_SIZE), RECORD_SIZE_MAX + self.window_bytes, segment.size - at)
         buffer = np.empty(want, np.uint8)
-        return buffer[: segment.read_into(at, buffer)]
+        try:
+            return buffer[: segment.read_into(at, buffer.data)]
+        except Missing:  # it expired under us
+            return buffer[:0]
 
     def _damage(self, kind: str, segment: Segment, at: int, size: int, reason: str) -> Damage:
-        return Damage(kind, segment.base + at, size, reason, segment.name)
+        return Damage(kind, segment.base + at, size, reason, segment.path)
 
     def _add(self, kind: str, segment: Segment, at: int, size: int, reason: str) -> None:
         self.damages.append(self._damage(kind, segment, at, size, reason))
-
-
-def segment_size(segments: Sequence[Segment]) -> int:
-    """The size that the segments of a log have: what most files have, else what the names say; 0 without segments."""
-    sizes = Counter(segment.size for segment in segments if segment.size)
-    steps = Counter(b.base - a.base for a, b in zip(segments, segments[1:], strict=False))
-    if not sizes:
-        return 0
-    best, count = sizes.most_common(1)[0]
-    agreed = [size for size, _ in steps.most_common() if size in sizes]
-    if agreed and (count == 1 or agreed[0] == best):
-        return agreed[0]
-    return best if count > 1 or not steps else max(best, min(steps))

@@ -84,7 +84,7 @@ class Transactions:
         self._least_half_queue_offset: dict[int, int] = {}
 
     def add(self, rows: Rows, ops: Rows) -> None:
-        """Take the events of a chunk."""
+        """Take the events of a records."""
         parked_by_key = (rows["kind"] == EventKind.PARKED) & (rows["half"] < 0)
         self._add_keyed(rows[parked_by_key])
         rows = rows[~parked_by_key]

@@ -22,7 +22,7 @@ from broker.format.commitlog import (
     RECORD_SIZE_MIN,
     RecordHead,
 )
-from recovery.chunk import Bytes, Chunk
+from recovery.records import Bytes, Records
 
 _SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of RecordHead and of the blank
 _MAGIC_AT = RecordHead.OFFSET["magic"]
@@ -43,7 +43,7 @@ class Stop(enum.Enum):
 class Walk:
     """The records of a window, why they end, where, and how many bytes the next record claims (for Stop.MORE)."""
 
-    chunk: Chunk
+    records: Records
     stop: Stop
     at: int
     claims: int = 0
@@ -56,15 +56,15 @@ def walk(window: Bytes, base: int, segment_end: int) -> Walk:
     """
     limit = min(len(window), segment_end - base - BLANK_SIZE)
     positions = np.array(_hop(window, limit), np.int64)
-    chunk = Chunk(window, base, positions)
-    if len(chunk):
-        whole = chunk.whole(limit)
+    records = Records(window, base, positions)
+    if len(records):
+        whole = records.whole(limit)
         if not whole.all():
             first = int(np.argmin(whole))
-            return Walk(chunk.take(slice(0, first)), Stop.BAD, int(positions[first]))
-    at = int(positions[-1] + chunk.sizes[-1]) if len(chunk) else 0
+            return Walk(records.take(slice(0, first)), Stop.BAD, int(positions[first]))
+    at = int(positions[-1] + records.sizes[-1]) if len(records) else 0
     stop, claims = _what_is_at(window, at, segment_end - base - at)
-    return Walk(chunk, stop, at, claims)
+    return Walk(records, stop, at, claims)
 
 
 def _hop(window: Bytes, limit: int) -> list[int]:
@@ -122,7 +122,7 @@ def next_start(window: Bytes, base: int, segment_end: int, after: int = 0) -> St
                 continue
             if at + size > len(raw):
                 return Start(at, size)
-            if Chunk(window, base, np.array([at], np.int64)).whole(len(window)).all():
+            if Records(window, base, np.array([at], np.int64)).whole(len(window)).all():
                 return Start(at)
     return None
 

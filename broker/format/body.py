@@ -6,7 +6,6 @@ RocketMQ's clients compress bodies over 4 KiB with zlib; since 4.9.4 also with L
 from __future__ import annotations
 
 import zlib
-from importlib import import_module
 from typing import Any
 
 from broker.errors import BrokerError, CorruptRecord
@@ -70,6 +69,8 @@ def _decompress_by_arrow(stored: bytes, kind: Compression, size_max: int) -> byt
 
 def _arrow(kind: Compression) -> Any:
     try:
-        return import_module("pyarrow")
+        import pyarrow as pa
+
+        return pa
     except ImportError:
         raise BrokerError(f"a body is compressed with {kind.name.lower()}, which needs pyarrow: install it") from None

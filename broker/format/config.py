@@ -267,7 +267,7 @@ def _bean(kind: Callable[..., _T], fields: tuple[tuple[str, str, type], ...], na
             _bad(f"{theirs} of {name!r} is {member!r}")
         if type_ is int:
             _long(theirs, member)
-        if type_ is dict and not all(isinstance(text, str) for text in member.values()):
+        if isinstance(member, dict) and not all(isinstance(text, str) for text in member.values()):
             _bad(f"{theirs} of {name!r} is {member!r}")
         found[ours] = member
     return kind(**found, extra=rest)

@@ -50,7 +50,8 @@ class Layout:
             at += struct.calcsize(">" + code)
         cls.TYPE = {name: _NAME[code] for name, code in codes.items()}
         cls.DTYPE = [(name, _DTYPE[code]) for name, code in codes.items()]
-        cls._values = staticmethod(attrgetter(*codes))
+        get = attrgetter(*codes)
+        cls._values = staticmethod(get if len(codes) > 1 else lambda value: (get(value),))
 
     def pack(self) -> bytes:
         """The bytes on disk. Raises struct.error when a field is out of its range."""

@@ -46,9 +46,9 @@ def transaction_type(sys_flag: int) -> TransactionType:
     return _TYPES[(sys_flag & TRANSACTION_MASK) >> 2]
 
 
-def with_transaction_type(sys_flag: int, type: TransactionType) -> int:
+def with_transaction_type(sys_flag: int, kind: TransactionType) -> int:
     """The same flags with another transaction type. RocketMQ: MessageSysFlag.resetTransactionValue (5.3.3)."""
-    return (sys_flag & ~TRANSACTION_MASK) | type
+    return (sys_flag & ~TRANSACTION_MASK) | kind
 
 
 def compression(sys_flag: int) -> Compression:

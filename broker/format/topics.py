@@ -23,22 +23,12 @@ SYSTEM_PREFIX = "rmq_sys_"
 AUTO_CREATE_TOPIC = "TBW102"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 
-SYSTEM_TOPICS = frozenset(
-    # fmt: off
-    (
-        AUTO_CREATE_TOPIC,
-        SCHEDULE_TOPIC,
-        HALF_TOPIC,
-        OP_TOPIC,
-        PARK_TOPIC,
-        "BenchmarkTest",
-        "RMQ_SYS_TRACE_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "CHECKPOINT_TOPIC",
-    )
-    # fmt: on
-)
+# fmt: off
+SYSTEM_TOPICS = frozenset((
+    AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, PARK_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC",
+    "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "CHECKPOINT_TOPIC",
+))
+# fmt: on
 SEND_REFUSED_TOPICS = frozenset(
     (SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, PARK_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT")
 )

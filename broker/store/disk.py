@@ -1,7 +1,7 @@
 """Every file call of the project goes through one object, so that another can stand in for it.
 
-A crashable disk takes its place in tests. What the operating system refuses becomes a StoreError that names the path and
-says what to do; what is not there becomes `Missing`, because whoever reads a store that lives expects it.
+A crashable disk takes its place in tests. What the operating system refuses becomes a StoreError that names the path
+and says what to do; what is not there becomes `Missing`, because whoever reads a store that lives expects it.
 
 Files are read with pread into bytes, never through a map: the process that owns the store may truncate or delete a
 segment at any moment, and a map would then kill us with SIGBUS.
@@ -160,8 +160,8 @@ def _entry(path: str, found: os.stat_result) -> Entry:
 class OpenFiles:
     """The files used lately, kept open: a store may have more segments than a process may have open files.
 
-    No lock: one operation on a dict is atomic, and a file that two threads opened at once is closed once too often
-    by nobody. So a fork in the middle of a read leaves nothing locked in the child.
+    No lock: one operation on a dict is atomic, and of a file that two threads open at once, one closes when its reader
+    lets go. So a fork in the middle of a read leaves nothing locked in the child.
     """
 
     def __init__(self, disk: Disk, limit: int = 128) -> None:
@@ -180,6 +180,10 @@ class OpenFiles:
             while len(self._open) > self._limit:
                 self._drop_oldest()
         return file
+
+    def forget(self, path: str, inode: int) -> None:
+        """Let go of a file that was deleted: while it is open, its space is not free."""
+        self._open.pop((path, inode), None)
 
     def _drop_oldest(self) -> None:
         try:

@@ -1,11 +1,14 @@
-"""Where each file of a store lies. RocketMQ: StorePathConfigHelper, BrokerPathConfigHelper (5.3.3; 3.1.4 for transaction/)."""
+"""Where each file of a store lies.
+
+RocketMQ: StorePathConfigHelper, BrokerPathConfigHelper (5.3.3; 3.1.4 for `transaction`).
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-REDO_LOG_TOPIC = "TRANSACTION_REDOLOG_TOPIC_XXXX"
+from broker.format import redolog
 
 # Names by which a store is recognised when its CommitLog is missing.
 PARTS = ("commitlog", "consumequeue", "index", "checkpoint", "abort", "config", "transaction")
@@ -25,6 +28,9 @@ class Paths:
     def consumequeue(self) -> str:
         return self._join("consumequeue")
 
+    def topic(self, topic: str) -> str:
+        return self._join("consumequeue", topic)
+
     def queue(self, topic: str, queue_id: int) -> str:
         return self._join("consumequeue", topic, str(queue_id))
 
@@ -38,7 +44,7 @@ class Paths:
 
     @property
     def redo_log(self) -> str:
-        return self._join("transaction", "redolog", REDO_LOG_TOPIC, "0")
+        return self._join("transaction", "redolog", redolog.TOPIC, str(redolog.QUEUE_ID))
 
     @property
     def checkpoint(self) -> str:

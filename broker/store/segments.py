@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from broker.errors import CorruptStore
@@ -114,7 +115,9 @@ class SegmentQueue:
             return self._listing
         stamp = (folder.inode, folder.changed_ns)
         if fresh or stamp != self._listing.stamp:
-            self._listing = self._list(stamp)
+            before, self._listing = self._listing, self._list(stamp)
+            for segment in set(before.segments) - set(self._listing.segments):
+                self._files.forget(segment.path, segment.inode)
         return self._listing
 
     def _list(self, stamp: tuple[int, int]) -> Listing:
@@ -132,16 +135,16 @@ class SegmentQueue:
         return Listing(segments, size, tuple(_damages(segments, size)), others, stamp)
 
     def read(self, position: int, size: int) -> bytes:
-        """The bytes from a position on: fewer where the queue ends, none below its beginning.
+        """The bytes from a position on: fewer where the queue or what is whole of it ends, none outside of it.
 
-        Raises CorruptStore when bytes are asked for that should be there and are not.
+        Raises CorruptStore when no live queue would lack the byte at the position.
         """
         data = self._read(self.listing(), position, size)
         if len(data) < size:  # the folder may have changed under us: files grow, expire, are replaced
             listing = self.listing(fresh=True)
             data = self._read(listing, position, size)
-            if len(data) < size:
-                self._raise_damage(listing, position + len(data))
+            if not data:
+                self._raise_damage(listing, position)
         return data
 
     def _read(self, listing: Listing, position: int, size: int) -> bytes:
@@ -172,7 +175,7 @@ def segment_size(segments: Sequence[Segment]) -> int:
     A store does not say it: RocketMQ takes it from its configuration.
     """
     sizes = Counter(segment.size for segment in segments if segment.size)
-    steps = Counter(after.base - before.base for before, after in zip(segments, segments[1:], strict=False))
+    steps = Counter(after.base - before.base for before, after in pairwise(segments))
     if not sizes:
         return min(steps, default=0)
     if not steps:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("CHECKBACK_ROCKETMQ", HERE.parents[1] / ".cache" / "rocketmq"))
@@ -56,6 +56,7 @@ COMMON_PROPERTIES: dict[str, object] = {
     "flushDiskType": "ASYNC_FLUSH",
     "messageDelayLevel": "1s 1s 2s 2s 3s 3s",
 }
+PROGRAM_SECONDS = 400
 OPENED = ("java.nio", "java.lang", "java.net", "sun.nio.ch", "jdk.internal.ref")
 
 
@@ -195,7 +196,7 @@ class Java:
 
 
 class Cluster:
-    """A name server and, once `start_broker` is called, a broker on a store; a context manager that kills what is left."""
+    """A name server and, once `start_broker` is called, a broker on a store; what still runs at the end is killed."""
 
     def __init__(self, installation: Installation, store: Path, **properties: object) -> None:
         self.installation = installation
@@ -211,7 +212,7 @@ class Cluster:
     def namesrv(self) -> str:
         return f"127.0.0.1:{self.name_port}"
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         configuration = self.home / "conf"
         configuration.mkdir(parents=True)
         for part in ("namesrv", "broker"):
@@ -259,11 +260,11 @@ class Cluster:
         self._others.append(java)
         return java
 
-    def run(self, program: str, truth: Path, seconds: float = 300, **options: object) -> None:
+    def run(self, program: str, truth: Path, **options: object) -> None:
         """Run one of our programs to its end."""
         java = self.start(program, truth, **options)
         try:
-            code = java.process.wait(seconds)
+            code = java.process.wait(PROGRAM_SECONDS)
         except subprocess.TimeoutExpired:
             java.kill()
             code = -1

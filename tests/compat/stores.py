@@ -68,7 +68,7 @@ class Draw:
     @staticmethod
     def _state_table(chance: random.Random) -> dict[str, object]:
         return {
-            "mapedFileSizeCommitLog": chance.choice([128, 256, 1024]) << 10,
+            "mapedFileSizeCommitLog": chance.choice([128 << 10, 300_000, 1 << 20]),
             "mapedFileSizeConsumeQueue": chance.choice([2000, 20_000, 60_000]),
             "tranStateTableMapedFileSize": chance.choice([2400, 24_000]),
             "tranRedoLogMapedFileSize": chance.choice([4000, 20_000]),
@@ -80,7 +80,7 @@ class Draw:
     @staticmethod
     def _half_op(chance: random.Random) -> dict[str, object]:
         return {
-            "mappedFileSizeCommitLog": chance.choice([128, 256, 1024]) << 10,
+            "mappedFileSizeCommitLog": chance.choice([128 << 10, 300_000, 1 << 20]),
             "mappedFileSizeConsumeQueue": chance.choice([2000, 20_000, 60_000]),
             "maxHashSlotNum": chance.choice([100, 1000]),
             "maxIndexNum": chance.choice([400, 4000]),
@@ -97,17 +97,19 @@ def _fresh(folder: Path) -> tuple[Path, Path]:
     return folder / "store", folder / "truth.jsonl"
 
 
-def _quiet(version: str) -> int:
-    """Seconds without a check-back after which there will be none: longer than the rounds up to the park topic."""
-    return 5 if version == "3.1.4" else 15
+def _patience(version: str) -> dict[str, object]:
+    """How long to wait for check-backs: `quiet` s without one when each was asked once, `stall` s in any case.
+
+    3.1.4 first asks after 60 s; 5.3.3 asks in rounds, and parks a message that nobody settles after some of them.
+    """
+    return {"quiet": 5, "stall": 80} if version == "3.1.4" else {"quiet": 15, "stall": 30}
 
 
-def clean(folder: Path, draw: Draw, settle: int = 110, **options: object) -> Made:
+def clean(folder: Path, draw: Draw, **options: object) -> Made:
     """Send, let every check-back be answered (3.1.4 asks after 60 s at the earliest), stop with SIGTERM."""
     store, truth = _fresh(folder)
     with running(rocketmq.install(draw.version), store, **draw.properties) as cluster:
-        given = {**draw.options, "settle": settle, "quiet": _quiet(draw.version), **options}
-        cluster.run("Generate", truth, **given)
+        cluster.run("Generate", truth, **{**draw.options, **_patience(draw.version), **options})
         _broker(cluster).stop()
     return Made(draw.version, store, truth, "clean", {**draw.options, **draw.properties, **options})
 
@@ -121,17 +123,18 @@ def killed(folder: Path, draw: Draw, halves: int = 300, seconds: float = 0, **op
 
 
 def _kill_in_traffic(cluster: Cluster, truth: Path, halves: int, seconds: float, options: dict[str, object]) -> None:
-    begun = time.monotonic()
     sender = cluster.start("Generate", truth, **{"pause_ms": 4, **options, "count": 1_000_000})
+    rocketmq.await_events(truth, bool)
+    begun = time.monotonic()
     rocketmq.await_events(truth, lambda events: sum(e["event"] == "half" for e in events) >= halves)
     time.sleep(max(0.0, begun + seconds - time.monotonic()))
     _broker(cluster).kill()
     sender.kill()
 
 
-def retries(folder: Path, draw: Draw, settle: int = 140, **options: object) -> Made:
-    """As `clean`, with a consumer that sends messages back: the transaction at CommitLog offset 0 ends as a dead letter."""
-    return clean(folder, draw, settle, **{"consumer": f"consumer_{draw.seed}", "retries": 2, "count": 150, **options})
+def retries(folder: Path, draw: Draw, **options: object) -> Made:
+    """As `clean`, with a consumer that sends messages back: the first transaction becomes a dead letter."""
+    return clean(folder, draw, **{"consumer": f"consumer_{draw.seed}", "retries": 2, "count": 150, **options})
 
 
 def retries_killed(folder: Path, draw: Draw, seconds: float = 20, **options: object) -> Made:
@@ -152,12 +155,21 @@ def recovered(folder: Path, draw: Draw, more: int = 0, wait: float = 5) -> Made:
     first = 1 + max(int(e["key"].split("-")[-1]) for e in made.events() if e["event"] == "sending")
     with running(rocketmq.install(draw.version), made.store, **draw.properties) as cluster:
         if more:
-            options = {**draw.options, "unknown": 25, "first": first, "count": more, "settle": 75, "quiet": 10}
+            options = {**draw.options, "unknown": 25, "first": first, "count": more, "quiet": 10, "stall": 75}
             cluster.run("Generate", made.truth, **options)
         time.sleep(wait)
         _broker(cluster).stop()
     made.ending = "recovered"
     return made
+
+
+def traps(folder: Path, draw: Draw) -> Made:
+    """Transactions that were ended twice, the other way or by strangers, and halves that a delay led astray."""
+    store, truth = _fresh(folder)
+    with running(rocketmq.install(draw.version), store, **draw.properties) as cluster:
+        cluster.run("Traps", truth, group="trapper", seed=draw.seed, rounds=5)
+        _broker(cluster).stop()
+    return Made(draw.version, store, truth, "clean", {**draw.properties})
 
 
 def _broker(cluster: Cluster) -> Java:
@@ -176,6 +188,8 @@ SAMPLES: dict[str, Callable[[Path], Made]] = {
     "3.1.4-recovered": lambda folder: recovered(folder, Draw.of("3.1.4", 14)),
     "3.1.4-recovered-more": lambda folder: recovered(folder, Draw.of("3.1.4", 15), more=300),
     "5.3.3-retries-killed": lambda folder: retries_killed(folder, Draw.of("5.3.3", 24)),
+    "3.1.4-traps": lambda folder: traps(folder, Draw.of("3.1.4", 17)),
+    "5.3.3-traps": lambda folder: traps(folder, Draw.of("5.3.3", 25)),
     "3.1.4-retries-killed": lambda folder: retries_killed(folder, Draw.of("3.1.4", 16), seconds=75),
 }
 

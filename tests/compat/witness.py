@@ -22,6 +22,7 @@ HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 PARK = "TRANS_CHECK_MAX_TIME_TOPIC"
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+TIMER = "rmq_sys_wheel_timer"
 COMPRESSIONS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
 
@@ -49,7 +50,8 @@ class Record:
     @property
     def target(self) -> str:
         """The topic that the sender meant."""
-        return self.properties.get("REAL_TOPIC", self.topic) if self.topic in (HALF, PARK, SCHEDULE) else self.topic
+        waiting = self.topic in (HALF, PARK, SCHEDULE, TIMER)
+        return self.properties.get("REAL_TOPIC", self.topic) if waiting else self.topic
 
     @property
     def body(self) -> bytes:
@@ -89,8 +91,11 @@ def _record(data: bytes, at: int) -> Record:
     here += width
     topic = data[here : here + topic_size].decode()
     here += topic_size + 2
-    pairs = (item.split("\x01", 1) for item in data[here:].decode().split("\x02") if "\x01" in item)
-    return Record(at, topic, queue_offset, sysflag, born, names, stored, {name: value for name, value in pairs})
+    properties = {}
+    for item in data[here:].decode().split("\x02"):
+        name, _, value = item.partition("\x01")
+        properties[name] = value
+    return Record(at, topic, queue_offset, sysflag, born, names, stored, properties)
 
 
 @dataclass
@@ -113,7 +118,9 @@ class Testimony:
     transactions: list[Transaction] = field(default_factory=list)
     messages: dict[str, set[tuple[str, int, int]]] = field(default_factory=lambda: defaultdict(set))
     topics: Counter[str] = field(default_factory=Counter)
-    copies: int = 0
+    records: int = 0
+    copies: int = 0  # committed messages that a consumer sent back
+    diverted: int = 0  # half messages that a delay led out of the half topic
 
     def totals(self) -> dict[str, int]:
         states = Counter(transaction.state for transaction in self.transactions)
@@ -129,6 +136,8 @@ def testify(store: Path, version: str) -> Testimony:
         testimony.topics[record.topic] += 1
         if record.kind == 8 and record.names == 0 and record.topic.startswith((SCHEDULE, "%RETRY%", "%DLQ%")):
             testimony.copies += 1
+        testimony.records += 1
+        testimony.diverted += record.topic in (SCHEDULE, TIMER) and record.properties.get("REAL_TOPIC") == HALF
         if record.key and record.kind != 12:
             body = record.body
             testimony.messages[record.key].add((record.target, len(body), zlib.crc32(body)))

@@ -10,7 +10,7 @@ import pytest
 from tests.house.tree import Module, imports, modules, product, under
 
 # Spark's workers import the scan: bytes to Arrow, and no operation.
-SCAN = {"recovery.scan", "recovery.chunk", "recovery.columns", "recovery.walk"}
+SCAN = {"recovery.scan", "recovery.records", "recovery.columns", "recovery.walk"}
 
 # The most exact name that fits a module decides. A room may always import itself.
 #

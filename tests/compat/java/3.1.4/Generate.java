@@ -12,12 +12,13 @@ import java.util.concurrent.atomic.AtomicInteger;
 /**
  * Sends messages with a planned outcome to a RocketMQ 3.1.4 broker and writes what happened to the truth file.
  * Options: namesrv truth group seed count threads body text plain immunity rollback unknown topics keytail
- * pause_ms consumer retries broker settle; with a consumer the messages are consumed too, some only after retries, some never.
+ * pause_ms consumer retries broker quiet stall; with a consumer the messages are consumed too, some after retries,
+ * some never.
  */
 public final class Generate {
     private final Options options;
     private final Truth truth;
-    private final Watch watch = new Watch();
+    private final Watch watch = new Watch(true);
     private final AtomicInteger next = new AtomicInteger();
     private final AtomicInteger failures = new AtomicInteger();
     private final TransactionMQProducer producer;
@@ -34,7 +35,7 @@ public final class Generate {
         run.start();
         run.sendAll();
         run.truth.say("sent", "count", run.next.get(), "failures", run.failures.get());
-        run.watch.settle(run.options.number("quiet", 5), run.options.number("settle", 90));
+        run.watch.settle(run.options.number("quiet", 5), run.options.number("stall", 80));
         run.truth.say("settled", "left", run.watch.left());
         Runtime.getRuntime().halt(0);
     }

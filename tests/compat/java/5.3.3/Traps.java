@@ -99,7 +99,7 @@ public final class Traps {
         header.setFromTransactionCheck(false);
         header.setMsgId(result.getMsgId());
         RemotingCommand request = RemotingCommand.createRequestCommand(RequestCode.END_TRANSACTION, header);
-        return producer.getDefaultMQProducerImpl().getmQClientFactory().getMQClientAPIImpl().getRemotingClient()
+        return producer.getDefaultMQProducerImpl().getMqClientFactory().getMQClientAPIImpl().getRemotingClient()
             .invokeSync(options.text("broker"), request, 5000);
     }
 }

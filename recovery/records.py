@@ -1,6 +1,6 @@
 """Records side by side: the fields of every record in a window of bytes, as NumPy and Arrow columns.
 
-A chunk is a window and the positions at which records begin in it. A column is decoded when it is first asked for, for
+A records is a window and the positions at which records begin in it. A column is decoded when it is first asked for, for
 all records at once; nothing here loops over records in Python but the CRCs. What a field means is said in
 `broker.format.commitlog`; this module only reads many of them at a time.
 """
@@ -28,7 +28,7 @@ _SYS_FLAG_AT = RecordHead.OFFSET["sys_flag"]
 _CRC_NAME = names.CRC32.encode() + b"\x01"
 
 
-class Chunk:
+class Records:
     """The records that begin at `positions` in `window`; `base` is the CommitLog offset of the window's first byte."""
 
     def __init__(self, window: Bytes, base: int, positions: Ints) -> None:
@@ -39,9 +39,9 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.at)
 
-    def take(self, which: Any) -> Chunk:
+    def take(self, which: Any) -> Records:
         """The chosen records (a slice, a mask or indices) of the same window."""
-        return Chunk(self.window, self.base, self.at[which])
+        return Records(self.window, self.base, self.at[which])
 
     @cached_property
     def offsets(self) -> Ints:

@@ -1,0 +1,148 @@
+"""Messages: what an application sends, and what it gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from broker.errors import MessageRejected
+from broker.format import properties as names
+from broker.format.commitlog import MESSAGE_SIZE_MAX, Record
+from broker.format.java import encode_message_id
+from broker.format.sysflag import TransactionType
+from broker.format.topics import check_send_topic
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_BLANK = re.compile(r"\s")
+
+
+@dataclass(frozen=True)
+class Message:
+    """What an application sends. Raises MessageRejected for what RocketMQ would refuse or could not give back.
+
+    `tag` is what consumers select by, `keys` what the message is found by later, `properties` are the application's.
+    RocketMQ: Validators.checkMessage, Message (5.3.3).
+    """
+
+    topic: str
+    body: bytes
+    tag: str = ""
+    keys: Sequence[str] = ()  # kept as a tuple; a str is one key
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
+        object.__setattr__(self, "keys", keys)
+        object.__setattr__(self, "properties", MappingProxyType(dict(self.properties)))
+        _check_texts("topic", self.topic)
+        _check_texts("tag", self.tag)
+        _check_texts("key", *keys)
+        _check_texts("property", *self.properties, *self.properties.values())
+        check_send_topic(self.topic)
+        object.__setattr__(self, "body", _checked_body(self.body))
+        _check_tag(self.tag)
+        for key in keys:
+            _check_key(key)
+        for name in self.properties:
+            _check_name(name)
+        names.encode(self.stored_properties)
+
+    @property
+    def stored_properties(self) -> dict[str, str]:
+        """The properties as a record holds them, with tag and keys among them."""
+        stored = dict(self.properties)
+        if self.tag:
+            stored[names.TAGS] = self.tag
+        if self.keys:
+            stored[names.KEYS] = names.KEY_SEPARATOR.join(self.keys)
+        return stored
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a mappingproxy does not pickle
+        return Message, (self.topic, self.body, self.tag, self.keys, dict(self.properties))
+
+
+@dataclass(frozen=True)
+class ReceivedMessage:
+    """What an application gets: one record of the CommitLog, its body decompressed."""
+
+    topic: str
+    body: bytes = field(repr=False)
+    tag: str
+    keys: tuple[str, ...]
+    properties: Mapping[str, str] = field(repr=False, hash=False)  # all of them, RocketMQ's own included
+    queue_id: int
+    queue_offset: int  # as the record states it: a half message of 3.x states its slot
+    commitlog_offset: int
+    born_timestamp_ms: int  # the producer's clock
+    store_timestamp_ms: int  # the broker's clock
+    unique_key: str | None  # the producer's id of the message; RocketMQ has it since 3.2
+    message_id: str  # the offset message id: the place in the CommitLog of one broker
+    reconsume_times: int
+    flag: int  # the application's, opaque
+    transaction_type: TransactionType  # of the record: NONE and COMMIT are delivered, PREPARED and ROLLBACK are not
+
+    @classmethod
+    def of(cls, record: Record) -> ReceivedMessage:
+        """The message in a record. Raises CorruptRecord when the body does not decompress."""
+        properties = record.property_map
+        return cls(
+            topic=record.topic,
+            body=record.plain_body,
+            tag=properties.get(names.TAGS, ""),
+            keys=tuple(names.keys(properties)),
+            properties=MappingProxyType(properties),
+            queue_id=record.queue_id,
+            queue_offset=record.queue_offset,
+            commitlog_offset=record.commitlog_offset,
+            born_timestamp_ms=record.born_timestamp_ms,
+            store_timestamp_ms=record.store_timestamp_ms,
+            unique_key=properties.get(names.UNIQ_KEY),
+            message_id=encode_message_id(record.store_host, record.commitlog_offset),
+            reconsume_times=record.reconsume_times,
+            flag=record.flag,
+            transaction_type=record.transaction_type,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a mappingproxy does not pickle
+        values = {**self.__dict__, "properties": dict(self.properties)}
+        return _received, (values,)
+
+
+def _received(values: dict[str, Any]) -> ReceivedMessage:
+    return ReceivedMessage(**{**values, "properties": MappingProxyType(values["properties"])})
+
+
+def _check_texts(what: str, *texts: Any) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise MessageRejected(f"a {what} is text, not {type(text).__name__}: {text!r:.60}")
+        if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise MessageRejected(f"the {what} {text!r:.60} holds half a surrogate pair, which UTF-8 cannot write")
+
+
+def _checked_body(body: Any) -> bytes:
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise MessageRejected(f"a body is bytes, not {type(body).__name__}; encode it first")
+    if not body:
+        raise MessageRejected("the body is empty; RocketMQ takes no message without one")
+    if len(raw := bytes(body)) > MESSAGE_SIZE_MAX:
+        raise MessageRejected(f"the body has {len(raw)} bytes; at most {MESSAGE_SIZE_MAX} are allowed")
+    return raw
+
+
+def _check_tag(tag: str) -> None:
+    if tag and (not tag.strip() or "||" in tag or _CONTROL.search(tag)):
+        raise MessageRejected(f"the tag {tag!r} is blank, has || or a control character: no consumer could select it")
+
+
+def _check_key(key: str) -> None:
+    if not key or _BLANK.search(key) or _CONTROL.search(key):
+        raise MessageRejected(f"the key {key!r} is empty or has a blank in it, which separates keys in the store")
+
+
+def _check_name(name: str) -> None:
+    if name in names.RESERVED:
+        raise MessageRejected(f"the property {name!r} is RocketMQ's own; choose another name")

@@ -1,0 +1,257 @@
+"""The index against the CommitLog: each key of each record has its item, each item its record, each chain its order.
+
+RocketMQ: IndexService.buildIndex, IndexFile.putKey (5.3.3; 3.1.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.errors import CorruptRecord
+from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, find_counts, item_at, slot_at, solve_counts
+from broker.store.disk import Missing
+from broker.store.segments import Segment
+from recovery.extract import Kinds
+from recovery.keys import Rule, expected_items
+from recovery.records import Records
+from recovery.report import Finding, Findings
+from recovery.units import Ints, Rows
+
+ITEM = np.dtype([*IndexItem.DTYPE, ("number", "i8"), ("file", "i8")])
+_ON_DISK = np.dtype(IndexItem.DTYPE)
+_AT_ONCE = 1 << 18
+_SECONDS_MAX = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """One file of the index with what its header says."""
+
+    segment: Segment
+    header: IndexHeader
+    slots: int
+    items: int  # that fit
+
+    @property
+    def used(self) -> int:
+        """How many items are written."""
+        return self.header.next_item - 1
+
+    def read(self, first: int, count: int) -> Rows:
+        """Items first … first + count - 1 as they are on disk."""
+        rows = np.zeros(max(count, 0), _ON_DISK)
+        self.segment.read_into(item_at(first, self.slots), rows.view(np.uint8).data)
+        return rows
+
+
+def open_index(segments: Sequence[Segment], findings: Findings) -> list[IndexFile]:
+    """The index files that can be read, in order; a finding for each that cannot."""
+    files: list[IndexFile] = []
+    for segment in segments:
+        try:
+            header = IndexHeader.unpack_from(segment.read(0, HEADER_SIZE))
+            counts = solve_counts(segment.size) or find_counts(segment.read(0, segment.size))
+            files.append(IndexFile(segment, header, *counts))
+            if header.next_item - 1 > counts[1]:
+                raise CorruptRecord(f"its header counts {header.next_item - 1} items, {counts[1]} fit")
+        except Missing:
+            continue
+        except CorruptRecord as error:
+            findings.add(Finding("index-damaged", 0, error.reason, segment.path))
+    return files
+
+
+class Index:
+    """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
+
+    def __init__(self, files: Sequence[IndexFile], findings: Findings) -> None:
+        self._files, self._findings = list(files), findings
+        self._file, self._item = 0, 1  # the cursor
+        self._rule: Rule | None = None
+        self._missing: list[Rows] = []
+        self._strays: list[Rows] = []
+
+    def add(self, records: Records, kinds: Kinds) -> None:
+        """Compare the items of all keys of these records."""
+        live = self._ahead(records.base + int(records.at[-1]) + 1)
+        best: tuple[int, Rule, Rows, npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+        for rule in sorted(Rule, key=lambda rule: rule is not self._rule):
+            expected = expected_items(records, kinds, rule)
+            missing, known = self._match(expected, live, records.base)
+            wrong = int(missing.sum() + (~known).sum())
+            if best is None or wrong < best[0]:
+                best = (wrong, rule, expected, missing, known)
+            if not wrong:
+                break
+        assert best is not None
+        _, self._rule, expected, missing, known = best
+        self._missing.append(expected[missing])
+        self._strays.append(live[~known])
+
+    def _ahead(self, stop: int) -> Rows:
+        """The items from the cursor to the first of an offset at or above `stop`; the cursor moves behind them."""
+        parts: list[Rows] = [np.zeros(0, ITEM)]
+        while self._file < len(self._files):
+            file = self._files[self._file]
+            rows = file.read(self._item, min(_AT_ONCE, file.used - self._item + 1))
+            later = np.flatnonzero(rows["commitlog_offset"] >= stop)
+            count = int(later[0]) if len(later) else len(rows)
+            part = np.zeros(count, ITEM)
+            for name in _ON_DISK.names or ():
+                part[name] = rows[name][:count]
+            part["number"], part["file"] = self._item + np.arange(count), self._file
+            parts.append(part)
+            self._item += count
+            if count < len(rows):
+                break
+            if self._item > file.used:
+                self._file, self._item = self._file + 1, 1
+        return np.concatenate(parts)
+
+    def _match(
+        self, expected: Rows, live: Rows, base: int
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which expected items are missing, and which live ones are known with their right time."""
+        wanted, held = _packed(expected, base), _packed(live, base)
+        missing = ~np.isin(wanted, held)
+        order = np.argsort(wanted, kind="stable")
+        ranked = wanted[order]
+        at = np.searchsorted(ranked, held)
+        known = np.zeros(len(held), np.bool_)
+        inside = at < len(ranked)
+        known[inside] = ranked[at[inside]] == held[inside]
+        store_ms = np.zeros(len(held), np.int64)
+        store_ms[known] = expected["store_ms"][order[at[known]]]
+        return missing, known & self._right_times(live, store_ms)
+
+    def _right_times(self, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:
+        right = np.ones(len(live), np.bool_)
+        for number in np.unique(live["file"]).tolist():
+            which = live["file"] == number
+            header = self._files[number].header
+            after_ms = np.maximum(store_ms[which] - header.begin_timestamp_ms, 0)
+            exact = np.minimum(after_ms // 1000, _SECONDS_MAX)
+            clamped = np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
+            said = live["time_diff_s"][which]
+            fits = (said == exact) | (said == clamped)
+            item = live["number"][which]
+            fits &= (item != 1) | (store_ms[which] == header.begin_timestamp_ms)
+            fits &= (item != self._files[number].used) | (store_ms[which] == header.end_timestamp_ms)
+            right[which] = fits
+        return right
+
+    def finish(self, begin_offset: int, ignore_from: int | None, look: Callable[[int], Records | None]) -> None:
+        """Report what stayed missing and the items that belong to no record.
+
+        `look` reads one record: an item out of order is right when its record has that key. RocketMQ indexes the last
+        record again when it comes back after a crash.
+        """
+        self._strays.append(self._ahead(1 << 62))
+        strays = np.concatenate(self._strays)
+        packed = set(zip(strays["commitlog_offset"].tolist(), strays["key_hash"].tolist(), strict=True))
+        for rows in self._missing:
+            for row in rows:
+                if (int(row["commitlog_offset"]), int(row["key_hash"])) not in packed:
+                    text = "the index lacks a key of this record: a query by that key will not find it"
+                    self._report("index-missing", int(row["commitlog_offset"]), text, {"key_hash": int(row["key_hash"])})
+        for stray in strays:
+            offset = int(stray["commitlog_offset"])
+            stale = 0 <= offset < begin_offset
+            later = ignore_from is not None and offset >= ignore_from
+            if not stale and not later and not self._belongs(stray, look(offset)):
+                facts = {"item": int(stray["number"]), "key_hash": int(stray["key_hash"])}
+                text = f"item {stray['number']} belongs to no key of a record, or states another time than the record"
+                self._report("index-orphan", offset, text, facts, self._files[stray["file"]].segment.path)
+        for file in self._files[: -1 if ignore_from is not None else None]:
+            Chains(file, self._findings).check()
+
+    def _belongs(self, stray: Any, record: Records | None) -> bool:
+        if record is None:
+            return False
+        live = np.array([stray], ITEM)
+        return any(
+            bool(self._match(expected_items(record, Kinds(record), rule), live, record.base)[1].all()) for rule in Rule
+        )
+
+    def _report(self, kind: str, offset: int, text: str, facts: dict[str, Any], file: str = "") -> None:
+        path = file or (self._files[-1].segment.path if self._files else "index")
+        self._findings.add(Finding(kind, offset, text, path, facts))
+
+
+def _packed(items: Rows, base: int) -> Ints:
+    """Offset and hash in one number; offsets too far from `base` all become one that nothing equals."""
+    distance = items["commitlog_offset"].astype(np.int64) - base
+    far = (distance < 0) | (distance >= 1 << 31)
+    return np.where(far, -1, (distance << 32) | (items["key_hash"].astype(np.int64) & 0xFFFFFFFF))
+
+
+class Chains:
+    """The chains of one file, followed from its first item to its last as they were made."""
+
+    def __init__(self, file: IndexFile, findings: Findings) -> None:
+        self._file, self._findings = file, findings
+        self._newest = np.zeros(file.slots, np.int32)
+
+    def check(self) -> None:
+        """Report whatever in the file does not agree with its items."""
+        file, first_item, last_item = self._file, None, None
+        for first in range(1, file.used + 1, _AT_ONCE):
+            rows = file.read(first, min(_AT_ONCE, file.used - first + 1))
+            numbers = first + np.arange(len(rows))
+            slots = np.abs(rows["key_hash"].astype(np.int64)) % file.slots
+            for index in np.flatnonzero(self._previous(slots, numbers) != rows["previous"]):
+                self._report(f"item {numbers[index]} names a wrong item before it", int(rows["commitlog_offset"][index]))
+            first_item = first_item if first_item is not None else rows[0]
+            last_item = rows[-1]
+        self._check_slots()
+        self._check_header(first_item, last_item)
+        self._check_unused()
+
+    def _previous(self, slots: Ints, numbers: Ints) -> Ints:
+        """The item before each in its slot; takes note of the newest."""
+        order = np.argsort(slots, kind="stable")
+        ranked = slots[order]
+        again = np.concatenate(([False], ranked[1:] == ranked[:-1]))
+        previous = np.zeros(len(slots), np.int64)
+        previous[order] = np.where(again, np.concatenate(([0], numbers[order][:-1])), self._newest[ranked])
+        self._newest[slots] = numbers
+        return previous
+
+    def _check_slots(self) -> None:
+        held = np.zeros(self._file.slots, ">i4")
+        self._file.segment.read_into(slot_at(0), held.view(np.uint8).data)
+        for slot in np.flatnonzero(held != self._newest):
+            self._report(f"slot {slot} names item {held[slot]}, its newest is {self._newest[slot]}", 0)
+
+    def _check_header(self, first: Any, last: Any) -> None:
+        header, used_slots = self._file.header, int(np.count_nonzero(self._newest))
+        if header.used_slots not in (used_slots, self._file.used):
+            self._report(f"the header counts {header.used_slots} used slots, {used_slots} are", 0)
+        if first is None:
+            return
+        if header.begin_commitlog_offset != first["commitlog_offset"]:
+            self._report("the header begins with another record than its first item", header.begin_commitlog_offset)
+        if header.end_commitlog_offset != last["commitlog_offset"]:
+            self._report("the header ends with another record than its last item", header.end_commitlog_offset)
+
+    def _check_unused(self) -> None:
+        """Item 0 and everything behind the last item was never written."""
+        file, segment = self._file, self._file.segment
+        if file.read(0, 1).view(np.uint8).any():
+            self._report("item 0, which is never used, is not zero", 0)
+        at = segment.next_data(item_at(file.used + 1, file.slots))
+        while at < segment.size:
+            rest = np.zeros(min(_AT_ONCE * _ON_DISK.itemsize, segment.size - at), np.uint8)
+            segment.read_into(at, rest.data)
+            if rest.any():
+                self._report(f"byte {at + int(np.flatnonzero(rest)[0])} behind the last item is not zero", 0)
+                return
+            at = segment.next_data(at + len(rest))
+
+    def _report(self, text: str, offset: int) -> None:
+        self._findings.add(Finding("index-damaged", offset, text, self._file.segment.path))

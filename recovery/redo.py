@@ -1,0 +1,121 @@
+"""The redo log against the CommitLog: one unit for each prepared record and each end, in log order.
+
+The redo log is RocketMQ's own rebuild source for the state table, so a missing or foreign unit matters even when the
+table is right. RocketMQ: TransactionStateService.appendPreparedTransaction, DefaultMessageStore.doDispatch (3.1.4).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from broker.format.redolog import PREPARED_TAG
+from broker.format.sysflag import TransactionType
+from recovery.extract import Kinds
+from recovery.records import Records
+from recovery.report import Finding, Findings
+from recovery.units import Ints, Rows, Units
+
+EXPECTED = np.dtype([("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8")])
+_AHEAD = 1 << 16
+_NAMES = ("commitlog_offset", "size", "tags_code")
+
+
+class RedoLog:
+    """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
+
+    def __init__(self, units: Units, findings: Findings) -> None:
+        self._units, self._findings = units, findings
+        self._cursor = units.begin
+        self._missing: list[Rows] = []
+        self._strays: list[Rows] = []  # live units with their numbers, that no record asked for yet
+        self.prepared = 0
+
+    def add(self, records: Records, kinds: Kinds) -> None:
+        """Compare the units of prepared records and of everything with the type of an end.
+
+        Quirk (3.1.4): redeliveries keep the COMMIT flag, and so get a unit that names the transaction at offset 0.
+        """
+        which = np.flatnonzero(kinds.types)
+        if not len(which):
+            return
+        part = records.take(which)
+        expected = np.zeros(len(which), EXPECTED)
+        expected["commitlog_offset"], expected["size"] = part.offsets, part.sizes
+        prepared = kinds.types[which] << 2 == TransactionType.PREPARED
+        expected["tags_code"] = np.where(prepared, PREPARED_TAG, part.field("prepared_transaction_offset"))
+        live = self._units.read(self._cursor, len(expected))
+        if _equal(live, expected).all():
+            self._cursor += len(expected)
+            return
+        self._compare(expected, records.base + int(records.at[-1]) + 1)
+
+    def _compare(self, expected: Rows, stop: int) -> None:
+        """The slow way: find each record's unit among those that lie ahead and name offsets below `stop`."""
+        numbers, live = self._ahead(stop)
+        order = np.argsort(live["commitlog_offset"], kind="stable")
+        ranked = live[order]
+        at = np.searchsorted(ranked["commitlog_offset"], expected["commitlog_offset"])
+        found = np.zeros(len(expected), np.bool_)
+        inside = at < len(ranked)
+        found[inside] = _equal(ranked[at[inside]], expected[inside])
+        self._missing.append(expected[~found])
+        used = np.zeros(len(live), np.bool_)
+        used[order[at[found]]] = True
+        strays = np.zeros(int((~used).sum()), np.dtype([*live.dtype.descr, ("number", "i8")]))
+        for name in _NAMES:
+            strays[name] = live[name][~used]
+        strays["number"] = numbers[~used]
+        self._strays.append(strays)
+
+    def _ahead(self, stop: int) -> tuple[Ints, Rows]:
+        """The live units from the cursor to the first that names `stop` or later; the cursor moves behind them."""
+        parts: list[Rows] = []
+        first = self._cursor
+        while self._cursor < self._units.end:
+            rows = self._units.read(self._cursor, min(_AHEAD, self._units.end - self._cursor))
+            later = np.flatnonzero((rows["commitlog_offset"] >= stop) | (rows["size"] == 0))
+            count = int(later[0]) if len(later) else len(rows)
+            parts.append(rows[:count])
+            self._cursor += count
+            if count < len(rows):
+                break
+        live = np.concatenate(parts) if parts else np.zeros(0, self._units.dtype)
+        return first + np.arange(len(live)), live
+
+    def finish(self, begin_offset: int, ignore_from: int | None) -> None:
+        """Report what stayed missing and the units that belong to no record.
+
+        Units below `begin_offset` have lost their record to retention, those from `ignore_from` on were appended after
+        the scan.
+        """
+        for first, rows in self._units.filled(self._cursor, self._units.end):
+            filled = np.flatnonzero(rows["size"] != 0)
+            strays = np.zeros(len(filled), np.dtype([*rows.dtype.descr, ("number", "i8")]))
+            for name in _NAMES:
+                strays[name] = rows[name][filled]
+            strays["number"] = first + filled
+            self._strays.append(strays)
+        strays = np.concatenate(self._strays) if self._strays else np.zeros(0, self._units.dtype)
+        for expected in self._missing:
+            for row in expected:
+                self._report_missing(row, strays)
+        for stray in strays:
+            stale = stray["commitlog_offset"] < begin_offset and stray["size"] > 0
+            later = ignore_from is not None and stray["commitlog_offset"] >= ignore_from
+            if not stale and not later:
+                text = f"unit {stray['number']} of the redo log belongs to no prepared record and no end"
+                self._report("redo-orphan", int(stray["commitlog_offset"]), text, int(stray["number"]))
+
+    def _report_missing(self, row: Rows, strays: Rows) -> None:
+        dispatched_late = len(strays) and _equal(strays, row).any()
+        if not dispatched_late:
+            what = "prepared record" if row["tags_code"] == PREPARED_TAG else "end"
+            self._report("redo-missing", int(row["commitlog_offset"]), f"the redo log lacks this {what}", self._cursor)
+
+    def _report(self, kind: str, offset: int, text: str, unit: int) -> None:
+        self._findings.add(Finding(kind, offset, text, self._units.file_of(unit), {"unit": unit}))
+
+
+def _equal(live: Rows, expected: Rows) -> np.ndarray:
+    same = live["commitlog_offset"] == expected["commitlog_offset"]
+    return np.asarray(same & (live["size"] == expected["size"]) & (live["tags_code"] == expected["tags_code"]))

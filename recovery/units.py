@@ -1,0 +1,113 @@
+"""Derived files as arrays: fixed-size units numbered across the files of a queue, and which of them were claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.store.disk import Missing
+from broker.store.segments import Listing
+
+Rows = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+
+_AT_ONCE = 1 << 16
+
+
+class Units:
+    """Unit n lies at byte n * size of the queue, as RocketMQ's logical offsets say."""
+
+    def __init__(self, listing: Listing, dtype: Any) -> None:
+        self.listing, self.dtype = listing, np.dtype(dtype)
+        width = self.dtype.itemsize
+        self.begin = -(-listing.begin // width)
+        self.end = max((segment.base + segment.size for segment in listing.segments), default=0) // width
+
+    def __bool__(self) -> bool:
+        return bool(self.listing.segments)
+
+    def file_of(self, unit: int) -> str:
+        """The path of the file that holds a unit, or would."""
+        segment = self.listing.at(unit * self.dtype.itemsize)
+        return segment.path if segment else self.listing.segments[-1].path if self.listing.segments else ""
+
+    def read(self, first: int, count: int) -> Rows:
+        """Units first … first + count - 1; those that no file holds are zero."""
+        rows = np.zeros(count, self.dtype)
+        raw, width = rows.view(np.uint8), self.dtype.itemsize
+        start, stop = first * width, (first + count) * width
+        for segment in self.listing.segments:
+            low, high = max(start, segment.base), min(stop, segment.base + segment.size)
+            if low < high:
+                try:
+                    segment.read_into(low - segment.base, raw[low - start : high - start].data)
+                except Missing:  # it expired under us
+                    continue
+        return rows
+
+    def take(self, numbers: Ints) -> Rows:
+        """The units with these numbers, which mostly follow each other."""
+        if not len(numbers):
+            return np.zeros(0, self.dtype)
+        low, high = int(numbers.min()), int(numbers.max())
+        if low >= 0 and high - low < 4 * len(numbers) + _AT_ONCE:
+            return self.read(low, high - low + 1)[numbers - low]
+        rows = np.zeros(len(numbers), self.dtype)
+        for index in np.flatnonzero((numbers >= self.begin) & (numbers < self.end)):
+            rows[index] = self.read(int(numbers[index]), 1)[0]
+        return rows
+
+    def filled(self, first: int, stop: int) -> Iterator[tuple[int, Rows]]:
+        """Runs of units in [first, stop) without the holes of the files: the number of the first, and the units."""
+        width = self.dtype.itemsize
+        for segment in self.listing.segments:
+            at = max(first, -(-segment.base // width))
+            end = min(stop, (segment.base + segment.size) // width)
+            while at < end:
+                try:
+                    at = max(at, (segment.next_data(at * width - segment.base) + segment.base) // width)
+                except Missing:
+                    break
+                if at >= end:
+                    break
+                yield at, self.read(at, min(_AT_ONCE, end - at))
+                at += _AT_ONCE
+
+
+class Spans:
+    """Which numbers were claimed, as half-open spans: one span while all goes well."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def add(self, numbers: Ints) -> None:
+        """Claim numbers, in any order."""
+        numbers = np.unique(numbers)
+        if not len(numbers):
+            return
+        if int(numbers[-1] - numbers[0]) == len(numbers) - 1:
+            self._add(int(numbers[0]), int(numbers[-1]) + 1)
+            return
+        for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+            self._add(int(run[0]), int(run[-1]) + 1)
+
+    def _add(self, first: int, stop: int) -> None:
+        if self._spans and self._spans[-1][1] == first:
+            self._spans[-1] = (self._spans[-1][0], stop)
+        else:
+            self._spans.append((first, stop))
+
+    def gaps(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The spans of [first, stop) that nobody claimed."""
+        at = first
+        for low, high in sorted(self._spans):
+            if low > at:
+                yield at, min(low, stop)
+            at = max(at, high)
+            if at >= stop:
+                return
+        if at < stop:
+            yield at, stop

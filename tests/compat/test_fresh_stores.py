@@ -1,0 +1,195 @@
+"""Fresh stores of real RocketMQ brokers, made with random parameters, judged against what their clients wrote down.
+
+`make compat` runs this: it needs Java 17, Maven and some minutes. A failed test's name ends with its seed: set
+CHECKBACK_COMPAT_SEED to it for the same parameters again, CHECKBACK_COMPAT_STORES to a folder to keep the stores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compat import expectation, rocketmq, stores
+from tests.compat.stores import Draw, Made
+from tests.compat.witness import Testimony, testify
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED = int(os.environ.get("CHECKBACK_COMPAT_SEED") or random.SystemRandom().randrange(1_000_000))
+GENERATIONS = {"3.1.4": "state-table", "5.3.3": "half-op"}
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def seeds(count: int) -> pytest.MarkDecorator:
+    """So many seeds; the first is the one to repeat a run with."""
+    return pytest.mark.parametrize("seed", range(SEED, SEED + count))
+
+
+both_versions = pytest.mark.parametrize("version", rocketmq.VERSIONS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Where a test's store goes."""
+    keep = os.environ.get("CHECKBACK_COMPAT_STORES")
+    name = request.node.name.replace("[", "-").replace("]", "")
+    return Path(keep) / name if keep else tmp_path / "made"
+
+
+@pytest.fixture(autouse=True)
+def _brokers_to_be_had(request: pytest.FixtureRequest) -> None:
+    """Skip, with the reason, where a broker cannot be run."""
+    try:
+        for version in rocketmq.VERSIONS:
+            rocketmq.install(version)
+    except rocketmq.NotToBeHad as missing:
+        pytest.skip(str(missing))
+
+
+def checkback(verb: str, store: Path) -> tuple[int, Any]:
+    """Run the command with --json; the exit code and the answer. It writes nothing and never ends with a traceback."""
+    command = [sys.executable, "-m", "tests.compat.guarded", str(store), verb, str(store), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in (0, 1), f"{verb} ended with {done.returncode}: {done.stderr}"
+    return done.returncode, json.loads(done.stdout)
+
+
+def judge(made: Made) -> tuple[Testimony, dict[str, Any]]:
+    """The truth, the second reading of the store and the verification must say the same."""
+    print(f"{made.store}: {made.ending}, {made.parameters}")
+    events, testimony = made.events(), testify(made.store, made.version)
+    assert not expectation.contradictions(events, testimony, made.version, made.ending)
+    assert not expectation.lost_messages(events, testimony.messages)
+    return testimony, verified(made, testimony)
+
+
+def verified(made: Made, testimony: Testimony) -> dict[str, Any]:
+    """The verification of a store, compared with the second reading of it."""
+    report: dict[str, Any]
+    code, report = checkback("verify", made.store)
+    assert report["transactions"] == testimony.totals()
+    assert report["records"] == testimony.records
+    assert report["generation"] == GENERATIONS[made.version]
+    assert report["ok"] == (not report["findings"]) == (code == 0)
+    false_alarms = report["counts"].keys() - expectation.explained_kinds(testimony, made.version, made.ending)
+    assert not false_alarms, [f for f in report["findings"] if f["kind"] in false_alarms][:5]
+    if made.version == "5.3.3":
+        late = sum(bool(t.delivered) and not t.named_by_op for t in testimony.transactions)
+        assert report["counts"].get("committed-without-op", 0) == late
+    pending = checkback("pending", made.store)[1]
+    assert len(pending) == testimony.totals()["in_doubt"]
+    return report
+
+
+@both_versions
+@seeds(2)
+def test_a_cleanly_stopped_store(version: str, seed: int, folder: Path) -> None:
+    judge(stores.clean(folder, Draw.of(version, seed)))
+
+
+@both_versions
+@seeds(3)
+def test_a_killed_store(version: str, seed: int, folder: Path) -> None:
+    """SIGKILL in the middle of traffic, for 5.3.3 late enough that check-backs and op messages are under way."""
+    late = random.Random(seed).uniform(1, 15) if version == "5.3.3" else 0.0
+    judge(stores.killed(folder, Draw.of(version, seed), seconds=late))
+
+
+@both_versions
+@seeds(1)
+def test_retries_and_dead_letters(version: str, seed: int, folder: Path) -> None:
+    """Messages that consumers send back keep the COMMIT flag and name offset 0, where a transaction begins: no ends."""
+    made = stores.retries(folder, Draw.of(version, seed))
+    testimony, _ = judge(made)
+    first = testimony.transactions[0]
+    assert first.halves[0].commitlog_offset == 0
+    assert first.state == "committed"
+    assert len(first.delivered) == 1
+    assert testimony.copies > 3
+    died = {event["key"] for event in made.events() if event["event"] == "consumed" and event["dead"]}
+    assert first.key in died
+    assert any(topic.startswith("%DLQ%") for topic in testimony.topics)
+
+
+@both_versions
+@seeds(1)
+def test_killed_during_retries_and_checks(version: str, seed: int, folder: Path) -> None:
+    """3.1.4 asks after 60 s at the earliest, so there the kill waits for that."""
+    seconds = 75 if version == "3.1.4" else 20
+    judge(stores.retries_killed(folder, Draw.of(version, seed), seconds=seconds))
+
+
+@both_versions
+@seeds(1)
+def test_ends_that_no_client_should_send(version: str, seed: int, folder: Path) -> None:
+    """Two ends, contrary ends, an end by a stranger, a half with a delay: one decision counts, the rest is told."""
+    made = stores.traps(folder, Draw.of(version, seed))
+    events, testimony = made.events(), testify(made.store, version)
+    seen = {transaction.key: transaction.state for transaction in testimony.transactions}
+    for key, states in expectation.trapped_states(events, version).items():
+        assert seen[key] in states, key
+    report = checkback("verify", made.store)[1]
+    rounds = sum(event["event"] == "trap" and event["name"] == "twice" for event in events)
+    assert report["counts"]["delivered-twice"] >= rounds
+    if version == "3.1.4":
+        assert report["transactions"] == testimony.totals()
+        assert report["counts"]["decision-conflict"] == 2 * rounds
+    else:
+        assert report["counts"]["half-diverted"] >= 2 * rounds
+
+
+@seeds(1)
+@pytest.mark.parametrize("more", [0, 300])
+def test_a_store_that_a_real_broker_recovered(seed: int, more: int, folder: Path) -> None:
+    """3.1.4 rebuilds its state table from the first redo log file only, and without the settled slots."""
+    made = stores.recovered(folder, Draw.of("3.1.4", seed), more)
+    testimony = testify(made.store, "3.1.4")
+    assert not expectation.contradictions(made.events(), testimony, "3.1.4", "recovered")
+    code, report = checkback("verify", made.store)
+    assert code == 1
+    assert report["transactions"] == testimony.totals()
+    assert {"slot-missing", "slot-moved", "table-compacted"} & report["counts"].keys()
+    assert not {"torn-tail", "crc-mismatch", "corrupt-region"} & report["counts"].keys()
+
+
+@both_versions
+@seeds(1)
+def test_reading_while_the_broker_writes(version: str, seed: int, folder: Path) -> None:
+    """Over and over, on a live store: no crash, nothing blamed on the tail, nothing touched."""
+    draw, store, truth = Draw.of(version, seed), folder / "store", folder / "truth.jsonl"
+    folder.mkdir(parents=True)
+    options = {**draw.options, "pause_ms": 5, "count": 1_000_000}
+    with rocketmq.running(rocketmq.install(version), store, **draw.properties) as cluster:
+        sender = cluster.start("Generate", truth, **options)
+        rocketmq.await_events(truth, lambda events: len(events) > 50)
+        records = _read_repeatedly(store, 20)
+        sender.kill()
+        assert cluster.broker is not None
+        cluster.broker.kill()
+    assert records == sorted(records)
+    assert records[-1] > records[0]
+    judge(Made(version, store, truth, "killed", {**options, **draw.properties}))
+
+
+def _read_repeatedly(store: Path, seconds: float) -> list[int]:
+    """Ask for everything that only reads; the number of records seen each time."""
+    lag = {"queue-missing", "index-missing", "redo-missing", "slot-missing", "slot-wrong-state", "committed-without-op"}
+    twice = {"delivered-twice", "double-end", "decision-conflict"}
+    records: list[int] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        report = checkback("verify", store)[1]
+        assert not report["counts"].keys() - lag - twice, report["findings"][:5]
+        records.append(report["records"])
+        for verb in ("pending", "info"):
+            checkback(verb, store)
+    return records
