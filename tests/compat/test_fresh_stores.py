@@ -12,11 +12,14 @@ import random
 import subprocess
 import sys
 import time
+import zlib
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import broker
 from tests.compat import expectation, rocketmq, stores
 from tests.compat.stores import Draw, Made
 from tests.compat.witness import Testimony, testify
@@ -69,7 +72,32 @@ def judge(made: Made) -> tuple[Testimony, dict[str, Any]]:
     events, testimony = made.events(), testify(made.store, made.version)
     assert not expectation.contradictions(events, testimony, made.version, made.ending)
     assert not expectation.lost_messages(events, testimony.messages)
+    assert not expectation.lost_messages(events, messages_read(made.store))
+    if made.ending == "clean":
+        found_by_key(made.store, testimony)
     return testimony, verified(made, testimony)
+
+
+def messages_read(store: Path) -> dict[str, set[tuple[str, int, int]]]:
+    """What the library reads: for each key the topic that was meant, and the length and the CRC of the plain body."""
+    found: dict[str, set[tuple[str, int, int]]] = defaultdict(set)
+    with broker.open(store, read_only=True) as opened:
+        for record in opened.records():
+            properties, body = record.property_map, record.plain_body
+            key = properties.get("KEYS", "").split(" ")[0]
+            found[key].add((record.topic, len(body), zlib.crc32(body)))
+            found[key].add((properties.get("REAL_TOPIC", record.topic), len(body), zlib.crc32(body)))
+    return found
+
+
+def found_by_key(store: Path, testimony: Testimony) -> None:
+    """Each delivered message of a clean store is found through the index and through its queue."""
+    with broker.open(store, read_only=True) as opened:
+        for transaction in testimony.transactions:
+            if transaction.delivered:
+                half = transaction.halves[0]
+                bodies = [message.body for message in opened.by_key(half.target, transaction.key)]
+                assert half.body in bodies, transaction.key
 
 
 def verified(made: Made, testimony: Testimony) -> dict[str, Any]:
@@ -192,4 +220,5 @@ def _read_repeatedly(store: Path, seconds: float) -> list[int]:
         records.append(report["records"])
         for verb in ("pending", "info"):
             checkback(verb, store)
+        assert messages_read(store)
     return records
