@@ -11,8 +11,8 @@ What is not named here is plumbing. Everything but the errors loads at its first
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING
 
 from broker.errors import (
     AlreadyEnded,
@@ -67,11 +67,11 @@ def open(path: str | os.PathLike[str], *, read_only: bool = False) -> Store:
     return open_store(path, read_only=read_only)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'broker' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
+    value = globals()[name] = getattr(importlib.import_module(home), name)
     return value
 
 

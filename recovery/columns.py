@@ -35,10 +35,23 @@ def unaligned(window: Bytes, dtype: Any, at: Ints) -> npt.NDArray[Any]:
     return np.ndarray((count,), kind, window, strides=(1,))[np.clip(at, 0, count - 1)]
 
 
-def text_starts_with(window: Bytes, at: Ints, text: bytes) -> npt.NDArray[np.bool_]:
-    """Where the bytes at each position are `text`."""
-    rows = unaligned(window, f"V{len(text)}", at).view(np.uint8).reshape(-1, len(text))
-    return np.asarray((rows == np.frombuffer(text, np.uint8)).all(axis=1))
+def text_at(window: Bytes, at: Ints, text: bytes) -> npt.NDArray[np.bool_]:
+    """Where the bytes at each position are `text`, compared eight at a time."""
+    same = (at >= 0) & (at + len(text) <= len(window))
+    for first in range(0, len(text), 8):
+        part = text[first : first + 8]
+        word, mask = int.from_bytes(part, "little"), (1 << 8 * len(part)) - 1
+        same &= _words(window, at + first) & np.uint64(mask) == np.uint64(word)
+    return same
+
+
+def _words(window: Bytes, at: Ints) -> npt.NDArray[np.uint64]:
+    """The eight bytes from each position on as one number; what lies beyond the window's end is zero."""
+    words = unaligned(window, "<u8", at)
+    for row in np.flatnonzero(at + 8 > len(window)):
+        tail = window[max(int(at[row]), 0) :].tobytes()
+        words[row] = int.from_bytes(tail[:8], "little")
+    return words
 
 
 def gather(window: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
@@ -114,8 +127,7 @@ class Strings:
             self._separators = (np.flatnonzero(self.data == 1), np.flatnonzero(self.data == 2))
         equals, ends = self._separators
         begins = equals + 1 - len(key)
-        hits = np.flatnonzero(begins >= 0)
-        hits = hits[text_starts_with(self.data, begins[hits], key)] if len(hits) else hits
+        hits = np.flatnonzero(text_at(self.data, begins, key))
         begins, values = begins[hits], equals[hits] + 1
         rows = np.searchsorted(self.offsets, begins, side="right") - 1
         first = (begins == self.offsets[rows]) | (self.data[np.maximum(begins - 1, 0)] == 2)
@@ -142,22 +154,46 @@ class Strings:
 def java_hashes(strings: Strings) -> npt.NDArray[np.int32]:
     """Java's String.hashCode of each UTF-8 string.
 
-    Strings of few distinct lengths (unique keys, tags) are hashed a column of characters at a time; what is not ASCII
-    goes through `broker.format.java.string_hash`, one by one.
+    Hashed a column of characters at a time, longest strings first; what is not ASCII goes through
+    `broker.format.java.string_hash`, one by one.
     """
     lengths, starts = strings.lengths, strings.offsets[:-1].astype(np.int64)
     hashes = np.zeros(len(strings), np.uint32)
-    order = np.argsort(-lengths, kind="stable")
-    sorted_lengths, sorted_starts = lengths[order], starts[order]
+    if not len(strings.data):
+        return hashes.view(np.int32)
+    order = np.argsort(-lengths, kind="stable") if lengths.min() != lengths.max() else slice(None)
+    ranked, begins = lengths[order], starts[order]
     running = np.zeros(len(strings), np.uint32)
-    for column in range(int(sorted_lengths[0]) if len(order) else 0):
-        longer = int(np.searchsorted(-sorted_lengths, -column, side="left"))
+    longer = len(strings)
+    for column in range(int(ranked[0])):
+        while ranked[longer - 1] <= column:
+            longer = int(np.searchsorted(-ranked, -column, side="left"))
         running[:longer] *= np.uint32(31)
-        running[:longer] += strings.data[sorted_starts[:longer] + column]
+        running[:longer] += strings.data[begins[:longer] + column]
     hashes[order] = running
-    if len(strings.data) and strings.data.max() >= 0x80:
-        wide = np.flatnonzero(np.add.reduceat(np.append(strings.data >= 0x80, False), strings.offsets[:-1]) > 0)
-        for row in wide:
-            text = bytes(strings.data[starts[row] : starts[row] + lengths[row]])
-            hashes[row] = string_hash(text.decode("utf-8", "replace")) & 0xFFFFFFFF
+    _hash_wide(strings, hashes)
     return hashes.view(np.int32)
+
+
+def _hash_wide(strings: Strings, hashes: npt.NDArray[np.uint32]) -> None:
+    """Put right the hashes of the strings that are not ASCII."""
+    wide = np.flatnonzero(strings.data >= 0x80)
+    for row in np.unique(np.searchsorted(strings.offsets, wide, side="right") - 1):
+        text = strings.data[strings.offsets[row] : strings.offsets[row + 1]].tobytes()
+        hashes[row] = string_hash(text.decode("utf-8", "replace")) & 0xFFFFFFFF
+
+
+def java_hashes_joined(prefixes: npt.NDArray[np.int32], strings: Strings) -> npt.NDArray[np.int32]:
+    """Java's hash of a prefix followed by a string, from the prefix's hash.
+
+    The hash is a polynomial in 31, so h(a + b) = h(a) * 31 ** len(b) + h(b), where len counts UTF-16 code units.
+    """
+    units = strings.lengths
+    wide = np.flatnonzero(strings.data >= 0x80)
+    for row in np.unique(np.searchsorted(strings.offsets, wide, side="right") - 1) if len(wide) else ():
+        text = strings.data[strings.offsets[row] : strings.offsets[row + 1]].tobytes()
+        units[row] = len(text.decode("utf-8", "replace").encode("utf-16-le")) // 2
+    powers = np.ones(int(units.max(initial=0)) + 1, np.uint32)
+    np.multiply.accumulate(np.concatenate(([1], np.full(len(powers) - 1, 31))).astype(np.uint32), out=powers)
+    joined = prefixes.view(np.uint32) * powers[units] + java_hashes(strings).view(np.uint32)
+    return joined.view(np.int32)

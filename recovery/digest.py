@@ -32,15 +32,16 @@ class Digest:
 
     def add_many(self, entries: npt.NDArray[np.void], starts: Sequence[int], delivered: npt.NDArray[np.int64]) -> None:
         """Many: transaction i delivered the sorted offsets delivered[starts[i] : starts[i + 1]]."""
-        raw, size = entries.tobytes(), ENTRY.itemsize
-        tails = delivered.astype(">i8").tobytes()
-        sha256, digests = hashlib.sha256, []
-        for number in range(len(entries)):
-            tail = tails[8 * starts[number] : 8 * starts[number + 1]]
-            digests.append(sha256(raw[number * size : (number + 1) * size] + tail).digest())
+        raw, tails = entries.tobytes(), delivered.astype(">i8").tobytes()
+        sha256, size = hashlib.sha256, ENTRY.itemsize
+        heads = range(0, len(raw), size)
+        digests = [
+            sha256(raw[head : head + size] + tails[8 * first : 8 * stop]).digest()
+            for head, first, stop in zip(heads, starts, starts[1:], strict=False)
+        ]
         words = np.frombuffer(b"".join(digests), ">u4").reshape(-1, 8)[:, :4].astype(np.uint64)
-        for word, column in zip((96, 64, 32, 0), words.sum(axis=0).tolist(), strict=True):
-            self.total += column << word
+        for shift, column in zip((96, 64, 32, 0), words.sum(axis=0).tolist(), strict=True):
+            self.total += column << shift
 
     def merge(self, other: Digest) -> None:
         """Add what another engine or partition summed."""

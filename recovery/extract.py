@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from broker.errors import CorruptRecord
 from broker.format import opmessage
@@ -106,9 +107,10 @@ def extract(records: Records, kinds: Kinds, interned: Names) -> Rows:
     rows["body_crc"] = part.field("body_crc")
     rows["group"] = interned.numbers(part.property(names.PGROUP))
     rows["topic"] = _targets(part, kinds, which, interned)
-    keys = Strings(part.property(names.UNIQ_KEY))
-    rows["key_hi"], rows["key_lo"] = identities_of_unique_keys(keys.data, keys.offsets)
-    _set_halves(rows, part, keys)
+    own = (rows["kind"] == EventKind.PREPARED) | (rows["kind"] == EventKind.HALF)
+    rows["half"] = np.where(own, rows["offset"], part.field("prepared_transaction_offset"))
+    _set_keys(rows, part)
+    _set_parked(rows, part)
     return rows
 
 
@@ -121,22 +123,27 @@ def _targets(part: Records, kinds: Kinds, which: Ints, interned: Names) -> npt.N
     return own
 
 
-def _set_halves(rows: Rows, part: Records, keys: Strings) -> None:
-    """Say which half record each row is about, and how often that was asked about."""
-    kind = rows["kind"]
-    own = (kind == EventKind.PREPARED) | (kind == EventKind.HALF)
-    rows["half"] = np.where(own, rows["offset"], part.field("prepared_transaction_offset"))
-    halves = kind == EventKind.HALF
-    if halves.any():
-        rows["checks"] = numbers_in(part.property(names.TRANSACTION_CHECK_TIMES))
-        nameless = halves & (keys.lengths == 0)  # known by its offset, as a prepared record is
-        rows["key_hi"][nameless], rows["key_lo"][nameless] = 0, rows["offset"][nameless].astype(np.uint64)
-    parked = np.flatnonzero(kind == EventKind.PARKED)
-    if len(parked):
-        which = part.take(parked)
-        rows["half"][parked] = numbers_in(which.property(PARKED_OFFSET), missing=-1)
-        taken_back = np.array([value == b"false" for value in which.property(PARKED).to_pylist()])
-        rows["checks"][parked] = ~taken_back
+def _set_keys(rows: Rows, part: Records) -> None:
+    """The identity of each half and each parked message of the half-op generation; its ends take it from the half."""
+    which = np.flatnonzero((rows["kind"] == EventKind.HALF) | (rows["kind"] == EventKind.PARKED))
+    if not len(which):
+        return
+    keyed = part.take(which)
+    keys = Strings(keyed.property(names.UNIQ_KEY))
+    high, low = identities_of_unique_keys(keys.data, keys.offsets)
+    nameless = keys.lengths == 0  # known by its offset, as a prepared record is
+    rows["key_hi"][which] = np.where(nameless, 0, high)
+    rows["key_lo"][which] = np.where(nameless, keyed.offsets.astype(np.uint64), low)
+    rows["checks"][which] = numbers_in(keyed.property(names.TRANSACTION_CHECK_TIMES))
+
+
+def _set_parked(rows: Rows, part: Records) -> None:
+    """Our own park records name their half by offset."""
+    which = np.flatnonzero(rows["kind"] == EventKind.PARKED)
+    if len(which):
+        parked = part.take(which)
+        rows["half"][which] = numbers_in(parked.property(PARKED_OFFSET), missing=-1)
+        rows["checks"][which] = [value != b"false" for value in parked.property(PARKED).to_pylist()]
 
 
 def numbers_in(values: pa.Array, missing: int = 0) -> Ints:
@@ -147,23 +154,39 @@ def numbers_in(values: pa.Array, missing: int = 0) -> Ints:
 
 
 def extract_ops(records: Records, kinds: Kinds) -> Rows:
-    """A row for each half that the op messages of a records name."""
+    """A row for each half that the op messages of a batch name; other tags than an op's mean nothing."""
     which = np.flatnonzero(kinds.events == EventKind.OP)
+    if not len(which):
+        return np.zeros(0, OP)
     part = records.take(which)
-    tags = part.property(names.TAGS).to_pylist() if len(which) else []
-    columns: tuple[list[int], list[int], list[int]] = ([], [], [])
-    queue_ids, offsets = part.field("queue_id").tolist() if len(which) else [], part.offsets.tolist()
-    for tag, body, queue_id, offset in zip(tags, part.bodies.array.to_pylist(), queue_ids, offsets, strict=True):
-        try:
-            named = opmessage.decode(body) if tag == OP_TAG.encode() else ()
-        except CorruptRecord:
-            continue  # RocketMQ passes over what it cannot parse, too
-        columns[0].extend([queue_id] * len(named))
-        columns[1].extend(named)
-        columns[2].extend([offset] * len(named))
-    rows = np.zeros(len(columns[0]), OP)
-    rows["queue_id"], rows["queue_offset"], rows["offset"] = columns
+    part = part.take(np.flatnonzero(np.asarray(pc.equal(part.property(names.TAGS), OP_TAG.encode()).fill_null(False))))
+    counts, numbers = _op_numbers(part.bodies)
+    rows = np.zeros(len(numbers), OP)
+    rows["queue_id"], rows["offset"] = part.field("queue_id").repeat(counts), part.offsets.repeat(counts)
+    rows["queue_offset"] = numbers
     return rows
+
+
+def _op_numbers(bodies: Strings) -> tuple[Ints, Ints]:
+    """How many halves each op names, and which: all at once where every body is digits and commas, as they are."""
+    raw = bodies.data.tobytes()
+    commas = np.concatenate(([0], np.cumsum(bodies.data == ord(","))))
+    ends = bodies.offsets[1:]
+    regular = not raw.translate(None, b"0123456789,") and b",," not in raw and not raw.startswith(b",")
+    if regular and bool((bodies.data[ends - 1] == ord(",")).all()):
+        counts = commas[ends] - commas[bodies.offsets[:-1]]
+        longest = max(map(len, raw.split(b",")), default=0)
+        if longest < 19:
+            return counts, np.array(raw.split(b",")[:-1], f"S{max(longest, 1)}").astype(np.int64)
+    lists = [_op_body(body) for body in bodies.array.to_pylist()]
+    return np.array([len(numbers) for numbers in lists], np.int64), np.array(sum(lists, []), np.int64)
+
+
+def _op_body(body: bytes) -> list[int]:
+    try:
+        return list(opmessage.decode(body))
+    except CorruptRecord:
+        return []  # RocketMQ passes over what it cannot parse, too
 
 
 def diverted_halves(records: Records, kinds: Kinds) -> Ints:

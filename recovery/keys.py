@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.format import properties as names
+from broker.format.java import string_hash
 from broker.format.sysflag import TransactionType
-from recovery.columns import Strings, java_hashes
+from recovery.columns import Strings, java_hashes_joined
 from recovery.extract import Kinds
 from recovery.records import Records
 from recovery.units import Ints, Rows
@@ -35,12 +36,11 @@ def expected_items(records: Records, kinds: Kinds, rule: Rule) -> Rows:
     left_out = [TransactionType.ROLLBACK] if rule is Rule.V5 else [TransactionType.ROLLBACK, TransactionType.COMMIT]
     which = np.flatnonzero(~np.isin(types, left_out))
     part = records.take(which)
-    topics = part.topics.array
-    parts = [_items(part, topics, *_split_keys(part.property(names.KEYS)))]
+    parts = [_items(part, *_split_keys(part.property(names.KEYS)))]
     if rule is Rule.V5:
         unique = part.property(names.UNIQ_KEY)
         there = np.flatnonzero(np.asarray(unique.is_valid()))
-        parts.append(_items(part, topics, there, unique.drop_null()))
+        parts.append(_items(part, there, unique.drop_null()))
     items = np.concatenate(parts)
     hashes = items["key_hash"]
     smallest = hashes == -(1 << 31)
@@ -72,11 +72,12 @@ def _split_bytes(keys: pa.Array) -> pa.Array:
     return pa.array([None if key is None else key.split(b" ") for key in keys.to_pylist()], pa.list_(pa.binary()))
 
 
-def _items(records: Records, topics: pa.Array, rows: Ints, keys: pa.Array) -> Rows:
+def _items(records: Records, rows: Ints, keys: pa.Array) -> Rows:
     items = np.zeros(len(rows), EXPECTED)
     if len(rows):
-        joined = pc.binary_join_element_wise(topics.take(pa.array(rows)), keys, b"#")
-        items["key_hash"] = java_hashes(Strings(joined))
+        codes, topics = records.topics.codes()
+        prefixes = np.array([string_hash(topic.decode("utf-8", "replace") + "#") for topic in topics], np.int32)
+        items["key_hash"] = java_hashes_joined(prefixes[codes[rows]], Strings(keys))
         items["commitlog_offset"] = records.offsets[rows]
         items["store_ms"] = records.field("store_timestamp_ms")[rows]
     return items

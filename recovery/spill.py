@@ -39,8 +39,8 @@ class Spill:
         """Deal rows to their partitions; within one, rows keep the order in which they were added."""
         if not len(rows):
             return
-        if self.count == 1:
-            self._hold(0, rows)
+        if self.count == 1 or bool((partition == partition[0]).all()):
+            self._hold(int(partition[0]) if self.count > 1 else 0, rows)
         else:
             order = np.argsort(partition, kind="stable")
             cuts = np.searchsorted(partition[order], np.arange(self.count + 1))

@@ -195,8 +195,9 @@ class CommitLog:
             look = self._look(look.at)
         if look.fault is None:  # it ends in zeros for good; RocketMQ takes it, and so do we
             return look.at, look.window
+        if len(look.window) < min(self._room(look.at), _WINDOW_BYTES):
+            self._queue.read(look.at + len(look.window), 1)  # raises: the file was cut here
         if self._is_tail(look.at) and (look.is_empty or not self._whole_record_follows(look.at)):
-            self._queue.read(look.at + len(look.window), 1)  # raises when the file was cut here
             return None
         raise self.damage(look.at, look.fault)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from tests.compat.witness import Testimony, Transaction
+from tests.compat.witness import Account, Transaction
 
 ENDS = {"COMMIT_MESSAGE": "committed", "ROLLBACK_MESSAGE": "rolled_back"}
 CONFIRMED = {"half", "plain", "batch"}
@@ -46,11 +46,11 @@ def _ends(event: Event, answers: set[str], version: str) -> set[str]:
     return states | ({"parked"} if answers and "rolled_back" in states else set())
 
 
-def contradictions(events: list[Event], testimony: Testimony, version: str, ending: str) -> list[str]:
+def contradictions(events: list[Event], account: Account, version: str, ending: str) -> list[str]:
     """Where the second reading of the store and the truth disagree; empty for every store that a broker may leave."""
     allowed = allowed_states(events, version, ending)
     seen: dict[str, list[Transaction]] = defaultdict(list)
-    for transaction in testimony.transactions:
+    for transaction in account.transactions:
         seen[transaction.key].append(transaction)
     wrong = [f"{key}: the store holds a transaction that nobody began" for key in seen.keys() - allowed.keys()]
     for key, states in allowed.items():
@@ -71,10 +71,10 @@ def lost_messages(events: list[Event], messages: dict[str, set[tuple[str, int, i
     ]
 
 
-def explained_kinds(testimony: Testimony, version: str, ending: str) -> set[str]:
+def explained_kinds(account: Account, version: str, ending: str) -> set[str]:
     """The kinds of findings that what is in the store explains; a finding of another kind is a false alarm."""
     kinds: set[str] = set()
-    for transaction in testimony.transactions:
+    for transaction in account.transactions:
         if len(transaction.delivered) > 1:
             kinds |= {"delivered-twice", "double-end"}
         if transaction.ends > 1:
@@ -83,9 +83,9 @@ def explained_kinds(testimony: Testimony, version: str, ending: str) -> set[str]
             kinds |= {"committed-without-op"}
         if transaction.delivered and transaction.parked:
             kinds |= {"decision-conflict"}
-    if version == "3.1.4" and testimony.copies:
+    if version == "3.1.4" and account.copies:
         kinds |= {"redo-orphan"}  # send-backs of committed messages are written to the redo log as ends
-    if version != "3.1.4" and testimony.diverted:
+    if version != "3.1.4" and account.diverted:
         kinds |= {"half-diverted"}
     if ending == "killed":  # what is dispatched from the CommitLog lags behind it
         kinds |= {"queue-missing", "index-missing", "redo-missing", "slot-missing", "slot-wrong-state", "torn-tail"}

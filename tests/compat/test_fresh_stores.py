@@ -22,7 +22,7 @@ import pytest
 import broker
 from tests.compat import expectation, rocketmq, stores
 from tests.compat.stores import Draw, Made
-from tests.compat.witness import Testimony, testify
+from tests.compat.witness import Account, take_account
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("CHECKBACK_COMPAT_SEED") or random.SystemRandom().randrange(1_000_000))
@@ -66,16 +66,16 @@ def checkback(verb: str, store: Path) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout)
 
 
-def judge(made: Made) -> tuple[Testimony, dict[str, Any]]:
+def judge(made: Made) -> tuple[Account, dict[str, Any]]:
     """The truth, the second reading of the store and the verification must say the same."""
     print(f"{made.store}: {made.ending}, {made.parameters}")
-    events, testimony = made.events(), testify(made.store, made.version)
-    assert not expectation.contradictions(events, testimony, made.version, made.ending)
-    assert not expectation.lost_messages(events, testimony.messages)
+    events, account = made.events(), take_account(made.store, made.version)
+    assert not expectation.contradictions(events, account, made.version, made.ending)
+    assert not expectation.lost_messages(events, account.messages)
     assert not expectation.lost_messages(events, messages_read(made.store))
     if made.ending == "clean":
-        found_by_key(made.store, testimony)
-    return testimony, verified(made, testimony)
+        found_by_key(made.store, account)
+    return account, verified(made, account)
 
 
 def messages_read(store: Path) -> dict[str, set[tuple[str, int, int]]]:
@@ -90,31 +90,31 @@ def messages_read(store: Path) -> dict[str, set[tuple[str, int, int]]]:
     return found
 
 
-def found_by_key(store: Path, testimony: Testimony) -> None:
+def found_by_key(store: Path, account: Account) -> None:
     """Each delivered message of a clean store is found through the index and through its queue."""
     with broker.open(store, read_only=True) as opened:
-        for transaction in testimony.transactions:
+        for transaction in account.transactions:
             if transaction.delivered:
                 half = transaction.halves[0]
                 bodies = [message.body for message in opened.by_key(half.target, transaction.key)]
                 assert half.body in bodies, transaction.key
 
 
-def verified(made: Made, testimony: Testimony) -> dict[str, Any]:
+def verified(made: Made, account: Account) -> dict[str, Any]:
     """The verification of a store, compared with the second reading of it."""
     report: dict[str, Any]
     code, report = checkback("verify", made.store)
-    assert report["transactions"] == testimony.totals()
-    assert report["records"] == testimony.records
+    assert report["transactions"] == account.totals()
+    assert report["records"] == account.records
     assert report["generation"] == GENERATIONS[made.version]
     assert report["ok"] == (not report["findings"]) == (code == 0)
-    false_alarms = report["counts"].keys() - expectation.explained_kinds(testimony, made.version, made.ending)
+    false_alarms = report["counts"].keys() - expectation.explained_kinds(account, made.version, made.ending)
     assert not false_alarms, [f for f in report["findings"] if f["kind"] in false_alarms][:5]
     if made.version == "5.3.3":
-        late = sum(bool(t.delivered) and not t.named_by_op for t in testimony.transactions)
+        late = sum(bool(t.delivered) and not t.named_by_op for t in account.transactions)
         assert report["counts"].get("committed-without-op", 0) == late
     pending = checkback("pending", made.store)[1]
-    assert len(pending) == testimony.totals()["in_doubt"]
+    assert len(pending) == account.totals()["in_doubt"]
     return report
 
 
@@ -137,15 +137,15 @@ def test_a_killed_store(version: str, seed: int, folder: Path) -> None:
 def test_retries_and_dead_letters(version: str, seed: int, folder: Path) -> None:
     """Messages that consumers send back keep the COMMIT flag and name offset 0, where a transaction begins: no ends."""
     made = stores.retries(folder, Draw.of(version, seed))
-    testimony, _ = judge(made)
-    first = testimony.transactions[0]
+    account, _ = judge(made)
+    first = account.transactions[0]
     assert first.halves[0].commitlog_offset == 0
     assert first.state == "committed"
     assert len(first.delivered) == 1
-    assert testimony.copies > 3
+    assert account.copies > 3
     died = {event["key"] for event in made.events() if event["event"] == "consumed" and event["dead"]}
     assert first.key in died
-    assert any(topic.startswith("%DLQ%") for topic in testimony.topics)
+    assert any(topic.startswith("%DLQ%") for topic in account.topics)
 
 
 @both_versions
@@ -161,15 +161,15 @@ def test_killed_during_retries_and_checks(version: str, seed: int, folder: Path)
 def test_ends_that_no_client_should_send(version: str, seed: int, folder: Path) -> None:
     """Two ends, contrary ends, an end by a stranger, a half with a delay: one decision counts, the rest is told."""
     made = stores.traps(folder, Draw.of(version, seed))
-    events, testimony = made.events(), testify(made.store, version)
-    seen = {transaction.key: transaction.state for transaction in testimony.transactions}
+    events, account = made.events(), take_account(made.store, version)
+    seen = {transaction.key: transaction.state for transaction in account.transactions}
     for key, states in expectation.trapped_states(events, version).items():
         assert seen[key] in states, key
     report = checkback("verify", made.store)[1]
     rounds = sum(event["event"] == "trap" and event["name"] == "twice" for event in events)
     assert report["counts"]["delivered-twice"] >= rounds
     if version == "3.1.4":
-        assert report["transactions"] == testimony.totals()
+        assert report["transactions"] == account.totals()
         assert report["counts"]["decision-conflict"] == 2 * rounds
     else:
         assert report["counts"]["half-diverted"] >= 2 * rounds
@@ -180,11 +180,11 @@ def test_ends_that_no_client_should_send(version: str, seed: int, folder: Path) 
 def test_a_store_that_a_real_broker_recovered(seed: int, more: int, folder: Path) -> None:
     """3.1.4 rebuilds its state table from the first redo log file only, and without the settled slots."""
     made = stores.recovered(folder, Draw.of("3.1.4", seed), more)
-    testimony = testify(made.store, "3.1.4")
-    assert not expectation.contradictions(made.events(), testimony, "3.1.4", "recovered")
+    account = take_account(made.store, "3.1.4")
+    assert not expectation.contradictions(made.events(), account, "3.1.4", "recovered")
     code, report = checkback("verify", made.store)
     assert code == 1
-    assert report["transactions"] == testimony.totals()
+    assert report["transactions"] == account.totals()
     assert {"slot-missing", "slot-moved", "table-compacted"} & report["counts"].keys()
     assert not {"torn-tail", "crc-mismatch", "corrupt-region"} & report["counts"].keys()
 

@@ -112,7 +112,7 @@ class Transaction:
 
 
 @dataclass
-class Testimony:
+class Account:
     """The whole store: its transactions and, for each message key, where its message was found."""
 
     transactions: list[Transaction] = field(default_factory=list)
@@ -128,21 +128,21 @@ class Testimony:
         return {"total": len(self.transactions), **{name: states[name] for name in names}}
 
 
-def testify(store: Path, version: str) -> Testimony:
+def take_account(store: Path, version: str) -> Account:
     """Read the whole store."""
     everything = list(records(store))
-    testimony = Testimony()
+    account = Account()
     for record in everything:
-        testimony.topics[record.topic] += 1
+        account.topics[record.topic] += 1
         if record.kind == 8 and record.names == 0 and record.topic.startswith((SCHEDULE, "%RETRY%", "%DLQ%")):
-            testimony.copies += 1
-        testimony.records += 1
-        testimony.diverted += record.topic in (SCHEDULE, TIMER) and record.properties.get("REAL_TOPIC") == HALF
+            account.copies += 1
+        account.records += 1
+        account.diverted += record.topic in (SCHEDULE, TIMER) and record.properties.get("REAL_TOPIC") == HALF
         if record.key and record.kind != 12:
             body = record.body
-            testimony.messages[record.key].add((record.target, len(body), zlib.crc32(body)))
-    testimony.transactions = state_table(everything) if version == "3.1.4" else half_op(everything)
-    return testimony
+            account.messages[record.key].add((record.target, len(body), zlib.crc32(body)))
+    account.transactions = state_table(everything) if version == "3.1.4" else half_op(everything)
+    return account
 
 
 def _same(half: Record, end: Record) -> bool:

@@ -64,11 +64,15 @@ class Log:
         for number in range(count + spare):
             piece = self.data[number * self.segment_size : (number + 1) * self.segment_size]
             path = folder / f"{self.base + number * self.segment_size:020}"
-            path.write_bytes(piece.ljust(self.segment_size, b"\0"))
+            path.touch()
+            with path.open("r+b") as file:  # in place: a broker never makes a segment shorter
+                file.write(piece.ljust(self.segment_size, b"\0"))
         return store
 
 
-def write_queue(store: Path, units: Sequence[Unit], *, topic: str = "orders", queue_id: int = 0, per_file: int = 8) -> None:
+def write_queue(
+    store: Path, units: Sequence[Unit], *, topic: str = "orders", queue_id: int = 0, per_file: int = 8
+) -> None:
     """A ConsumeQueue from queue offset 0 on."""
     folder = store / "consumequeue" / topic / str(queue_id)
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +85,9 @@ def units_of(records: Iterable[Record]) -> list[Unit]:
     return [Unit(record.commitlog_offset, len(encode(record)), 0) for record in records]
 
 
-def write_index(store: Path, records: Sequence[Record], *, slots: int, items: int, name: str = "20231114221320000") -> Path:
+def write_index(
+    store: Path, records: Sequence[Record], *, slots: int, items: int, name: str = "20231114221320000"
+) -> Path:
     """An index file of 5.x over the KEYS of some records."""
     raw = bytearray(index.file_size(slots, items))
     begin_ms = records[0].store_timestamp_ms if records else 0
@@ -98,7 +104,9 @@ def write_index(store: Path, records: Sequence[Record], *, slots: int, items: in
             number += 1
     if records:
         last = records[-1]
-        header = IndexHeader(begin_ms, last.store_timestamp_ms, records[0].commitlog_offset, last.commitlog_offset, 1, number)
+        header = IndexHeader(
+            begin_ms, last.store_timestamp_ms, records[0].commitlog_offset, last.commitlog_offset, 1, number
+        )
         raw[:40] = header.pack()
     path = store / "index" / name
     path.parent.mkdir(exist_ok=True)

@@ -1,0 +1,62 @@
+"""How the transactions of a CommitLog stand, from its records alone: for whoever needs no comparison of other files.
+
+    judgement = Judgement(files)
+    for records in scan:
+        judgement.add(records)
+    for verdicts in judgement.verdicts(): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from broker.transaction.events import EventKind, Evidence, Generation, gap_evidence, generation, prepared_generation
+from recovery.extract import Kinds, Names, Redeliveries, extract, extract_ops
+from recovery.records import Records
+from recovery.report import Findings
+from recovery.spill import partitions_for
+from recovery.store_files import StoreFiles
+from recovery.transactions import Transactions, Verdicts
+
+
+class Judgement:
+    """Takes the records of a scan in log order, and judges their transactions after it."""
+
+    def __init__(self, files: StoreFiles, begin_offset: int | None = None) -> None:
+        self.records = 0
+        self.bytes = 0
+        self.evidence = Evidence()
+        self.findings = Findings()  # what contradicts itself among the transactions
+        self.partitions = partitions_for(files.commitlog_bytes)
+        self._names, self._redeliveries = Names(), Redeliveries()
+        self._last_prepared: int | None = None
+        begin = files.commitlog.begin if begin_offset is None else begin_offset
+        self._transactions = Transactions(self._names, self.partitions, begin, self.findings, files.commitlog_file)
+
+    @property
+    def generation(self) -> Generation:
+        """How this store says what became of its transactions, as far as its records were taken."""
+        return generation(self.evidence)
+
+    def add(self, records: Records) -> None:
+        """Take some records."""
+        kinds = Kinds(records)
+        self.records += len(records)
+        self.bytes += int(records.sizes.sum())
+        rows = self._redeliveries.drop(extract(records, kinds, self._names))
+        self._transactions.add(rows, extract_ops(records, kinds))
+        slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
+        half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
+        more = gap_evidence(slots, self._last_prepared)._replace(half_op=half_op)
+        self.evidence = Evidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
+        self._last_prepared = slots[-1] if slots else self._last_prepared
+
+    def verdicts(self) -> Iterator[Verdicts]:
+        """Every transaction once; call when all records were taken."""
+        return self._transactions.judge(prepared_generation(self.evidence))
+
+    def close(self) -> None:
+        """Remove temporary files."""
+        self._transactions.close()

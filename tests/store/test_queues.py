@@ -1,0 +1,125 @@
+"""Queues of segments, and what is read by number from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.format.consumequeue import FILLER
+from broker.format.statetable import Slot
+from broker.store.disk import Disk, OpenFiles
+from broker.store.folder import Folder
+from broker.store.segments import SegmentQueue, segment_size
+from broker.store.statetable import StateTable
+from tests.store.build import START_MS, Log, units_of, write_queue
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 16, 20])
+def test_where_a_queue_ends(tmp_path: Path, count: int) -> None:
+    log = Log()
+    log.append(count) if count else None
+    path = log.write(tmp_path)
+    write_queue(path, units_of(log.records))
+    with broker.open(path, read_only=True) as store:
+        assert store.queue_range("orders", 0) == (0, count)
+        assert [store.message("orders", 0, n) is not None for n in (0, count - 1, count, count + 99)] == [
+            count > 0,
+            count > 0,
+            False,
+            False,
+        ]
+        queue = store.consumequeues.queue("orders", 0)
+        assert queue is not None
+        assert list(queue.walk()) == units_of(log.records)
+        assert list(queue.walk(3, 5)) == units_of(log.records)[3:5]
+
+
+def test_fillers_are_no_messages(tmp_path: Path) -> None:
+    """The first file of a queue that began late is filled up to its first message."""
+    log = Log()
+    log.append(10)
+    path = log.write(tmp_path)
+    write_queue(path, [FILLER] * 6 + units_of(log.records)[6:])
+    with broker.open(path, read_only=True) as store:
+        assert store.queue_range("orders", 0) == (6, 10)
+        assert store.message("orders", 0, 5) is None
+        assert store.offset_at_time("orders", 0, 0) == 6
+        assert store.offset_at_time("orders", 0, START_MS + 8000) == 8
+        assert store.offset_at_time("orders", 0, START_MS + 9001) == 10
+
+
+def test_topics_and_queues(tmp_path: Path) -> None:
+    path = Log().write(tmp_path)
+    write_queue(path, [], topic="b", queue_id=10)
+    write_queue(path, [], topic="b", queue_id=9)
+    write_queue(path, [], topic="%RETRY%group", queue_id=0)
+    (path / "consumequeue/b/junk").mkdir()
+    (path / "consumequeue/b/007").mkdir()
+    (path / "consumequeue/note").touch()
+    with broker.open(path, read_only=True) as store:
+        assert store.topics() == ["%RETRY%group", "b"]
+        assert store.queues("b") == [9, 10]
+        assert store.queue_range("b", 9) == (0, 0)
+
+
+def test_slots_of_files_that_begin_late(tmp_path: Path) -> None:
+    folder = tmp_path / "transaction" / "statetable"
+    folder.mkdir(parents=True)
+    slots = [Slot(1000 * n, 300, 1_700_000_000 + n, 7, 4 + 4 * (n % 3)) for n in range(25)]
+    for first in (10, 20):
+        raw = b"".join(slot.pack() for slot in slots[first : first + 10])
+        (folder / f"{first * Slot.SIZE:020}").write_bytes(raw.ljust(240, b"\0"))
+    table = StateTable(Folder(str(tmp_path), Disk()))
+    assert (table.first, table.end) == (10, 25)
+    assert (table.get(9), table.get(10), table.get(24), table.get(25)) == (None, slots[10], slots[24], None)
+    assert list(table.walk()) == slots[10:]
+
+
+def make_queue(folder: Path, sizes: dict[int, int]) -> SegmentQueue:
+    folder.mkdir(exist_ok=True)
+    for base, size in sizes.items():
+        (folder / f"{base:020}").write_bytes(bytes(base // 100 % 251 + 1 for _ in range(size)))
+    disk = Disk()
+    return SegmentQueue(disk, OpenFiles(disk), str(folder), str(folder.parent))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({}, 0),
+        ({0: 0}, 0),
+        ({0: 100}, 100),
+        ({300: 100, 400: 0}, 100),
+        ({0: 100, 100: 100, 200: 60}, 100),
+        ({0: 60, 100: 100}, 100),
+        ({0: 100, 100: 60}, 100),
+        ({0: 100, 300: 100}, 100),
+        ({0: 60, 100: 70, 200: 100}, 100),
+        ({0: 0, 100: 0}, 100),
+    ],
+)
+def test_the_size_of_segments(tmp_path: Path, sizes: dict[int, int], expected: int) -> None:
+    """What most files have, else what the names agree with."""
+    assert segment_size(make_queue(tmp_path / "queue", sizes).listing().segments) == expected
+
+
+def test_reads_cross_segments(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "queue", {100: 100, 200: 100, 300: 100})
+    assert queue.read(150, 200) == b"\2" * 50 + b"\3" * 100 + b"\4" * 50
+    assert queue.read(350, 200) == b"\4" * 50
+    assert queue.read(400, 1) == b""
+    assert queue.read(0, 10) == b""
+    segment = queue.listing().segments[1]
+    buffer = bytearray(60)
+    assert (segment.read_into(70, buffer), bytes(buffer[:30])) == (30, b"\3" * 30)
+    assert segment.next_data(5) == 5
+
+
+def test_a_file_that_grows_is_seen(tmp_path: Path) -> None:
+    """RocketMQ creates a file empty and then gives it its size: the folder does not change then."""
+    queue = make_queue(tmp_path / "queue", {0: 100, 100: 0})
+    assert queue.read(90, 20) == b"\1" * 10
+    (tmp_path / "queue" / f"{100:020}").write_bytes(b"\2" * 100)
+    assert queue.read(90, 20) == b"\1" * 10 + b"\2" * 10
