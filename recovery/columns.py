@@ -6,6 +6,7 @@ where they lie, and Arrow's cast gathers them in C++.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ class Strings:
         _, offsets, data = array.buffers()
         self.offsets = np.frombuffer(offsets, np.int32, len(array) + 1) if len(array) else np.zeros(1, np.int32)
         self.data = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
-        self._separators: tuple[Ints, Ints] | None = None
+        self._items: _Items | None = None
 
     @classmethod
     def gather(cls, window: Bytes, starts: Ints, lengths: Ints) -> Strings:
@@ -122,24 +123,24 @@ class Strings:
 
         RocketMQ: MessageDecoder.string2messageProperties (5.3.3): the last one wins, an empty value does not count.
         """
-        key = name.encode() + b"\x01"
-        if self._separators is None:
-            self._separators = (np.flatnonzero(self.data == 1), np.flatnonzero(self.data == 2))
-        equals, ends = self._separators
-        begins = equals + 1 - len(key)
-        hits = np.flatnonzero(text_at(self.data, begins, key))
-        begins, values = begins[hits], equals[hits] + 1
+        if self._items is None:
+            self._items = _Items.of(self.data, self.offsets)
+        begins, values, stops = self._items.named(self.data, name.encode())
         rows = np.searchsorted(self.offsets, begins, side="right") - 1
-        first = (begins == self.offsets[rows]) | (self.data[np.maximum(begins - 1, 0)] == 2)
-        rows, values = rows[first], values[first]
-        stops = self.offsets[rows + 1].astype(np.int64)
-        nearest = np.searchsorted(ends, values)
-        inner = nearest < len(ends)
-        stops[inner] = np.minimum(stops[inner], ends[nearest[inner]])
         filled = stops > values
         starts, lengths = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
         starts[rows[filled]], lengths[rows[filled]] = values[filled], (stops - values)[filled]
         return self._slices(starts, lengths)
+
+    def all_properties(self) -> tuple[Ints, pa.Array, pa.Array]:
+        """Every property of every string: the row it stands in, its name and its value, in order."""
+        if self._items is None:
+            self._items = _Items.of(self.data, self.offsets)
+        items = self._items
+        filled = np.flatnonzero((items.stops > items.equals + 1) & (items.equals > items.begins))
+        begins, equals, stops = items.begins[filled], items.equals[filled], items.stops[filled]
+        rows = np.searchsorted(self.offsets, begins, side="right") - 1
+        return rows, gather(self.data, begins, equals - begins), gather(self.data, equals + 1, stops - equals - 1)
 
     def _slices(self, starts: Ints, lengths: Ints) -> pa.Array:
         there = lengths > 0
@@ -149,6 +150,45 @@ class Strings:
         _, offsets, data = found.buffers()
         bits = pa.py_buffer(np.packbits(there, bitorder="little"))
         return pa.Array.from_buffers(pa.binary(), len(found), [bits, offsets, data])
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """The `name 0x01 value` items in the bytes of many property strings, in order."""
+
+    begins: Ints
+    equals: Ints  # where the name ends
+    stops: Ints  # where the value ends
+    words: npt.NDArray[np.uint64]  # the first eight bytes of the name, as one number
+
+    @classmethod
+    def of(cls, data: Bytes, offsets: npt.NDArray[np.int32]) -> _Items:
+        """Split at the separators; an item without a name's end is none."""
+        starts = np.zeros(len(data) + 1, np.bool_)
+        starts[offsets] = True
+        starts[np.flatnonzero(data == 2) + 1] = True
+        bounds = np.flatnonzero(starts)
+        bounds = bounds if len(bounds) and bounds[-1] == len(data) else np.append(bounds, len(data))
+        begins, ends = bounds[:-1], bounds[1:]
+        equals = np.flatnonzero(data == 1)
+        if len(equals) != len(begins) or not ((begins <= equals) & (equals < ends)).all():
+            first = np.searchsorted(equals, begins)
+            inside = first < len(equals)
+            inside[inside] = equals[first[inside]] < ends[inside]
+            begins, ends, equals = begins[inside], ends[inside], equals[first[inside]]
+        stops = ends - (data[np.maximum(ends - 1, 0)] == 2) if len(ends) else ends
+        masks = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+        words = _words(data, begins) & masks[np.minimum(equals - begins, 8)]
+        return cls(begins, equals, stops, words)
+
+    def named(self, data: Bytes, name: bytes) -> tuple[Ints, Ints, Ints]:
+        """Begin of the item, begin and end of the value, of each item of that name."""
+        same = self.words == np.uint64(int.from_bytes(name[:8], "little"))
+        hits = np.flatnonzero(same)
+        hits = hits[self.equals[hits] - self.begins[hits] == len(name)]
+        if len(name) > 8:
+            hits = hits[text_at(data, self.begins[hits] + 8, name[8:])]
+        return self.begins[hits], self.equals[hits] + 1, self.stops[hits]
 
 
 def java_hashes(strings: Strings) -> npt.NDArray[np.int32]:

@@ -118,15 +118,17 @@ class Index:
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which expected items are missing, and which live ones are known with their right time."""
         wanted, held = _packed(expected, base), _packed(live, base)
-        missing = ~np.isin(wanted, held)
         order = np.argsort(wanted, kind="stable")
         ranked = wanted[order]
-        at = np.searchsorted(ranked, held)
-        known = np.zeros(len(held), np.bool_)
-        inside = at < len(ranked)
-        known[inside] = ranked[at[inside]] == held[inside]
-        store_ms = np.zeros(len(held), np.int64)
-        store_ms[known] = expected["store_ms"][order[at[known]]]
+        at = np.minimum(np.searchsorted(ranked, held), max(len(ranked) - 1, 0))
+        known = ranked[at] == held if len(ranked) else np.zeros(len(held), np.bool_)
+        store_ms = expected["store_ms"][order[at]] if len(ranked) else np.zeros(len(held), np.int64)
+        found = np.zeros(len(wanted), np.bool_)
+        found[at[known]] = True
+        missing = np.zeros(len(wanted), np.bool_)
+        missing[order] = ~found
+        if missing.any():  # one item may answer for a key that stands twice
+            missing &= ~np.isin(wanted, held)
         return missing, known & self._right_times(live, store_ms)
 
     def _right_times(self, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:

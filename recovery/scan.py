@@ -10,10 +10,12 @@ position on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from broker.format.commitlog import BLANK_SIZE, RECORD_SIZE_MAX
 from broker.store.disk import Missing
@@ -199,3 +201,25 @@ class Scan:
 
     def _add(self, kind: str, segment: Segment, at: int, size: int, reason: str) -> None:
         self.damages.append(self._damage(kind, segment, at, size, reason))
+
+
+def scan(
+    path: str | os.PathLike[str],
+    *,
+    start: int = 0,
+    end: int | None = None,
+    columns: Sequence[str] | None = None,
+    rows: int = 4096,
+) -> Iterator[pa.RecordBatch]:
+    """The records of a store whose CommitLog offset lies in [start, end), as Arrow batches of at most `rows`.
+
+    `start` may lie anywhere: the scan begins at the first true record at or after it. Damage is passed over; `Scan`
+    says what it was. Columns and types: `recovery.arrow.COLUMNS`. Raises NotAStore where there is none.
+    """
+    from recovery.arrow import record_batch
+    from recovery.store_files import StoreFiles
+
+    listing = StoreFiles.open(path).commitlog
+    for records in Scan(listing, start, end, resync=True):
+        for first in range(0, len(records), rows):
+            yield record_batch(records.take(slice(first, first + rows)), columns)

@@ -84,7 +84,7 @@ class Transactions:
         self._least_half_queue_offset: dict[int, int] = {}
 
     def add(self, rows: Rows, ops: Rows) -> None:
-        """Take the events of a records."""
+        """Take the events of a batch; batches come in log order, and so rows stay in it."""
         parked_by_key = (rows["kind"] == EventKind.PARKED) & (rows["half"] < 0)
         self._add_keyed(rows[parked_by_key])
         rows = rows[~parked_by_key]
@@ -126,10 +126,8 @@ class Transactions:
     def _judge_ends(self, rows: Rows, prepared: Generation) -> Iterator[Verdicts]:
         kinds = rows["kind"]
         halves = rows[(kinds == EventKind.PREPARED) | (kinds == EventKind.HALF)]
-        halves = halves[np.argsort(halves["offset"], kind="stable")]
         ends = rows[(kinds == EventKind.COMMITTED) | (kinds == EventKind.ROLLED_BACK)]
         parks = rows[kinds == EventKind.PARKED]
-        ends = ends[np.argsort(ends["offset"], kind="stable")]
         which = self._match(halves, ends)
         self._report_loose(ends[which < 0])
         ends, which = ends[which >= 0], which[which >= 0]
@@ -173,7 +171,8 @@ class Transactions:
             if at < len(halves) and halves["offset"][at] == park["half"]:
                 verdicts["state"][at] = TransactionState.PARKED if park["checks"] else TransactionState.PREPARED
         order = np.argsort(which, kind="stable")
-        ends, which = ends[order], which[order]
+        if (np.diff(order) != 1).any():
+            ends, which = ends[order], which[order]
         decided, first = np.unique(which, return_index=True)
         verdicts["state"][decided] = _END_STATES[ends["kind"][first]]
         again = np.ones(len(ends), np.bool_)

@@ -24,6 +24,7 @@ from broker.format.commitlog import (
 )
 from recovery.records import Bytes, Records
 
+_SIZE = struct.Struct(">i").unpack_from
 _SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of RecordHead and of the blank
 _MAGIC_AT = RecordHead.OFFSET["magic"]
 _MAGICS = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
@@ -68,13 +69,15 @@ def walk(window: Bytes, base: int, segment_end: int) -> Walk:
 
 
 def _hop(window: Bytes, limit: int) -> list[int]:
+    """Positions by size alone: whether records really stand there is asked for all of them at once."""
     positions: list[int] = []
-    view, at = memoryview(window), 0
-    while at + RECORD_SIZE_MIN <= limit:
-        size, magic = _SIZE_AND_MAGIC(view, at)
-        if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < RECORD_SIZE_MIN or at + size > limit:
+    view, at, last = window.data, 0, limit - RECORD_SIZE_MIN
+    size_at, add = _SIZE, positions.append
+    while at <= last:
+        (size,) = size_at(view, at)
+        if size < RECORD_SIZE_MIN or at + size > limit:
             break
-        positions.append(at)
+        add(at)
         at += size
     return positions
 
@@ -87,7 +90,7 @@ def _what_is_at(window: Bytes, at: int, remaining: int) -> tuple[Stop, int]:
         return Stop.BAD, 0
     if at + BLANK_SIZE > len(window):
         return Stop.MORE, BLANK_SIZE
-    size, magic = _SIZE_AND_MAGIC(memoryview(window), at)
+    size, magic = _SIZE_AND_MAGIC(window.data, at)
     if magic == MAGIC_BLANK:
         return (Stop.BLANK, 0) if size == remaining else (Stop.BAD, 0)
     if magic in (MAGIC_V1, MAGIC_V2) and RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):

@@ -25,7 +25,6 @@ from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms
 
 BORN_HOST, STORE_HOST = Host.parse("192.168.7.21:40392"), Host.parse("10.0.3.4:10911")
 START_MS = 1_795_245_196_254
-SEGMENT_SIZE = 4096
 STEP_MS = 2371  # between two records, so that whole seconds differ
 
 
@@ -35,13 +34,14 @@ class Generation(NamedTuple):
     name: str
     state_table: bool = False
     record_crc: bool = False
+    segment_size: int = 4096
     index_items: int = 24  # in a file, the unused item 0 included
     units: int = 5  # of a ConsumeQueue file
     slots: int = 4  # of a state table file
     redo_units: int = 8  # of a redo log file
 
 
-V3 = Generation("3.1.4", state_table=True, index_items=6)
+V3 = Generation("3.1.4", state_table=True, segment_size=2048, index_items=6)
 V5 = Generation("5.3.3")
 V5_CRC = Generation("5.3.3 with record CRC", record_crc=True)
 GENERATIONS = (V3, V5, V5_CRC)
@@ -71,6 +71,7 @@ class SmallBroker:
         body: bytes,
         values: dict[str, str],
         *,
+        own: dict[str, str] | None = None,
         queue_id: int = 0,
         sys_flag: int = 0,
         flag: int = 0,
@@ -79,24 +80,30 @@ class SmallBroker:
         reconsume_times: int = 0,
         born_ms: int | None = None,
     ) -> Record:
-        """Append one message and dispatch it; `role` names it in the table of unprotected bytes."""
+        """Append one message and dispatch it; `role` names it in the table of unprotected bytes.
+
+        `own` are the properties of a message in a batch: they stand before those of the batch, unmerged.
+        """
         kind = TransactionType(sys_flag & 0xC)
         self.now_ms += STEP_MS
         delivered = kind in (TransactionType.NONE, TransactionType.COMMIT)
         queue_offset = len(self.queues.get((topic, queue_id), ())) if delivered else slot
         if kind is TransactionType.PREPARED:
             queue_offset = len(self.table)
+        stored = properties.encode(values, java_order_capacity=None if self.kind.state_table else 128)
+        stored = properties.encode(own or {}, java_order_capacity=None) + stored
+        values = {**(own or {}), **values}
         made = make_record(
             topic,
             body,
-            properties.encode(values, java_order_capacity=128 if not self.kind.state_table else None),
+            stored,
             born_host=BORN_HOST,
             store_host=STORE_HOST,
             born_timestamp_ms=self.now_ms - 7 if born_ms is None else born_ms,
             store_timestamp_ms=self.now_ms,
             queue_id=queue_id,
             queue_offset=queue_offset,
-            commitlog_offset=self._make_room(topic, body, values),
+            commitlog_offset=self._make_room(91 + len(body) + len(topic.encode()) + len(stored)),
             flag=flag,
             sys_flag=sys_flag,
             reconsume_times=reconsume_times,
@@ -108,10 +115,10 @@ class SmallBroker:
         self._dispatch(made, len(self.log) - made.commitlog_offset, values)
         return made
 
-    def _make_room(self, topic: str, body: bytes, values: dict[str, str]) -> int:
+    def _make_room(self, size: int) -> int:
         """The offset of the next record: what does not fit goes into the next segment."""
-        size = 91 + len(body) + len(topic.encode()) + len(properties.encode(values)) + 20 * self.kind.record_crc
-        room = SEGMENT_SIZE - len(self.log) % SEGMENT_SIZE
+        size += 20 * self.kind.record_crc
+        room = self.kind.segment_size - len(self.log) % self.kind.segment_size
         if size + BLANK_SIZE > room:
             self.blanks.append(len(self.log))
             scraps = b"scraps of another message " * 100 if self.kind.state_table else b""
@@ -157,9 +164,9 @@ class SmallBroker:
 
     def write(self, store: Path, *, killed: bool = False) -> Path:
         """Put all files down. A broker that was killed leaves `abort` and the segment that it allocated ahead."""
-        log, spare = bytes(self.log), SEGMENT_SIZE * killed
-        whole = -(-len(log) // SEGMENT_SIZE) * SEGMENT_SIZE + spare
-        _segments(store / "commitlog", log.ljust(whole, b"\0"), SEGMENT_SIZE)
+        log, size = bytes(self.log), self.kind.segment_size
+        whole = (-(-len(log) // size) + killed) * size
+        _segments(store / "commitlog", log.ljust(whole, b"\0"), size)
         for (topic, queue_id), units in self.queues.items():
             raw = b"".join(unit.pack() for unit in units)
             _segments(store / "consumequeue" / topic / str(queue_id), raw, self.kind.units * 20)

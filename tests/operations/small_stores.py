@@ -156,8 +156,10 @@ def _renew(broker: SmallBroker, half: Record, values: dict[str, str]) -> Record:
 
 def _batch(broker: SmallBroker, number: int) -> None:
     """Two messages of one request: each its own unique key, shadowed by that of the batch."""
-    for own in range(2):
-        broker.append("batch", TOPIC, b"batch %d" % own, _sent(number, KEYS=f"b-{own}"), queue_id=1)
+    request = {name: value for name, value in _sent(number).items() if name != "KEYS"}
+    for place in range(2):
+        own = {"KEYS": f"b-{place}", "UNIQ_KEY": f"C0A8071525CB5FFD2B27688A77{place:06X}", "WAIT": "true", "TAGS": "TagB"}
+        broker.append("batch", TOPIC, b"batch %d" % place, request, queue_id=1, own=own)
 
 
 def _send_back_5(broker: SmallBroker, delivered: Record) -> None:
