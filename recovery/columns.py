@@ -33,7 +33,8 @@ def unaligned(window: Bytes, dtype: Any, at: Ints) -> npt.NDArray[Any]:
         padded = np.zeros(kind.itemsize, np.uint8)
         padded[: len(window)] = window
         window, count = padded, 1
-    return np.ndarray((count,), kind, window, strides=(1,))[np.clip(at, 0, count - 1)]
+    plain = f"V{kind.itemsize}" if kind.fields else kind  # NumPy copies a structure field by field, bytes at once
+    return np.ndarray((count,), plain, window, strides=(1,))[np.clip(at, 0, count - 1)].view(kind)
 
 
 def text_at(window: Bytes, at: Ints, text: bytes) -> npt.NDArray[np.bool_]:
@@ -101,6 +102,7 @@ class Strings:
         self.offsets = np.frombuffer(offsets, np.int32, len(array) + 1) if len(array) else np.zeros(1, np.int32)
         self.data = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
         self._items: _Items | None = None
+        self._codes: tuple[npt.NDArray[np.int32], list[bytes]] | None = None
 
     @classmethod
     def gather(cls, window: Bytes, starts: Ints, lengths: Ints) -> Strings:
@@ -115,8 +117,10 @@ class Strings:
 
     def codes(self) -> tuple[npt.NDArray[np.int32], list[bytes]]:
         """A small number for each string, and the strings those numbers stand for."""
-        encoded = self.array.dictionary_encode()
-        return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32), encoded.dictionary.to_pylist()
+        if self._codes is None:
+            encoded = self.array.dictionary_encode()
+            self._codes = np.asarray(encoded.indices).astype(np.int32), encoded.dictionary.to_pylist()
+        return self._codes
 
     def property_values(self, name: str) -> pa.Array:
         """Of each string, taken as RocketMQ properties, the value of `name`; null where it is missing or empty.

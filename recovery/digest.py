@@ -32,13 +32,17 @@ class Digest:
 
     def add_many(self, entries: npt.NDArray[np.void], starts: Sequence[int], delivered: npt.NDArray[np.int64]) -> None:
         """Many: transaction i delivered the sorted offsets delivered[starts[i] : starts[i + 1]]."""
-        raw, tails = entries.tobytes(), delivered.astype(">i8").tobytes()
-        sha256, size = hashlib.sha256, ENTRY.itemsize
-        heads = range(0, len(raw), size)
-        digests = [
-            sha256(raw[head : head + size] + tails[8 * first : 8 * stop]).digest()
-            for head, first, stop in zip(heads, starts, starts[1:], strict=False)
-        ]
+        first, counts = np.asarray(starts[:-1]), np.diff(starts)
+        for count in np.unique(counts).tolist():  # few: nearly all deliver nothing or once
+            which = np.flatnonzero(counts == count)
+            rows = np.zeros(len(which), np.dtype([("entry", ENTRY), ("delivered", ">i8", (count,))]))
+            rows["entry"] = entries[which]
+            rows["delivered"] = delivered[first[which][:, None] + np.arange(count)]
+            self._add_rows(rows.tobytes(), rows.dtype.itemsize)
+
+    def _add_rows(self, raw: bytes, size: int) -> None:
+        sha256 = hashlib.sha256
+        digests = [sha256(raw[at : at + size]).digest() for at in range(0, len(raw), size)]
         words = np.frombuffer(b"".join(digests), ">u4").reshape(-1, 8)[:, :4].astype(np.uint64)
         for shift, column in zip((96, 64, 32, 0), words.sum(axis=0).tolist(), strict=True):
             self.total += column << shift

@@ -27,7 +27,8 @@ from broker.transaction.events import (
     names_half,
     topic_kind,
 )
-from recovery.records import Records, Ints
+from recovery.records import Ints, Records
+from recovery.spill import pick
 from recovery.columns import Strings
 from recovery.digest import identities_of_unique_keys
 
@@ -224,4 +225,4 @@ class Redeliveries:
             return rows
         if len(self._zero):
             suspects &= ~names_half(identity(self._zero[:1]), identity(rows), rolls_back=False)
-        return rows[~suspects]
+        return pick(rows, ~suspects)

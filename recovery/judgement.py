@@ -1,9 +1,9 @@
 """How the transactions of a CommitLog stand, from its records alone: for whoever needs no comparison of other files.
 
-    judgement = Judgement(files)
-    for records in scan:
-        judgement.add(records)
-    for verdicts in judgement.verdicts(): ...
+judgement = Judgement(files)
+for records in scan:
+    judgement.add(records)
+for verdicts in judgement.verdicts(): ...
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Pending:
         now_ms: int,
         *,
         parked: bool = False,
-        progress: Progress = lambda done, total: None,
+        progress: Progress | None = None,
     ) -> None:
         self._files = StoreFiles.open(path)
         self._now_ms = now_ms
@@ -102,8 +102,7 @@ class Pending:
     def __iter__(self) -> Iterator[PendingHalf]:
         """The halves in log order."""
         judgement = Judgement(self._files)
-        total = self._files.commitlog_bytes
-        scan = Scan(self._files.commitlog, progress=lambda done: self._progress(done, total))
+        scan = Scan(self._files.commitlog, progress=self._advance)
         places = Spill(_PLACE, judgement.partitions)
         try:
             for records in scan:
@@ -120,6 +119,10 @@ class Pending:
         finally:
             judgement.close()
             places.close()
+
+    def _advance(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress(done, self._files.commitlog_bytes)
 
     def _keep(self, verdicts: Verdicts, places: Spill) -> None:
         """Keep the places of what is in doubt, by log order of their partitions."""

@@ -26,6 +26,7 @@ _UNDELIVERED = (EventKind.PREPARED, EventKind.ROLLED_BACK)
 _LAST_HASH = -(1 << 31)  # a tags code below is an address in the ConsumeQueueExt
 _HELD = 100_000
 _CLOCK_READINGS_APART_MS = 1000
+_LONGEST_DELAY_MS = 366 * 86_400_000
 
 EXPECTED = np.dtype([("queue_offset", "i8"), ("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8")])
 
@@ -50,8 +51,11 @@ class Delays(NamedTuple):
 class Queues:
     """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
 
-    def __init__(self, open_queue: Callable[[str, int], Units | None], findings: Findings) -> None:
+    def __init__(
+        self, open_queue: Callable[[str, int], Units | None], findings: Findings, *, has_ext: bool = True
+    ) -> None:
         self._open, self._findings = open_queue, findings
+        self._last_hash = _LAST_HASH if has_ext else -(1 << 63)  # only with a ConsumeQueueExt does less mean an address
         self._queues: dict[tuple[bytes, int], _Queue | None] = {}
         self._held = 0
 
@@ -89,7 +93,7 @@ class Queues:
         queue.claimed.add(expected["queue_offset"])
         if delays is not None:
             _expect_due_times(expected, units, delays)
-        wrong = ~_same(units, expected)
+        wrong = ~self._same(units, expected)
         if wrong.any():
             queue.missing.append(expected[wrong])
             self._held += int(wrong.sum())
@@ -105,9 +109,14 @@ class Queues:
             queue.missing.clear()
             units = queue.units.take(expected["queue_offset"])
             for record, unit in zip(expected, units, strict=True):
-                if not _same(unit, record):
+                if not self._same(unit, record):
                     self._report_missing(queue, record, unit)
         self._held = 0
+
+    def _same(self, units: Any, expected: Any) -> npt.NDArray[np.bool_]:
+        tags = (units["tags_code"] == expected["tags_code"]) | (units["tags_code"] < self._last_hash)
+        place = (units["commitlog_offset"] == expected["commitlog_offset"]) & (units["size"] == expected["size"])
+        return np.asarray(place & tags)
 
     def _report_missing(self, queue: _Queue, record: Any, unit: Any) -> None:
         where = f"queue {queue.queue_id} of {queue.topic}"
@@ -160,12 +169,6 @@ class Queues:
         self._findings.add(Finding(kind, offset, text, queue.units.file_of(unit), {**place, **facts}))
 
 
-def _same(units: Any, expected: Any) -> npt.NDArray[np.bool_]:
-    tags = (units["tags_code"] == expected["tags_code"]) | (units["tags_code"] < _LAST_HASH)
-    place = (units["commitlog_offset"] == expected["commitlog_offset"]) & (units["size"] == expected["size"])
-    return np.asarray(place & tags)
-
-
 def _delays(records: Records) -> Delays:
     """Which records of the schedule topic wait for a delay level: their unit holds when they are due, not a hash.
 
@@ -180,14 +183,18 @@ def _expect_due_times(expected: Rows, units: Rows, delays: Delays) -> None:
     """In the schedule topic, expect the store time plus the queue's delay.
 
     How long a level waits is the broker's configuration (messageDelayLevel), so the delay is what the units of the
-    queue say themselves. RocketMQ: CommitLog.checkMessageAndReturnSize (5.3.3).
+    queue say themselves. It is written in whole seconds at least, which judges a queue of one unit, too.
+    RocketMQ: CommitLog.checkMessageAndReturnSize, DefaultMessageStore.parseDelayLevel (5.3.3).
     """
     if not delays.waits.any():
         return
     waited = units["tags_code"] - delays.stored_ms
     usual = int(np.median(waited[delays.waits]))
     near = delays.waits & (np.abs(waited - usual) <= delays.tolerance_ms)
+    exact = delays.tolerance_ms == 0
+    possible = (waited >= -delays.tolerance_ms) & (waited <= _LONGEST_DELAY_MS) & (~exact | (waited % 1000 == 0))
     due = np.where(near, units["tags_code"], delays.stored_ms + usual)
+    due = np.where(possible, due, ~units["tags_code"])  # whatever is expected, it is not what the unit says
     expected["tags_code"] = np.where(delays.waits, due, expected["tags_code"])
 
 

@@ -89,7 +89,7 @@ class RedoLog:
         the scan.
         """
         for first, rows in self._units.filled(self._cursor, self._units.end):
-            filled = np.flatnonzero(rows["size"] != 0)
+            filled = np.flatnonzero((rows["commitlog_offset"] != 0) | (rows["size"] != 0) | (rows["tags_code"] != 0))
             strays = np.zeros(len(filled), np.dtype([*rows.dtype.descr, ("number", "i8")]))
             for name in _NAMES:
                 strays[name] = rows[name][filled]
@@ -100,7 +100,7 @@ class RedoLog:
             for row in expected:
                 self._report_missing(row, strays)
         for stray in strays:
-            stale = stray["commitlog_offset"] < begin_offset and stray["size"] > 0
+            stale = 0 <= stray["commitlog_offset"] < begin_offset and stray["size"] > 0
             later = ignore_from is not None and stray["commitlog_offset"] >= ignore_from
             if not stale and not later:
                 text = f"unit {stray['number']} of the redo log belongs to no prepared record and no end"

@@ -58,10 +58,11 @@ class Scan:
     def __post_init__(self) -> None:
         self.segment_size = self.listing.segment_size
         self._unexplained: list[Damage] = []
+        self._buffer: Bytes = np.empty(0, np.uint8)
         self.end_offset = max(self.start, self.listing.begin)
 
     def __iter__(self) -> Iterator[Records]:
-        """The records in log order, a window at a time."""
+        """The records in log order, a window at a time; each batch stands until the next is asked for."""
         self._note_file_damages()
         for segment in self.listing.segments:
             inside = segment.base + self.segment_size > self.start and (self.end is None or segment.base < self.end)
@@ -188,9 +189,11 @@ class Scan:
         self._unexplained.clear()
 
     def _read(self, segment: Segment, at: int, want: int) -> Bytes:
-        """The bytes from `at` on, at most `want`, in a buffer that belongs to whoever keeps it."""
+        """The bytes from `at` on, at most `want`, in the scan's one buffer: they stand until the next read."""
         want = min(max(want, BLANK_SIZE), RECORD_SIZE_MAX + self.window_bytes, segment.size - at)
-        buffer = np.empty(want, np.uint8)
+        if len(self._buffer) < want:
+            self._buffer = np.empty(max(want, min(self.window_bytes, self.segment_size)), np.uint8)
+        buffer = self._buffer[:want]
         try:
             return buffer[: segment.read_into(at, buffer.data)]
         except Missing:  # it expired under us

@@ -77,12 +77,12 @@ class StateTable:
         entries = in_doubt = 0
         for first, stop in self._claimed.gaps(self._units.begin, self._units.end):
             for number, rows in self._units.filled(first, stop):
-                filled = np.flatnonzero(rows["size"] != 0)
+                filled = np.flatnonzero(rows.view(np.uint8).reshape(len(rows), -1).any(axis=1))
                 strays = np.zeros(len(filled), self._unclaimed.dtype)
                 for name in rows.dtype.names or ():
                     strays[name] = rows[name][filled]
                 strays["slot"] = number + filled
-                kept = (strays["commitlog_offset"] >= begin_offset) | (strays["size"] < 0)
+                kept = (strays["commitlog_offset"] >= begin_offset) | (strays["commitlog_offset"] < 0) | (strays["size"] <= 0)
                 kept &= (ignore_from is None) | (strays["commitlog_offset"] < (ignore_from or 0))
                 entries += int(kept.sum())
                 self._unclaimed.add(strays[kept], self._partition(np.maximum(strays["commitlog_offset"][kept], 0)))

@@ -20,6 +20,18 @@ PARTITION_BYTES = 256 << 20  # of CommitLog: some 1.7 million of the smallest re
 _HELD_BYTES = 32 << 20
 
 
+def pick(rows: Rows, which: Any) -> Rows:
+    """rows[which], ten times as fast: NumPy copies a structure field by field, and plain bytes at once."""
+    return rows.view(f"V{rows.dtype.itemsize}")[which].view(rows.dtype)
+
+
+def joined(parts: list[Rows], dtype: np.dtype[Any]) -> Rows:
+    """The parts one after another, copied as plain bytes."""
+    plain = f"V{dtype.itemsize}"
+    return np.concatenate([np.zeros(0, plain), *(part.view(plain) for part in parts)]).view(dtype)
+
+
+
 def partitions_for(commitlog_bytes: int) -> int:
     """How many partitions a CommitLog of this size needs."""
     return max(1, -(-commitlog_bytes // PARTITION_BYTES))
@@ -45,7 +57,7 @@ class Spill:
             order = np.argsort(partition, kind="stable")
             cuts = np.searchsorted(partition[order], np.arange(self.count + 1))
             for number in np.unique(partition):
-                self._hold(int(number), rows[order[cuts[number] : cuts[number + 1]]])
+                self._hold(int(number), pick(rows, order[cuts[number] : cuts[number + 1]]))
         if self._held_bytes > _HELD_BYTES and self.count > 1:
             self._write()
 
@@ -74,7 +86,7 @@ class Spill:
         if self._folder is not None and self._file(partition).exists():
             parts.insert(0, np.fromfile(self._file(partition), self.dtype))
             self._file(partition).unlink()
-        return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+        return joined(parts, self.dtype)
 
     def close(self) -> None:
         """Remove the temporary files."""

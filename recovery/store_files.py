@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from broker.errors import CorruptRecord
 from broker.format import checkpoint, config
 from broker.format.consumequeue import UNIT_SIZE
+from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import Slot
 from broker.store.disk import Disk, Entry, Missing
 from broker.store.folder import Folder
@@ -21,11 +22,27 @@ from recovery.records import Bytes
 from recovery.report import Finding
 from recovery.scan import WINDOW_BYTES
 
+
+def _check_topics(raw: bytes) -> None:
+    _check_names("topic", config.decode_topics(raw).topics)
+
+
+def _check_groups(raw: bytes) -> None:
+    _check_names("group", config.decode_subscription_groups(raw).groups)
+
+
+def _check_names(what: str, table: Mapping[str, config.TopicConfig | config.SubscriptionGroup]) -> None:
+    """Raises CorruptRecord when a table has a value under another name than its own: RocketMQ writes the name twice."""
+    for name, value in table.items():
+        if value.name != name:
+            raise CorruptRecord(f"the {what} {name!r} says that its name is {value.name!r}")
+
+
 _CONFIGS = {
-    "topics.json": config.decode_topics,
+    "topics.json": _check_topics,
     "consumerOffset.json": config.decode_consumer_offsets,
     "delayOffset.json": config.decode_delay_offsets,
-    "subscriptionGroup.json": config.decode_subscription_groups,
+    "subscriptionGroup.json": _check_groups,
 }
 
 
@@ -39,6 +56,7 @@ class StoreFiles:
         self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(paths.state_table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
         self.has_queues, self.has_index = self._is_folder(paths.consumequeue), self._is_folder(paths.index)
+        self.has_queue_ext = self._is_folder(paths.consumequeue + "_ext")
         self.has_redo_log, self.has_state_table = self._is_folder(paths.redo_log), self._is_folder(paths.state_table)
         self.index = self._numbered(paths.index) if self.has_index else []
         self._topics = self._known_topics()
@@ -120,7 +138,17 @@ class StoreFiles:
         for name, decode in _CONFIGS.items():
             yield from self._damaged(self._folder.paths.config(name), decode)
         path = self._folder.paths.checkpoint
-        yield from self._damaged(path, lambda raw: _check_checkpoint(raw, last_store_ms))
+        yield from self._damaged(path, lambda raw: _check_checkpoint(raw, last_store_ms, self._index_headers()))
+
+    def _index_headers(self) -> list[IndexHeader]:
+        """What the files of the index say of themselves, in order."""
+        headers = []
+        for segment in self.index:
+            try:
+                headers.append(IndexHeader.unpack_from(segment.read(0, HEADER_SIZE)))
+            except (Missing, CorruptRecord):
+                continue
+        return headers
 
     def _damaged(self, path: str, decode: object) -> Iterator[Finding]:
         try:
@@ -133,7 +161,7 @@ class StoreFiles:
             yield Finding("file-damaged", 0, error.reason, path)
 
 
-def _check_checkpoint(raw: bytes, last_store_ms: int) -> None:
+def _check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) -> None:
     """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: then recovery would begin too late."""
     said = checkpoint.decode(raw)
     if any(raw[checkpoint.Checkpoint.SIZE :]):
@@ -142,6 +170,10 @@ def _check_checkpoint(raw: bytes, last_store_ms: int) -> None:
         value = getattr(said, name)
         if not 0 <= value <= last_store_ms:
             raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
+    ends = {header.end_timestamp_ms for header in index}
+    said_ms = said.index_timestamp_ms
+    if said_ms and index and said_ms not in ends and said_ms > index[0].begin_timestamp_ms:
+        raise CorruptRecord(f"its index_timestamp_ms {said_ms} is the end of no index file: one of the two was changed")
 
 
 def _wrong_sizes(listings: list[Listing], unit_size: int) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from broker.transaction.events import (
 from recovery.digest import ENTRY
 from recovery.extract import EVENT, OP, Names, Rows, identity
 from recovery.report import Finding, Findings
-from recovery.spill import PARTITION_BYTES, Spill
+from recovery.spill import PARTITION_BYTES, Spill, pick
 
 Ints = npt.NDArray[np.int64]
 
@@ -86,8 +86,9 @@ class Transactions:
     def add(self, rows: Rows, ops: Rows) -> None:
         """Take the events of a batch; batches come in log order, and so rows stay in it."""
         parked_by_key = (rows["kind"] == EventKind.PARKED) & (rows["half"] < 0)
-        self._add_keyed(rows[parked_by_key])
-        rows = rows[~parked_by_key]
+        if parked_by_key.any():
+            self._add_keyed(pick(rows, parked_by_key))
+            rows = pick(rows, ~parked_by_key)
         self._events.add(rows, (rows["half"] // PARTITION_BYTES) % self._count)
         named = np.zeros(len(ops), _NAMED)
         for column in OP.names or ():
@@ -125,17 +126,17 @@ class Transactions:
 
     def _judge_ends(self, rows: Rows, prepared: Generation) -> Iterator[Verdicts]:
         kinds = rows["kind"]
-        halves = rows[(kinds == EventKind.PREPARED) | (kinds == EventKind.HALF)]
-        ends = rows[(kinds == EventKind.COMMITTED) | (kinds == EventKind.ROLLED_BACK)]
-        parks = rows[kinds == EventKind.PARKED]
+        halves = pick(rows, (kinds == EventKind.PREPARED) | (kinds == EventKind.HALF))
+        ends = pick(rows, (kinds == EventKind.COMMITTED) | (kinds == EventKind.ROLLED_BACK))
+        parks = pick(rows, kinds == EventKind.PARKED)
         which = self._match(halves, ends)
-        self._report_loose(ends[which < 0])
-        ends, which = ends[which >= 0], which[which >= 0]
+        self._report_loose(pick(ends, which < 0))
+        ends, which = pick(ends, which >= 0), which[which >= 0]
         keyed = halves["kind"] == EventKind.HALF
-        self._pass_on(halves[keyed], ends[keyed[which]], halves[which[keyed[which]]])
+        self._pass_on(pick(halves, keyed), pick(ends, keyed[which]), pick(halves, which[keyed[which]]))
         renumber = np.cumsum(~keyed) - 1
         direct = ~keyed[which]
-        yield from self._judge_first(halves[~keyed], ends[direct], renumber[which[direct]], parks, prepared)
+        yield from self._judge_first(pick(halves, ~keyed), pick(ends, direct), renumber[which[direct]], parks, prepared)
 
     def _match(self, halves: Rows, ends: Rows) -> Ints:
         """For each end the index of the half that it ends; -1 for none."""
@@ -143,7 +144,7 @@ class Transactions:
             return np.full(len(ends), -1, np.int64)
         which = np.searchsorted(halves["offset"], ends["half"])
         which = np.minimum(which, len(halves) - 1)
-        named = halves[which]
+        named = pick(halves, which)
         rolls_back = ends["kind"] == EventKind.ROLLED_BACK
         fits = (named["offset"] == ends["half"]) & (ends["offset"] > ends["half"])
         fits &= names_half(identity(named), identity(ends), rolls_back=rolls_back)
@@ -172,7 +173,7 @@ class Transactions:
                 verdicts["state"][at] = TransactionState.PARKED if park["checks"] else TransactionState.PREPARED
         order = np.argsort(which, kind="stable")
         if (np.diff(order) != 1).any():
-            ends, which = ends[order], which[order]
+            ends, which = pick(ends, order), which[order]
         decided, first = np.unique(which, return_index=True)
         verdicts["state"][decided] = _END_STATES[ends["kind"][first]]
         again = np.ones(len(ends), np.bool_)
@@ -212,7 +213,7 @@ class Transactions:
     def _join_ops(self, rows: Rows) -> None:
         """Tell each half how many op messages name it (a row of kind OP with its key)."""
         order = np.lexsort((rows["offset"], ~rows["is_half"].astype(np.bool_), rows["queue_offset"], rows["queue_id"]))
-        rows = rows[order]
+        rows = pick(rows, order)
         half_index = np.maximum.accumulate(np.where(rows["is_half"] == 1, np.arange(len(rows)), -1))
         ops = np.flatnonzero(rows["is_half"] == 0)
         at = half_index[ops]
@@ -237,7 +238,7 @@ class Transactions:
 
     def _judge_keys(self, rows: Rows) -> Iterator[Verdicts]:
         """Half-op: everything with one unique key is one transaction."""
-        rows = rows[np.lexsort((rows["kind"], rows["offset"], rows["key_lo"], rows["key_hi"]))]
+        rows = pick(rows, np.lexsort((rows["kind"], rows["offset"], rows["key_lo"], rows["key_hi"])))
         kinds = rows["kind"]
         change = (rows["key_hi"][1:] != rows["key_hi"][:-1]) | (rows["key_lo"][1:] != rows["key_lo"][:-1])
         group = np.concatenate(([0], np.cumsum(change)))
@@ -252,15 +253,15 @@ class Transactions:
         counts = np.bincount(group[delivered], minlength=count)
         parked = np.bincount(group[kinds == EventKind.PARKED], minlength=count) > 0
         there = last >= 0  # a park record whose halves were deleted with their segments has none
-        verdicts = _verdicts(rows[last[there]], Generation.HALF_OP)
+        verdicts = _verdicts(pick(rows, last[there]), Generation.HALF_OP)
         verdicts["lowest"] = rows["offset"][first[there]]
         named = (ops[last] > 0)[there]
         state = _HALF_OP[(counts > 0)[there].astype(int), parked[there].astype(int), named.astype(int)]
         verdicts["state"] = state
         starts = np.concatenate(([0], np.cumsum(counts[there])))
-        deliveries = rows[delivered]
-        self._report_half_op(verdicts, parked[there], rows[is_half], ops[is_half])
-        self._report_unsaid(deliveries, rows[is_half], ops[is_half])
+        deliveries, halves = pick(rows, delivered), pick(rows, is_half)
+        self._report_half_op(verdicts, parked[there], halves, ops[is_half])
+        self._report_unsaid(deliveries, halves, ops[is_half])
         self._report_twice(verdicts, starts, deliveries["offset"])
         yield Verdicts(verdicts, starts, deliveries["offset"])
 
@@ -295,7 +296,7 @@ class Transactions:
 def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:
     """For each row that is a half, how many op messages name it."""
     ops = np.zeros(len(rows), np.int64)
-    said = rows[rows["kind"] == EventKind.OP]
+    said = pick(rows, rows["kind"] == EventKind.OP)
     halves = np.flatnonzero(is_half)
     order = halves[np.argsort(rows["offset"][halves], kind="stable")]
     at = np.searchsorted(rows["offset"][order], said["half"])

@@ -85,9 +85,10 @@ class Spans:
 
     def add(self, numbers: Ints) -> None:
         """Claim numbers, in any order."""
-        numbers = np.unique(numbers)
         if not len(numbers):
             return
+        if not (np.diff(numbers) == 1).all():
+            numbers = np.unique(numbers)
         if int(numbers[-1] - numbers[0]) == len(numbers) - 1:
             self._add(int(numbers[0]), int(numbers[-1]) + 1)
             return

@@ -14,8 +14,12 @@ _STEP = 1024
 
 def printable(text: str) -> str:
     """The text without anything that a terminal would act on; what is replaced shows as \\xNN or \\uNNNN."""
-    return _UNSAFE.sub(lambda sign: sign[0].encode("ascii", "backslashreplace").decode() if ord(sign[0]) > 0xFF
-                       else f"\\x{ord(sign[0]):02x}", text)
+    return _UNSAFE.sub(
+        lambda sign: (
+            sign[0].encode("ascii", "backslashreplace").decode() if ord(sign[0]) > 0xFF else f"\\x{ord(sign[0]):02x}"
+        ),
+        text,
+    )
 
 
 def moment(timestamp_ms: int) -> str:

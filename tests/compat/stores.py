@@ -91,7 +91,8 @@ class Draw:
         }
 
 
-def _fresh(folder: Path) -> tuple[Path, Path]:
+def fresh(folder: Path) -> tuple[Path, Path]:
+    """Where the store and the truth go, in a folder that is empty."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder / "store", folder / "truth.jsonl"
@@ -107,7 +108,7 @@ def _patience(version: str) -> dict[str, object]:
 
 def clean(folder: Path, draw: Draw, **options: object) -> Made:
     """Send, let every check-back be answered (3.1.4 asks after 60 s at the earliest), stop with SIGTERM."""
-    store, truth = _fresh(folder)
+    store, truth = fresh(folder)
     with running(rocketmq.install(draw.version), store, **draw.properties) as cluster:
         cluster.run("Generate", truth, **{**draw.options, **_patience(draw.version), **options})
         _broker(cluster).stop()
@@ -116,7 +117,7 @@ def clean(folder: Path, draw: Draw, **options: object) -> Made:
 
 def killed(folder: Path, draw: Draw, halves: int = 300, seconds: float = 0, **options: object) -> Made:
     """SIGKILL the broker in the middle of traffic, after so many half messages and so many seconds."""
-    store, truth = _fresh(folder)
+    store, truth = fresh(folder)
     with running(rocketmq.install(draw.version), store, **draw.properties) as cluster:
         _kill_in_traffic(cluster, truth, halves, seconds, {**draw.options, **options})
     return Made(draw.version, store, truth, "killed", {**draw.options, **draw.properties, **options})
@@ -165,7 +166,7 @@ def recovered(folder: Path, draw: Draw, more: int = 0, wait: float = 5) -> Made:
 
 def traps(folder: Path, draw: Draw) -> Made:
     """Transactions that were ended twice, the other way or by strangers, and halves that a delay led astray."""
-    store, truth = _fresh(folder)
+    store, truth = fresh(folder)
     with running(rocketmq.install(draw.version), store, **draw.properties) as cluster:
         cluster.run("Traps", truth, group="trapper", seed=draw.seed, rounds=5)
         _broker(cluster).stop()

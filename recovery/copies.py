@@ -1,0 +1,92 @@
+"""An end is a copy of the half message that it names: flag, addresses, properties and all but a few fields are the same.
+
+`fingerprints` makes a number of each record's copied part. Equal parts have equal numbers, whatever order the properties
+are written in; parts that differ in one bit never do. Only where numbers differ are both records read again and
+compared by what they mean (`difference`), so that a spelling that differs is no finding.
+
+RocketMQ: EndTransactionProcessor.endMessageTransaction (5.3.3; 3.1.4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.format import properties as names
+from broker.format.commitlog import RECORD_CRC_SIZE
+from broker.format.sysflag import TRANSACTION_MASK
+from broker.format.topics import HALF_TOPIC
+from broker.transaction.events import EventKind
+from recovery.columns import unaligned
+from recovery.extract import numbers_in
+from recovery.records import Records
+
+Numbers = npt.NDArray[np.uint64]
+
+_COPIED = ("flag", "born_timestamp_ms", "born_port", "store_port", "reconsume_times")
+_ADDRESSES = ("born_address", "store_address")
+# Odd, so that a single bit that differs in one field changes the sum, whatever the others are.
+_ODD = tuple(0x9E3779B97F4A7C15 * (2 * number + 1) & 0xFFFFFFFFFFFFFFFF | 1 for number in range(64))
+
+
+def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
+    """A number for what each half message and each end of one has in common; `events` are their kinds."""
+    sums = np.zeros(len(part), np.uint64)
+    fields = [*(part.field(name) for name in _COPIED), part.sys_flags & ~TRANSACTION_MASK, _target_queues(part, events)]
+    fields.append(_text_sums(part).astype(np.int64))
+    for odd, column in zip(_ODD, fields, strict=False):
+        sums += column.astype(np.uint64) * np.uint64(odd)
+    for first, name in zip((16, 32), _ADDRESSES, strict=True):
+        raw = part.address(name)
+        rows = np.ascontiguousarray(raw).view(np.uint8).reshape(len(part), raw.dtype.itemsize).astype(np.uint64)
+        for column in range(rows.shape[1]):
+            sums += rows[:, column] * np.uint64(_ODD[first + column])
+    return sums
+
+
+def _target_queues(part: Records, events: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """The queue that consumers will read it from. A half message keeps it in a property."""
+    queue_ids = part.field("queue_id")
+    halves = events == EventKind.HALF
+    if halves.any():
+        queue_ids = np.where(halves, numbers_in(part.property(names.REAL_QID)), queue_ids)
+    return queue_ids
+
+
+def _text_sums(part: Records) -> npt.NDArray[np.uint32]:
+    """The sum of the bytes of each record's properties, without the ends of items and without the record's CRC."""
+    strings = part.properties
+    if not len(strings.data):
+        return np.zeros(len(part), np.uint32)
+    counted = np.where(strings.data == 2, np.uint8(0), strings.data)
+    bounds = np.append(strings.offsets[:-1], len(counted) - 1)
+    sums = np.add.reduceat(counted, np.minimum(bounds, len(counted) - 1), dtype=np.uint32)[:-1]
+    sums += np.where(strings.offsets[1:] == len(counted), counted[-1], 0).astype(np.uint32)
+    sums[strings.lengths == 0] = 0
+    item = strings.offsets[1:].astype(np.int64) - RECORD_CRC_SIZE
+    rows = unaligned(counted, f"V{RECORD_CRC_SIZE}", np.maximum(item, 0)).view(np.uint8).reshape(-1, RECORD_CRC_SIZE)
+    name = np.frombuffer(names.CRC32.encode() + b"\x01", np.uint8)
+    carries = (item >= strings.offsets[:-1]) & (rows[:, : len(name)] == name).all(axis=1)
+    sums[carries] -= rows[carries].sum(axis=1, dtype=np.uint32)
+    return sums
+
+
+def difference(half: Records | None, end: Records | None) -> str:
+    """What a half message and its end do not have in common though one is a copy of the other; empty when nothing."""
+    if half is None or end is None:
+        return ""
+    said, meant = _meaning(half), _meaning(end)
+    differ = [name for name in dict.fromkeys([*said, *meant]) if said.get(name) != meant.get(name)]
+    return ", ".join(differ)
+
+
+def _meaning(record: Records) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: int(record.field(name)[0]) for name in _COPIED}
+    fields |= {name: bytes(record.address(name)[0]).rstrip(b"\0") for name in _ADDRESSES}
+    fields["sys_flag"] = int(record.sys_flags[0]) & ~TRANSACTION_MASK
+    said = names.decode(record.properties.array[0].as_py())
+    is_half = record.topics.array[0].as_py() == HALF_TOPIC.encode()
+    fields["queue_id"] = said.get(names.REAL_QID, "0") if is_half else str(int(record.field("queue_id")[0]))
+    return fields | {f"property {name}": value for name, value in said.items() if name != names.CRC32}

@@ -1,0 +1,124 @@
+"""Columns of strings against the functions that read one string: whatever the bytes, the same answer."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from broker.format import properties
+from broker.format.java import string_hash
+from recovery.columns import Strings, binary, gather, java_hashes, java_hashes_joined, text_at, unaligned
+from recovery.digest import identities_of_unique_keys, identity_of_unique_key
+from tests.scan.effort import tries
+
+NAMES = ["KEYS", "K", "UNIQ_KEY", "UNIQ_KEZ", "UNIQ_KEY_", "__transactionId__", "TRANSACTION_CHECK_TIMES", "é"]
+
+bits = st.sampled_from(b"\x01\x02\x00aK\x80\xc3\xff").map(lambda byte: bytes([byte]))
+names = st.sampled_from([name.encode() for name in NAMES]) | st.binary(max_size=10)
+items = st.builds(lambda *parts: b"".join(parts), names, st.sampled_from((b"\x01", b"", b"\x01\x01")), st.binary(max_size=14))
+listed = st.lists(items, max_size=6).map(b"\x02".join)
+raw_properties = st.builds(
+    lambda text, tail: text + tail, listed | st.lists(bits, max_size=24).map(b"".join), st.sampled_from((b"", b"\x02"))
+)
+texts = st.binary(max_size=20) | st.text(max_size=20).map(str.encode) | st.sampled_from((b"", "a😀b".encode(), b"\xff\xc3"))
+
+
+def strings(values: list[bytes]) -> Strings:
+    """The values as the engine has them: gathered from a window in which other bytes stand between them."""
+    window = np.frombuffer(b"\x02#\x01".join([b"K\x01v\x02", *values]), np.uint8)
+    starts = list(accumulate([7, *(len(value) + 3 for value in values)]))[: len(values)]
+    return Strings.gather(window, np.array(starts, np.int64), np.array([len(value) for value in values], np.int64))
+
+
+@tries(300)
+@given(st.lists(raw_properties, max_size=8))
+@example([b"KEYS\x01a\x02KEYS\x01\x02", b"", b"K\x01\x01b", b"\x01x\x02K\x01y"])
+def test_properties_are_those_that_one_reader_finds(rows: list[bytes]) -> None:
+    column = strings(rows)
+    for name in NAMES:
+        found = column.property_values(name).to_pylist()
+        wanted = [properties.decode(row).get(name) for row in rows]
+        assert [value if value is None else value.decode("utf-8", "replace") for value in found] == wanted
+    everything: list[dict[str, str]] = [{} for _ in rows]
+    numbers, item_names, values = column.all_properties()
+    for number, name, value in zip(numbers.tolist(), item_names.to_pylist(), values.to_pylist(), strict=True):
+        everything[number][name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    assert everything == [properties.decode(row) for row in rows]
+
+
+@tries(100)
+@given(st.lists(raw_properties | st.none(), min_size=1, max_size=8), st.data())
+def test_a_part_of_an_array_is_read_as_the_part(rows: list[bytes | None], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(rows)))
+    size = data.draw(st.integers(0, len(rows) - first))
+    part = rows[first : first + size]
+    column = Strings(pa.array(rows, pa.binary()).slice(first, size))
+    assert column.lengths.tolist() == [len(row or b"") for row in part]
+    wanted = [properties.decode(row or b"").get("KEYS") for row in part]
+    found = column.property_values("KEYS").to_pylist()
+    assert [value if value is None else value.decode("utf-8", "replace") for value in found] == wanted
+
+
+@tries(200)
+@given(st.lists(texts, max_size=10), st.data())
+@example(["\U0001f600".encode() * 2, b"", b"\xf0\x9f\x98", b"polygenelubricants"], None)
+def test_hashes_are_javas(values: list[bytes], data: st.DataObject | None) -> None:
+    column = strings(values)
+    decoded = [value.decode("utf-8", "replace") for value in values]
+    assert java_hashes(column).tolist() == [string_hash(text) for text in decoded]
+    words = st.sampled_from(["", "Topic#", "%RETRY%g😀#"])
+    prefixes = [data.draw(words) if data else "Topic#" for _ in values]
+    joined = java_hashes_joined(np.array([string_hash(prefix) for prefix in prefixes], np.int32), column)
+    assert joined.tolist() == [string_hash(prefix + text) for prefix, text in zip(prefixes, decoded, strict=True)]
+
+
+@tries(200)
+@given(st.binary(max_size=60), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8))
+@example(b"abc", [(0, 3), (3, 0), (2, 1)])
+def test_gathered_strings_are_slices(window: bytes, spans: list[tuple[int, int]]) -> None:
+    starts = [min(start, len(window)) for start, _ in spans]
+    lengths = [min(length, len(window) - start) for start, (_, length) in zip(starts, spans, strict=True)]
+    raw = np.frombuffer(window, np.uint8)
+    found = gather(raw, np.array(starts, np.int64), np.array(lengths, np.int64)).to_pylist()
+    assert found == [window[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+
+
+@tries(200)
+@given(st.binary(min_size=1, max_size=40), st.lists(st.integers(0, 39), max_size=6), st.binary(min_size=1, max_size=20))
+def test_bytes_at_any_place(window: bytes, places: list[int], text: bytes) -> None:
+    """`unaligned` reads whole values only; `text_at` may be asked beyond the end, where nothing stands."""
+    raw = np.frombuffer(window, np.uint8)
+    text = window[places[0] :][:12] or text if places else text
+    at = np.array(places, np.int64)
+    assert text_at(raw, at, text).tolist() == [window[place : place + len(text)] == text for place in places]
+    whole = [place for place in places if place + 4 <= len(window)]
+    found = unaligned(raw, ">i4", np.array(whole, np.int64)).tolist()
+    assert found == [int.from_bytes(window[place : place + 4], "big", signed=True) for place in whole]
+
+
+hexadecimal = st.binary(min_size=16, max_size=16).map(lambda raw: raw.hex().upper().encode())
+keys = hexadecimal | hexadecimal.map(bytes.lower) | hexadecimal.map(lambda key: key[:31]) | st.binary(max_size=40)
+
+
+@tries(100)
+@given(st.lists(keys, max_size=8))
+@example([b"0" * 32, b"F" * 32, b"g" * 32, b"", b"7F000001ABCD18B4AAC2000000000001" * 2])
+def test_identities_of_unique_keys(values: list[bytes]) -> None:
+    """Spelled by 32 upper-case digits, or hashed; alone or in a column."""
+    column = strings(values)
+    high, low = identities_of_unique_keys(column.data, column.offsets)
+    for number, key in enumerate(values):
+        spelled = len(key) == 32 and not key.translate(None, b"0123456789ABCDEF")
+        raw = bytes.fromhex(key.decode()) if spelled else hashlib.sha256(key).digest()[:16]
+        wanted = int.from_bytes(raw[:8], "big"), int.from_bytes(raw[8:], "big")
+        assert identity_of_unique_key(key) == wanted == (int(high[number]), int(low[number]))
+
+
+def test_a_null_is_no_string() -> None:
+    column = Strings(binary(np.frombuffer(b"abc", np.uint8), np.array([0, 1, 3], np.int32), np.array([True, False])))
+    assert column.array.to_pylist() == [b"a", b""]
