@@ -201,7 +201,7 @@ def diverted_halves(records: Records, kinds: Kinds) -> Ints:
         return np.zeros(0, np.int64)
     part = records.take(which)
     real = part.property(names.REAL_TOPIC).to_pylist()
-    return part.offsets[np.array([topic == HALF_TOPIC.encode() for topic in real])]
+    return np.asarray(part.offsets[np.array([topic == HALF_TOPIC.encode() for topic in real])])
 
 
 def identity(rows: Rows) -> Identity:

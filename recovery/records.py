@@ -110,7 +110,7 @@ class Records:
 
     @cached_property
     def _v2(self) -> Ints:
-        return (self.field("magic") == MAGIC_V2).astype(np.int64)
+        return np.asarray(self.field("magic") == MAGIC_V2, np.int64)
 
     @cached_property
     def _topic(self) -> tuple[Ints, Ints]:
@@ -137,7 +137,7 @@ class Records:
         known &= (bodies >= 0) & (bodies <= sizes) & (self.field("commitlog_offset") == self.offsets)
         topics, properties = self._topic, self._properties
         known &= (topics[1] >= 0) & (properties[1] >= 0)
-        return known & (properties[0] + properties[1] == self.at + sizes)
+        return np.asarray(known & (properties[0] + properties[1] == self.at + sizes))
 
     @cached_property
     def topics(self) -> Strings:

@@ -22,7 +22,8 @@ _HELD_BYTES = 32 << 20
 
 def pick(rows: Rows, which: Any) -> Rows:
     """rows[which], ten times as fast: NumPy copies a structure field by field, and plain bytes at once."""
-    return rows.view(f"V{rows.dtype.itemsize}")[which].view(rows.dtype)
+    picked: Rows = rows.view(f"V{rows.dtype.itemsize}")[which].view(rows.dtype)
+    return picked
 
 
 def joined(parts: list[Rows], dtype: np.dtype[Any]) -> Rows:

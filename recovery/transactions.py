@@ -272,9 +272,8 @@ class Transactions:
         unsaid = deliveries[ops[at] == 0]
         _, once = np.unique(unsaid["half"], return_index=True)
         for delivery in unsaid[once]:
-            text = f"delivered at {delivery['offset']}, but no op message names its half message: it will be asked about again"
-            offset = int(delivery["offset"])
-            self._report("committed-without-op", delivery["half"], text, delivered_offset=offset)
+            text = f"delivered at {delivery['offset']}, but no op message says so: RocketMQ will ask about it again"
+            self._report("committed-without-op", delivery["half"], text, delivered_offset=int(delivery["offset"]))
 
     def _report_half_op(self, verdicts: Rows, parked: npt.NDArray[np.bool_], halves: Rows, ops: Ints) -> None:
         for half, count in zip(halves[ops > 1], ops[ops > 1], strict=True):
@@ -289,8 +288,9 @@ class Transactions:
             text = f"delivered {len(offsets)} times, at {', '.join(map(str, offsets))}"
             self._report("delivered-twice", verdicts["half"][number], text, delivered_offsets=offsets)
 
-    def _report(self, kind: str, offset: Any, text: str, **facts: Any) -> None:
-        self._findings.add(Finding(kind, int(offset), text, self._place(int(offset)), facts))
+    def _report(self, kind: str, commitlog_offset: Any, text: str, **facts: Any) -> None:
+        place = int(commitlog_offset)
+        self._findings.add(Finding(kind, place, text, self._place(place), facts))
 
 
 def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:
@@ -306,8 +306,7 @@ def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:
 
 def _verdicts(halves: Rows, generation: Generation) -> Rows:
     verdicts = np.zeros(len(halves), VERDICT)
-    for name in VERDICT.names or ():
-        if name in halves.dtype.names:
-            verdicts[name] = halves[name]
+    for name in set(VERDICT.names or ()) & set(EVENT.names or ()) - {"half"}:
+        verdicts[name] = halves[name]
     verdicts["generation"], verdicts["half"] = generation, halves["offset"]
     return verdicts

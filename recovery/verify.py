@@ -224,5 +224,6 @@ class Verification:
     def _units(self, topic: str, queue_id: int) -> Units:
         return Units(self.files.queue(topic, queue_id), _UNIT)
 
-    def _add(self, kind: str, offset: int, text: str, **facts: int) -> None:
-        self.findings.add(Finding(kind, offset, text, self.files.commitlog_file(offset), dict(facts)))
+    def _add(self, kind: str, commitlog_offset: int, text: str, **facts: int) -> None:
+        place = self.files.commitlog_file(commitlog_offset)
+        self.findings.add(Finding(kind, commitlog_offset, text, place, dict(facts)))

@@ -68,14 +68,14 @@ class Patient:
             aside.rename(path)
 
     def names(self, finding: Finding, place: Place) -> bool:
-        """Whether the finding leads to the damaged place: to its file, or to the record that the place is about."""
+        """Whether the finding leads to the damaged place: to its file, its record, or the half that the record ends."""
         if place.kind.startswith("CommitLog"):
             base = int(Path(place.file).name)
             start, stop = base + place.start, base + place.stop
             if place.record is not None:
                 start = place.record
             said = [finding.commitlog_offset, *_numbers(finding)]
-            return any(start <= offset < stop for offset in said) or self._is(finding, place.file)
+            return any(start <= offset < stop or offset == place.half for offset in said) or self._is(finding, place.file)
         return self._is(finding, place.file) or finding.commitlog_offset == place.record
 
     def _is(self, finding: Finding, file: str) -> bool:

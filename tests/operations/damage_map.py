@@ -18,6 +18,7 @@ from broker.format.commitlog import Record, encode, head_dtype
 from broker.format.consumequeue import Unit
 from broker.format.index import HEADER_SIZE, SLOT_SIZE, IndexHeader, IndexItem
 from broker.format.statetable import Slot
+from broker.format.sysflag import TransactionType
 from tests.operations.small_broker import INDEX_SLOTS, SmallBroker
 
 UNUSED = "unused"  # zeros that the next message may overwrite
@@ -37,6 +38,7 @@ class Place:
     role: str = ""  # of a record
     record: int | None = None  # CommitLog offset of the record that this is about
     fixed: bool = True  # one value: its bits have numbers
+    half: int | None = None  # CommitLog offset of the half message that the record ends or repeats
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -66,7 +68,8 @@ def _commitlog(broker: SmallBroker) -> Iterator[Place]:
             base = at // size * size
             name = f"commitlog/{base:020}"
             role = broker.roles[at]
-            yield Place(name, "CommitLog record", field, at - base + start, at - base + stop, role, at, fixed)
+            half = record.prepared_transaction_offset if record.transaction_type > TransactionType.PREPARED else None
+            yield Place(name, "CommitLog record", field, at - base + start, at - base + stop, role, at, fixed, half)
             ends[base] = at - base + stop
     for at in broker.blanks:
         base = at // size * size
