@@ -56,7 +56,7 @@ torture: setup ## Flip every bit, cut at every byte, kill at every step (minutes
 	$(BIN)/python -m pytest tests/torture
 
 bench: setup ## Measure speed and memory: the figures in the README
-	$(BIN)/python tests/bench/run.py
+	$(BIN)/python -m tests.bench.run
 
 oldest: setup ## Run the tests with the oldest dependencies that pyproject.toml allows
 	@mkdir -p build

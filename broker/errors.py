@@ -1,16 +1,17 @@
 """Every error a user can meet, drawn as a tree. Each message is a sentence that says where, what and what to do next.
 
-    BrokerError
-    ├─ StoreError               .path
-    │  ├─ NotAStore             nothing there that RocketMQ or checkback wrote
-    │  ├─ StoreLocked           another process is alone with it
-    │  ├─ StoreFull             .needed_bytes .free_bytes
-    │  └─ CorruptStore          no crash explains this
-    │     └─ CorruptRecord      .reason .at .commitlog_offset
-    ├─ MessageRejected          (also ValueError) too large, bad topic, bad property
-    └─ TransactionError         .message_id
-       ├─ AlreadyEnded          .state
-       └─ UnknownOutcome        check-back will decide
+BrokerError
+├─ StoreError               .path
+│  ├─ NotAStore             nothing there that RocketMQ or checkback wrote
+│  ├─ StoreLocked           another process is alone with it
+│  ├─ StoreFull             .needed_bytes .free_bytes
+│  ├─ SyncFailed            the disk failed a forced write; the store must be opened again
+│  └─ CorruptStore          no crash explains this
+│     └─ CorruptRecord      .reason .at .commitlog_offset
+├─ MessageRejected          (also ValueError) too large, bad topic, bad property
+└─ TransactionError         .message_id
+   ├─ AlreadyEnded          .state
+   └─ UnknownOutcome        check-back will decide
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class StoreFull(StoreError):
         self.free_bytes = free_bytes
 
 
+class SyncFailed(StoreError):
+    """The disk failed a forced write: nobody knows what of it is there, so the store must be opened again."""
+
+
 class CorruptStore(StoreError):
     """The store holds something that no crash explains."""
 
@@ -69,7 +74,9 @@ class CorruptRecord(CorruptStore):
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         place = f"at {at}" if commitlog_offset is None else f"at CommitLog offset {commitlog_offset}"
-        super().__init__(f"{os.fspath(path)} {place}: {reason}" if path is not None else f"{place}: {reason}", path=path)
+        super().__init__(
+            f"{os.fspath(path)} {place}: {reason}" if path is not None else f"{place}: {reason}", path=path
+        )
         self.reason = reason
         self.at = at
         self.commitlog_offset = commitlog_offset

@@ -100,7 +100,8 @@ class Strings:
         self.array = array
         _, offsets, data = array.buffers()
         self.offsets = np.frombuffer(offsets, np.int32, len(array) + 1) if len(array) else np.zeros(1, np.int32)
-        self.data = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+        filled = data is not None and data.size
+        self.data = np.frombuffer(data, np.uint8)[: self.offsets[-1]] if filled else np.zeros(0, np.uint8)
         self._items: _Items | None = None
         self._codes: tuple[npt.NDArray[np.int32], list[bytes]] | None = None
 

@@ -1,7 +1,7 @@
-"""An end is a copy of the half message that it names: flag, addresses, properties and all but a few fields are the same.
+"""An end is a copy of the half message that it names: flag, addresses, properties and most other fields are the same.
 
-`fingerprints` makes a number of each record's copied part. Equal parts have equal numbers, whatever order the properties
-are written in; parts that differ in one bit never do. Only where numbers differ are both records read again and
+`fingerprints` makes a number of each record's copied part. Equal parts have equal numbers, in whatever order the
+properties are written; parts that differ in one bit never do. Only where numbers differ are both records read again and
 compared by what they mean (`difference`), so that a spelling that differs is no finding.
 
 RocketMQ: EndTransactionProcessor.endMessageTransaction (5.3.3; 3.1.4).
@@ -41,8 +41,8 @@ def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
     for first, name in zip((16, 32), _ADDRESSES, strict=True):
         raw = part.address(name)
         rows = np.ascontiguousarray(raw).view(np.uint8).reshape(len(part), raw.dtype.itemsize).astype(np.uint64)
-        for column in range(rows.shape[1]):
-            sums += rows[:, column] * np.uint64(_ODD[first + column])
+        for number in range(rows.shape[1]):
+            sums += rows[:, number] * np.uint64(_ODD[first + number])
     return sums
 
 

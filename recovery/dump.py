@@ -20,13 +20,14 @@ from broker.errors import CorruptRecord, StoreError
 from broker.format import opmessage
 from broker.format import properties as names
 from broker.format.commitlog import Record, crc_fault, decode
+from broker.format.sysflag import TransactionType
 from broker.store.disk import Missing
 from broker.transaction.events import PARKED_OFFSET, EventKind, Identity, checks, kind_of, names_half, target_topic
 from recovery.annotate import Field, plain_fields, record_fields
 from recovery.records import Records
 from recovery.scan import Damage, Scan
 from recovery.store_files import StoreFiles
-from recovery.wording import moment, printable
+from recovery.wording import count, moment, printable
 
 DAMAGE_BYTES = 64  # of what is no record, with --hex
 _OPS_SHOWN = 12
@@ -255,7 +256,7 @@ def _sentence(record: Record, properties: dict[str, str], says: str, what: dict[
     if says == "prepared":
         return f"half message, slot {record.queue_offset}"
     if says == "half":
-        asked = f", asked about {what['checks']} times" if what["checks"] else ""
+        asked = f", asked {count(what['checks'], 'time')}" if what["checks"] else ""
         return f"half message for {target_topic(record.topic, properties)}{asked}"
     if says == "op":
         numbers = what.get("half_queue_offsets")
@@ -280,7 +281,8 @@ def _line(record: Record, properties: dict[str, str], sentence: str) -> str:
         "keys": " ".join(names.keys(properties)),
         "id": properties.get(names.UNIQ_KEY, ""),
     }
-    place = f"{record.topic}/{record.queue_id}@{record.queue_offset}"
+    numbered = record.transaction_type in (TransactionType.NONE, TransactionType.COMMIT)
+    place = f"{record.topic}/{record.queue_id}" + (f"@{record.queue_offset}" if numbered else "")
     said = "  ".join(f"{name}={value}" for name, value in details.items() if value)
     head = f"{record.commitlog_offset:>12}  {record.total_size:>8} B  {moment(record.store_timestamp_ms)}"
     return f"{head}  {printable(place)}  {printable(sentence)}  {printable(said)}".rstrip()

@@ -84,7 +84,10 @@ def dump_checkpoint(path: str) -> Iterator[Entry]:
     """The numbers of the file `checkpoint`."""
     file = Paths(StoreFiles.open(path).path).checkpoint
     raw = _read(file)
-    value = checkpoint.decode(raw)
+    try:
+        value = checkpoint.decode(raw)
+    except CorruptRecord as error:
+        raise CorruptRecord(error.reason, path=file) from None
     for field in layout_fields(Checkpoint, raw, 0):
         number = getattr(value, field.name)
         said = moment(number) if field.name.endswith("_ms") and number > 0 else ""

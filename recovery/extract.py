@@ -171,10 +171,12 @@ def extract_ops(records: Records, kinds: Kinds) -> Rows:
 def _op_numbers(bodies: Strings) -> tuple[Ints, Ints]:
     """How many halves each op names, and which: all at once where every body is digits and commas, as they are."""
     raw = bodies.data.tobytes()
+    if not raw:
+        return np.zeros(len(bodies), np.int64), np.zeros(0, np.int64)
     commas = np.concatenate(([0], np.cumsum(bodies.data == ord(","))))
     ends = bodies.offsets[1:]
     regular = not raw.translate(None, b"0123456789,") and b",," not in raw and not raw.startswith(b",")
-    if regular and bool((bodies.data[ends - 1] == ord(",")).all()):
+    if regular and bool((bodies.data[np.maximum(ends - 1, 0)] == ord(",")).all()):
         counts = commas[ends] - commas[bodies.offsets[:-1]]
         longest = max(map(len, raw.split(b",")), default=0)
         if longest < 19:

@@ -48,7 +48,7 @@ def _wrong_prepared_offset(records: Records, kinds: Kinds) -> Bools:
     said = records.field("prepared_transaction_offset")
     types = kinds.types << 2
     end = (types == TransactionType.COMMIT) | (types == TransactionType.ROLLBACK)
-    return np.where(end, (said < 0) | ((said >= records.offsets) & (said != 0)), said != 0)
+    return np.asarray(np.where(end, (said < 0) | ((said >= records.offsets) & (said != 0)), said != 0))
 
 
 def _wrong_port(records: Records, name: str) -> Bools:
@@ -81,7 +81,7 @@ def _wrong_compression(records: Records) -> Bools:
 def _nameless_end(records: Records, kinds: Kinds) -> Bools:
     """RocketMQ: EndTransactionProcessor.checkPrepareMessage (5.3.3): without its group no transaction is ended."""
     types = kinds.types << 2
-    wrong = (types == TransactionType.COMMIT) | (types == TransactionType.ROLLBACK)
+    wrong = np.asarray((types == TransactionType.COMMIT) | (types == TransactionType.ROLLBACK))
     which = np.flatnonzero(wrong)
     if len(which):
         wrong[which] = np.asarray(records.take(which).property(names.PGROUP).is_null())

@@ -5,6 +5,7 @@ RocketMQ: IndexService.buildIndex, IndexFile.putKey (5.3.3; 3.1.4).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from recovery.extract import Kinds
 from recovery.keys import Rule, expected_items
 from recovery.records import Records
 from recovery.report import Finding, Findings
-from recovery.units import Ints, Rows
+from recovery.units import Ints, Rows, first_run
 
 ITEM = np.dtype([*IndexItem.DTYPE, ("number", "i8"), ("file", "i8")])
 _ON_DISK = np.dtype(IndexItem.DTYPE)
@@ -93,14 +94,15 @@ class Index:
         self._missing.append(expected[missing])
         self._strays.append(live[~known])
 
-    def _ahead(self, stop: int) -> Rows:
+    def _ahead(self, stop: int | None = None) -> Rows:
         """The items from the cursor to the first of an offset at or above `stop`; the cursor moves behind them."""
         parts: list[Rows] = [np.zeros(0, ITEM)]
         while self._file < len(self._files):
             file = self._files[self._file]
             rows = file.read(self._item, min(_AT_ONCE, file.used - self._item + 1))
-            later = np.flatnonzero(rows["commitlog_offset"] >= stop)
-            count = int(later[0]) if len(later) else len(rows)
+            count = len(rows) if stop is None else first_run(rows["commitlog_offset"] >= stop)
+            if count == len(rows) - 1 and self._is_beyond_file(rows[-1], self._item + count):
+                count += 1
             part = np.zeros(count, ITEM)
             for name in _ON_DISK.names or ():
                 part[name] = rows[name][:count]
@@ -113,9 +115,13 @@ class Index:
                 self._file, self._item = self._file + 1, 1
         return np.concatenate(parts)
 
-    def _match(
-        self, expected: Rows, live: Rows, base: int
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def _is_beyond_file(self, item: Any, number: int) -> bool:
+        """Whether the last item of a file says a larger offset than the next file begins with: it is damaged."""
+        after = self._files[self._file + 1 : self._file + 2]
+        is_last = number == self._files[self._file].used
+        return is_last and bool(after) and after[0].header.begin_commitlog_offset < item["commitlog_offset"]
+
+    def _match(self, expected: Rows, live: Rows, base: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which expected items are missing, and which live ones are known with their right time."""
         wanted, held = _packed(expected, base), _packed(live, base)
         order = np.argsort(wanted, kind="stable")
@@ -153,14 +159,15 @@ class Index:
         `look` reads one record: an item out of order is right when its record has that key. RocketMQ indexes the last
         record again when it comes back after a crash.
         """
-        self._strays.append(self._ahead(1 << 62))
+        self._strays.append(self._ahead())
         strays = np.concatenate(self._strays)
         packed = set(zip(strays["commitlog_offset"].tolist(), strays["key_hash"].tolist(), strict=True))
         for rows in self._missing:
             for row in rows:
                 if (int(row["commitlog_offset"]), int(row["key_hash"])) not in packed:
                     text = "the index lacks a key of this record: a query by that key will not find it"
-                    self._report("index-missing", int(row["commitlog_offset"]), text, {"key_hash": int(row["key_hash"])})
+                    offset, facts = int(row["commitlog_offset"]), {"key_hash": int(row["key_hash"])}
+                    self._report("index-missing", offset, text, facts, self._file_for(offset))
         for stray in strays:
             offset = int(stray["commitlog_offset"])
             stale = 0 <= offset < begin_offset
@@ -180,9 +187,15 @@ class Index:
             bool(self._match(expected_items(record, Kinds(record), rule), live, record.base)[1].all()) for rule in Rule
         )
 
-    def _report(self, kind: str, offset: int, text: str, facts: dict[str, Any], file: str = "") -> None:
-        path = file or (self._files[-1].segment.path if self._files else "index")
-        self._findings.add(Finding(kind, offset, text, path, facts))
+    def _file_for(self, commitlog_offset: int) -> str:
+        """The file that should index a record, as far as the headers say; else the folder of the index."""
+        for file in self._files:
+            if file.used and file.header.begin_commitlog_offset <= commitlog_offset <= file.header.end_commitlog_offset:
+                return file.segment.path
+        return os.path.dirname(self._files[0].segment.path) if self._files else "index"
+
+    def _report(self, kind: str, commitlog_offset: int, text: str, facts: dict[str, Any], file: str) -> None:
+        self._findings.add(Finding(kind, commitlog_offset, text, file, facts))
 
 
 def _packed(items: Rows, base: int) -> Ints:
@@ -207,7 +220,8 @@ class Chains:
             numbers = first + np.arange(len(rows))
             slots = np.abs(rows["key_hash"].astype(np.int64)) % file.slots
             for index in np.flatnonzero(self._previous(slots, numbers) != rows["previous"]):
-                self._report(f"item {numbers[index]} names a wrong item before it", int(rows["commitlog_offset"][index]))
+                text = f"item {numbers[index]} names a wrong item before it"
+                self._report(text, int(rows["commitlog_offset"][index]))
             first_item = first_item if first_item is not None else rows[0]
             last_item = rows[-1]
         self._check_slots()
@@ -255,5 +269,5 @@ class Chains:
                 return
             at = segment.next_data(at + len(rest))
 
-    def _report(self, text: str, offset: int) -> None:
-        self._findings.add(Finding("index-damaged", offset, text, self._file.segment.path))
+    def _report(self, text: str, commitlog_offset: int) -> None:
+        self._findings.add(Finding("index-damaged", commitlog_offset, text, self._file.segment.path))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import broker
 from broker.errors import CorruptRecord, StoreError
 from broker.format import config
 from broker.format.checkpoint import Checkpoint
@@ -22,7 +21,7 @@ from broker.store.disk import Disk, Missing
 from broker.store.fixedqueue import FixedQueue
 from broker.store.paths import Paths
 from broker.store.segments import Listing, Segment
-from broker.store.store import Store
+from broker.store.store import Store, open_store
 from recovery.indexes import open_index
 from recovery.judgement import Judgement
 from recovery.report import Findings
@@ -125,7 +124,7 @@ class Info:
 def look(path: str | os.PathLike[str], *, count: bool = False, progress: Progress | None = None) -> Info:
     """Look at the store at `path`. Raises NotAStore, or StoreError where this user may not look."""
     files = StoreFiles.open(path)
-    with broker.open(files.path, read_only=True) as store:
+    with open_store(files.path, read_only=True) as store:
         return _Look(files, store).take(count, progress)
 
 

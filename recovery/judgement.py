@@ -24,28 +24,30 @@ from recovery.transactions import Transactions, Verdicts
 class Judgement:
     """Takes the records of a scan in log order, and judges their transactions after it."""
 
-    def __init__(self, files: StoreFiles, begin_offset: int | None = None) -> None:
+    def __init__(self, files: StoreFiles, findings: Findings | None = None) -> None:
         self.records = 0
         self.bytes = 0
+        self.last_store_ms = 0
         self.evidence = Evidence()
-        self.findings = Findings()  # what contradicts itself among the transactions
+        self.findings = Findings() if findings is None else findings  # what contradicts itself among the transactions
         self.partitions = partitions_for(files.commitlog_bytes)
-        self._names, self._redeliveries = Names(), Redeliveries()
+        self.names, self._redeliveries = Names(), Redeliveries()
         self._last_prepared: int | None = None
-        begin = files.commitlog.begin if begin_offset is None else begin_offset
-        self._transactions = Transactions(self._names, self.partitions, begin, self.findings, files.commitlog_file)
+        begin, place = files.commitlog.begin, files.commitlog_file
+        self._transactions = Transactions(self.names, self.partitions, begin, self.findings, place)
 
     @property
     def generation(self) -> Generation:
         """How this store says what became of its transactions, as far as its records were taken."""
         return generation(self.evidence)
 
-    def add(self, records: Records) -> None:
-        """Take some records."""
-        kinds = Kinds(records)
+    def add(self, records: Records, kinds: Kinds | None = None) -> None:
+        """Take some records, with their kinds where they are known already."""
+        kinds = kinds or Kinds(records)
         self.records += len(records)
         self.bytes += int(records.sizes.sum())
-        rows = self._redeliveries.drop(extract(records, kinds, self._names))
+        self.last_store_ms = max(self.last_store_ms, int(records.field("store_timestamp_ms").max(initial=0)))
+        rows = self._redeliveries.drop(extract(records, kinds, self.names))
         self._transactions.add(rows, extract_ops(records, kinds))
         slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
         half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
@@ -53,9 +55,14 @@ class Judgement:
         self.evidence = Evidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
         self._last_prepared = slots[-1] if slots else self._last_prepared
 
+    @property
+    def prepared_generation(self) -> Generation:
+        """Which generation the prepared records belong to."""
+        return prepared_generation(self.evidence)
+
     def verdicts(self) -> Iterator[Verdicts]:
         """Every transaction once; call when all records were taken."""
-        return self._transactions.judge(prepared_generation(self.evidence))
+        return self._transactions.judge(self.prepared_generation)
 
     def close(self) -> None:
         """Remove temporary files."""

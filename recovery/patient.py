@@ -23,17 +23,19 @@ class PatientSegment(Segment):
             if not _is_unreadable(error):
                 raise
         view = memoryview(buffer).cast("B")
-        for start in range(0, len(view), _BLOCK_BYTES):
-            block = view[start : start + _BLOCK_BYTES]
+        start = 0
+        while start < len(view):
+            block = view[start : start + _BLOCK_BYTES - (at + start) % _BLOCK_BYTES]  # to the end of the disk's block
             try:
                 done = Segment.read_into(self, at + start, block)
             except StoreError as error:
                 if not _is_unreadable(error):
                     raise
                 block[:] = bytes(len(block))
-                continue
+                done = len(block)
+            start += done
             if done < len(block):
-                return start + done
+                return start
         return len(view)
 
 

@@ -5,6 +5,7 @@ RocketMQ: CommitLogDispatcherBuildConsumeQueue, ConsumeQueue.putMessagePositionI
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -147,7 +148,6 @@ class Queues:
 
     def _orphans(self, queue: _Queue, claimed: Spans, begin_offset: int, ignore_from: int | None) -> None:
         units = queue.units
-        hole: int | None = None
         for first, stop in claimed.gaps(units.begin, units.end):
             for number, rows in units.filled(first, stop):
                 empty = (rows["size"] == 0) & (rows["commitlog_offset"] == 0) & (rows["tags_code"] == 0)
@@ -164,9 +164,10 @@ class Queues:
                     )
                     self._report("queue-orphan", queue, number + int(index), offset, text, {})
 
-    def _report(self, kind: str, queue: _Queue, unit: int, offset: int, text: str, facts: dict[str, Any]) -> None:
+    def _report(self, kind: str, queue: _Queue, unit: int, commitlog_offset: int, text: str, facts: dict[str, Any]) -> None:
         place = {"topic": queue.topic, "queue_id": queue.queue_id, "queue_offset": unit}
-        self._findings.add(Finding(kind, offset, text, queue.units.file_of(unit), {**place, **facts}))
+        file = queue.units.file_of(unit) or os.path.join("consumequeue", queue.topic, str(queue.queue_id))
+        self._findings.add(Finding(kind, commitlog_offset, text, file, {**place, **facts}))
 
 
 def _delays(records: Records) -> Delays:

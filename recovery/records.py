@@ -114,8 +114,7 @@ class Records:
 
     @cached_property
     def _topic(self) -> tuple[Ints, Ints]:
-        last = len(self.window) - 4
-        at = np.clip(self.body_at + self.body_lengths, 0, last)
+        at = np.clip(self.body_at + self.body_lengths, 0, len(self.window) - 1)
         short = unaligned(self.window, ">i1", at).astype(np.int64)
         if not self._v2.any():
             return at + 1, short
@@ -124,7 +123,7 @@ class Records:
     @cached_property
     def _properties(self) -> tuple[Ints, Ints]:
         starts, lengths = self._topic
-        at = np.clip(starts + lengths, 0, len(self.window) - 2)
+        at = np.clip(starts + lengths, 0, max(len(self.window) - 2, 0))
         return at + 2, unaligned(self.window, ">i2", at).astype(np.int64)
 
     def whole(self, end: int) -> Bools:

@@ -6,6 +6,8 @@ table is right. RocketMQ: TransactionStateService.appendPreparedTransaction, Def
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from broker.format.redolog import PREPARED_TAG
@@ -13,7 +15,7 @@ from broker.format.sysflag import TransactionType
 from recovery.extract import Kinds
 from recovery.records import Records
 from recovery.report import Finding, Findings
-from recovery.units import Ints, Rows, Units
+from recovery.units import Ints, Rows, Units, first_run
 
 EXPECTED = np.dtype([("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8")])
 _AHEAD = 1 << 16
@@ -73,8 +75,7 @@ class RedoLog:
         first = self._cursor
         while self._cursor < self._units.end:
             rows = self._units.read(self._cursor, min(_AHEAD, self._units.end - self._cursor))
-            later = np.flatnonzero((rows["commitlog_offset"] >= stop) | (rows["size"] == 0))
-            count = int(later[0]) if len(later) else len(rows)
+            count = first_run((rows["commitlog_offset"] >= stop) | (rows["size"] == 0))
             parts.append(rows[:count])
             self._cursor += count
             if count < len(rows):
@@ -96,24 +97,24 @@ class RedoLog:
             strays["number"] = first + filled
             self._strays.append(strays)
         strays = np.concatenate(self._strays) if self._strays else np.zeros(0, self._units.dtype)
-        for expected in self._missing:
-            for row in expected:
-                self._report_missing(row, strays)
+        self._report_missing(strays)
         for stray in strays:
             stale = 0 <= stray["commitlog_offset"] < begin_offset and stray["size"] > 0
             later = ignore_from is not None and stray["commitlog_offset"] >= ignore_from
             if not stale and not later:
                 text = f"unit {stray['number']} of the redo log belongs to no prepared record and no end"
-                self._report("redo-orphan", int(stray["commitlog_offset"]), text, int(stray["number"]))
+                unit, offset = int(stray["number"]), int(stray["commitlog_offset"])
+                self._findings.add(Finding("redo-orphan", offset, text, self._units.file_of(unit), {"unit": unit}))
 
-    def _report_missing(self, row: Rows, strays: Rows) -> None:
-        dispatched_late = len(strays) and _equal(strays, row).any()
-        if not dispatched_late:
-            what = "prepared record" if row["tags_code"] == PREPARED_TAG else "end"
-            self._report("redo-missing", int(row["commitlog_offset"]), f"the redo log lacks this {what}", self._cursor)
-
-    def _report(self, kind: str, offset: int, text: str, unit: int) -> None:
-        self._findings.add(Finding(kind, offset, text, self._units.file_of(unit), {"unit": unit}))
+    def _report_missing(self, strays: Rows) -> None:
+        """What has a unit all the same was dispatched late, or stands in the wrong order."""
+        there = {tuple(row) for row in strays[list(_NAMES)].tolist()}
+        for expected in self._missing:
+            for row in expected.tolist():
+                if row not in there:
+                    what = "prepared record" if row[2] == PREPARED_TAG else "end"
+                    folder = os.path.dirname(self._units.file_of(self._units.begin)) or "transaction/redolog"
+                    self._findings.add(Finding("redo-missing", row[0], f"the redo log lacks this {what}", folder))
 
 
 def _equal(live: Rows, expected: Rows) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,14 @@ class Findings:
         if len(self._findings) < self._listed:
             self._findings.append(finding)
 
+    def drop(self, is_false: Callable[[Finding], bool]) -> None:
+        """Take back the listed findings that proved false."""
+        for finding in self._findings:
+            if is_false(finding):
+                self.counts[finding.kind] -= 1
+        self.counts = +self.counts
+        self._findings = [finding for finding in self._findings if not is_false(finding)]
+
     def __iter__(self) -> Iterator[Finding]:
         return iter(sorted(self._findings, key=lambda finding: (finding.commitlog_offset, finding.kind)))
 
@@ -100,6 +108,7 @@ class Report:
     begin_offset: int = 0
     end_offset: int = 0
     seconds: float = 0.0
+    live: bool = False  # a broker was writing meanwhile: what it had not finished is not judged
 
     @property
     def ok(self) -> bool:
@@ -109,6 +118,7 @@ class Report:
         answer: dict[str, Any] = {
             "ok": self.ok,
             "path": self.path,
+            "live": self.live,
             "generation": self.generation,
             "records": self.records,
             "bytes": self.bytes,

@@ -16,6 +16,9 @@ What the copy keeps, and why:
 - The JSON files of `config` that can be read. RocketMQ closes the gaps in a queue when it rebuilds it, so messages
   behind a gap get smaller queue offsets; a position that stayed would skip as many messages as were lost. So
   positions behind a gap are lowered by what is missing below them: a message may come twice, none is skipped.
+- Op messages of 5.x name half messages by queue offset, and no record can stand in for a lost half without being one
+  more transaction in doubt. So a gap in the half queue stays, and the report names it: a broker that builds this queue
+  anew pairs op messages behind the gap with the wrong halves, asks again and may park.
 
 The copy is made beside its place and renamed when it is whole, so a folder at OUT is a finished salvage. A block
 that the disk cannot read counts as zeros. `OUT/checkback/salvage.json` holds the report.
@@ -287,7 +290,9 @@ def _with_size(listing: Listing, segment_size: int | None) -> Listing:
             raise StoreError(text, path=listing.segments[0].path if listing.segments else None)
         return replace(listing, segment_size=listing.segment_size or SEGMENT_SIZE)
     (segment,) = listing.segments
-    size = segment_size or segment.size
+    size = segment_size or segment.size or SEGMENT_SIZE
+    if not segment.size:  # a broker has only begun
+        return replace(listing, segment_size=size)
     if segment_size is None and size % PAGE_BYTES:
         size = max(SEGMENT_SIZE, -(-size // PAGE_BYTES) * PAGE_BYTES)
     if size < segment.size:

@@ -11,6 +11,7 @@ position on disk.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,10 +22,11 @@ from broker.format.commitlog import BLANK_SIZE, RECORD_SIZE_MAX
 from broker.store.disk import Missing
 from broker.store.segments import Listing, Segment
 from recovery.records import Bytes, Records
-from recovery.walk import Start, Stop, next_start, walk
+from recovery.walk import Stop, next_blank, next_start, walk
 
 WINDOW_BYTES = 16 << 20
 PAGE_BYTES = 4096
+_PAUSES_S = (0.0, 0.002, 0.01)  # a record is copied in less
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,10 @@ class Scan:
         for segment in self.listing.segments:
             inside = segment.base + self.segment_size > self.start and (self.end is None or segment.base < self.end)
             if inside:
-                yield from self._segment(segment)
+                try:
+                    yield from self._segment(segment)
+                except Missing:  # it expired under us
+                    pass
                 self.progress(segment.base + segment.size - self.listing.begin)
         self._finish()
 
@@ -76,24 +81,16 @@ class Scan:
         for damage in self.listing.damages:
             span = damage.end - damage.start
             self.damages.append(Damage(damage.kind, damage.start, span, damage.reason, damage.path))
-        if len(self.listing.segments) == 1 and self.segment_size % PAGE_BYTES:
-            segment = self.listing.segments[0]
-            reason = f"the file has {segment.size} bytes, which is no whole number of pages: it was cut"
-            self._add("segment-size", segment, segment.size, 0, reason)
 
     def _segment(self, segment: Segment) -> Iterator[Records]:
         """Walk one segment; what follows its last record is judged when it is known whether records follow it."""
         segment_end = segment.base + self.segment_size
-        at, searching = max(self.start - segment.base, 0), self.resync and self.start > segment.base
+        at: int | None = max(self.start - segment.base, 0)
+        if self.resync and at:
+            at = self._search(segment, at, segment.size if self.end is None else self.end - segment.base)
         need = self.window_bytes
-        while at < segment.size:
-            if self.end is not None and segment.base + at >= self.end:
-                return
+        while at is not None and at < segment.size and (self.end is None or segment.base + at < self.end):
             window = self._read(segment, at, need)
-            if searching:
-                begin = next_start(window, segment.base + at, segment_end)
-                at, need, searching = self._after_search(segment, at, window, begin)
-                continue
             step = walk(window, segment.base + at, segment_end)
             records = self._within(step.records)
             if len(records):
@@ -107,24 +104,12 @@ class Scan:
                 continue
             if step.stop is Stop.BLANK or step.stop is Stop.FULL:
                 return
-            resume = self._past_damage(segment, at, step.stop)
-            if resume is None:
-                return
-            at, need = resume, self.window_bytes
+            at, need = self._past_damage(segment, at, step.stop), self.window_bytes
 
     def _within(self, records: Records) -> Records:
         if self.end is None or not len(records):
             return records
         return records.take(slice(0, int(np.searchsorted(records.offsets, self.end))))
-
-    def _after_search(self, segment: Segment, at: int, window: Bytes, begin: Start | None) -> tuple[int, int, bool]:
-        if begin is None:
-            step = max(len(window) - BLANK_SIZE, 1)
-            return (at + step if at + len(window) < segment.size else segment.size), self.window_bytes, True
-        cut_off = begin.claims > 0 and begin.claims > len(window) - begin.at
-        if cut_off and begin.at == 0:  # the claim is longer than what the file holds
-            return at + 1, self.window_bytes, True
-        return at + begin.at, max(self.window_bytes, begin.claims), cut_off
 
     def _past_damage(self, segment: Segment, at: int, stop: Stop) -> int | None:
         """Where records go on in this segment after the place `at`, which holds none; None when they do not."""
@@ -139,25 +124,61 @@ class Scan:
         if data >= segment.size:
             self._unfinished(segment, at)
             return None
-        resume = self._search(segment, max(at, data - PAGE_BYTES) if stop is Stop.EMPTY else at, at)
+        first = max(at + 1, data - PAGE_BYTES if stop is Stop.EMPTY else 0)
+        resume = self._search(segment, first, segment.size)
+        if resume is None:
+            resume = self._search_blank(segment, first)
+        if resume is not None and self._is_whole(segment, at):  # a live broker has written it meanwhile
+            return at
         if resume is not None:
             self._add("corrupt-region", segment, at, resume - at, "no record begins here")
             return resume
+        self._explain()  # bytes follow what was left open before
         last = self._last_byte(segment, at)
         self._unexplained.append(self._damage("torn-tail", segment, at, last - at, "the log ends in half a record"))
         return None
 
-    def _search(self, segment: Segment, at: int, damage: int) -> int | None:
-        """The next true record or blank strictly after the damage."""
-        at, need = max(at, damage + 1), self.window_bytes
-        while at < segment.size:
+    def _is_whole(self, segment: Segment, at: int) -> bool:
+        """Look again: a broker writes one record after another, so whatever lies before a whole one is written."""
+        window = self._read(segment, at, self.window_bytes)
+        step = walk(window, segment.base + at, segment.base + self.segment_size)
+        if step.stop is Stop.MORE and not len(step.records):
+            window = self._read(segment, at, step.claims)
+            step = walk(window, segment.base + at, segment.base + self.segment_size)
+        return len(step.records) > 0 or (step.stop is Stop.BLANK and step.at == 0)
+
+    def _search(self, segment: Segment, at: int, end: int) -> int | None:
+        """Where the first true record at or after `at` begins; one that begins at or after `end` may be left out."""
+        need = self.window_bytes
+        while at < min(end, segment.size):
             window = self._read(segment, at, need)
             begin = next_start(window, segment.base + at, segment.base + self.segment_size)
-            at_next, need, searching = self._after_search(segment, at, window, begin)
-            if begin is not None and not searching:
-                return at_next
-            at = at_next
+            if begin is None:
+                at, need = self._next_window(segment, at, window), self.window_bytes
+            elif at + begin.at + begin.claims > segment.size:  # more than the file holds
+                at, need = at + begin.at + 1, self.window_bytes
+            elif begin.claims:
+                at, need = at + begin.at, max(self.window_bytes, begin.claims)
+            else:
+                return at + begin.at
         return None
+
+    def _search_blank(self, segment: Segment, at: int) -> int | None:
+        """Where the segment's blank lies, at or after `at`."""
+        while at < segment.size:
+            window = self._read(segment, at, self.window_bytes)
+            found = next_blank(window, segment.base + at, segment.base + self.segment_size)
+            if found is not None:
+                return at + found
+            at = self._next_window(segment, at, window)
+        return None
+
+    def _next_window(self, segment: Segment, at: int, window: Bytes) -> int:
+        """Where to search on: a size and a magic may lie across the edge, and holes hold neither."""
+        end = at + len(window)
+        if end >= segment.size:
+            return segment.size
+        return max(end - BLANK_SIZE + 1, at + 1, segment.next_data(end) - BLANK_SIZE)
 
     def _last_byte(self, segment: Segment, at: int) -> int:
         """The end of the last byte that is not zero."""
@@ -166,7 +187,7 @@ class Scan:
             window = self._read(segment, at, self.window_bytes)
             filled = np.flatnonzero(window)
             last = at + int(filled[-1]) + 1 if len(filled) else last
-            at = segment.next_data(at + len(window))
+            at = max(at + len(window), segment.next_data(at + len(window)))
         return last
 
     def _unfinished(self, segment: Segment, at: int) -> None:
@@ -175,29 +196,40 @@ class Scan:
         self._unexplained.append(self._damage("corrupt-region", segment, at, self.segment_size - at, reason))
 
     def _explain(self) -> None:
-        """Records follow: what was left open behind us is damage in the middle of the log."""
+        """The log goes on: what was left open behind us is damage in the middle of it."""
         for damage in self._unexplained:
             reason = "no record begins here" if damage.kind == "torn-tail" else damage.reason
-            self.damages.append(
-                Damage("corrupt-region", damage.commitlog_offset, damage.size, reason, damage.file)
-            )
+            self.damages.append(Damage("corrupt-region", damage.commitlog_offset, damage.size, reason, damage.file))
         self._unexplained.clear()
 
     def _finish(self) -> None:
         """No record follows: zeros are the end of the log, and bytes that are no record are its torn tail."""
-        self.damages.extend(damage for damage in self._unexplained if damage.kind == "torn-tail" and self.end is None)
+        torn = [damage for damage in self._unexplained if damage.kind == "torn-tail" and self.end is None]
+        self.damages.extend(damage for damage in torn if not self._settles(damage))
         self._unexplained.clear()
 
+    def _settles(self, damage: Damage) -> bool:
+        """Whether half a record at the end becomes a whole one: then a live broker was just writing it."""
+        segment = self.listing.at(damage.commitlog_offset)
+        if segment is None:
+            return False
+        for pause_s in _PAUSES_S:
+            time.sleep(pause_s)
+            if self._is_whole(segment, damage.commitlog_offset - segment.base):
+                return True
+        return False
+
     def _read(self, segment: Segment, at: int, want: int) -> Bytes:
-        """The bytes from `at` on, at most `want`, in the scan's one buffer: they stand until the next read."""
+        """The bytes from `at` on, at most `want`, in the scan's one buffer: they stand until the next read.
+
+        What a file that shrinks under us no longer holds is zero.
+        """
         want = min(max(want, BLANK_SIZE), RECORD_SIZE_MAX + self.window_bytes, segment.size - at)
         if len(self._buffer) < want:
             self._buffer = np.empty(max(want, min(self.window_bytes, self.segment_size)), np.uint8)
         buffer = self._buffer[:want]
-        try:
-            return buffer[: segment.read_into(at, buffer.data)]
-        except Missing:  # it expired under us
-            return buffer[:0]
+        buffer[segment.read_into(at, buffer.data) :] = 0
+        return buffer
 
     def _damage(self, kind: str, segment: Segment, at: int, size: int, reason: str) -> Damage:
         return Damage(kind, segment.base + at, size, reason, segment.path)

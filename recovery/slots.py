@@ -82,8 +82,9 @@ class StateTable:
                 for name in rows.dtype.names or ():
                     strays[name] = rows[name][filled]
                 strays["slot"] = number + filled
-                kept = (strays["commitlog_offset"] >= begin_offset) | (strays["commitlog_offset"] < 0) | (strays["size"] <= 0)
-                kept &= (ignore_from is None) | (strays["commitlog_offset"] < (ignore_from or 0))
+                at = strays["commitlog_offset"]
+                kept = (at >= begin_offset) | (at < 0) | (strays["size"] <= 0)
+                kept &= (ignore_from is None) | (at < (ignore_from or 0))
                 entries += int(kept.sum())
                 self._unclaimed.add(strays[kept], self._partition(np.maximum(strays["commitlog_offset"][kept], 0)))
         lost: list[Rows] = []
@@ -135,11 +136,11 @@ class StateTable:
                 f"RocketMQ rebuilt this table without its settled slots: {int(settled.sum())} settled transactions "
                 f"have none, {moved} of the others stand in another slot than their record says"
             )
-            facts = {"settled_without_slot": int(settled.sum()), "moved": moved}
-            self._report("table-compacted", int(lost["half"].min()) if len(lost) else 0, text, facts)
+            counts = {"settled_without_slot": int(settled.sum()), "moved": moved}
+            self._report("table-compacted", int(lost["half"].min()) if len(lost) else 0, text, counts)
         for verdict, taken in zip(lost, overtaken, strict=True):
             state = _state(verdict["state"])
-            facts = {"slot": int(verdict["queue_offset"]), "state": state}
+            facts: dict[str, Any] = {"slot": int(verdict["queue_offset"]), "state": state}
             if compacted and verdict["state"] not in (_PREPARED, TransactionState.PARKED):
                 continue
             if taken:
@@ -160,8 +161,8 @@ class StateTable:
                 owned &= (slots < first) | (slots >= stop)
         return owned
 
-    def _report(self, kind: str, offset: int, text: str, facts: dict[str, Any]) -> None:
-        self._findings.add(Finding(kind, offset, text, self._units.file_of(facts.get("slot", 0)), facts))
+    def _report(self, kind: str, commitlog_offset: int, text: str, facts: dict[str, Any]) -> None:
+        self._findings.add(Finding(kind, commitlog_offset, text, self._units.file_of(facts.get("slot", 0)), facts))
 
 
 def _state(number: int) -> str:

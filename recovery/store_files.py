@@ -101,6 +101,11 @@ class StoreFiles:
         segment = self.commitlog.at(commitlog_offset)
         return segment.path if segment else self._folder.paths.commitlog
 
+    @property
+    def lock(self) -> str:
+        """The path of the lock that a 5.x broker holds."""
+        return self._folder.paths.lock
+
     def read(self, segment: Segment, at: int, size: int = WINDOW_BYTES) -> Bytes:
         """The bytes of a segment from a position on, at most `size`."""
         buffer = np.empty(max(min(size, segment.size - at), 0), np.uint8)
@@ -131,7 +136,8 @@ class StoreFiles:
         sizes = Counter(segment.size for segment in self.index)
         for segment in self.index:
             if segment.size != max(sizes, key=lambda size: (sizes[size], size)):
-                yield Finding("segment-size", 0, f"this index file has {segment.size} bytes, unlike others", segment.path)
+                text = f"this index file has {segment.size} bytes, unlike others"
+                yield Finding("segment-size", 0, text, segment.path)
 
     def damaged_small_files(self, last_store_ms: int) -> Iterator[Finding]:
         """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time."""
@@ -162,7 +168,7 @@ class StoreFiles:
 
 
 def _check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) -> None:
-    """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: then recovery would begin too late."""
+    """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: recovery would begin too late."""
     said = checkpoint.decode(raw)
     if any(raw[checkpoint.Checkpoint.SIZE :]):
         raise CorruptRecord("bytes behind the checkpoint's numbers are not zero")
@@ -172,7 +178,8 @@ def _check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) 
             raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
     ends = {header.end_timestamp_ms for header in index}
     said_ms = said.index_timestamp_ms
-    if said_ms and index and said_ms not in ends and said_ms > index[0].begin_timestamp_ms:
+    expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms
+    if said_ms and index and said_ms not in ends and not expired:
         raise CorruptRecord(f"its index_timestamp_ms {said_ms} is the end of no index file: one of the two was changed")
 
 

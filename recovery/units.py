@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.store.disk import Missing
-from broker.store.segments import Listing
+from broker.store.segments import NAME_DIGITS, Listing
 
 Rows = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -31,8 +32,13 @@ class Units:
 
     def file_of(self, unit: int) -> str:
         """The path of the file that holds a unit, or would."""
-        segment = self.listing.at(unit * self.dtype.itemsize)
-        return segment.path if segment else self.listing.segments[-1].path if self.listing.segments else ""
+        at, size = unit * self.dtype.itemsize, self.listing.segment_size
+        segment = self.listing.at(at)
+        if segment is not None:
+            return segment.path
+        if not self.listing.segments or not size:
+            return ""
+        return os.path.join(os.path.dirname(self.listing.segments[0].path), f"{at // size * size:0{NAME_DIGITS}}")
 
     def read(self, first: int, count: int) -> Rows:
         """Units first … first + count - 1; those that no file holds are zero."""
@@ -77,6 +83,15 @@ class Units:
                 at += _AT_ONCE
 
 
+def first_run(later: npt.NDArray[np.bool_]) -> int:
+    """Where two in a row are True for the first time, or the last is; the length when that is nowhere.
+
+    Units and items stand in log order: one alone that seems to belong further on is damaged, and no end.
+    """
+    found = np.flatnonzero(later & np.append(later[1:], True))
+    return int(found[0]) if len(found) else len(later)
+
+
 class Spans:
     """Which numbers were claimed, as half-open spans: one span while all goes well."""
 
@@ -89,7 +104,7 @@ class Spans:
             return
         if not (np.diff(numbers) == 1).all():
             numbers = np.unique(numbers)
-        if int(numbers[-1] - numbers[0]) == len(numbers) - 1:
+        if int(numbers[-1]) - int(numbers[0]) == len(numbers) - 1:
             self._add(int(numbers[0]), int(numbers[-1]) + 1)
             return
         for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):

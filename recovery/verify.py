@@ -13,33 +13,26 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from broker.format.consumequeue import Unit
 from broker.format.statetable import Slot
-from broker.transaction.events import (
-    EventKind,
-    Evidence,
-    Generation,
-    TransactionState,
-    gap_evidence,
-    generation,
-    prepared_generation,
-)
+from broker.store.locks import is_held
+from broker.transaction.events import Generation, TransactionState
 from recovery.digest import Digest
-from recovery.extract import Kinds, Names, Redeliveries, Rows, diverted_halves, extract, extract_ops
+from recovery.extract import Kinds, diverted_halves
 from recovery.indexes import Index, open_index
+from recovery.judgement import Judgement
 from recovery.queues import Queues
 from recovery.records import Records
 from recovery.redo import RedoLog
 from recovery.report import Finding, Findings, Report
 from recovery.scan import Scan
 from recovery.slots import StateTable
-from recovery.spill import partitions_for
 from recovery.store_files import StoreFiles
-from recovery.transactions import Transactions, Verdicts
+from recovery.transactions import Verdicts
+from recovery.unfinished import Unfinished
 from recovery.units import Units
 from recovery.walk import Stop, walk
 
@@ -55,7 +48,7 @@ _STATES = {
 }
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress = lambda done, total: None) -> Report:
+def verify(path: str | os.PathLike[str], *, progress: Progress = lambda _done, _total: None) -> Report:
     """Read the whole store at `path` and compare all its files.
 
     Raises NotAStore or another StoreError when there is nothing to judge; whatever is wrong with a store that can be
@@ -65,43 +58,21 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = lambda done, to
     return verification.run()
 
 
-@dataclass
-class Totals:
-    """What a scan counts as it goes."""
-
-    records: int = 0
-    bytes: int = 0
-    evidence: Evidence = Evidence()
-    last_prepared: int | None = None
-    last_store_ms: int = 0
-
-    def add(self, records: Records, kinds: Kinds) -> None:
-        """Count a batch, and what speaks for each generation in it."""
-        self.records += len(records)
-        self.bytes += int(records.sizes.sum())
-        self.last_store_ms = max(self.last_store_ms, int(records.field("store_timestamp_ms").max()))
-        slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
-        half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
-        more = gap_evidence(slots, self.last_prepared)._replace(half_op=half_op)
-        self.evidence = Evidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
-        self.last_prepared = slots[-1] if slots else self.last_prepared
-
-
 class Verification:
     """One verification: the scan feeds each comparison, then each says what stayed wrong."""
 
     def __init__(self, files: StoreFiles, progress: Progress) -> None:
         self.files, self.findings = files, Findings()
         self.scan = Scan(files.commitlog, progress=lambda done: progress(done, files.commitlog_bytes))
-        self.names, self.redeliveries, self.totals = Names(), Redeliveries(), Totals()
         self.begin = files.commitlog.begin
-        partitions = partitions_for(files.commitlog_bytes)
-        self.transactions = Transactions(self.names, partitions, self.begin, self.findings, files.commitlog_file)
+        self.judgement = Judgement(files, self.findings)
         self.queues = Queues(self._open_queue, self.findings) if files.has_queues else None
         self.index = Index(open_index(files.index, self.findings), self.findings) if files.has_index else None
         self.redo_log = RedoLog(Units(files.redo_log, _UNIT), self.findings) if files.has_redo_log else None
-        table = Units(files.state_table, _SLOT)
-        self.table = StateTable(table, self.names, partitions, self.findings) if files.has_state_table else None
+        self.table: StateTable | None = None
+        if files.has_state_table:
+            table, names = Units(files.state_table, _SLOT), self.judgement.names
+            self.table = StateTable(table, names, self.judgement.partitions, self.findings)
 
     def run(self) -> Report:
         """The report; call once."""
@@ -111,24 +82,29 @@ class Verification:
         digest, states = self._judge()
         self._finish()
         self._report_damages()
+        live = self._is_live()
+        if live:
+            newest_index = self.files.index[-1].path if self.files.index else ""
+            ends = self.scan.end_offset, self.judgement.last_store_ms
+            Unfinished(*ends, newest_index, self._look).take_back(self.findings)
         transactions = {"total": states.total(), **{name: states[state] for state, name in _STATES.items()}}
         return Report(
             path=self.files.path,
-            generation=generation(self.totals.evidence).label,
-            records=self.totals.records,
-            bytes=self.totals.bytes,
+            generation=self.judgement.generation.label,
+            records=self.judgement.records,
+            bytes=self.judgement.bytes,
             transactions=transactions,
             digest=digest.hex(),
             findings=self.findings,
             begin_offset=self.begin,
             end_offset=self.scan.end_offset,
             seconds=time.monotonic() - started,
+            live=live,
         )
 
     def _take(self, records: Records) -> None:
         kinds = Kinds(records)
-        self.totals.add(records, kinds)
-        self.transactions.add(self._events(records, kinds), extract_ops(records, kinds))
+        self.judgement.add(records, kinds)
         for number in records.bad_crcs():
             self._bad_crc(records, int(number))
         for offset in diverted_halves(records, kinds).tolist():
@@ -137,9 +113,6 @@ class Verification:
         for derived in (self.queues, self.index, self.redo_log):
             if derived is not None:
                 derived.add(records, kinds)
-
-    def _events(self, records: Records, kinds: Kinds) -> Rows:
-        return self.redeliveries.drop(extract(records, kinds, self.names))
 
     def _bad_crc(self, records: Records, number: int) -> None:
         """A record whose body changed; at the end of a log that lives, or was being written, it may be half there."""
@@ -153,43 +126,44 @@ class Verification:
     def _judge(self) -> tuple[Digest, Counter[int]]:
         """Sum up every transaction, and hand those with a slot to the state table's comparison."""
         digest, states = Digest(), Counter[int]()
-        prepared = prepared_generation(self.totals.evidence)
-        for verdicts in self.transactions.judge(prepared):
+        for verdicts in self.judgement.verdicts():
             digest.add_many(verdicts.entries(), verdicts.starts.tolist(), verdicts.delivered)
             numbers, counts = np.unique(verdicts.rows["state"], return_counts=True)
             states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-            self._to_table(verdicts, prepared)
+            self._to_table(verdicts)
         return digest, states
 
-    def _to_table(self, verdicts: Verdicts, prepared: Generation) -> None:
-        if self.table is not None and prepared is Generation.STATE_TABLE:
+    def _to_table(self, verdicts: Verdicts) -> None:
+        if self.table is not None and self.judgement.prepared_generation is Generation.STATE_TABLE:
             self.table.add(verdicts.rows[verdicts.rows["generation"] == Generation.STATE_TABLE])
+
+    def _is_live(self) -> bool:
+        """Whether a broker is at work: it holds the lock (5.x), or the log has grown since the scan."""
+        return self._look(self.scan.end_offset) is not None or is_held(self.files.lock)
 
     def _finish(self) -> None:
         """Let each comparison say what stayed wrong; what a live broker appended since is not judged."""
-        end = self.scan.end_offset
-        ignore_from = end if self._look(end) is not None else None
+        ignore_from = self.scan.end_offset if self._is_live() else None
         if self.queues is not None:
             others = [(topic, number, self._units(topic, number)) for topic, number in self.files.queues()]
             self.queues.finish(others, self.begin, ignore_from)
         if self.index is not None:
             self.index.finish(self.begin, ignore_from, self._look)
-        if self.totals.evidence.state_table or self.totals.evidence.lone:
+        if self.judgement.evidence.lone:
             if self.redo_log is not None:
                 self.redo_log.finish(self.begin, ignore_from)
             if self.table is not None:
                 self.table.finish(self.begin, ignore_from)
         self._report_missing_folders()
-        for finding in self.files.damaged_small_files(self.totals.last_store_ms):
+        for finding in self.files.damaged_small_files(self.judgement.last_store_ms):
             self.findings.add(finding)
 
     def _report_missing_folders(self) -> None:
         """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""
-        prepared = generation(self.totals.evidence)
         wanted = {"consumequeue": self.queues is None, "index": self.index is None}
-        if prepared is Generation.STATE_TABLE:
+        if self.judgement.generation is Generation.STATE_TABLE:
             wanted |= {"transaction/statetable": self.table is None, "transaction/redolog": self.redo_log is None}
-        if not self.totals.records or all(wanted.values()):
+        if not self.judgement.records or all(wanted.values()):
             return
         for folder, missing in wanted.items():
             if missing:
@@ -206,16 +180,16 @@ class Verification:
         for finding in self.files.wrong_sizes():
             self.findings.add(finding)
 
-    def _look(self, offset: int) -> Records | None:
+    def _look(self, commitlog_offset: int) -> Records | None:
         """The record at an offset, read again; None when there is none."""
-        segment = self.files.commitlog.at(offset)
+        segment = self.files.commitlog.at(commitlog_offset)
         if segment is None:
             return None
-        window = self.files.read(segment, offset - segment.base)
-        step = walk(window, offset, segment.base + self.files.commitlog.segment_size)
+        window = self.files.read(segment, commitlog_offset - segment.base)
+        step = walk(window, commitlog_offset, segment.base + self.files.commitlog.segment_size)
         if step.stop is Stop.MORE and not len(step.records):
-            window = self.files.read(segment, offset - segment.base, step.claims)
-            step = walk(window, offset, segment.base + self.files.commitlog.segment_size)
+            window = self.files.read(segment, commitlog_offset - segment.base, step.claims)
+            step = walk(window, commitlog_offset, segment.base + self.files.commitlog.segment_size)
         return step.records.take(slice(0, 1)) if len(step.records) else None
 
     def _open_queue(self, topic: str, queue_id: int) -> Units | None:

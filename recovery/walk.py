@@ -2,7 +2,7 @@
 
 A walk hops from record to record by TOTALSIZE and then looks at all of them at once; the first that is not a whole
 record ends it. After damage, `next_start` finds the next place where the log can be trusted again: a whole record that
-says its own true offset, or the blank that ends the segment.
+says its own true offset. `next_blank` finds the end of the segment where no record follows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from recovery.records import Bytes, Records
 _SIZE = struct.Struct(">i").unpack_from
 _SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of RecordHead and of the blank
 _MAGIC_AT = RecordHead.OFFSET["magic"]
-_MAGICS = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
+_RECORD_MAGICS = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2))
+_BLANK_MAGICS = (struct.pack(">i", MAGIC_BLANK),)
 
 
 class Stop(enum.Enum):
@@ -106,35 +107,43 @@ class Start:
     claims: int = 0
 
 
-def next_start(window: Bytes, base: int, segment_end: int, after: int = 0) -> Start | None:
-    """The first whole record, or the segment's blank, that begins at or after the position `after`; None if none does.
+def next_start(window: Bytes, base: int, segment_end: int) -> Start | None:
+    """The first whole record in the window; None when there is none.
 
     A record that the window cuts off is returned with what it claims: read so much from there and ask again.
     """
     raw = window.tobytes()
-    for at in _candidates(raw, after):
-        size, magic = _SIZE_AND_MAGIC(raw, at)
+    for at in _candidates(raw, _RECORD_MAGICS):
+        (size,) = _SIZE(raw, at)
         remaining = segment_end - base - at
-        if magic == MAGIC_BLANK:
-            if size == remaining:
-                return Start(at)
-        elif RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
-            if at + RecordHead.SIZE > len(raw):
-                return Start(at, size)
-            if RecordHead.unpack_from(raw, at).commitlog_offset != base + at:
-                continue
-            if at + size > len(raw):
-                return Start(at, size)
-            if Records(window, base, np.array([at], np.int64)).whole(len(window)).all():
-                return Start(at)
+        if not RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
+            continue
+        if at + RecordHead.SIZE > len(raw):
+            return Start(at, size)
+        if RecordHead.unpack_from(raw, at).commitlog_offset != base + at:
+            continue
+        if at + size > len(raw):
+            return Start(at, size)
+        if Records(window, base, np.array([at], np.int64)).whole(len(window)).all():
+            return Start(at)
     return None
 
 
-def _candidates(raw: bytes, after: int) -> list[int]:
-    """The positions, in order, of everything whose second word is one of RocketMQ's magic codes."""
+def next_blank(window: Bytes, base: int, segment_end: int) -> int | None:
+    """The first place in the window of what would be the segment's blank there; None when there is none.
+
+    It counts only where no record follows in the segment: eight bytes in a body can look like one.
+    """
+    raw = window.tobytes()
+    blanks = (at for at in _candidates(raw, _BLANK_MAGICS) if _SIZE(raw, at)[0] == segment_end - base - at)
+    return next(blanks, None)
+
+
+def _candidates(raw: bytes, magics: tuple[bytes, ...]) -> list[int]:
+    """The positions, in order, of everything whose second word is one of these magic codes."""
     found: list[int] = []
-    for magic in _MAGICS:
-        at = raw.find(magic, after + _MAGIC_AT)
+    for magic in magics:
+        at = raw.find(magic, _MAGIC_AT)
         while at >= 0:
             found.append(at - _MAGIC_AT)
             at = raw.find(magic, at + 1)

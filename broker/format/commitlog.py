@@ -90,7 +90,8 @@ def head_dtype(born_ipv6: bool, store_ipv6: bool) -> list[tuple[str, str]]:
     return [*before, ("store_address", f"V{store}"), *RecordStore.DTYPE, *RecordMiddle.DTYPE]
 
 
-def _head_struct(born_ipv6: bool, store_ipv6: bool) -> struct.Struct:
+def head_struct(born_ipv6: bool, store_ipv6: bool) -> struct.Struct:
+    """The same as a struct, addresses as bytes."""
     head, born, store, middle = (
         layout.STRUCT.format[1:] for layout in (RecordHead, RecordBorn, RecordStore, RecordMiddle)
     )
@@ -99,7 +100,7 @@ def _head_struct(born_ipv6: bool, store_ipv6: bool) -> struct.Struct:
 
 
 _IPV6_MASK = BORN_IPV6 | STORE_IPV6
-_HEADS = {born | store: _head_struct(bool(born), bool(store)) for born in (0, BORN_IPV6) for store in (0, STORE_IPV6)}
+_HEADS = {born | store: head_struct(bool(born), bool(store)) for born in (0, BORN_IPV6) for store in (0, STORE_IPV6)}
 BODY_AT = {(bool(bits & BORN_IPV6), bool(bits & STORE_IPV6)): head.size for bits, head in _HEADS.items()}
 """Where the body begins, by (born_ipv6, store_ipv6)."""
 

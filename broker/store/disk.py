@@ -1,10 +1,15 @@
 """Every file call of the project goes through one object, so that another can stand in for it.
 
-A crashable disk takes its place in tests. What the operating system refuses becomes a StoreError that names the path
-and says what to do; what is not there becomes `Missing`, because whoever reads a store that lives expects it.
+A crashable disk takes its place in tests (`broker.testing.CrashDisk`). What the operating system refuses becomes a
+StoreError that names the path and says what to do; what is not there becomes `Missing`, because whoever reads a store
+that lives expects it.
 
-Files are read with pread into bytes, never through a map: the process that owns the store may truncate or delete a
-segment at any moment, and a map would then kill us with SIGBUS.
+Readers of a store that others own read files with pread into bytes, never through a map: the owner may truncate or
+delete a segment at any moment, and a map would then kill us with SIGBUS. Whoever writes to a store has maps of it, of
+files that were allocated in full.
+
+What the writing side does is on disk when it returns, names included, unless `durable=False` says that the caller will
+force it later or can do without.
 """
 
 from __future__ import annotations
@@ -16,10 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import StoreError
-
-
-class Missing(StoreError):
-    """There is nothing at the path; inside a live store that is no fault."""
+from broker.store import machine
+from broker.store.calls import Calls
+from broker.store.faults import Missing as Missing
+from broker.store.faults import NotSupported as NotSupported
+from broker.store.faults import explained as explained
+from broker.store.faults import free_bytes, refused
+from broker.store.maps import Map as Map
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ class ReadFile:
             raise explained(error, self.path) from error
 
 
-class Disk:
+class Disk(Calls):
     """The file system of this machine."""
 
     def entry(self, path: str) -> Entry | None:
@@ -113,36 +121,182 @@ class Disk:
             at += len(part)
         return b"".join(parts)
 
+    def inode(self, path: str) -> int:
+        """The number that a file keeps when its name changes. Raises Missing when it is not there."""
+        entry = self.entry(path)
+        if entry is None:
+            raise Missing(f"{path}: there is no such file or folder", path=path)
+        return entry.inode
+
+    # The machine
+
+    def free_bytes(self, path: str) -> int:
+        """What may still be written on the disk where a path lies or will lie."""
+        return free_bytes(path)
+
+    def file_system(self, path: str) -> str:
+        """The kind of file system that a path lies on; empty when the system does not tell."""
+        return machine.file_system(path)
+
+    def is_local(self, path: str) -> bool:
+        """Whether locks and maps there reach everyone who can write there: false on network file systems."""
+        return not machine.is_remote(self.file_system(path))
+
+    def boot_id(self) -> str:
+        """A name for the time since the machine was started; empty when the system does not tell."""
+        return machine.boot_id()
+
+    # Changing folders
+
+    def create_folder(self, path: str, *, durable: bool = True) -> None:
+        """Create a folder, and those above it that are missing; one that is there stays. Raises StoreFull."""
+        made = [os.path.abspath(path)]
+        while not os.path.isdir(above := os.path.dirname(made[-1])):
+            made.append(above)
+        for folder in reversed(made):
+            if not os.path.isdir(folder):
+                self._make_folder(folder)
+            if durable:
+                self._force_folder(os.path.dirname(folder))
+
+    def sync_folder(self, path: str) -> None:
+        """Force the names in a folder: what was created, renamed and removed in it. Raises SyncFailed."""
+        self._force_folder(path)
+
+    # Changing files
+
+    def allocate(self, path: str, size: int, *, durable: bool = True) -> None:
+        """See that there is a file of this size with a block for each byte: zeros where it had none, the rest stays.
+
+        What fails leaves nothing behind. A size that is too small was left by someone who was killed here: it grows.
+        Raises StoreFull, and StoreError when the file is larger.
+        """
+        found = self.entry(path)
+        if found is not None and found.size > size:
+            text = f"{path} has {found.size} bytes where {size} are expected: another program made it"
+            raise StoreError(text, path=path)
+        descriptor = self._create(path) if found is None else self._open(path, os.O_RDWR)
+        try:
+            try:
+                self._reserve(descriptor, path, size)
+            except StoreError:
+                if found is None:
+                    self._remove_file(path)
+                raise
+            if durable:
+                self._force(descriptor, path)
+        finally:
+            os.close(descriptor)
+        if durable:
+            self._force_folder(_above(path))
+
+    def open_map(self, path: str, size: int) -> Map:
+        """Map a file, which must be allocated. Raises Missing, and StoreError when it has another size."""
+        descriptor = self._open(path, os.O_RDWR)
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != size:
+                raise StoreError(f"{path} has {found} bytes where {size} are expected", path=path)
+            return self._map(path, size, descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise refused(error, path, size) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def write_file(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Put a small file in place of another, whole: whoever looks sees the old one or the new one.
+
+        Raises StoreFull; the old file is there then, and nothing else.
+        """
+        beside = f"{path}.{os.getpid()}.tmp"  # one process after another writes under a lock; two never share a name
+        if self.entry(beside) is not None:
+            self._remove_file(beside)
+        descriptor = self._create(beside)
+        try:
+            try:
+                self._write(descriptor, beside, data)
+                if durable:
+                    self._force(descriptor, beside)
+            finally:
+                os.close(descriptor)
+            self._rename(beside, path)
+        except StoreError:
+            if self.entry(beside) is not None:
+                self._remove_file(beside)
+            raise
+        if durable:
+            self._force_folder(_above(path))
+
+    def sync_file(self, path: str) -> None:
+        """Force what was written to a file, by whomever and however. Raises SyncFailed, and Missing."""
+        descriptor = self._open(path, os.O_RDONLY)
+        try:
+            self._force(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    def truncate(self, path: str, size: int, *, durable: bool = True) -> None:
+        """Cut a file. No process may have a map of what goes: it would be killed by SIGBUS."""
+        descriptor = self._open(path, os.O_RDWR)
+        try:
+            self._cut(descriptor, path, size)
+            if durable:
+                self._force(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    # Changing names
+
+    def rename(self, old: str, new: str, *, durable: bool = True) -> None:
+        """Give a file or folder another name, in place of what has that name now, in one step."""
+        self._rename(old, new)
+        if durable:
+            self._force_folders(old, new)
+
+    def exchange(self, path_a: str, path_b: str, *, durable: bool = True) -> None:
+        """Swap two files or folders in one step. Raises NotSupported, with nothing changed, where it takes more."""
+        self._exchange(path_a, path_b)
+        if durable:
+            self._force_folders(path_a, path_b)
+
+    def remove(self, path: str, *, durable: bool = True) -> None:
+        """Remove a file. Raises Missing when it is not there."""
+        self._remove_file(path)
+        if durable:
+            self._force_folder(_above(path))
+
+    def remove_tree(self, path: str, *, durable: bool = True) -> None:
+        """Remove a folder and all that lies in it; nothing there is no fault. Links in it are removed, not followed."""
+        if not os.path.lexists(path):
+            return
+        if os.path.isdir(path) and not os.path.islink(path):
+            for name in self._names(path):
+                self.remove_tree(os.path.join(path, name), durable=False)
+            self._remove_folder(path)
+        else:
+            self._remove_file(path)
+        if durable:
+            self._force_folder(_above(path))
+
+    def open_lock(self, path: str, *, write: bool = True) -> int:
+        """A descriptor of its own for a lock file, created when missing if `write`. Raises Missing."""
+        return self._open(path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
+
+    def _force_folders(self, *paths: str) -> None:
+        """Force the folders that hold these names, the last named first: a name that moved is in the new one before
+        it is gone from the old one."""
+        for folder in dict.fromkeys(_above(path) for path in reversed(paths)):
+            self._force_folder(folder)
+
 
 _READ_BYTES = 1 << 20
 
 
-def explained(error: OSError, path: str) -> StoreError:
-    """What the operating system says, as a sentence with a next step."""
-    reason = error.strerror or str(error)
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return Missing(f"{path}: there is no such file or folder", path=path)
-    if isinstance(error, PermissionError):
-        return StoreError(f"{path} may not be read by this user ({reason}). {_owner(path)}", path=path)
-    if error.errno == errno.EIO:
-        text = f"{path}: the disk cannot read it ({reason}). Copy what can be read with: checkback salvage"
-        return StoreError(text, path=path)
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return StoreError(f"{path}: too many files are open ({reason}). Raise the limit with: ulimit -n", path=path)
-    return StoreError(f"{path} cannot be read: {reason}. See that it is a readable file or folder", path=path)
-
-
-def _owner(path: str) -> str:
-    """The next step after a refusal: run as the owner of the nearest thing that can be seen."""
-    while path:
-        try:
-            found = os.stat(path)
-        except OSError:
-            path = "" if path == os.path.dirname(path) else os.path.dirname(path)
-            continue
-        mode = stat.filemode(found.st_mode)
-        return f"{path} belongs to user {found.st_uid}, group {found.st_gid}, mode {mode}: run as one who may read it"
-    return "Run as a user who may read it"
+def _above(path: str) -> str:
+    """The folder that holds the name."""
+    return os.path.dirname(os.path.abspath(path))
 
 
 def _entry(path: str, found: os.stat_result) -> Entry:

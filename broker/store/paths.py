@@ -54,6 +54,48 @@ class Paths:
     def abort(self) -> str:
         return self._join("abort")
 
+    @property
+    def lock(self) -> str:
+        return self._join("lock")
+
+    # Ours: RocketMQ ignores this folder
+
+    @property
+    def own(self) -> str:
+        return self._join("checkback")
+
+    @property
+    def store_json(self) -> str:
+        return self._join("checkback", "store.json")
+
+    @property
+    def control(self) -> str:
+        return self._join("checkback", "control")
+
+    @property
+    def queues(self) -> str:
+        return self._join("checkback", "queues")
+
+    @property
+    def own_checkpoint(self) -> str:
+        return self._join("checkback", "checkpoint")
+
+    @property
+    def poisoned(self) -> str:
+        return self._join("checkback", "poisoned")
+
+    @property
+    def append_lock(self) -> str:
+        return self._join("checkback", "append.lock")
+
+    @property
+    def sync_lock(self) -> str:
+        return self._join("checkback", "sync.lock")
+
+    @property
+    def torn(self) -> str:
+        return self._join("checkback", "torn")
+
     def config(self, name: str) -> str:
         return self._join("config", name)
 

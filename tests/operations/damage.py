@@ -1,7 +1,7 @@
 """Damage a store by one bit or one cut, verify it, and put it back as it was.
 
-    with Patient(store) as patient:
-        outcome = patient.flip(place, at=17, bit=3)     # FOUND, ESCAPED, or a sentence: what is wrong with the answer
+with Patient(store) as patient:
+    outcome = patient.flip(place, at=17, bit=3)     # FOUND, ESCAPED, or a sentence: what is wrong with the answer
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from broker.errors import BrokerError
@@ -31,7 +30,7 @@ class Patient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for descriptor in self._files.values():
             os.close(descriptor)
 
@@ -75,7 +74,8 @@ class Patient:
             if place.record is not None:
                 start = place.record
             said = [finding.commitlog_offset, *_numbers(finding)]
-            return any(start <= offset < stop or offset == place.half for offset in said) or self._is(finding, place.file)
+            here = any(start <= offset < stop or offset == place.half for offset in said)
+            return here or self._is(finding, place.file)
         return self._is(finding, place.file) or finding.commitlog_offset == place.record
 
     def _is(self, finding: Finding, file: str) -> bool:
@@ -83,7 +83,8 @@ class Patient:
 
     def _names_cut(self, finding: Finding, file: str, size: int, whole: int) -> bool:
         if not file.startswith("commitlog/"):
-            return self._is(finding, file) or (self.store / file).parent.is_relative_to(finding.file)
+            folder = str((self.store / file).parent)
+            return self._is(finding, file) or (finding.file != "" and folder.endswith(finding.file))
         base = int(Path(file).name)
         said = [finding.commitlog_offset, *_numbers(finding)]
         in_cut = any(base + size <= offset < base + whole for offset in said)

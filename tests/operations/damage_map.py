@@ -46,13 +46,13 @@ class Place:
     @property
     def key(self) -> str:
         """How the table of unprotected bytes calls it."""
-        return "|".join((self.kind, self.field, self.role))
+        return f"{self.kind}|{self.field}|{self.role}"
 
 
 def places(broker: SmallBroker, store: Path) -> list[Place]:
     """All of the store, each byte once."""
     found = [*_commitlog(broker), *_derived(broker, store), *_index(broker, store), *_small(store)]
-    covered = {}
+    covered: dict[str, int] = {}
     for place in found:
         covered[place.file] = covered.get(place.file, 0) + len(place)
     sizes = {str(path.relative_to(store)): path.stat().st_size for path in store.rglob("*") if path.is_file()}

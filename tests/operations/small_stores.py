@@ -7,6 +7,7 @@ says) are those of the records in the golden stores and in those of `tests/compa
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from pathlib import Path
 
 from broker.format.commitlog import Record
@@ -55,7 +56,9 @@ def _state_table(broker: SmallBroker) -> None:
     broker.configure(topics, [CONSUMER], {f"{TOPIC}@{CONSUMER}": {0: 2, 1: 1}, f"{RETRY}@{CONSUMER}": {0: 0}})
 
 
-def _prepare(broker: SmallBroker, body: str | bytes, *, queue_id: int = 0, flag: int = 0, sys_flag: int = 0, **values: str) -> Record:
+def _prepare(
+    broker: SmallBroker, body: str | bytes, *, queue_id: int = 0, flag: int = 0, sys_flag: int = 0, **values: str
+) -> Record:
     """A prepared record as the Java client of 3.x sends it."""
     tags = {"TAGS": values.pop("TAGS")} if "TAGS" in values else {}
     said = {"orderId": "o9", **values, "TRAN_MSG": "true", "WAIT": "true", "PGROUP": GROUP, **tags}
@@ -82,18 +85,19 @@ def _end(broker: SmallBroker, half: Record, kind: int) -> Record:
 def _send_back(broker: SmallBroker, delivered: Record) -> None:
     """A consumer could not take a committed message: it comes back through the schedule topic, its flag kept."""
     said = delivered.property_map
-    values = {"REAL_TOPIC": RETRY, "RETRY_TOPIC": delivered.topic, **said, "WAIT": "false", "DELAY": "3", "REAL_QID": "0"}
-    common = {"sys_flag": delivered.sys_flag, "flag": delivered.flag, "reconsume_times": 1}
-    born_ms = delivered.born_timestamp_ms
-    broker.append("delayed", SCHEDULE_TOPIC, delivered.body, values, queue_id=2, born_ms=born_ms, **common)
-    broker.append("redelivered", RETRY, delivered.body, values, born_ms=born_ms, **common)
+    real = {"WAIT": "false", "DELAY": "3", "REAL_QID": "0"}
+    values = {"REAL_TOPIC": RETRY, "RETRY_TOPIC": delivered.topic, **said, **real}
+    again = partial(broker.append, reconsume_times=1, sys_flag=delivered.sys_flag, flag=delivered.flag)
+    again = partial(again, born_ms=delivered.born_timestamp_ms)
+    again("delayed", SCHEDULE_TOPIC, delivered.body, values, queue_id=2)
+    again("redelivered", RETRY, delivered.body, values)
 
 
 # The generation with half and op topics
 
 
 def _half_op(broker: SmallBroker) -> None:
-    """Halves that are committed, rolled back, renewed and committed, parked, in doubt; plain, batch, delayed, sent back."""
+    """Halves committed, rolled back, renewed and committed, parked, in doubt; plain, batch, delayed, sent back."""
     broker.append("plain", TOPIC, b"plain 0", _sent(0, TAGS="TagA", orderId="o0"), flag=7)
     paid = _half(broker, 1, b"paid 1", TAGS="TagA", flag=77)
     _half(broker, 2, b"rolled 2", TAGS="TagB", queue_id="1")
@@ -116,7 +120,8 @@ def _half_op(broker: SmallBroker) -> None:
     broker.append("plain", TOPIC, text, _sent(8), sys_flag=COMPRESSED_ZLIB)
     _half(broker, 9, b"in doubt 9")
     topics = {TOPIC: 2, RETRY: 1, HALF_TOPIC: 1, OP_TOPIC: 1, PARK_TOPIC: 1, SCHEDULE_TOPIC: 18}
-    broker.configure(topics, [CONSUMER], {f"{TOPIC}@{CONSUMER}": {0: 2, 1: 1}, f"{HALF_TOPIC}@CID_RMQ_SYS_TRANS": {0: 4}})
+    positions = {f"{TOPIC}@{CONSUMER}": {0: 2, 1: 1}, f"{HALF_TOPIC}@CID_RMQ_SYS_TRANS": {0: 4}}
+    broker.configure(topics, [CONSUMER], positions)
     broker.configs["transactionMetrics"] = b'{"dataVersion":{"counter":3},"transactionCount":{"Orders":{"count":1}}}'
 
 
@@ -158,7 +163,8 @@ def _batch(broker: SmallBroker, number: int) -> None:
     """Two messages of one request: each its own unique key, shadowed by that of the batch."""
     request = {name: value for name, value in _sent(number).items() if name != "KEYS"}
     for place in range(2):
-        own = {"KEYS": f"b-{place}", "UNIQ_KEY": f"C0A8071525CB5FFD2B27688A77{place:06X}", "WAIT": "true", "TAGS": "TagB"}
+        unique = f"C0A8071525CB5FFD2B27688A77{place:06X}"
+        own = {"KEYS": f"b-{place}", "UNIQ_KEY": unique, "WAIT": "true", "TAGS": "TagB"}
         broker.append("batch", TOPIC, b"batch %d" % place, request, queue_id=1, own=own)
 
 
@@ -166,7 +172,7 @@ def _send_back_5(broker: SmallBroker, delivered: Record) -> None:
     host = BORN_HOST.address.hex().upper()
     back = {"ORIGIN_MESSAGE_ID": f"{host}00002A9F{delivered.commitlog_offset:016X}", "RETRY_TOPIC": TOPIC}
     values = {**delivered.property_map, **back, "DELAY": "3", "WAIT": "false", "REAL_TOPIC": RETRY, "REAL_QID": "0"}
-    common = {"sys_flag": delivered.sys_flag, "flag": delivered.flag, "reconsume_times": 1}
-    born_ms = delivered.born_timestamp_ms
-    broker.append("delayed", SCHEDULE_TOPIC, delivered.body, values, queue_id=2, born_ms=born_ms, **common)
-    broker.append("redelivered", RETRY, delivered.body, values, born_ms=born_ms, **common)
+    again = partial(broker.append, reconsume_times=1, sys_flag=delivered.sys_flag, flag=delivered.flag)
+    again = partial(again, born_ms=delivered.born_timestamp_ms)
+    again("delayed", SCHEDULE_TOPIC, delivered.body, values, queue_id=2)
+    again("redelivered", RETRY, delivered.body, values)

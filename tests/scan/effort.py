@@ -1,6 +1,7 @@
 """How long the property tests of this room and of tests/transaction search.
 
-`make test` takes the same few examples each time; tests/torture runs the same tests with CHECKBACK_EFFORT=20, at random.
+`make test` takes the same few examples each time; tests/torture runs the same tests with CHECKBACK_EFFORT=20, at
+random.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from hypothesis import strategies as st
 
@@ -83,6 +84,12 @@ def record(topic: str, body: bytes, properties: bytes, offset: int) -> Record:
     return make_record(topic, body, properties, born_host=V4, store_host=V4, commitlog_offset=offset, **times)
 
 
+class Placeable(Protocol):
+    """What can be written once its place is known."""
+
+    def at(self, offset: int, segment_end: int) -> bytes: ...
+
+
 @dataclass
 class Log:
     """Segments as bytes, and where the records in them are."""
@@ -92,6 +99,14 @@ class Log:
     segments: dict[int, bytearray] = field(default_factory=dict)  # by base
     records: dict[int, bytes] = field(default_factory=dict)  # by CommitLog offset
     blanks: list[int] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        lengths = {offset: len(raw) for offset, raw in self.records.items()}
+        return f"Log({self.segment_size}, segments={list(self.segments)}, records={lengths}, blanks={self.blanks})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - its caller gives two
+        """Hypothesis would print every byte."""
+        printer.text(repr(self))
 
     @property
     def begin(self) -> int:
@@ -103,8 +118,8 @@ class Log:
         offset, raw = next(reversed(self.records.items()), (self.base, b""))
         return offset + len(raw)
 
-    def append(self, wanted: Wanted, garbage: bytes = b"") -> None:
-        """Write one record where the log ends, in a new segment when it does not fit."""
+    def append(self, wanted: Placeable, garbage: bytes = b"") -> int:
+        """Write one record where the log ends, in a new segment when it does not fit; returns its offset."""
         at = self.end
         segment = at - at % self.segment_size
         if self.blanks and self.blanks[-1] >= at:
@@ -117,6 +132,7 @@ class Log:
         held = self.segments.setdefault(segment, bytearray(self.segment_size))
         held[at - segment : at - segment + len(raw)] = raw
         self.records[at] = raw
+        return at
 
     def _roll(self, at: int, segment_end: int, garbage: bytes) -> None:
         """The blank; 3.0 leaves scraps of earlier messages behind it."""
@@ -125,6 +141,11 @@ class Log:
         rest = (encode_blank(left) + garbage)[:left]
         held[self.segment_size - left : self.segment_size - left + len(rest)] = rest
         self.blanks.append(at)
+
+    def blank(self, at: int) -> bytes:
+        """The eight bytes of the blank at an offset."""
+        segment = at - at % self.segment_size
+        return bytes(self.segments[segment][at - segment :][:BLANK_SIZE])
 
     def preallocate(self, count: int) -> None:
         """Segments of zeros after the last, as RocketMQ makes them ahead."""
@@ -143,7 +164,9 @@ class Log:
 
 def _chunks(deltas: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[Chunk, ...]]:
     raw = st.builds(Chunk, st.just("bytes"), st.binary(max_size=60))
-    long = st.builds(lambda byte, size: Chunk("bytes", bytes([byte]) * size), st.sampled_from(b"\0\xda\x01"), st.integers(0, 1500))
+    long = st.builds(
+        lambda byte, size: Chunk("bytes", bytes([byte]) * size), st.sampled_from(b"\0\xda\x01"), st.integers(0, 1500)
+    )
     magic = st.builds(Chunk, st.just("magic"), st.binary(max_size=4), st.integers(0, 2))
     fake = st.builds(Chunk, st.sampled_from(("record", "half", "blank")), st.binary(max_size=30), deltas)
     return st.lists(raw | long | magic | fake | fake, max_size=4).map(tuple)
@@ -160,7 +183,9 @@ def wanted_records(deltas: st.SearchStrategy[int] = lies) -> st.SearchStrategy[W
         Wanted,
         topic=st.sampled_from(("OrderTopic", "T", "%RETRY%" + "g" * 140, "Tópico")),
         chunks=_chunks(deltas),
-        properties=st.sampled_from((b"", b"KEYS\x01a b\x02TAGS\x01t\x02", b"KEYS\x01a", b"UNIQ_KEY\x01u\x02PGROUP\x01g\x02")),
+        properties=st.sampled_from(
+            (b"", b"KEYS\x01a b\x02TAGS\x01t\x02", b"KEYS\x01a", b"UNIQ_KEY\x01u\x02PGROUP\x01g\x02")
+        ),
         born=hosts,
         store=hosts,
         sys_flag=st.sampled_from((0, 0, 4, 8, 12)),

@@ -15,17 +15,11 @@ from broker.format.java import string_hash
 from recovery.columns import Strings, binary, gather, java_hashes, java_hashes_joined, text_at, unaligned
 from recovery.digest import identities_of_unique_keys, identity_of_unique_key
 from tests.scan.effort import tries
+from tests.scan.property_bytes import NAMES, raw_properties
 
-NAMES = ["KEYS", "K", "UNIQ_KEY", "UNIQ_KEZ", "UNIQ_KEY_", "__transactionId__", "TRANSACTION_CHECK_TIMES", "é"]
-
-bits = st.sampled_from(b"\x01\x02\x00aK\x80\xc3\xff").map(lambda byte: bytes([byte]))
-names = st.sampled_from([name.encode() for name in NAMES]) | st.binary(max_size=10)
-items = st.builds(lambda *parts: b"".join(parts), names, st.sampled_from((b"\x01", b"", b"\x01\x01")), st.binary(max_size=14))
-listed = st.lists(items, max_size=6).map(b"\x02".join)
-raw_properties = st.builds(
-    lambda text, tail: text + tail, listed | st.lists(bits, max_size=24).map(b"".join), st.sampled_from((b"", b"\x02"))
+texts = (
+    st.binary(max_size=20) | st.text(max_size=20).map(str.encode) | st.sampled_from((b"", "a😀b".encode(), b"\xff\xc3"))
 )
-texts = st.binary(max_size=20) | st.text(max_size=20).map(str.encode) | st.sampled_from((b"", "a😀b".encode(), b"\xff\xc3"))
 
 
 def strings(values: list[bytes]) -> Strings:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -72,7 +75,7 @@ def test_any_ranges_give_each_record_once(log: Log, data: st.DataObject) -> None
     edges = [log.begin, *cuts, last]
     with scanned(log) as files:
         together: list[tuple[int, bytes]] = []
-        for start, end in zip(edges, edges[1:], strict=False):
+        for start, end in pairwise(edges):
             scan = Scan(files.commitlog, start, end, resync=True, window_bytes=data.draw(windows))
             together += found_by(scan).items()
             assert scan.damages == []
@@ -121,6 +124,40 @@ def hostile_log(kind: str) -> Log:
     log.append(Wanted(chunks=(Chunk("bytes", b"x" * 10), Chunk(kind, b"fake", 0), Chunk("bytes", b"y" * 10))))
     log.append(Wanted(chunks=(Chunk("bytes", b"honest"),)))
     return log
+
+
+def test_a_blank_in_a_body_hides_nothing() -> None:
+    log = hostile_log("blank")
+    with scanned(log) as files:
+        for start in range(1, len(log.records[0])):
+            assert sorted(found_by(Scan(files.commitlog, start, resync=True, window_bytes=64))) == [len(log.records[0])]
+
+
+def test_a_record_that_begins_where_the_scan_does_may_be_larger_than_its_window() -> None:
+    log = Log(8192)
+    for _ in range(2):
+        log.append(Wanted(chunks=(Chunk("bytes", b"x" * 3000),)))
+    start = max(log.records)
+    with scanned(log) as files:
+        assert sorted(found_by(Scan(files.commitlog, start, resync=True, window_bytes=64))) == [start]
+
+
+@pytest.mark.parametrize("what", ["deleted", "cut"])
+def test_a_file_that_changes_under_the_scan_ends_it(what: str) -> None:
+    """Retention deletes segments; nobody should cut one, but a scan that then never ended would be worse."""
+    log = Log(4096)
+    while len(log.segments) < 3:
+        log.append(Wanted(chunks=(Chunk("bytes", b"x" * 500),)))
+    with scanned(log) as files:
+        first = files.commitlog.segments[0]
+        scan = Scan(files.commitlog, window_bytes=64)
+        if what == "deleted":
+            os.remove(first.path)
+        else:
+            os.truncate(first.path, 1000)
+        kept = {at: raw for at, raw in log.records.items() if at >= 4096 or (what == "cut" and at + len(raw) <= 1000)}
+        assert found_by(scan) == kept
+        assert {damage.kind for damage in scan.damages} == (set() if what == "deleted" else {"corrupt-region"})
 
 
 def test_a_record_in_a_body_that_knows_its_place_is_believed() -> None:

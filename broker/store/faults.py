@@ -1,0 +1,104 @@
+"""What the operating system refuses, as errors of ours: a sentence that names the path and says what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from broker.errors import StoreError, StoreFull, SyncFailed
+
+
+class Missing(StoreError):
+    """There is nothing at the path; inside a live store that is no fault."""
+
+
+class NotSupported(StoreError):
+    """This system or this file system cannot do it: whoever asked has another way."""
+
+
+# No block left, no quota left, a larger file than this process may have. macOS lacks some of the names.
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def explained(error: OSError, path: str) -> StoreError:
+    """Why a file cannot be read, with a next step."""
+    reason = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return Missing(f"{path}: there is no such file or folder", path=path)
+    if isinstance(error, PermissionError):
+        return StoreError(f"{path} may not be read by this user ({reason}). {_owner(path)}", path=path)
+    if error.errno == errno.EIO:
+        text = f"{path}: the disk cannot read it ({reason}). Copy what can be read with: checkback salvage"
+        return StoreError(text, path=path)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StoreError(f"{path}: too many files are open ({reason}). Raise the limit with: ulimit -n", path=path)
+    return StoreError(f"{path} cannot be read: {reason}. See that it is a readable file or folder", path=path)
+
+
+def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
+    """Why a file or folder cannot be written, with a next step."""
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return full(error, path, needed_bytes)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return Missing(f"{path}: there is no such file or folder", path=path)
+    if error.errno == errno.EROFS:
+        text = f"{path} cannot be written: its file system is mounted read-only. Open the store with read_only=True"
+        return StoreError(text, path=path)
+    if isinstance(error, PermissionError):
+        return StoreError(f"{path} may not be written by this user ({reason}). {_owner(path)}", path=path)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StoreError(f"{path}: too many files are open ({reason}). Raise the limit with: ulimit -n", path=path)
+    return StoreError(
+        f"{path} cannot be written: {reason}. See that the disk is well and is mounted for writing", path=path
+    )
+
+
+def full(error: OSError, path: str, needed_bytes: int) -> StoreFull:
+    """The disk has no room: how much was asked, how much there is, and what limits it."""
+    free = free_bytes(path)
+    room = {
+        errno.EDQUOT: "the quota of this user leaves no room for them. Delete files or raise the quota",
+        errno.EFBIG: "no file of this process may grow so large. Raise the limit with: ulimit -f",
+    }.get(error.errno or 0, f"the disk has {free} bytes free. Delete files or lower the retention")
+    text = f"{path} needs {needed_bytes} bytes, and {room}; nothing was lost, and sends work again when there is space"
+    return StoreFull(text, path=path, needed_bytes=needed_bytes, free_bytes=free)
+
+
+def free_bytes(path: str) -> int:
+    """What this user may still write on the disk of a path, or of the nearest folder above it; 0 when nobody knows."""
+    while True:
+        try:
+            found = os.statvfs(path)
+            return found.f_bavail * found.f_frsize
+        except FileNotFoundError:
+            above = os.path.dirname(os.path.abspath(path))
+            if above == path:
+                return 0
+            path = above
+        except OSError:
+            return 0
+
+
+def sync_failed(error: OSError, path: str) -> SyncFailed:
+    """A forced write failed: the system may have dropped the bytes, and a second try would say nothing of it."""
+    reason = error.strerror or str(error)
+    text = (
+        f"{path}: the disk failed to keep what was written ({reason}). What was acknowledged before is safe. See to "
+        "the disk, then open the store again: it recovers what is there"
+    )
+    return SyncFailed(text, path=path)
+
+
+def _owner(path: str) -> str:
+    """The next step after a refusal: run as the owner of the nearest thing that can be seen."""
+    while path:
+        try:
+            found = os.stat(path)
+        except OSError:
+            path = "" if path == os.path.dirname(path) else os.path.dirname(path)
+            continue
+        mode = stat.filemode(found.st_mode)
+        return f"{path} belongs to user {found.st_uid}, group {found.st_gid}, mode {mode}: run as one who may read it"
+    return "Run as a user who may read it"

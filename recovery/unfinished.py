@@ -1,0 +1,46 @@
+"""What a live broker had not finished when a verification looked: no finding.
+
+A broker dispatches a moment after it appends, writes op messages seconds later, and goes on appending while the derived
+files are compared. So a finding about the last seconds of a store that lives, or about what came after the scan, is taken
+back; on a store that nobody writes it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from recovery.records import Records
+from recovery.report import Finding, Findings
+
+LAG_MS = 10_000  # an op message is written up to 3 s after the end, and seen up to 6 s later
+
+_LATE = frozenset({"queue-missing", "index-missing", "redo-missing", "slot-missing", "committed-without-op"})
+_AFTER = frozenset({"queue-orphan", "redo-orphan", "index-orphan", "slot-orphan"})
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Tells which findings say no more than that the broker is at work."""
+
+    end_offset: int  # of the scan
+    last_store_ms: int
+    newest_index: str
+    look: Callable[[int], Records | None]
+
+    def take_back(self, findings: Findings) -> None:
+        """Drop them."""
+        findings.drop(self._is_unfinished)
+
+    def _is_unfinished(self, finding: Finding) -> bool:
+        if finding.kind in _AFTER:
+            return finding.commitlog_offset >= self.end_offset
+        if finding.kind == "slot-wrong-state":  # the end came after the scan, or its dispatch will come
+            return "prepared" in (finding.facts.get("found"), finding.facts.get("expected"))
+        if finding.kind == "index-damaged":  # slot, item and header are written one after the other
+            return finding.file == self.newest_index
+        return finding.kind in _LATE and self._is_recent(finding)
+
+    def _is_recent(self, finding: Finding) -> bool:
+        record = self.look(int(finding.facts.get("delivered_offset", finding.commitlog_offset)))
+        return record is None or int(record.field("store_timestamp_ms")[0]) > self.last_store_ms - LAG_MS

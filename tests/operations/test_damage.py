@@ -1,0 +1,154 @@
+"""A flipped bit or a cut is found and named, or its byte stands in the published table: samples of tests/torture."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recovery.verify import verify
+from tests.operations import unprotected
+from tests.operations.damage import ESCAPED, FOUND, Patient
+from tests.operations.damage_map import Place, places
+from tests.operations.small_broker import GENERATIONS, V5_CRC, Generation, SmallBroker
+from tests.operations.small_stores import build
+
+SEED = 20261121
+FLIPS = 900  # in each generation, besides those that show that the table lists nothing needlessly
+CUTS = 8  # of each file
+GOLDEN_FLIPS = 60
+
+each = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.name)
+
+
+@pytest.fixture
+def patient(generation: Generation, tmp_path: Path) -> Iterator[tuple[SmallBroker, Patient]]:
+    store = tmp_path / "store"
+    broker = build(generation, store)
+    with Patient(store) as patient:
+        yield broker, patient
+
+
+@each
+def test_an_untouched_store_has_no_finding(generation: Generation, tmp_path: Path) -> None:
+    build(generation, tmp_path / "store")
+    report = verify(tmp_path / "store")
+    assert report.ok, [str(finding) for finding in report.findings]
+    assert report.generation == ("state-table" if generation.state_table else "half-op")
+    assert report.transactions["total"] == 5
+
+
+@each
+def test_flipped_bits_are_found_or_published(patient: tuple[SmallBroker, Patient]) -> None:
+    """At least one bit of every field of every file, and more of the larger ones."""
+    broker, sick = patient
+    published = unprotected.load()[broker.kind.name]
+    rng = random.Random(SEED)
+    found = places(broker, sick.store)
+    every = list(unprotected.flips(found, SEED))
+    chosen = {place.key: (place, rng.randrange(place.start, place.stop), rng.randrange(8)) for place in found}
+    for place, at, bit in [*chosen.values(), *rng.sample(every, FLIPS)]:
+        outcome = sick.flip(place, at, bit)
+        if outcome == ESCAPED:
+            listed = published.get(place.key, 0) & unprotected.mask(place, at, bit)
+            assert listed, f"bit {bit} of byte {at} of {place.file} escapes, and {place.key} is not in the table"
+        else:
+            assert outcome == FOUND, f"bit {bit} of byte {at} of {place.file} ({place.key}): {outcome}"
+
+
+@each
+def test_every_published_field_has_a_bit_that_escapes(patient: tuple[SmallBroker, Patient]) -> None:
+    broker, sick = patient
+    published = unprotected.load()[broker.kind.name]
+    by_key: dict[str, list[tuple[Place, int, int]]] = {}
+    for place, at, bit in unprotected.flips(places(broker, sick.store)):
+        if published.get(place.key, 0) & unprotected.mask(place, at, bit):
+            by_key.setdefault(place.key, []).append((place, at, bit))
+    assert set(by_key) == set(published)
+    for key, candidates in by_key.items():
+        assert any(sick.flip(*flip) == ESCAPED for flip in candidates), (
+            f"{key} is in the table, but every flip is found"
+        )
+
+
+def test_a_record_with_its_crc_has_no_unprotected_bit() -> None:
+    assert not [key for key in unprotected.load()[V5_CRC.name] if key.startswith("CommitLog record")]
+
+
+@each
+def test_cuts_are_found_or_unused(patient: tuple[SmallBroker, Patient]) -> None:
+    """Every file at its edges and at some lengths between."""
+    _, sick = patient
+    rng = random.Random(SEED)
+    for file, size, used in files(sick.store):
+        sizes = {0, max(used - 1, 0), used, size - 1, *(rng.randrange(size) for _ in range(CUTS))}
+        for length in sorted(length for length in sizes if length < size):
+            judge_cut(sick, file, length, used)
+
+
+@each
+def test_missing_and_zeroed_files_are_found(patient: tuple[SmallBroker, Patient]) -> None:
+    _, sick = patient
+    for file, _, used in files(sick.store):
+        judge_loss(sick, file, used)
+
+
+def files(store: Path) -> list[tuple[str, int, int]]:
+    """Each file with its size and where its last byte that is not zero ends."""
+    paths = sorted(path for path in store.rglob("*") if path.is_file() and path.stat().st_size)
+    return [(str(p.relative_to(store)), p.stat().st_size, len(p.read_bytes().rstrip(b"\0"))) for p in paths]
+
+
+def judge_cut(sick: Patient, file: str, length: int, used: int) -> None:
+    outcome = sick.cut(file, length)
+    unseen = length >= used or unread(file) or (length == 0 and may_be_missing(file))
+    assert outcome == FOUND or (outcome == ESCAPED and unseen), f"{file} cut to {length}: {outcome}"
+
+
+def judge_loss(sick: Patient, file: str, used: int) -> None:
+    first_segment = file == f"commitlog/{0:020}"
+    outcome = sick.remove(file)
+    unseen = may_be_missing(file) or first_segment or not used
+    assert outcome == FOUND or (outcome == ESCAPED and unseen), f"{file} removed: {outcome}"
+    outcome = sick.zero(file)
+    unseen = unread(file) or file == "checkpoint" or not used
+    assert outcome == FOUND or (outcome == ESCAPED and unseen), f"{file} zeroed: {outcome}"
+
+
+def unread(file: str) -> bool:
+    """What no comparison reads: the table says so of any byte."""
+    return file in ("lock", "abort", "config/topics.json.bak", "config/transactionMetrics")
+
+
+def may_be_missing(file: str) -> bool:
+    """What RocketMQ starts without."""
+    return unread(file) or file == "checkpoint" or file.startswith("config/")
+
+
+@pytest.mark.parametrize("name", ["rocketmq-3.1.5-clean", "rocketmq-5.3.3-clean"])
+def test_flips_in_a_real_store(golden_copy: Callable[[str], Path], name: str) -> None:
+    """Nothing is raised, and in a derived file whatever is in use is found."""
+    store = golden_copy(name)
+    shutil.rmtree(store / "config")
+    rng = random.Random(SEED)
+    derived = [
+        file for file in files(store) if file[0].startswith(("consumequeue", "transaction", "index")) and file[2]
+    ]
+    commitlog = next(file for file in files(store) if file[0].startswith("commitlog"))
+    with Patient(store) as sick:
+        for number in range(GOLDEN_FLIPS):
+            file, _, used = rng.choice(derived) if number % 2 else commitlog
+            place = Place(file, "any", "any", 0, used)
+            at, bit = rng.randrange(used), rng.randrange(8)
+            outcome = sick.flip(place, at, bit)
+            assert not outcome.startswith(("raised", "a vague")), f"{file} byte {at} bit {bit}: {outcome}"
+            if file.startswith(("transaction", "index")):
+                assert outcome != ESCAPED, f"{file} byte {at} bit {bit} escapes"
+
+
+def test_the_manual_has_the_table() -> None:
+    text = unprotected.PAGE.read_text(encoding="utf-8")
+    assert text == unprotected.written(text, unprotected.load()), "run: python -m tests.operations.unprotected"

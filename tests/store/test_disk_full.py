@@ -1,0 +1,99 @@
+"""A disk that is really full: a small tmpfs, and a small ext4 on a loop device, where this user may mount them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.errors import StoreFull
+from broker.store import calls
+from broker.store.disk import Disk
+
+DISK = Disk()
+MIB = 1 << 20
+
+
+def _mount(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system with some 4 MiB."""
+    point = tmp_path / "small"
+    point.mkdir()
+    if request.param == "tmpfs":
+        _mount(["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=1000", "tmpfs", str(point)])
+    else:
+        image = tmp_path / "image"
+        with image.open("wb") as file:
+            file.truncate(4 * MIB)
+        _mount(["mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(image)])
+        _mount(["mount", "-o", "loop", str(image), str(point)])
+    yield point
+    subprocess.run(["umount", str(point)], check=True)
+
+
+def test_allocation_refuses_and_leaves_nothing(small: Path) -> None:
+    DISK.allocate(str(small / "first"), MIB)
+    names, free = sorted(small.iterdir()), DISK.free_bytes(str(small))
+    with pytest.raises(StoreFull, match="bytes free") as caught:
+        DISK.allocate(str(small / "second"), 8 * MIB)
+    assert caught.value.needed_bytes == 8 * MIB
+    assert 0 < caught.value.free_bytes < 4 * MIB
+    assert sorted(small.iterdir()) == names
+    assert DISK.free_bytes(str(small)) == free
+    DISK.allocate(str(small / "second"), MIB)
+
+
+def test_growing_refuses_and_takes_back(small: Path) -> None:
+    """What a killed process began, on a disk that is full by now."""
+    (small / "begun").write_bytes(b"abc")
+    with pytest.raises(StoreFull):
+        DISK.allocate(str(small / "begun"), 8 * MIB)
+    assert (small / "begun").read_bytes() == b"abc"
+
+
+def test_a_map_of_an_allocated_file_works_on_a_full_disk(small: Path) -> None:
+    """No SIGBUS: each byte has its block."""
+    DISK.allocate(str(small / "segment"), MIB)
+    with (small / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    assert DISK.free_bytes(str(small)) < 4096
+    segment = DISK.open_map(str(small / "segment"), MIB)
+    for at in range(0, MIB, 4096):
+        segment.view[at : at + 4] = b"full"
+    segment.sync()
+    segment.close()
+
+
+def test_a_refusal_by_the_system_itself(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may take the space between the question and the attempt."""
+    monkeypatch.setattr(calls, "free_bytes", lambda path: 1 << 40)
+    test_allocation_refuses_and_leaves_nothing(small)
+    test_growing_refuses_and_takes_back(small)
+
+
+def test_write_file_keeps_the_old_one(small: Path) -> None:
+    DISK.write_file(str(small / "small"), b"old")
+    with pytest.raises(StoreFull):
+        DISK.write_file(str(small / "small"), bytes(8 * MIB))
+    assert (small / "small").read_bytes() == b"old"
+    assert [item.name for item in small.iterdir() if item.name != "lost+found"] == ["small"]
+    DISK.write_file(str(small / "small"), b"new")
+
+
+def test_no_room_for_a_folder(small: Path) -> None:
+    """Inodes or blocks: a folder needs one too."""
+    numbers = itertools.count()
+    with pytest.raises(StoreFull):  # noqa: PT012 - at which one depends on the file system
+        while next(numbers) < 100_000:
+            DISK.create_folder(str(small / f"{next(numbers):0200}"), durable=False)

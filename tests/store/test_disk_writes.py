@@ -1,0 +1,263 @@
+"""The writing side of the disk: folders, files, names; what fails says why and leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.errors import StoreError, StoreFull, SyncFailed
+from broker.store import machine
+from broker.store.disk import Disk, Missing, NotSupported
+from broker.testing import CrashDisk
+
+DISK = Disk()
+
+
+def test_allocate_gives_every_byte_a_block(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    DISK.allocate(str(path), 1 << 20)
+    assert path.stat().st_size == 1 << 20
+    assert path.stat().st_blocks * 512 >= 1 << 20
+    assert not any(path.read_bytes())
+
+
+def test_allocate_keeps_what_is_there(tmp_path: Path) -> None:
+    """A file with holes, as Java makes them, gets its blocks; one that is too short grows."""
+    path = tmp_path / "segment"
+    path.write_bytes(b"mine")
+    DISK.allocate(str(path), 1 << 20)
+    assert path.read_bytes() == b"mine".ljust(1 << 20, b"\0")
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.truncate(1 << 20)
+    DISK.allocate(str(sparse), 1 << 20, durable=False)
+    assert sparse.stat().st_blocks * 512 >= 1 << 20
+    with pytest.raises(StoreError, match="has 1048576 bytes where 4096 are expected"):
+        DISK.allocate(str(path), 4096)
+    assert path.stat().st_size == 1 << 20
+
+
+@pytest.mark.parametrize("error", [AttributeError(), OSError(errno.EOPNOTSUPP, "not supported")])
+def test_allocate_where_the_system_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Zeros are written; what is there stays."""
+
+    def refuse(*_arguments: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    path = tmp_path / "segment"
+    path.write_bytes(b"mine")
+    DISK.allocate(str(path), (2 << 20) + 7)
+    assert path.read_bytes() == b"mine".ljust((2 << 20) + 7, b"\0")
+    assert path.stat().st_blocks * 512 >= 2 << 20
+
+
+def test_allocate_needs_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(Missing):
+        DISK.allocate(str(tmp_path / "none" / "segment"), 4096)
+
+
+def test_folders_with_parents(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "c"
+    DISK.create_folder(str(path))
+    DISK.create_folder(str(path))
+    DISK.create_folder(str(path), durable=False)
+    assert path.is_dir()
+    DISK.sync_folder(str(path))
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError):
+        DISK.create_folder(str(tmp_path / "file" / "below"))
+    with pytest.raises(StoreError):
+        DISK.create_folder(str(tmp_path / "file"))
+
+
+def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    DISK.create_folder("store")
+    DISK.write_file("small", b"1")
+    DISK.allocate("segment", 512)
+    DISK.rename("small", "other")
+    DISK.remove("other")
+    assert sorted(os.listdir()) == ["segment", "store"]
+
+
+def test_write_file_replaces_whole(tmp_path: Path) -> None:
+    path = tmp_path / "small"
+    for data in (b"one", b"", b"x" * (3 << 20)):
+        DISK.write_file(str(path), data)
+        assert path.read_bytes() == data
+    DISK.write_file(str(path), b"three", durable=False)
+    assert [item.name for item in tmp_path.iterdir()] == ["small"]
+
+
+def test_write_file_meets_what_a_killed_process_left(tmp_path: Path) -> None:
+    (tmp_path / f"small.{os.getpid()}.tmp").write_bytes(b"longer than what comes")
+    DISK.write_file(str(tmp_path / "small"), b"new")
+    assert {item.name: item.read_bytes() for item in tmp_path.iterdir()} == {"small": b"new"}
+
+
+def test_write_file_in_place_of_a_folder_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreError):
+        DISK.write_file(str(tmp_path / "folder"), b"x")
+    assert [item.name for item in tmp_path.iterdir()] == ["folder"]
+
+
+def test_exchange_swaps_folders_and_files(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.mkdir()
+    (a / "inside").touch()
+    b.write_bytes(b"file")
+    number = DISK.inode(str(a))
+    DISK.exchange(str(a), str(b))
+    assert a.read_bytes() == b"file"
+    assert (b / "inside").exists()
+    assert DISK.inode(str(b)) == number
+    with pytest.raises(Missing):
+        DISK.exchange(str(a), str(tmp_path / "none"))
+
+
+def test_exchange_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old kernel, an old C library, a file system that cannot."""
+    import ctypes
+
+    (tmp_path / "a").touch()
+    (tmp_path / "b").touch()
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_args, **_options: object())
+    with pytest.raises(NotSupported):
+        DISK.exchange(str(tmp_path / "a"), str(tmp_path / "b"))
+
+
+def test_names(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "old").write_bytes(b"1")
+    DISK.rename(str(tmp_path / "old"), str(tmp_path / "folder" / "new"))
+    assert (tmp_path / "folder" / "new").read_bytes() == b"1"
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "kept")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    DISK.remove_tree(str(tmp_path / "folder"))
+    DISK.remove_tree(str(tmp_path / "folder"))
+    assert [item.name for item in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept" / "file").exists()
+    DISK.remove(str(tmp_path / "kept" / "file"), durable=False)
+    tmp_path.joinpath("long").write_bytes(b"0123456789")
+    DISK.truncate(str(tmp_path / "long"), 4)
+    assert tmp_path.joinpath("long").read_bytes() == b"0123"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        DISK.remove,
+        lambda path: DISK.rename(path, path + "2"),
+        lambda path: DISK.open_map(path, 4096),
+        DISK.inode,
+        DISK.sync_file,
+        DISK.sync_folder,
+        lambda path: DISK.truncate(path, 0),
+        lambda path: DISK.open_lock(path, write=False),
+    ],
+)
+def test_what_is_missing_is_missing(tmp_path: Path, call: Callable[[str], object]) -> None:
+    with pytest.raises(Missing):
+        call(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("name", ["fdatasync", "fsync"])
+def test_a_failed_sync_has_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, name, fail)
+    with pytest.raises(SyncFailed, match="failed to keep what was written"):
+        DISK.write_file(str(tmp_path / "small"), b"1")
+    if name == "fdatasync":
+        assert not list(tmp_path.iterdir())
+
+
+def test_full_by_the_limit_of_the_process(tmp_path: Path) -> None:
+    """ulimit -f, in a child: Python ignores SIGXFSZ, so the call fails."""
+    import subprocess
+    import sys
+
+    script = f"""
+import resource
+from broker.errors import StoreFull
+from broker.store.disk import Disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+Disk().allocate({str(tmp_path / "fits")!r}, 8192)
+big, file = {str(tmp_path / "big")!r}, {str(tmp_path / "file")!r}
+for call in (lambda: Disk().allocate(big, 8193), lambda: Disk().write_file(file, bytes(9000))):
+    try:
+        call()
+    except StoreFull as error:
+        print(error.needed_bytes, "ulimit -f" in str(error))
+"""
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert told == "8193 True\n9000 True\n"
+    assert [item.name for item in tmp_path.iterdir()] == ["fits"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="may not be written by this user"):
+        DISK.allocate(str(tmp_path / "segment"), 4096)
+
+
+def test_the_machine(tmp_path: Path) -> None:
+    assert DISK.free_bytes(str(tmp_path / "not" / "yet")) > 0
+    assert DISK.boot_id() == DISK.boot_id()
+    assert DISK.is_local(str(tmp_path))
+    assert CrashDisk(tmp_path / "a").boot_id() != CrashDisk(tmp_path / "b").boot_id()
+
+
+MOUNTS = r"""
+21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+22 21 0:5 / /data rw - xfs /dev/sdb rw
+23 22 0:6 / /data/net rw shared:2 master:1 - nfs4 server:/export rw,vers=4.2
+24 21 0:7 / /with\040space rw - fuse.sshfs user@host: rw
+25 21 0:8 / /twice rw - ext4 /dev/sdc rw
+26 25 0:9 / /twice rw - cifs //host/share rw
+nonsense
+""".splitlines()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "remote"),
+    [
+        ("/home", "ext4", False),
+        ("/", "ext4", False),
+        ("/data", "xfs", False),
+        ("/database", "ext4", False),
+        ("/data/net/store", "nfs4", True),
+        ("/data/network", "xfs", False),
+        ("/with space/store", "fuse.sshfs", True),
+        ("/twice/store", "cifs", True),
+    ],
+)
+def test_file_systems_by_their_mounts(path: str, kind: str, remote: bool) -> None:
+    assert machine.kind_of_mount(MOUNTS, path) == kind
+    assert machine.is_remote(kind) == remote
+
+
+def test_a_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_MOUNTS", "/nowhere")
+    monkeypatch.setattr(machine, "_BOOT_ID", "/nowhere")
+    assert machine.file_system("/") == ""
+    assert DISK.is_local("/")
+    assert machine.boot_id() == ""
+
+
+def test_full_is_told_with_numbers(tmp_path: Path) -> None:
+    disk = CrashDisk(tmp_path / "disk")
+    disk.full_after(100)
+    with pytest.raises(StoreFull) as caught:
+        disk.allocate(str(disk.root / "segment"), 4096)
+    assert (caught.value.needed_bytes, caught.value.free_bytes) == (4096, 100)
+    assert not list(disk.root.iterdir())

@@ -1,0 +1,200 @@
+"""The writing side: what it writes is right in the eyes of the verification, whoever was killed in between."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.errors import StoreError
+from broker.format.sysflag import TransactionType
+from broker.store.control import Word
+from broker.store.disk import Disk
+from broker.store.draft import Draft, draft, end_draft
+from broker.store.layout import StoreLayout
+from broker.store.writing import Writing
+from recovery.pending import Pending
+from recovery.verify import verify
+
+SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)
+
+
+def half(number: int, topic: str = "Orders") -> Draft:
+    """A half message with a key of its own."""
+    properties = {"KEYS": f"k{number}", "UNIQ_KEY": f"U{number}", "PGROUP": "shop", "TRAN_MSG": "true", "TAGS": "new"}
+    return draft(topic, b"b" * (number % 300), properties, queue_id=number % 4, born_timestamp_ms=number + 1,
+                 kind=TransactionType.PREPARED)  # fmt: skip
+
+
+def fill(store: Writing, first: int, count: int) -> None:
+    """Transactions that commit, roll back, or stay in doubt, by turns; the log rolls over several segments."""
+    for number in range(first, first + count):
+        one = half(number)
+        (placed,) = store.append([one])
+        kind = (TransactionType.COMMIT, TransactionType.ROLLBACK, None)[number % 3]
+        if kind is not None:
+            store.append([end_draft(one, placed.commitlog_offset, placed.queue_offset, kind)])
+
+
+def assert_right(path: Path, committed: int, rolled_back: int, in_doubt: int) -> None:
+    """No finding, and these many transactions."""
+    report = verify(path)
+    assert report.ok, [str(finding) for finding in report.findings][:5]
+    counts = report.transactions
+    assert (counts["committed"], counts["rolled_back"], counts["in_doubt"]) == (committed, rolled_back, in_doubt)
+
+
+def test_a_closed_store_is_right_and_opens_again(tmp_path: Path) -> None:
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 900)
+    store.close()
+    assert not (tmp_path / "abort").exists()
+    assert_right(tmp_path, 300, 300, 300)
+    again = Writing(str(tmp_path), Disk(), sync="group")
+    fill(again, 900, 30)
+    again.close()
+    assert_right(tmp_path, 310, 310, 310)
+
+
+def test_our_own_reader_reads_it(tmp_path: Path) -> None:
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="each")
+    fill(store, 0, 30)
+    with broker.open(tmp_path, read_only=True) as reader:
+        (found,) = [message for message in reader.by_key("Orders", "k3") if message.transaction_type == 8]
+        assert found.body == b"bbb"
+        assert reader.message("Orders", 3, 0) is not None
+    store.close()
+
+
+def test_a_batch_comes_together(tmp_path: Path) -> None:
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    plain = [draft("T", b"x", {"UNIQ_KEY": f"P{n}"}, queue_id=0, born_timestamp_ms=1) for n in range(5)]
+    placed = store.append(plain)
+    assert [one.queue_offset for one in placed] == [0, 1, 2, 3, 4]
+    assert store.append(plain[:1])[0].queue_offset == 5
+    store.close()
+    assert_right(tmp_path, 0, 0, 0)
+
+
+def test_an_end_counts_once(tmp_path: Path) -> None:
+    """The slot keeps the first decision; a second end is a record, and a finding, but no second state."""
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    one = half(1)
+    (placed,) = store.append([one])
+    for kind in (TransactionType.COMMIT, TransactionType.ROLLBACK):
+        store.append([end_draft(one, placed.commitlog_offset, placed.queue_offset, kind)])
+    assert store.dispatcher.slot(0).state == TransactionType.COMMIT
+    store.close()
+    assert dict(verify(tmp_path).findings.counts) == {"decision-conflict": 1}
+
+
+@pytest.mark.parametrize("lost", ["control", "control and checkpoint", "everything of ours but the sizes"])
+def test_recovery_without_the_control_page(tmp_path: Path, lost: str) -> None:
+    """As after a machine crash in which every page survived: the derived files are made again from the log."""
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 300)
+    store.close()
+    store = Writing(str(tmp_path), Disk(), sync="os")
+    fill(store, 300, 300)
+    store.lock.release()
+    own = tmp_path / "checkback"
+    (own / "control").unlink()
+    if lost != "control":
+        (own / "checkpoint").unlink()
+    if lost.startswith("everything"):
+        (own / "queues").unlink()
+    recovered = Writing(str(tmp_path), Disk(), sync="os")
+    assert_right(tmp_path, 200, 200, 200)
+    fill(recovered, 600, 30)
+    recovered.close()
+    assert_right(tmp_path, 210, 210, 210)
+
+
+def test_half_a_record_at_the_end_is_kept_aside_and_cut(tmp_path: Path) -> None:
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 30)
+    end = store.control[Word.TAIL]
+    store.close()
+    (tmp_path / "checkback" / "control").unlink()
+    segment = tmp_path / "commitlog" / f"{0:020}"
+    with open(segment, "r+b") as file:
+        file.seek(end)
+        file.write(bytes.fromhex("000000ffdaa320a7") + b"torn")
+    Writing(str(tmp_path), Disk(), sync="os").close()
+    assert_right(tmp_path, 10, 10, 10)
+    assert (tmp_path / "checkback" / "torn" / f"{end:020}").read_bytes().endswith(b"torn")
+
+
+def test_an_intent_that_was_never_published_leaves_no_trace(tmp_path: Path) -> None:
+    """A process killed between the intent and the tail: the next one clears what it began."""
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 3)
+    tail = store.control[Word.TAIL]
+    view, at = store.appender.log.at(tail)
+    store.control[Word.INTENT] = tail + 500
+    view[at : at + 300] = b"\xda" * 300
+    fill(store, 3, 3)
+    store.close()
+    assert_right(tmp_path, 2, 2, 2)
+
+
+def test_a_store_of_another_program_is_not_written_to(tmp_path: Path, golden_copy: object) -> None:
+    path = golden_copy("rocketmq-3.1.5-clean")  # type: ignore[operator]
+    with pytest.raises(StoreError, match="another program"):
+        Writing(str(path), Disk())
+
+
+def test_processes_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Three processes append and end transactions; one after another is killed with SIGKILL at a random instant."""
+    path, notes = tmp_path / "store", tmp_path / "notes"
+    Writing(str(path), Disk(), SMALL, sync="os").close()
+    chance = random.Random(1)
+    keeper = Writing(str(path), Disk(), sync="os")
+    for number in range(12):
+        command = [sys.executable, "-m", "tests.store.writing_worker", str(path), str(notes), str(number)]
+        workers = [subprocess.Popen(command) for _ in range(3)]
+        _wait_for_notes(notes)
+        time.sleep(chance.random() * 0.2)
+        for worker in workers:
+            worker.send_signal(signal.SIGKILL)
+            worker.wait()
+    keeper.append([half(1, "After")])
+    keeper.close()
+    report = verify(path)
+    assert report.ok, [str(finding) for finding in report.findings][:5]
+    _compare(path, notes)
+
+
+def _wait_for_notes(notes: Path) -> None:
+    before = notes.stat().st_size if notes.exists() else 0
+    deadline = time.monotonic() + 20
+    while not notes.exists() or notes.stat().st_size == before:
+        assert time.monotonic() < deadline, "no worker has appended anything"
+        time.sleep(0.01)
+
+
+def _compare(path: Path, notes: Path) -> None:
+    """Every acknowledged half is there once, every acknowledged end ended it."""
+    ended = {}
+    halves = set()
+    for line in notes.read_text().splitlines():
+        word, key, *rest = line.split()
+        halves.add(key) if word == "half" else ended.update({key: int(rest[0])})
+    with broker.open(path, read_only=True) as store:
+        seen: dict[str, list[int]] = {}
+        for record in store.records():
+            seen.setdefault(record.property_map["UNIQ_KEY"], []).append(int(record.transaction_type))
+    assert halves <= seen.keys()
+    for key, kinds in seen.items():
+        assert kinds[0] == TransactionType.PREPARED
+        assert len(kinds) <= 2
+        if key in ended:
+            assert kinds == [TransactionType.PREPARED, ended[key]]
+    in_doubt = {one.unique_key for one in Pending(path, 0)}
+    assert in_doubt == {key for key, kinds in seen.items() if len(kinds) == 1}

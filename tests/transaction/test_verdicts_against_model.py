@@ -1,0 +1,72 @@
+"""The engine and a model of plain dicts judge the same random histories and must agree in everything they say."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import event, given
+
+from broker.transaction.events import Generation
+from recovery import judgement, spill, transactions, verify
+from recovery.report import Report
+from recovery.scan import Scan
+from recovery.transactions import Transactions, Verdicts
+from tests.scan.effort import tries
+from tests.transaction.histories import History, histories
+from tests.transaction.model import judge
+
+States = dict[int, tuple[int, list[int]]]
+
+
+def judged(history: History, partitions: int, *, spilled: bool) -> tuple[Report, States]:
+    """What the engine says of a history on disk: the report; state and deliveries by the offset of the first half."""
+    states: States = {}
+    judge_all = Transactions.judge
+
+    def listening(self: Transactions, prepared: Generation) -> Iterator[Verdicts]:
+        for verdicts in judge_all(self, prepared):
+            for number, row in enumerate(verdicts.rows):
+                offsets = verdicts.delivered[verdicts.starts[number] : verdicts.starts[number + 1]]
+                assert int(row["lowest"]) not in states
+                states[int(row["lowest"])] = int(row["state"]), offsets.tolist()
+            yield verdicts
+
+    changes: list[Any] = [
+        mock.patch.object(judgement, "partitions_for", return_value=partitions),
+        mock.patch.object(verify, "Scan", partial(Scan, window_bytes=1000 if spilled else 1 << 20)),
+        mock.patch.object(transactions, "PARTITION_BYTES", 700),
+        mock.patch.object(spill, "_HELD_BYTES", 0 if spilled else 1 << 20),
+        mock.patch.object(Transactions, "judge", listening),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        store = history.log.write(Path(folder) / "store")
+        for change in changes:
+            change.start()
+        try:
+            return verify.verify(store), states
+        finally:
+            for change in changes:
+                change.stop()
+
+
+@pytest.mark.parametrize(("partitions", "spilled"), [(1, False), (2, True), (7, True)])
+@tries(130)
+@given(histories())
+def test_the_engine_agrees_with_the_model(partitions: int, spilled: bool, history: History) -> None:
+    wanted = judge(history.entries, min(history.log.segments))
+    report, states = judged(history, partitions, spilled=spilled)
+    event(f"generation {wanted.generation}")
+    for kind, _ in wanted.findings:
+        event(kind)
+    assert report.generation == wanted.generation
+    assert states == wanted.states
+    assert report.transactions == wanted.counts
+    assert Counter((found.kind, found.commitlog_offset) for found in report.findings) == wanted.findings
+    assert report.digest == wanted.digest
