@@ -56,20 +56,21 @@ def _target_queues(part: Records, events: npt.NDArray[np.uint8]) -> npt.NDArray[
 
 
 def _text_sums(part: Records) -> npt.NDArray[np.uint32]:
-    """The sum of the bytes of each record's properties, without the ends of items and without the record's CRC."""
+    """The sum of the bytes of each record's properties, each plus one; item ends and the record's CRC count nothing."""
     strings = part.properties
     if not len(strings.data):
         return np.zeros(len(part), np.uint32)
-    counted = np.where(strings.data == 2, np.uint8(0), strings.data)
+    counted = np.where(strings.data == 2, np.uint16(0), strings.data + np.uint16(1))
     bounds = np.append(strings.offsets[:-1], len(counted) - 1)
     sums = np.add.reduceat(counted, np.minimum(bounds, len(counted) - 1), dtype=np.uint32)[:-1]
     sums += np.where(strings.offsets[1:] == len(counted), counted[-1], 0).astype(np.uint32)
     sums[strings.lengths == 0] = 0
     item = strings.offsets[1:].astype(np.int64) - RECORD_CRC_SIZE
-    rows = unaligned(counted, f"V{RECORD_CRC_SIZE}", np.maximum(item, 0)).view(np.uint8).reshape(-1, RECORD_CRC_SIZE)
+    rows = unaligned(strings.data, f"V{RECORD_CRC_SIZE}", np.maximum(item, 0)).view(np.uint8)
+    rows = rows.reshape(-1, RECORD_CRC_SIZE)
     name = np.frombuffer(names.CRC32.encode() + b"\x01", np.uint8)
     carries = (item >= strings.offsets[:-1]) & (rows[:, : len(name)] == name).all(axis=1)
-    sums[carries] -= rows[carries].sum(axis=1, dtype=np.uint32)
+    sums[carries] -= rows[carries, :-1].sum(axis=1, dtype=np.uint32) + np.uint32(RECORD_CRC_SIZE - 1)
     return sums
 
 

@@ -198,8 +198,11 @@ class Scan:
     def _explain(self) -> None:
         """The log goes on: what was left open behind us is damage in the middle of it."""
         for damage in self._unexplained:
-            reason = "no record begins here" if damage.kind == "torn-tail" else damage.reason
-            self.damages.append(Damage("corrupt-region", damage.commitlog_offset, damage.size, reason, damage.file))
+            reason, start = damage.reason, damage.commitlog_offset
+            size, segment = damage.size, self.listing.at(start)
+            if damage.kind == "torn-tail" and segment is not None:  # all that the segment should hold from there on
+                reason, size = "no record begins here", max(size, segment.base + segment.size - start)
+            self.damages.append(Damage("corrupt-region", start, size, reason, damage.file))
         self._unexplained.clear()
 
     def _finish(self) -> None:

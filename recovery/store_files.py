@@ -96,10 +96,19 @@ class StoreFiles:
         except (Missing, CorruptRecord):
             return None
 
+    def commitlog_now(self) -> Listing:
+        """The segments as they are by now: a live broker may have begun another."""
+        return self._listing(self._folder.paths.commitlog)
+
     def commitlog_file(self, commitlog_offset: int) -> str:
         """The path of the segment that holds an offset, or would."""
         segment = self.commitlog.at(commitlog_offset)
         return segment.path if segment else self._folder.paths.commitlog
+
+    @property
+    def checkpoint(self) -> str:
+        """The path of RocketMQ's checkpoint."""
+        return self._folder.paths.checkpoint
 
     @property
     def lock(self) -> str:

@@ -1,8 +1,8 @@
 """What a live broker had not finished when a verification looked: no finding.
 
-A broker dispatches a moment after it appends, writes op messages seconds later, and goes on appending while the derived
-files are compared. So a finding about the last seconds of a store that lives, or about what came after the scan, is taken
-back; on a store that nobody writes it stands.
+A broker dispatches a moment after it appends, writes op messages seconds later, and goes on appending while the
+derived files are compared. So a finding about the last seconds of a store that lives, or about what came after the
+scan, is taken back; on a store that nobody writes it stands.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Unfinished:
     end_offset: int  # of the scan
     last_store_ms: int
     newest_index: str
+    checkpoint: str
     look: Callable[[int], Records | None]
 
     def take_back(self, findings: Findings) -> None:
@@ -39,6 +40,8 @@ class Unfinished:
             return "prepared" in (finding.facts.get("found"), finding.facts.get("expected"))
         if finding.kind == "index-damaged":  # slot, item and header are written one after the other
             return finding.file == self.newest_index
+        if finding.kind == "file-damaged":  # the checkpoint runs ahead of what was read before it
+            return finding.file == self.checkpoint
         return finding.kind in _LATE and self._is_recent(finding)
 
     def _is_recent(self, finding: Finding) -> bool:

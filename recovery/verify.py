@@ -19,6 +19,7 @@ import numpy as np
 from broker.format.consumequeue import Unit
 from broker.format.statetable import Slot
 from broker.store.locks import is_held
+from broker.store.segments import Listing
 from broker.transaction.events import Generation, TransactionState
 from recovery.digest import Digest
 from recovery.extract import Kinds, diverted_halves
@@ -40,6 +41,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _UNIT = np.dtype(Unit.DTYPE)
 _SLOT = np.dtype(Slot.DTYPE)
+_LOOK_BYTES = 1 << 16
 _STATES = {
     TransactionState.COMMITTED: "committed",
     TransactionState.ROLLED_BACK: "rolled_back",
@@ -86,7 +88,7 @@ class Verification:
         if live:
             newest_index = self.files.index[-1].path if self.files.index else ""
             ends = self.scan.end_offset, self.judgement.last_store_ms
-            Unfinished(*ends, newest_index, self._look).take_back(self.findings)
+            Unfinished(*ends, newest_index, self.files.checkpoint, self._look).take_back(self.findings)
         transactions = {"total": states.total(), **{name: states[state] for state, name in _STATES.items()}}
         return Report(
             path=self.files.path,
@@ -139,7 +141,11 @@ class Verification:
 
     def _is_live(self) -> bool:
         """Whether a broker is at work: it holds the lock (5.x), or the log has grown since the scan."""
-        return self._look(self.scan.end_offset) is not None or is_held(self.files.lock)
+        if is_held(self.files.lock):
+            return True
+        end, now = self.scan.end_offset, self.files.commitlog_now()
+        later = [segment.base for segment in now.segments if segment.base > end]
+        return any(self._look(at, now) is not None for at in (end, *later[:1]))
 
     def _finish(self) -> None:
         """Let each comparison say what stayed wrong; what a live broker appended since is not judged."""
@@ -180,12 +186,13 @@ class Verification:
         for finding in self.files.wrong_sizes():
             self.findings.add(finding)
 
-    def _look(self, commitlog_offset: int) -> Records | None:
+    def _look(self, commitlog_offset: int, listing: Listing | None = None) -> Records | None:
         """The record at an offset, read again; None when there is none."""
-        segment = self.files.commitlog.at(commitlog_offset)
+        listing = listing or self.files.commitlog
+        segment = listing.at(commitlog_offset)
         if segment is None:
             return None
-        window = self.files.read(segment, commitlog_offset - segment.base)
+        window = self.files.read(segment, commitlog_offset - segment.base, _LOOK_BYTES)
         step = walk(window, commitlog_offset, segment.base + self.files.commitlog.segment_size)
         if step.stop is Stop.MORE and not len(step.records):
             window = self.files.read(segment, commitlog_offset - segment.base, step.claims)

@@ -217,7 +217,8 @@ def _read_repeatedly(store: Path, seconds: float) -> list[int]:
     while time.monotonic() < end:
         report = checkback("verify", store)[1]
         false_alarms = report["counts"].keys() - lag - twice
-        assert not false_alarms, [finding for finding in report["findings"] if finding["kind"] in false_alarms][:5]
+        blamed = [finding for finding in report["findings"] if finding["kind"] in false_alarms]
+        assert not blamed, (report["live"], report["end_offset"], report["counts"], blamed[:9])
         records.append(report["records"])
         for verb in ("pending", "info"):
             checkback(verb, store)

@@ -8,7 +8,7 @@ RECORD = "CommitLog record"
 CONSEQUENCES: dict[tuple[str, str], str] = {
     (RECORD, "queue_id"): "an answer of its producer would deliver it into another queue",
     (RECORD, "flag"): "the application's number: consumers get another one",
-    (RECORD, "sys_flag"): "bits that no reader asks for, or that say of a plain body that it is packed or not",
+    (RECORD, "sys_flag"): "bits that no reader asks for; bit 0: a packed body is taken for a plain one",
     (RECORD, "queue_offset"): "of no use to a reader",
     (RECORD, "born_timestamp_ms"): "consumers see another time of sending",
     (RECORD, "born_address"): "consumers see another sender",
@@ -38,9 +38,13 @@ CONSEQUENCES: dict[tuple[str, str], str] = {
     (RECORD, "property `TRAN_PREPARED_QUEUE_OFFSET`"): "RocketMQ may ask once more about what has ended",
     (RECORD, "property"): "consumers see another property",
     ("CommitLog blank", "behind the blank"): "nothing: it belongs to no record",
+    ("index header", "used_slots"): "nothing: a statistic, which 3.x counts otherwise, so two numbers are right",
     ("ConsumeQueue unit", "tags_code"): "of a delayed message of 3.x: it comes sooner or later",
-    ("checkpoint", "commitlog_timestamp_ms"): "recovery after a crash begins earlier, or later in the log",
-    ("checkpoint", "queue_timestamp_ms"): "recovery after a crash begins earlier, or later in the log",
+    (
+        "checkpoint",
+        "commitlog_timestamp_ms",
+    ): "within the log's times: recovery after a crash begins at another segment",
+    ("checkpoint", "queue_timestamp_ms"): "within the log's times: recovery after a crash begins at another segment",
     ("checkpoint", "index_timestamp_ms"): "recovery after a crash may make an index file anew",
     ("checkpoint", "master_flushed_offset"): "read by replication only",
     ("checkpoint", "confirm_commitlog_offset"): "read by replication only",
@@ -67,4 +71,4 @@ CONSEQUENCES: dict[tuple[str, str], str] = {
 
 def consequence_of(kind: str, field: str) -> str:
     """The sentence for a line of the table."""
-    return CONSEQUENCES.get((kind, field)) or CONSEQUENCES[kind, "property"]
+    return CONSEQUENCES.get((kind, field)) or CONSEQUENCES.get((kind, "property"), "to be said")

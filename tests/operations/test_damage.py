@@ -17,7 +17,7 @@ from tests.operations.small_broker import GENERATIONS, V5_CRC, Generation, Small
 from tests.operations.small_stores import build
 
 SEED = 20261121
-FLIPS = 900  # in each generation, besides those that show that the table lists nothing needlessly
+FLIPS = 500  # in each generation, besides those that show that the table lists nothing needlessly
 CUTS = 8  # of each file
 GOLDEN_FLIPS = 60
 

@@ -33,6 +33,7 @@ BEGIN, END = "<!-- unprotected -->\n", "<!-- end -->"
 _SAMPLED = {UNUSED, BEHIND_BLANK, "rest"}  # long runs of one meaning: not every byte of them is tried
 _EDGE = 24
 _PARTS = 8
+_RUNS = 3  # of bits that are written out; more depend on the value that stands there
 
 WIDTHS = {("CommitLog record", name): 8 * np.dtype(kind).itemsize for name, kind in head_dtype(False, False)}
 WIDTHS |= {
@@ -141,8 +142,7 @@ def table(found: dict[str, Masks]) -> str:
             roles = row.setdefault(name, {})
             roles[role] = roles.get(role, 0) | bits
     lines = ["| file | field | " + " | ".join(found) + " | then |", "|---|---|" + "---|" * len(found) + "---|"]
-    order = list(CONSEQUENCES)
-    for kind, field_name in sorted(rows, key=lambda row: (row[0], order.index(_named(row)), row[1])):
+    for kind, field_name in sorted(rows, key=lambda row: (row[0], _rank(row), row[1])):
         width = WIDTHS.get((kind, field_name), 8)
         cells = [_cell(rows[kind, field_name].get(name, {}), width) for name in found]
         then = consequence_of(kind, field_name)
@@ -150,8 +150,9 @@ def table(found: dict[str, Masks]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _named(row: tuple[str, str]) -> tuple[str, str]:
-    return row if row in CONSEQUENCES else (row[0], "property")
+def _rank(row: tuple[str, str]) -> int:
+    """Fields in the order of the sentences; properties without one of their own come last."""
+    return list(CONSEQUENCES).index(row) if row in CONSEQUENCES else len(CONSEQUENCES)
 
 
 def _row_of(field_name: str) -> str:
@@ -189,6 +190,8 @@ def _bits(bits: int, width: int) -> str:
         elif not inside and start is not None:
             runs.append(f"{start}–{bit - 1}" if bit - 1 > start else f"{start}")
             start = None
+    if len(runs) > _RUNS:
+        return f"some of bits 0–{bits.bit_length() - 1}"
     return ("bit " if len(runs) == 1 and "–" not in runs[0] else "bits ") + ", ".join(runs)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recovery.scan import Damage, Scan
 from recovery.store_files import StoreFiles
 from tests.scan.effort import tries
-from tests.scan.logs import Log, logs
+from tests.scan.logs import Chunk, Log, Wanted, logs
 from tests.scan.test_scan_whole_logs import found_by
 
 
@@ -141,6 +141,19 @@ def file_damages(harm: Harm) -> set[tuple[str, int, int]]:
         if following is not None and following > base + size:
             wanted.add(("segment-missing", base + size, following - base - size))
     return wanted
+
+
+def test_a_record_that_states_another_place_is_none() -> None:
+    """RocketMQ takes what an older run left behind for records; we compare the offset that each states."""
+    log = Log(4096)
+    for body in (b"first", b"second", b"third!"):
+        log.append(Wanted(chunks=(Chunk("bytes", body * 10),)))
+    harm, (first, second, third) = Harm.of(log), log.records
+    moved = log.records[second].replace(second.to_bytes(8, "big"), (second + 4096).to_bytes(8, "big"))
+    harm.overwrite(second, moved)
+    found, scan = harm.scan(4096)
+    assert list(found) == [first, third]
+    assert [(d.kind, d.commitlog_offset, d.size) for d in scan.damages] == [("corrupt-region", second, third - second)]
 
 
 @tries(60)

@@ -71,7 +71,8 @@ def test_from_any_place_on_exactly_the_records_that_begin_there_come(log: Log, d
 @given(logs(min_size=1), st.data())
 def test_any_ranges_give_each_record_once(log: Log, data: st.DataObject) -> None:
     last = max(log.segments) + log.segment_size
-    cuts = sorted(data.draw(st.lists(st.integers(log.begin, last), max_size=5)))
+    places = st.integers(log.begin, last) | st.sampled_from([*log.records, *log.segments])
+    cuts = sorted(data.draw(st.lists(places, max_size=5)))
     edges = [log.begin, *cuts, last]
     with scanned(log) as files:
         together: list[tuple[int, bytes]] = []

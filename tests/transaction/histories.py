@@ -26,7 +26,23 @@ HALF, OP, PARK, SCHEDULE = (
 )
 PREPARED, COMMIT, ROLLBACK = 4, 8, 12
 GROUPS, TOPICS = ("payer", "shop", ""), ("Orders", "Pays")
-FLAWS = ("", "", "", "", "group", "topic", "body", "born", "near", "plain", "zero", "negative", "itself", "later")
+FLAWS = (
+    "",
+    "",
+    "",
+    "",
+    "group",
+    "topic",
+    "body",
+    "born",
+    "near",
+    "plain",
+    "zero",
+    "negative",
+    "itself",
+    "later",
+    "next",
+)
 BORN_MS = 1_700_000_000_000
 FIRST_PLACE = 4090  # queue offsets go over 4096, where the engine deals them to another partition
 
@@ -82,12 +98,15 @@ class History:
 
     def _prepared(self, a: int, b: int) -> None:
         body, facts = self._message(a, b)
+        self._store_prepared({**facts, "body": body}, f"{a % 2:032X}")
+
+    def _store_prepared(self, facts: Entry, key: str) -> None:
         slot = self.slot if self.slots else 0
         self.slot += 1
-        said = {"PGROUP": facts["group"], "TRAN_MSG": "true", "UNIQ_KEY": f"{a % 2:032X}"}
+        said = {"PGROUP": facts["group"], "TRAN_MSG": "true", "UNIQ_KEY": key}
         flags = {"sys_flag": PREPARED, "queue_offset": slot, "born_timestamp_ms": facts["born"]}
-        offset = self._put(facts["topic"], said, body=body, **flags)
-        self._say("prepared", offset, slot=slot, body=body, **facts)
+        offset = self._put(facts["topic"], said, body=facts["body"], **flags)
+        self._say("prepared", offset, slot=slot, **facts)
 
     def _half(self, a: int, b: int) -> None:
         body, facts = self._message(a, b)
@@ -148,6 +167,19 @@ class History:
         body = b"" if says == "rollback" else half["body"] + (b"!" if flaw == "body" else b"")
         born = half["born"] + (flaw == "born")
         self._store_end(says, topic, topic, group, body, born, names)
+        if flaw == "next":
+            self._end_before(says, half)
+
+    def _end_before(self, says: str, half: Entry) -> None:
+        """An end names the record after it, and that is the same half again: no end comes before its half."""
+        size = self.log.end - max(self.log.records)
+        self._store_end(
+            says, half["topic"], half["topic"], half["group"], half["body"], half["born"], self.log.end + size
+        )
+        if half["says"] == "half":
+            self._store_half(half)
+        else:
+            self._store_prepared({name: half[name] for name in ("group", "topic", "born", "crc", "body")}, "")
 
     def _store_end(self, says: str, home: str, topic: str, group: str, body: bytes, born: int, names: int) -> None:
         said = {"PGROUP": group, "REAL_TOPIC": topic if home == SCHEDULE else TOPICS[0], "TRAN_MSG": "true"}
