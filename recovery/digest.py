@@ -12,9 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-ENTRY = np.dtype(
-    [("generation", "u1"), ("state", "u1"), ("key_hi", ">u8"), ("key_lo", ">u8"), ("lowest", ">i8")]
-)
+ENTRY = np.dtype([("generation", "u1"), ("state", "u1"), ("key_hi", ">u8"), ("key_lo", ">u8"), ("lowest", ">i8")])
 _MODULUS = 1 << 128
 
 

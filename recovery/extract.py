@@ -5,6 +5,7 @@ The meaning comes from `broker.transaction.events`; this module asks it for many
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,10 @@ from broker.transaction.events import (
     names_half,
     topic_kind,
 )
-from recovery.records import Ints, Records
-from recovery.spill import pick
 from recovery.columns import Strings
 from recovery.digest import identities_of_unique_keys
+from recovery.records import Ints, Records
+from recovery.spill import pick
 
 Rows = npt.NDArray[Any]
 
@@ -182,7 +183,7 @@ def _op_numbers(bodies: Strings) -> tuple[Ints, Ints]:
         if longest < 19:
             return counts, np.array(raw.split(b",")[:-1], f"S{max(longest, 1)}").astype(np.int64)
     lists = [_op_body(body) for body in bodies.array.to_pylist()]
-    return np.array([len(numbers) for numbers in lists], np.int64), np.array(sum(lists, []), np.int64)
+    return np.array([len(numbers) for numbers in lists], np.int64), np.array(list(chain.from_iterable(lists)), np.int64)
 
 
 def _op_body(body: bytes) -> list[int]:

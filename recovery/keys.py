@@ -50,7 +50,7 @@ def expected_items(records: Records, kinds: Kinds, rule: Rule) -> Rows:
 
 def _split_keys(keys: pa.Array) -> tuple[Ints, pa.Array]:
     """Each non-empty key with the row that it stands in."""
-    if not keys.null_count == len(keys) and not pc.any(pc.match_substring(keys, " ")).as_py():
+    if keys.null_count != len(keys) and not pc.any(pc.match_substring(keys, " ")).as_py():
         there = np.flatnonzero(np.asarray(keys.is_valid()))
         return there, keys.drop_null()
     parts = pc.split_pattern(keys.cast(pa.string()), " ") if _is_text(keys) else _split_bytes(keys)

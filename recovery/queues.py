@@ -164,7 +164,9 @@ class Queues:
                     )
                     self._report("queue-orphan", queue, number + int(index), offset, text, {})
 
-    def _report(self, kind: str, queue: _Queue, unit: int, commitlog_offset: int, text: str, facts: dict[str, Any]) -> None:
+    def _report(
+        self, kind: str, queue: _Queue, unit: int, commitlog_offset: int, text: str, facts: dict[str, Any]
+    ) -> None:
         place = {"topic": queue.topic, "queue_id": queue.queue_id, "queue_offset": unit}
         file = queue.units.file_of(unit) or os.path.join("consumequeue", queue.topic, str(queue.queue_id))
         self._findings.add(Finding(kind, commitlog_offset, text, file, {**place, **facts}))

@@ -1,7 +1,7 @@
 """Records side by side: the fields of every record in a window of bytes, as NumPy and Arrow columns.
 
-A records is a window and the positions at which records begin in it. A column is decoded when it is first asked for, for
-all records at once; nothing here loops over records in Python but the CRCs. What a field means is said in
+`Records` is a window and the positions at which records begin in it. A column is decoded when it is first asked for,
+for all records at once; nothing here loops over records in Python but the CRCs. What a field means is said in
 `broker.format.commitlog`; this module only reads many of them at a time.
 """
 
@@ -15,7 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker.format import properties as names
-from broker.format.commitlog import BODY_AT, MAGIC_V1, MAGIC_V2, RECORD_CRC_SIZE, RECORD_SIZE_MIN, RecordHead, head_dtype
+from broker.format.commitlog import (
+    BODY_AT,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_CRC_SIZE,
+    RECORD_SIZE_MIN,
+    RecordHead,
+    head_dtype,
+)
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
 from recovery.columns import Strings, crc32, unaligned
 

@@ -1,4 +1,4 @@
-"""What a verification found: findings with their place, counted by kind, and the report that goes out as text or JSON."""
+"""What a verification found: findings with their place, counted by kind, and the report that goes out."""
 
 from __future__ import annotations
 

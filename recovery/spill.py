@@ -32,7 +32,6 @@ def joined(parts: list[Rows], dtype: np.dtype[Any]) -> Rows:
     return np.concatenate([np.zeros(0, plain), *(part.view(plain) for part in parts)]).view(dtype)
 
 
-
 def partitions_for(commitlog_bytes: int) -> int:
     """How many partitions a CommitLog of this size needs."""
     return max(1, -(-commitlog_bytes // PARTITION_BYTES))
@@ -71,8 +70,7 @@ class Spill:
             self._folder = tempfile.TemporaryDirectory(prefix="checkback-")
         for partition, parts in self._held.items():
             with open(self._file(partition), "ab") as file:
-                for rows in parts:
-                    file.write(np.ascontiguousarray(rows).data)
+                file.writelines(np.ascontiguousarray(rows).data for rows in parts)
         self._held.clear()
         self._held_bytes = 0
 

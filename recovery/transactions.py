@@ -1,8 +1,8 @@
 """Rows of events in, one verdict for each transaction out, and a finding for whatever contradicts it.
 
 Three joins, each a partition at a time. Ends meet the half whose CommitLog offset they name. Op messages meet the half
-whose queue offset they name. What is left of the half-op generation meets by unique key, since a renewed half is the same
-transaction. Which end counts is said in `broker.transaction.events`.
+whose queue offset they name. What is left of the half-op generation meets by unique key, since a renewed half is the
+same transaction. Which end counts is said in `broker.transaction.events`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Verdicts:
 class Transactions:
     """Collects events during a scan and judges them after it."""
 
-    def __init__(self, names: Names, partitions: int, begin_offset: int, findings: Findings, place: Callable[[int], str]):
+    def __init__(
+        self, names: Names, partitions: int, begin_offset: int, findings: Findings, place: Callable[[int], str]
+    ):
         self._names, self._count, self._begin = names, partitions, begin_offset
         self._findings, self._place = findings, place
         self._events = Spill(EVENT, partitions)

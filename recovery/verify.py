@@ -180,9 +180,7 @@ class Verification:
     def _report_damages(self) -> None:
         for damage in self.scan.damages:
             text = f"{damage.reason} ({damage.size} bytes)" if damage.size else damage.reason
-            self.findings.add(
-                Finding(damage.kind, damage.commitlog_offset, text, damage.file, {"size": damage.size})
-            )
+            self.findings.add(Finding(damage.kind, damage.commitlog_offset, text, damage.file, {"size": damage.size}))
         for finding in self.files.wrong_sizes():
             self.findings.add(finding)
 

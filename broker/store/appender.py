@@ -97,7 +97,9 @@ class Appender:
                 self.control[Word.DISPATCHED] = min(at, stop)
                 continue
             if not RecordHead.SIZE < size <= segment - position:
-                raise CorruptStore(f"{self.log.path_of(at - position)} at {position}: no record is where one was published")
+                raise CorruptStore(
+                    f"{self.log.path_of(at - position)} at {position}: no record is where one was published"
+                )
             draft, record = draft_of(bytes(view[position : position + size]))
             if draft.kind is TransactionType.COMMIT:
                 draft.slot = self.slot_of(draft)

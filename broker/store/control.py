@@ -2,9 +2,9 @@
 
     STORE/checkback/control     4096 bytes of native 64-bit words
 
-Every word is written with one move instruction (`words[i] = n` on a memoryview cast to "Q"), so that no reader ever sees
-half of one and a process that is killed leaves each either old or new. All but the poison are changed under the append
-lock only. RocketMQ does not know this file; without it the log is walked.
+Every word is written with one move instruction (`words[i] = n` on a memoryview cast to "Q"), so that no reader ever
+sees half of one and a process that is killed leaves each either old or new. All but the poison are changed under the
+append lock only. RocketMQ does not know this file; without it the log is walked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One record in, every derived file brought up to date; done twice, it changes nothing.
 
 Call under the append lock, for the records in log order. A process that is killed in between leaves `dispatched` behind
-`tail`, and whoever takes the lock next does the rest again: each write here goes to a place that the record itself says,
-or to a counted end whose count is raised last.
+`tail`, and whoever takes the lock next does the rest again: each write here goes to a place that the record itself
+says, or to a counted end whose count is raised last.
 
 RocketMQ: DefaultMessageStore.doDispatch, ConsumeQueue.putMessagePositionInfo, TransactionStateService (3.1.4).
 """
@@ -25,7 +25,10 @@ from broker.store.paths import Paths
 _UNIT, _SLOT = Unit.STRUCT, Slot.STRUCT
 _STATE_AT = Slot.OFFSET["state"]
 _STATE = Slot.STRUCT.size - _STATE_AT
-_NONE, _PREPARED, _COMMIT = (int(kind) for kind in (TransactionType.NONE, TransactionType.PREPARED, TransactionType.COMMIT))
+_NONE, _PREPARED, _COMMIT = (
+    int(kind) for kind in (TransactionType.NONE, TransactionType.PREPARED, TransactionType.COMMIT)
+)
+_DELIVERED = (_NONE, _COMMIT)
 _SLOTS, _REDO_UNITS = int(Word.SLOTS), int(Word.REDO_UNITS)
 
 
@@ -50,7 +53,7 @@ class Dispatcher:
         return found
 
     def reserve(self, draft: Draft, cell: int) -> None:
-        """Have every file ready that the record's dispatch needs: a full disk must say so before anything is written."""
+        """Have every file ready that the record's dispatch needs: a full disk says so before anything is written."""
         if cell >= 0:
             self.queue(cell).at(self.cells[cell] * UNIT_SIZE)
         if draft.kind:
@@ -64,7 +67,7 @@ class Dispatcher:
     ) -> None:
         """Bring all derived files up to date with one record; `again` when a part of it may be there already."""
         kind = draft.kind
-        if kind == _NONE or kind == _COMMIT:
+        if kind in _DELIVERED:
             cell = self.cells.of(draft.topic, draft.queue_id)
             view, at = self.queue(cell).at(queue_offset * UNIT_SIZE)
             _UNIT.pack_into(view, at, commitlog_offset, len(draft.raw), draft.tags_code)

@@ -1,7 +1,8 @@
 """The index, written: one item for the unique key and one for each key of a record.
 
-Items are counted last, so that a process killed in between leaves nothing that anyone reads. Our index follows the rules
-of 4.x and 5.x: absolute hashes, everything but rollbacks. RocketMQ: IndexService.buildIndex, IndexFile.putKey (5.3.3).
+Items are counted last, so that a process killed in between leaves nothing that anyone reads. Our index follows the
+rules of 4.x and 5.x: absolute hashes, everything but rollbacks. RocketMQ: IndexService.buildIndex, IndexFile.putKey
+(5.3.3).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class IndexWriter:
             codes = codes[self._done(view, count, commitlog_offset) :] if commitlog_offset == last else ()
         if again and count + len(codes) > self._items:  # else `reserve` has seen to it
             self._roll(self._newest())
-            return self.put(codes, commitlog_offset, store_timestamp_ms, again=False)
+            self.put(codes, commitlog_offset, store_timestamp_ms, again=False)
+            return
         if count == 1:
             begin_ms = store_timestamp_ms
             _LONG.pack_into(view, _BEGIN_MS_AT, begin_ms)
@@ -125,7 +127,12 @@ class IndexWriter:
         full.sync()
         self._create()
         assert self._map is not None
-        ends = (header.end_timestamp_ms, header.end_timestamp_ms, header.end_commitlog_offset, header.end_commitlog_offset)
+        ends = (
+            header.end_timestamp_ms,
+            header.end_timestamp_ms,
+            header.end_commitlog_offset,
+            header.end_commitlog_offset,
+        )
         _HEADER.pack_into(self._map.view, 0, *ends, 0, 1)
 
     def _create(self) -> None:

@@ -2,9 +2,9 @@
 
     survey (what is there) → case (a row of CASES) → plan (what to do) → apply → report
 
-Our checkpoint says up to where the derived files were forced, and which slots were in doubt then. What lies behind it is
-cut off and made again from the log, which is the truth: a slot that reached the disk as committed while its end record
-did not must not survive. Without a checkpoint everything derived is made anew.
+Our checkpoint says up to where the derived files were forced, and which slots were in doubt then. What lies behind it
+is cut off and made again from the log, which is the truth: a slot that reached the disk as committed while its end
+record did not must not survive. Without a checkpoint everything derived is made anew.
 
 RocketMQ: DefaultMessageStore.load, recover (3.1.4), whose table rebuild renumbers slots; ours keeps them.
 """

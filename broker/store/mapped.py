@@ -1,4 +1,4 @@
-"""A queue of segments to write to: files of one size, allocated before they are needed, mapped when they are touched."""
+"""A queue of segments to write to: files of one size, allocated before they are needed, mapped when touched."""
 
 from __future__ import annotations
 

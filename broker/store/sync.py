@@ -34,8 +34,12 @@ class Syncer:
     def _force(self) -> None:
         """Force the log from what is durable to what is published; call under the sync lock."""
         control = self._control
-        if control[Word.POISON]:  # pages that failed once are clean now, and lost: a sync that works would prove nothing
-            raise SyncFailed(f"{self._log.folder}: a forced write failed before. Close the store everywhere and open it")
+        if control[
+            Word.POISON
+        ]:  # pages that failed once are clean now, and lost: a sync that works would prove nothing
+            raise SyncFailed(
+                f"{self._log.folder}: a forced write failed before. Close the store everywhere and open it"
+            )
         start, stop = control[Word.DURABLE], control[Word.TAIL]
         try:
             self._log.sync(start, stop)

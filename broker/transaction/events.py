@@ -8,8 +8,8 @@
 | renewed, checked | never | never | a later half with the same unique key; TRANSACTION_CHECK_TIMES |
 | parked | a record in the park topic that names the half | never | a record in the park topic with its unique key |
 
-Everything here is a table or a function of plain values. The functions use only operators that NumPy arrays have too, so
-the live broker, the local engine and Spark ask the same question of one record or of a million.
+Everything here is a table or a function of plain values. The functions use only operators that NumPy arrays have too,
+so the live broker, the local engine and Spark ask the same question of one record or of a million.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class Evidence(NamedTuple):
 def generation(evidence: Evidence) -> Generation:
     """Recognise a store from its records, never from its folders.
 
-    A state table numbers its prepared records, the gap generation leaves them all at 0. A single prepared record at 0 is
-    taken for the first slot of a state table.
+    A state table numbers its prepared records, the gap generation leaves them all at 0. A single prepared record at 0
+    is taken for the first slot of a state table.
     """
     found: list[Generation] = []
     if evidence.state_table or (evidence.lone and not evidence.gap):

@@ -250,7 +250,9 @@ class StoreWriter:
 
     def _table(self, numbers: np.ndarray[Any, Any]) -> None:
         slots = np.zeros((self.periods, TRANSACTIONS), np.dtype(statetable.Slot.DTYPE))
-        states = {step.transaction: {"commit": 8, "rollback": 12}[step.kind] for step in self.story.steps if _ends(step)}
+        states = {
+            step.transaction: {"commit": 8, "rollback": 12}[step.kind] for step in self.story.steps if _ends(step)
+        }
         prepared = {step.transaction: i for i, step in enumerate(self.story.steps) if _opens(step)}
         for transaction, number in prepared.items():
             slots["commitlog_offset"][:, transaction] = self._column(number)

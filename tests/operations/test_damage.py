@@ -152,3 +152,27 @@ def test_flips_in_a_real_store(golden_copy: Callable[[str], Path], name: str) ->
 def test_the_manual_has_the_table() -> None:
     text = unprotected.PAGE.read_text(encoding="utf-8")
     assert text == unprotected.written(text, unprotected.load()), "run: python -m tests.operations.unprotected"
+
+
+@each
+@pytest.mark.parametrize("kind", ["index item", "redo log unit"])
+def test_a_damaged_unit_does_not_take_others_along(patient: tuple[SmallBroker, Patient], kind: str) -> None:
+    """One that seems to belong far behind is no end of what is compared: every finding is about its own record."""
+    broker, sick = patient
+    for place in places(broker, sick.store):
+        if place.kind == kind and place.field == "commitlog_offset":
+            with open(sick.store / place.file, "r+b") as file:
+                file.seek(place.start)
+                byte = file.read(1)[0]
+                file.seek(place.start)
+                file.write(bytes([byte ^ 0x40]))
+                file.flush()
+                findings = list(verify(sick.store).findings)
+                file.seek(place.start)
+                file.write(bytes([byte]))
+            assert findings
+            assert all(finding.commitlog_offset in (place.record, _far(place.record)) for finding in findings)
+
+
+def _far(commitlog_offset: int | None) -> int:
+    return (commitlog_offset or 0) ^ 0x40 << 56
