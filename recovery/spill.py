@@ -8,6 +8,7 @@ then joined alone.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ import numpy.typing as npt
 
 Rows = npt.NDArray[Any]
 
-PARTITION_BYTES = 256 << 20  # of CommitLog: some 1.7 million of the smallest records, 150 MB of rows
+PARTITION_BYTES = 64 << 20  # of CommitLog: some 400,000 of the smallest records, 40 MB of rows
+_PARTITIONS_MAX = 1024  # a flush writes to each: of a larger log, each partition is split again when it is read
 _HELD_BYTES = 32 << 20
+_PART_BYTES = 48 << 20  # of rows that are joined at once
+_DEPTH_MAX = 4  # all rows with one key cannot be split
+
+Keys = Callable[[Rows], npt.NDArray[Any]]  # a number of zero or more for each row: rows with the same stay together
 
 
 def pick(rows: Rows, which: Any) -> Rows:
@@ -34,7 +40,7 @@ def joined(parts: list[Rows], dtype: np.dtype[Any]) -> Rows:
 
 def partitions_for(commitlog_bytes: int) -> int:
     """How many partitions a CommitLog of this size needs."""
-    return max(1, -(-commitlog_bytes // PARTITION_BYTES))
+    return min(max(1, -(-commitlog_bytes // PARTITION_BYTES)), _PARTITIONS_MAX)
 
 
 class Spill:
@@ -87,9 +93,47 @@ class Spill:
             self._file(partition).unlink()
         return joined(parts, self.dtype)
 
+    def parts(self, keys: Keys, depth: int = 0) -> Iterator[Rows]:
+        """The rows of every partition that has any; a partition that is too large is split by what is left of the key.
+
+        Rows must have been added to the partition `keys(rows) % count`.
+        """
+        for partition in range(self.count):
+            size = self._size(partition)
+            if size > _PART_BYTES and depth < _DEPTH_MAX:
+                rest = _rest_of(keys, self.count)
+                finer = Spill(self.dtype, 2 * size // _PART_BYTES + 2)
+                for rows in self._pieces(partition):
+                    finer.add(rows, rest(rows) % finer.count)
+                yield from finer.parts(rest, depth + 1)
+                finer.close()
+            elif size:
+                yield self.take(partition)
+
+    def _size(self, partition: int) -> int:
+        held = sum(rows.nbytes for rows in self._held.get(partition, []))
+        on_disk = self._folder is not None and self._file(partition).exists()
+        return held + (self._file(partition).stat().st_size if on_disk else 0)
+
+    def _pieces(self, partition: int) -> Iterator[Rows]:
+        """The rows of a partition without ever having all of them in memory; they are forgotten here."""
+        if self._folder is not None and self._file(partition).exists():
+            count = _HELD_BYTES // 4 // self.dtype.itemsize
+            with open(self._file(partition), "rb") as file:
+                while len(rows := np.fromfile(file, self.dtype, count)):
+                    yield rows
+            self._file(partition).unlink()
+        held = self._held.pop(partition, [])
+        self._held_bytes -= sum(rows.nbytes for rows in held)
+        yield from held
+
     def close(self) -> None:
         """Remove the temporary files."""
         self._held.clear()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def _rest_of(keys: Keys, count: int) -> Keys:
+    return lambda rows: keys(rows) // count

@@ -25,7 +25,7 @@ from broker.transaction.events import (
 from recovery.digest import ENTRY
 from recovery.extract import EVENT, OP, Names, Rows, identity
 from recovery.report import Finding, Findings
-from recovery.spill import PARTITION_BYTES, Spill, pick
+from recovery.spill import Spill, pick
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,6 +49,8 @@ VERDICT = np.dtype(
 )
 
 _NAMED = np.dtype([*OP.descr, ("key_hi", "u8"), ("key_lo", "u8"), ("is_half", "u1")])
+
+_RANGE_BYTES = 1 << 20  # of CommitLog
 
 _END_STATES = np.zeros(len(EventKind), np.uint8)
 for _kind, _state in STATE_OF_END.items():
@@ -91,32 +93,26 @@ class Transactions:
         if parked_by_key.any():
             self._add_keyed(pick(rows, parked_by_key))
             rows = pick(rows, ~parked_by_key)
-        self._events.add(rows, (rows["half"] // PARTITION_BYTES) % self._count)
+        self._events.add(rows, _half(rows) % self._count)
         named = np.zeros(len(ops), _NAMED)
         for column in OP.names or ():
             named[column] = ops[column]
         self._add_named(named)
 
     def _add_named(self, rows: Rows) -> None:
-        self._named.add(rows, (rows["queue_offset"] >> 12) % self._count)
+        self._named.add(rows, _place_in_queue(rows) % self._count)
 
     def _add_keyed(self, rows: Rows) -> None:
-        self._keyed.add(rows, (rows["key_lo"] % np.uint64(self._count)).astype(np.int64))
+        self._keyed.add(rows, _unique_key(rows) % self._count)
 
     def judge(self, prepared: Generation) -> Iterator[Verdicts]:
         """Every transaction once. `prepared` is the generation that the store's prepared records belong to."""
-        for partition in range(self._count):
-            rows = self._events.take(partition)
-            if len(rows):
-                yield from self._judge_ends(rows, prepared)
-        for partition in range(self._count):
-            rows = self._named.take(partition)
-            if len(rows):
-                self._join_ops(rows)
-        for partition in range(self._count):
-            rows = self._keyed.take(partition)
-            if len(rows):
-                yield from self._judge_keys(rows)
+        for rows in self._events.parts(_half):
+            yield from self._judge_ends(rows, prepared)
+        for rows in self._named.parts(_place_in_queue):
+            self._join_ops(rows)
+        for rows in self._keyed.parts(_unique_key):
+            yield from self._judge_keys(rows)
         self.close()
 
     def close(self) -> None:
@@ -293,6 +289,21 @@ class Transactions:
     def _report(self, kind: str, commitlog_offset: Any, text: str, **facts: Any) -> None:
         place = int(commitlog_offset)
         self._findings.add(Finding(kind, place, text, self._place(place), facts))
+
+
+# What the three joins deal their rows by. Ranges, not single values: neighbours stay together.
+
+
+def _half(rows: Rows) -> Ints:
+    return np.asarray(np.maximum(rows["half"], 0) // _RANGE_BYTES)
+
+
+def _place_in_queue(rows: Rows) -> Ints:
+    return np.asarray(np.maximum(rows["queue_offset"], 0) >> 12)
+
+
+def _unique_key(rows: Rows) -> Ints:
+    return np.asarray((rows["key_lo"] >> np.uint64(1)).astype(np.int64))
 
 
 def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:

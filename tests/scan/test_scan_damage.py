@@ -156,6 +156,19 @@ def test_a_record_that_states_another_place_is_none() -> None:
     assert [(d.kind, d.commitlog_offset, d.size) for d in scan.damages] == [("corrupt-region", second, third - second)]
 
 
+def test_only_the_last_place_is_a_torn_tail() -> None:
+    """Half a record, and bytes in the segment made ahead: the first is damage in the middle, to its segment's end."""
+    log = Log(4096)
+    log.append(Wanted())
+    log.preallocate(1)
+    harm = Harm.of(log)
+    harm.overwrite(log.end, b"half a record")
+    harm.overwrite(4096, b"more")
+    _, scan = harm.scan(4096)
+    places = [(damage.kind, damage.commitlog_offset, damage.size) for damage in scan.damages]
+    assert places == [("corrupt-region", log.end, 4096 - log.end), ("torn-tail", 4096, 4)]
+
+
 @tries(60)
 @given(harmed_logs(), st.integers(0, 20_000), st.integers(0, 20_000), st.sampled_from((64, 4096, 1 << 20)))
 def test_ranges_of_a_damaged_log_give_each_whole_record_once(harm: Harm, first: int, second: int, window: int) -> None:

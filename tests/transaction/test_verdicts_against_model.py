@@ -41,7 +41,8 @@ def judged(history: History, partitions: int, held_bytes: int) -> tuple[Report, 
     changes: list[Any] = [
         mock.patch.object(judgement, "partitions_for", return_value=partitions),
         mock.patch.object(verify, "Scan", partial(Scan, window_bytes=1000 if held_bytes < 1 << 20 else 1 << 20)),
-        mock.patch.object(transactions, "PARTITION_BYTES", 700),
+        mock.patch.object(transactions, "_RANGE_BYTES", 700),
+        mock.patch.object(spill, "_PART_BYTES", 2000 if held_bytes < 1 << 20 else 1 << 20),
         mock.patch.object(spill, "_HELD_BYTES", held_bytes),
         mock.patch.object(Transactions, "judge", listening),
     ]
