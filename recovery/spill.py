@@ -118,7 +118,7 @@ class Spill:
     def _pieces(self, partition: int) -> Iterator[Rows]:
         """The rows of a partition without ever having all of them in memory; they are forgotten here."""
         if self._folder is not None and self._file(partition).exists():
-            count = _HELD_BYTES // 4 // self.dtype.itemsize
+            count = max(_HELD_BYTES // 4 // self.dtype.itemsize, 1024)
             with open(self._file(partition), "rb") as file:
                 while len(rows := np.fromfile(file, self.dtype, count)):
                     yield rows
