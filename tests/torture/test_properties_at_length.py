@@ -15,7 +15,7 @@ TREE = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("room", ["tests/scan", "tests/transaction"])
 def test_twenty_times_the_examples(room: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "--timeout", "900", room]
+    command = [sys.executable, "-m", "pytest", "-q", "--timeout", "1500", room]
     done = subprocess.run(
         command, env={**os.environ, "CHECKBACK_EFFORT": "20"}, cwd=TREE, capture_output=True, text=True, check=False
     )
