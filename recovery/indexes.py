@@ -70,8 +70,9 @@ def open_index(segments: Sequence[Segment], findings: Findings) -> list[IndexFil
 class Index:
     """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
 
-    def __init__(self, files: Sequence[IndexFile], findings: Findings) -> None:
-        self._files, self._findings = list(files), findings
+    def __init__(self, open_files: Callable[[Findings], list[IndexFile]], findings: Findings) -> None:
+        self._open, self._findings = open_files, findings
+        self._files = open_files(findings)
         self._file, self._item = 0, 1  # the cursor
         self._rule: Rule | None = None
         self._missing: list[Rows] = []
@@ -159,6 +160,7 @@ class Index:
         `look` reads one record: an item out of order is right when its record has that key. RocketMQ indexes the last
         record again when it comes back after a crash.
         """
+        self._look_again()
         self._strays.append(self._ahead())
         strays = np.concatenate(self._strays)
         packed = set(zip(strays["commitlog_offset"].tolist(), strays["key_hash"].tolist(), strict=True))
@@ -178,6 +180,15 @@ class Index:
                 self._report("index-orphan", offset, text, facts, self._files[stray["file"]].segment.path)
         for file in self._files[: -1 if ignore_from is not None else None]:
             Chains(file, self._findings).check()
+
+    def _look_again(self) -> None:
+        """Read the headers anew: a live broker has indexed more meanwhile, in the last file or in further ones."""
+        before, now = self._files, self._open(Findings())
+        if not before or [file.segment.path for file in now[: len(before)]] != [file.segment.path for file in before]:
+            return
+        if self._file == len(before):
+            self._file, self._item = len(before) - 1, before[-1].used + 1
+        self._files = now
 
     def _belongs(self, stray: Any, record: Records | None) -> bool:
         if record is None:

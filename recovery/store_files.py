@@ -100,6 +100,10 @@ class StoreFiles:
         """The segments as they are by now: a live broker may have begun another."""
         return self._listing(self._folder.paths.commitlog)
 
+    def index_now(self) -> list[Segment]:
+        """The files of the index as they are by now."""
+        return self._numbered(self._folder.paths.index)
+
     def commitlog_file(self, commitlog_offset: int) -> str:
         """The path of the segment that holds an offset, or would."""
         segment = self.commitlog.at(commitlog_offset)

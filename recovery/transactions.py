@@ -259,19 +259,17 @@ class Transactions:
         starts = np.concatenate(([0], np.cumsum(counts[there])))
         deliveries, halves = pick(rows, delivered), pick(rows, is_half)
         self._report_half_op(verdicts, parked[there], halves, ops[is_half])
-        self._report_unsaid(deliveries, halves, ops[is_half])
+        said = np.bincount(group[ops > 0], minlength=count)[there] > 0
+        self._report_unsaid(verdicts, starts, deliveries["offset"], said)
         self._report_twice(verdicts, starts, deliveries["offset"])
         yield Verdicts(verdicts, starts, deliveries["offset"])
 
-    def _report_unsaid(self, deliveries: Rows, halves: Rows, ops: Ints) -> None:
-        """Deliveries whose half no op message names, once for each half."""
-        order = np.argsort(halves["offset"], kind="stable")
-        at = order[np.searchsorted(halves["offset"], deliveries["half"], sorter=order)]
-        unsaid = deliveries[ops[at] == 0]
-        _, once = np.unique(unsaid["half"], return_index=True)
-        for delivery in unsaid[once]:
-            text = f"delivered at {delivery['offset']}, but no op message says so: RocketMQ will ask about it again"
-            self._report("committed-without-op", delivery["half"], text, delivered_offset=int(delivery["offset"]))
+    def _report_unsaid(self, verdicts: Rows, starts: Ints, delivered: Ints, named: npt.NDArray[np.bool_]) -> None:
+        """Delivered transactions of which no op message names any half."""
+        for number in np.flatnonzero((np.diff(starts) > 0) & ~named):
+            first = int(delivered[starts[number]])
+            text = f"delivered at {first}, but no op message says so: RocketMQ will ask about it again"
+            self._report("committed-without-op", verdicts["half"][number], text, delivered_offset=first)
 
     def _report_half_op(self, verdicts: Rows, parked: npt.NDArray[np.bool_], halves: Rows, ops: Ints) -> None:
         for half, count in zip(halves[ops > 1], ops[ops > 1], strict=True):

@@ -23,7 +23,7 @@ from broker.store.segments import Listing
 from broker.transaction.events import Generation, TransactionState
 from recovery.digest import Digest
 from recovery.extract import Kinds, diverted_halves
-from recovery.indexes import Index, open_index
+from recovery.indexes import Index, IndexFile, open_index
 from recovery.judgement import Judgement
 from recovery.queues import Queues
 from recovery.records import Records
@@ -69,7 +69,7 @@ class Verification:
         self.begin = files.commitlog.begin
         self.judgement = Judgement(files, self.findings)
         self.queues = Queues(self._open_queue, self.findings) if files.has_queues else None
-        self.index = Index(open_index(files.index, self.findings), self.findings) if files.has_index else None
+        self.index = Index(self._open_index, self.findings) if files.has_index else None
         self.redo_log = RedoLog(Units(files.redo_log, _UNIT), self.findings) if files.has_redo_log else None
         self.table: StateTable | None = None
         if files.has_state_table:
@@ -196,6 +196,9 @@ class Verification:
             window = self.files.read(segment, commitlog_offset - segment.base, step.claims)
             step = walk(window, commitlog_offset, segment.base + self.files.commitlog.segment_size)
         return step.records.take(slice(0, 1)) if len(step.records) else None
+
+    def _open_index(self, findings: Findings) -> list[IndexFile]:
+        return open_index(self.files.index_now(), findings)
 
     def _open_queue(self, topic: str, queue_id: int) -> Units | None:
         return self._units(topic, queue_id) if self.files.expects_queue(topic, queue_id) else None

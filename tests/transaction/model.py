@@ -164,9 +164,9 @@ def _judge_key(
         delivered += commits
         if named > 1:
             answer.findings["double-end", half["offset"]] += 1
-        if commits and not named:
-            answer.findings["committed-without-op", half["offset"]] += 1
     last = halves[-1]
+    if delivered and not any(ops[half["queue"], half["place"]] for half in halves):
+        answer.findings["committed-without-op", last["offset"]] += 1
     state = IN_DOUBT
     if ops[last["queue"], last["place"]]:
         state = ROLLED_BACK
