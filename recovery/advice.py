@@ -29,6 +29,7 @@ NEXT_STEPS: dict[str, str] = {
     "corrupt-region": _SALVAGE,
     "torn-tail": "nothing: the broker cuts it when it starts; where every write is forced it was never acknowledged",
     "crc-mismatch": _SALVAGE,
+    "record-implausible": f"the byte is one that no CRC covers, or no broker wrote the record: {_LOOK}",
     "files-missing": "start a broker with an empty file abort in the store: it builds the folder anew",
     "file-damaged": "stop the broker. Under config/: move the file away, and the broker takes the .bak beside it. The "
     "checkpoint: move it away, and the broker reads the whole log once",
@@ -46,6 +47,7 @@ NEXT_STEPS: dict[str, str] = {
     "index-orphan": _INDEX,
     "index-damaged": _INDEX,
     "end-without-half": f"if its half message was lost, the message itself was not; {_LOOK}",
+    "end-differs": f"consumers get what the end says; {_LOOK}, and the half message that it names",
     "double-end": "nothing; where a commit was repeated, delivered-twice names the messages",
     "decision-conflict": "ask the producer what its local transaction did; the first decision in the log counts here",
     "delivered-twice": _SEEN_TWICE,

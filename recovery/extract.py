@@ -5,6 +5,7 @@ The meaning comes from `broker.transaction.events`; this module asks it for many
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -50,6 +51,7 @@ EVENT = np.dtype(
         ("topic", "i4"),  # the target topic
         ("key_hi", "u8"),  # identity of the unique key, see recovery.digest
         ("key_lo", "u8"),
+        ("copy", "u8"),  # of a half or an end: fingerprint of what both have in common, see recovery.copies
         ("checks", "i4"),  # of a half: how often RocketMQ asked; of our park record: 1 parks, 0 takes it back
     ]
 )
@@ -187,10 +189,12 @@ def _op_numbers(bodies: Strings) -> tuple[Ints, Ints]:
 
 
 def _op_body(body: bytes) -> list[int]:
-    try:
-        return list(opmessage.decode(body))
-    except CorruptRecord:
-        return []  # RocketMQ passes over what it cannot parse, too
+    """RocketMQ passes over what it cannot parse, number by number."""
+    numbers: list[int] = []
+    for part in body.split(b","):
+        with suppress(CorruptRecord):
+            numbers.extend(opmessage.decode(part) if part else ())
+    return numbers
 
 
 def diverted_halves(records: Records, kinds: Kinds) -> Ints:

@@ -8,12 +8,13 @@ for verdicts in judgement.verdicts(): ...
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from broker.transaction.events import EventKind, Evidence, Generation, gap_evidence, generation, prepared_generation
-from recovery.extract import Kinds, Names, Redeliveries, extract, extract_ops
+from recovery.copies import fingerprints
+from recovery.extract import Kinds, Names, Redeliveries, Rows, extract, extract_ops
 from recovery.records import Records
 from recovery.report import Findings
 from recovery.spill import partitions_for
@@ -47,13 +48,23 @@ class Judgement:
         self.records += len(records)
         self.bytes += int(records.sizes.sum())
         self.last_store_ms = max(self.last_store_ms, int(records.field("store_timestamp_ms").max(initial=0)))
-        rows = self._redeliveries.drop(extract(records, kinds, self.names))
-        self._transactions.add(rows, extract_ops(records, kinds))
+        self._transactions.add(self._events(records, kinds), extract_ops(records, kinds))
         slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
         half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
         more = gap_evidence(slots, self._last_prepared)._replace(half_op=half_op)
         self.evidence = Evidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
         self._last_prepared = slots[-1] if slots else self._last_prepared
+
+    def _events(self, records: Records, kinds: Kinds) -> Rows:
+        rows = extract(records, kinds, self.names)
+        if len(rows):
+            which = np.searchsorted(records.offsets, rows["offset"])
+            rows["copy"] = fingerprints(records.take(which), rows["kind"])
+        return self._redeliveries.drop(rows)
+
+    def compare_copies(self, difference: Callable[[int, int], str]) -> None:
+        """Have each end compared with its half: `difference` reads both and says where they differ."""
+        self._transactions.differ = difference
 
     @property
     def prepared_generation(self) -> Generation:

@@ -85,6 +85,8 @@ class Transactions:
         self._events = Spill(EVENT, partitions)
         self._named = Spill(_NAMED, partitions)
         self._keyed = Spill(EVENT, partitions)
+        self.differ: Callable[[int, int], str] = lambda _half, _end: ""
+        """What a half and its end, by their offsets, do not have in common though one is a copy of the other."""
         self._least_half_queue_offset: dict[int, int] = {}
 
     def add(self, rows: Rows, ops: Rows) -> None:
@@ -130,6 +132,7 @@ class Transactions:
         which = self._match(halves, ends)
         self._report_loose(pick(ends, which < 0))
         ends, which = pick(ends, which >= 0), which[which >= 0]
+        self._report_differences(pick(halves, which), ends)
         keyed = halves["kind"] == EventKind.HALF
         self._pass_on(pick(halves, keyed), pick(ends, keyed[which]), pick(halves, which[keyed[which]]))
         renumber = np.cumsum(~keyed) - 1
@@ -148,6 +151,15 @@ class Transactions:
         fits &= names_half(identity(named), identity(ends), rolls_back=rolls_back)
         fits &= ~(rolls_back & (named["kind"] == EventKind.HALF))
         return np.where(fits, which, -1)
+
+    def _report_differences(self, halves: Rows, ends: Rows) -> None:
+        slots = (ends["kind"] == EventKind.ROLLED_BACK) & (halves["queue_offset"] != ends["queue_offset"])
+        for number in np.flatnonzero((halves["copy"] != ends["copy"]) | slots):
+            half, end = int(halves["offset"][number]), int(ends["offset"][number])
+            fields = "queue_offset" if slots[number] else self.differ(half, end)
+            if fields:
+                text = f"ends the half message at {half}, but is not its copy: they differ in {fields}"
+                self._report("end-differs", end, text, half_offset=half)
 
     def _report_loose(self, ends: Rows) -> None:
         for end in ends[ends["half"] >= self._begin]:

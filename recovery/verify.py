@@ -21,8 +21,10 @@ from broker.format.statetable import Slot
 from broker.store.locks import is_held
 from broker.store.segments import Listing
 from broker.transaction.events import Generation, TransactionState
+from recovery.copies import difference
 from recovery.digest import Digest
 from recovery.extract import Kinds, diverted_halves
+from recovery.implausible import implausible
 from recovery.indexes import Index, IndexFile, open_index
 from recovery.judgement import Judgement
 from recovery.queues import Queues
@@ -66,9 +68,10 @@ class Verification:
     def __init__(self, files: StoreFiles, progress: Progress) -> None:
         self.files, self.findings = files, Findings()
         self.scan = Scan(files.commitlog, progress=lambda done: progress(done, files.commitlog_bytes))
-        self.begin = files.commitlog.begin
+        self.begin, self.delivers = files.commitlog.begin, False
         self.judgement = Judgement(files, self.findings)
-        self.queues = Queues(self._open_queue, self.findings) if files.has_queues else None
+        self.judgement.compare_copies(lambda half, end: difference(self._look(half), self._look(end)))
+        self.queues = Queues(self._open_queue, self.findings, has_ext=files.has_queue_ext) if files.has_queues else None
         self.index = Index(self._open_index, self.findings) if files.has_index else None
         self.redo_log = RedoLog(Units(files.redo_log, _UNIT), self.findings) if files.has_redo_log else None
         self.table: StateTable | None = None
@@ -107,6 +110,9 @@ class Verification:
     def _take(self, records: Records) -> None:
         kinds = Kinds(records)
         self.judgement.add(records, kinds)
+        self.delivers |= bool((kinds.types % 2 == 0).any())  # neither prepared nor rolled back
+        for number, text in implausible(records, kinds):
+            self._add("record-implausible", int(records.offsets[number]), text)
         for number in records.bad_crcs():
             self._bad_crc(records, int(number))
         for offset in diverted_halves(records, kinds).tolist():
@@ -166,15 +172,16 @@ class Verification:
 
     def _report_missing_folders(self) -> None:
         """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""
-        wanted = {"consumequeue": self.queues is None, "index": self.index is None}
+        derived = (self.queues, self.index, self.table, self.redo_log)
+        if not self.judgement.records or all(part is None for part in derived):
+            return
+        wanted = {"consumequeue": self.queues is None and self.delivers, "index": self.index is None}
         if self.judgement.generation is Generation.STATE_TABLE:
             wanted |= {"transaction/statetable": self.table is None, "transaction/redolog": self.redo_log is None}
-        if not self.judgement.records or all(wanted.values()):
-            return
         for folder, missing in wanted.items():
             if missing:
                 path = os.path.join(self.files.path, folder)
-                text = f"{folder} is not there: rebuild it with checkback rebuild {self.files.path} --apply"
+                text = f"{folder} is not there: a broker that starts with an empty file abort builds it"
                 self.findings.add(Finding("files-missing", self.begin, text, path))
 
     def _report_damages(self) -> None:

@@ -63,7 +63,8 @@ def walk(window: Bytes, base: int, segment_end: int) -> Walk:
         whole = records.whole(limit)
         if not whole.all():
             first = int(np.argmin(whole))
-            return Walk(records.take(slice(0, first)), Stop.BAD, int(positions[first]))
+            # Not take(): what is no whole record must not be among those whose columns are read.
+            return Walk(Records(window, base, positions[:first]), Stop.BAD, int(positions[first]))
     at = int(positions[-1] + records.sizes[-1]) if len(records) else 0
     stop, claims = _what_is_at(window, at, segment_end - base - at)
     return Walk(records, stop, at, claims)
