@@ -16,6 +16,7 @@ from recovery.report import Finding, Findings
 LAG_MS = 10_000  # an op message is written up to 3 s after the end, and seen up to 6 s later
 
 _LATE = frozenset({"queue-missing", "index-missing", "redo-missing", "slot-missing", "committed-without-op"})
+_WHILE_WRITTEN = frozenset({"index-damaged", "file-damaged"})  # slot, item and header come one after the other
 _AFTER = frozenset({"queue-orphan", "redo-orphan", "index-orphan", "slot-orphan"})
 
 
@@ -25,8 +26,7 @@ class Unfinished:
 
     end_offset: int  # of the scan
     last_store_ms: int
-    newest_index: str
-    checkpoint: str
+    growing: frozenset[str]  # the index files that are being written, and the checkpoint
     look: Callable[[int], Records | None]
 
     def take_back(self, findings: Findings) -> None:
@@ -38,10 +38,8 @@ class Unfinished:
             return finding.commitlog_offset >= self.end_offset
         if finding.kind == "slot-wrong-state":  # the end came after the scan, or its dispatch will come
             return "prepared" in (finding.facts.get("found"), finding.facts.get("expected"))
-        if finding.kind == "index-damaged":  # slot, item and header are written one after the other
-            return finding.file == self.newest_index
-        if finding.kind == "file-damaged":  # the checkpoint runs ahead of what was read before it
-            return finding.file == self.checkpoint
+        if finding.kind in _WHILE_WRITTEN:
+            return finding.file in self.growing
         return finding.kind in _LATE and self._is_recent(finding)
 
     def _is_recent(self, finding: Finding) -> bool:

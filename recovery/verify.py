@@ -89,9 +89,11 @@ class Verification:
         self._report_damages()
         live = self._is_live()
         if live:
-            newest_index = self.files.index[-1].path if self.files.index else ""
+            known = [file.path for file in self.files.index]
+            growing = {*known[-1:], *(file.path for file in self.files.index_now() if file.path not in known)}
+            growing.add(self.files.checkpoint)
             ends = self.scan.end_offset, self.judgement.last_store_ms
-            Unfinished(*ends, newest_index, self.files.checkpoint, self._look).take_back(self.findings)
+            Unfinished(*ends, frozenset(growing), self._look).take_back(self.findings)
         transactions = {"total": states.total(), **{name: states[state] for state, name in _STATES.items()}}
         return Report(
             path=self.files.path,
