@@ -25,7 +25,7 @@ from broker.transaction.events import (
 from recovery.digest import ENTRY
 from recovery.extract import EVENT, OP, Names, Rows, identity
 from recovery.report import Finding, Findings
-from recovery.spill import Spill, pick
+from recovery.spill import PARTITION_BYTES, Spill, pick
 
 Ints = npt.NDArray[np.int64]
 
@@ -50,7 +50,7 @@ VERDICT = np.dtype(
 
 _NAMED = np.dtype([*OP.descr, ("key_hi", "u8"), ("key_lo", "u8"), ("is_half", "u1")])
 
-_RANGE_BYTES = 1 << 20  # of CommitLog
+_RANGE_BYTES = PARTITION_BYTES  # halves of one range have neighbouring slots, which are then read at once
 
 _END_STATES = np.zeros(len(EventKind), np.uint8)
 for _kind, _state in STATE_OF_END.items():

@@ -16,6 +16,7 @@ Rows = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
 _AT_ONCE = 1 << 16
+_GAP = 256  # units that are read for nothing rather than read twice
 
 
 class Units:
@@ -55,15 +56,16 @@ class Units:
         return rows
 
     def take(self, numbers: Ints) -> Rows:
-        """The units with these numbers, which mostly follow each other."""
-        if not len(numbers):
-            return np.zeros(0, self.dtype)
-        low, high = int(numbers.min()), int(numbers.max())
-        if low >= 0 and high - low < 4 * len(numbers) + _AT_ONCE:
-            return self.read(low, high - low + 1)[numbers - low]
+        """The units with these numbers, which mostly follow each other; zero where no file holds one."""
         rows = np.zeros(len(numbers), self.dtype)
-        for index in np.flatnonzero((numbers >= self.begin) & (numbers < self.end)):
-            rows[index] = self.read(int(numbers[index]), 1)[0]
+        inside = np.flatnonzero((numbers >= self.begin) & (numbers < self.end))
+        order = inside[np.argsort(numbers[inside], kind="stable")]
+        ranked = numbers[order]
+        if not len(ranked):
+            return rows
+        for run in np.split(np.arange(len(ranked)), np.flatnonzero(np.diff(ranked) > _GAP) + 1):
+            low, high = int(ranked[run[0]]), int(ranked[run[-1]])
+            rows[order[run]] = self.read(low, high - low + 1)[ranked[run] - low]
         return rows
 
     def filled(self, first: int, stop: int) -> Iterator[tuple[int, Rows]]:

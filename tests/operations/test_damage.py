@@ -17,9 +17,9 @@ from tests.operations.small_broker import GENERATIONS, V5_CRC, Generation, Small
 from tests.operations.small_stores import build
 
 SEED = 20261121
-FLIPS = 500  # in each generation, besides those that show that the table lists nothing needlessly
-CUTS = 8  # of each file
-GOLDEN_FLIPS = 60
+FLIPS = 250  # in each generation, besides those that show that the table lists nothing needlessly
+CUTS = 4  # of each file
+GOLDEN_FLIPS = 24
 
 each = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.name)
 
