@@ -40,7 +40,7 @@ def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
         sums += column.astype(np.uint64) * np.uint64(odd)
     for first, name in zip((16, 32), _ADDRESSES, strict=True):
         raw = part.address(name)
-        rows = np.ascontiguousarray(raw).view(np.uint8).reshape(len(part), raw.dtype.itemsize).astype(np.uint64)
+        rows = np.ascontiguousarray(raw).view("<u4").reshape(len(part), -1).astype(np.uint64)
         for number in range(rows.shape[1]):
             sums += rows[:, number] * np.uint64(_ODD[first + number])
     return sums
