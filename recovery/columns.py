@@ -61,6 +61,8 @@ def gather(window: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
     count = len(starts)
     if not count:
         return pa.array([], pa.binary())
+    if starts.min() < 0 or lengths.min() < 0 or (starts + lengths).max() > len(window):
+        raise ValueError("a string lies outside of the window")  # Arrow would read it all the same, and crash
     views = np.zeros((count, 4), np.int32)
     views[:, 0], views[:, 3] = lengths, starts
     views[:, 1] = unaligned(window, "<i4", starts)

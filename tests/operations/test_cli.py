@@ -219,7 +219,8 @@ def test_debug_may_stand_anywhere(store: Path, capsys: Capture, monkeypatch: pyt
 def test_ctrl_c_is_one_line(store: Path) -> None:
     """The same through a real signal, in the middle of the work."""
     script = (
-        "import time\n"
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
         "from recovery import verify\n"
         "from recovery.cli import main\n"
         "verify.verify = lambda *_, **__: (print('go', flush=True), time.sleep(60))\n"
