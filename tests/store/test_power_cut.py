@@ -13,6 +13,7 @@ import broker
 from broker.format.sysflag import TransactionType
 from broker.store.draft import end_draft
 from broker.store.layout import StoreLayout
+from broker.store.sync import Syncer
 from broker.store.writing import Writing
 from broker.testing import CrashDisk, Crashed
 from recovery.verify import verify
@@ -70,3 +71,19 @@ def test_a_power_cut_at_every_step(tmp_path: Path, part: int) -> None:
             live(disk, str(disk.root / "store"), acknowledged)
         for seed in (0, 1, 2 + step):
             judge(disk.survivors(seed), acknowledged)
+
+
+def test_without_forced_writes_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same lives, with the one forced write of an append left out: promises are broken, and the judge sees it."""
+    monkeypatch.setattr(Syncer, "wait_durable", lambda self, commitlog_offset: None)
+    steps, broken = steps_of_a_life(tmp_path), 0
+    for step in range(steps // 2, steps, 6):
+        disk = CrashDisk(tmp_path / f"life-{step}", crash_at=step)
+        acknowledged: dict[str, int] = {}
+        with pytest.raises(Crashed):
+            live(disk, str(disk.root / "store"), acknowledged)
+        try:
+            judge(disk.survivors(0), acknowledged)
+        except AssertionError:
+            broken += 1
+    assert broken
