@@ -23,6 +23,7 @@ from broker.store.disk import Missing
 from broker.store.segments import Listing, Segment
 from recovery.records import Bytes, Records
 from recovery.walk import Stop, next_blank, next_start, walk
+from recovery.windows import Windows
 
 WINDOW_BYTES = 16 << 20
 PAGE_BYTES = 4096
@@ -60,21 +61,26 @@ class Scan:
     def __post_init__(self) -> None:
         self.segment_size = self.listing.segment_size
         self._unexplained: list[Damage] = []
-        self._buffer: Bytes = np.empty(0, np.uint8)
+        self._windows = Windows()
         self.end_offset = max(self.start, self.listing.begin)
 
     def __iter__(self) -> Iterator[Records]:
         """The records in log order, a window at a time; each batch stands until the next is asked for."""
         self._note_file_damages()
-        for segment in self.listing.segments:
-            inside = segment.base + self.segment_size > self.start and (self.end is None or segment.base < self.end)
-            if inside:
-                try:
-                    yield from self._segment(segment)
-                except Missing:  # it expired under us
-                    pass
-                self.progress(segment.base + segment.size - self.listing.begin)
-        self._finish()
+        try:
+            for segment in self.listing.segments:
+                if self._is_inside(segment):
+                    try:
+                        yield from self._segment(segment)
+                    except Missing:  # it expired under us
+                        pass
+                    self.progress(segment.base + segment.size - self.listing.begin)
+            self._finish()
+        finally:
+            self._windows.close()
+
+    def _is_inside(self, segment: Segment) -> bool:
+        return segment.base + self.segment_size > self.start and (self.end is None or segment.base < self.end)
 
     def _note_file_damages(self) -> None:
         """What is wrong with the segments as files."""
@@ -93,14 +99,17 @@ class Scan:
             window = self._read(segment, at, need)
             step = walk(window, segment.base + at, segment_end)
             records = self._within(step.records)
+            at += step.at
+            need = max(self.window_bytes, step.claims)
+            more = step.stop is Stop.MORE and at + step.claims <= segment.size
+            if more:
+                self._windows.ahead(segment, at, self._wanted(segment, at, need))
             if len(records):
                 self._explain()
                 self.end_offset = int(records.offsets[-1] + records.sizes[-1])
                 yield records
                 self.progress(self.end_offset - self.listing.begin)
-            at += step.at
-            need = max(self.window_bytes, step.claims)
-            if step.stop is Stop.MORE and at + step.claims <= segment.size:
+            if more:
                 continue
             if step.stop is Stop.BLANK or step.stop is Stop.FULL:
                 return
@@ -223,16 +232,11 @@ class Scan:
         return False
 
     def _read(self, segment: Segment, at: int, want: int) -> Bytes:
-        """The bytes from `at` on, at most `want`, in the scan's one buffer: they stand until the next read.
+        """The bytes from `at` on, at most `want`."""
+        return self._windows.read(segment, at, self._wanted(segment, at, want))
 
-        What a file that shrinks under us no longer holds is zero.
-        """
-        want = min(max(want, BLANK_SIZE), RECORD_SIZE_MAX + self.window_bytes, segment.size - at)
-        if len(self._buffer) < want:
-            self._buffer = np.empty(max(want, min(self.window_bytes, self.segment_size)), np.uint8)
-        buffer = self._buffer[:want]
-        buffer[segment.read_into(at, buffer.data) :] = 0
-        return buffer
+    def _wanted(self, segment: Segment, at: int, want: int) -> int:
+        return min(max(want, BLANK_SIZE), RECORD_SIZE_MAX + self.window_bytes, segment.size - at)
 
     def _damage(self, kind: str, segment: Segment, at: int, size: int, reason: str) -> Damage:
         return Damage(kind, segment.base + at, size, reason, segment.path)

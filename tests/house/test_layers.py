@@ -12,7 +12,7 @@ from tests.house.tree import Module, imports, modules, product, under
 # Spark's workers import the scan: bytes to Arrow, and no operation.
 SCAN = {
     "recovery.arrow", "recovery.columns", "recovery.digest", "recovery.extract", "recovery.records", "recovery.scan",
-    "recovery.report", "recovery.spill", "recovery.store_files", "recovery.walk",
+    "recovery.report", "recovery.spill", "recovery.store_files", "recovery.walk", "recovery.windows",
 }  # fmt: skip
 
 # The most exact name that fits a module decides. A room may always import itself.
