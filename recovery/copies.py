@@ -35,7 +35,8 @@ def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
     """A number for what each half message and each end of one has in common; `events` are their kinds."""
     sums = np.zeros(len(part), np.uint64)
     fields = [*(part.field(name) for name in _COPIED), part.sys_flags & ~TRANSACTION_MASK, _target_queues(part, events)]
-    fields.append(_text_sums(part).astype(np.int64))
+    whole, numbers = part.whole_and_numbers
+    fields.append(_text_sums(whole)[numbers].astype(np.int64))
     for odd, column in zip(_ODD, fields, strict=False):
         sums += column.astype(np.uint64) * np.uint64(odd)
     for first, name in zip((16, 32), _ADDRESSES, strict=True):

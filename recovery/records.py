@@ -25,7 +25,7 @@ from broker.format.commitlog import (
     head_dtype,
 )
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
-from recovery.columns import Strings, crc32, unaligned
+from recovery.columns import Strings, crc32, text_at, unaligned
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -34,7 +34,8 @@ Bytes = npt.NDArray[np.uint8]
 _IPV4 = np.dtype(head_dtype(born_ipv6=False, store_ipv6=False))
 _EITHER = np.dtype(head_dtype(born_ipv6=True, store_ipv6=True))
 _SYS_FLAG_AT = RecordHead.OFFSET["sys_flag"]
-_CRC_NAME = np.frombuffer(names.CRC32.encode() + b"\x01", np.uint8)
+_CRC_MARK = names.CRC32.encode()
+_CRC_NAME = np.frombuffer(_CRC_MARK + b"\x01", np.uint8)
 
 
 class Records:
@@ -54,10 +55,15 @@ class Records:
     def __len__(self) -> int:
         return len(self.at)
 
+    @property
+    def whole_and_numbers(self) -> tuple[Records, Ints]:
+        """The records that these were taken from, and which of them they are."""
+        return self._whole or (self, np.arange(len(self)))
+
     def take(self, which: Any) -> Records:
         """The chosen records (a slice, a mask or indices) of the same window."""
         part = Records(self.window, self.base, self.at[which])
-        whole, numbers = self._whole or (self, np.arange(len(self)))
+        whole, numbers = self.whole_and_numbers
         part._whole = (whole, numbers[which])
         return part
 
@@ -181,7 +187,9 @@ class Records:
         """A last property with no more than one byte wrong in it is a record CRC that was damaged."""
         bad = np.zeros(len(self), np.bool_)
         stops = self.at + self.sizes
-        which = np.flatnonzero(self._properties[1] >= RECORD_CRC_SIZE)
+        begins = stops - RECORD_CRC_SIZE
+        likely = text_at(self.window, begins, _CRC_MARK[:4]) | text_at(self.window, begins + 4, _CRC_MARK[4:])
+        which = np.flatnonzero(likely & (self._properties[1] >= RECORD_CRC_SIZE))
         if not len(which):
             return bad
         items = unaligned(self.window, f"V{RECORD_CRC_SIZE}", stops[which] - RECORD_CRC_SIZE)

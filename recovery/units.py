@@ -59,7 +59,9 @@ class Units:
         """The units with these numbers, which mostly follow each other; zero where no file holds one."""
         rows = np.zeros(len(numbers), self.dtype)
         inside = np.flatnonzero((numbers >= self.begin) & (numbers < self.end))
-        order = inside[np.argsort(numbers[inside], kind="stable")]
+        order = inside
+        if (np.diff(numbers[inside]) < 0).any():
+            order = inside[np.argsort(numbers[inside], kind="stable")]
         ranked = numbers[order]
         if not len(ranked):
             return rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,10 +23,12 @@ from broker.format.commitlog import (
     RECORD_SIZE_MIN,
     RecordHead,
 )
-from recovery.records import Bytes, Records
+from recovery.columns import unaligned
+from recovery.records import Bytes, Ints, Records
 
 _SIZE = struct.Struct(">i").unpack_from
 _SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of RecordHead and of the blank
+_HOPS = 64  # one by one, before a rhythm is looked for
 _MAGIC_AT = RecordHead.OFFSET["magic"]
 _RECORD_MAGICS = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2))
 _BLANK_MAGICS = (struct.pack(">i", MAGIC_BLANK),)
@@ -57,7 +60,7 @@ def walk(window: Bytes, base: int, segment_end: int) -> Walk:
     RocketMQ: CommitLog.recoverAbnormally (5.3.3), but a record must also say the offset at which it really lies.
     """
     limit = min(len(window), segment_end - base - BLANK_SIZE)
-    positions = np.array(_hop(window, limit), np.int64)
+    positions = _hop(window, limit)
     records = Records(window, base, positions)
     if len(records):
         whole = records.whole(limit)
@@ -70,18 +73,54 @@ def walk(window: Bytes, base: int, segment_end: int) -> Walk:
     return Walk(records, stop, at, claims)
 
 
-def _hop(window: Bytes, limit: int) -> list[int]:
-    """Positions by size alone: whether records really stand there is asked for all of them at once."""
-    positions: list[int] = []
-    view, at, last = window.data, 0, limit - RECORD_SIZE_MIN
+def _hop(window: Bytes, limit: int) -> Ints:
+    """Positions by size alone: whether records really stand there is asked for all of them at once.
+
+    A producer's messages mostly repeat a few sizes in a rhythm. Where the last hops show one, the next are foretold and
+    all compared with what stands there; only where they differ is hopped one by one again.
+    """
+    runs: list[Ints] = []
+    at = 0
+    while True:
+        steps = _hop_by_hop(window, at, limit)
+        runs.append(np.array(steps[:-1], np.int64))
+        at = steps[-1]
+        if len(steps) <= _HOPS:
+            return np.concatenate(runs)
+        foretold = _foretell(window, [after - before for before, after in pairwise(steps)], at, limit)
+        if len(foretold) > 1:
+            runs.append(foretold[:-1])
+            at = int(foretold[-1])
+
+
+def _hop_by_hop(window: Bytes, at: int, limit: int) -> list[int]:
+    """The next positions, at most so many, and where the last of them leads."""
+    positions = [at]
+    view, last = window.data, limit - RECORD_SIZE_MIN
     size_at, add = _SIZE, positions.append
-    while at <= last:
+    for _ in range(_HOPS):
+        if at > last:
+            break
         (size,) = size_at(view, at)
         if size < RECORD_SIZE_MIN or at + size > limit:
             break
-        add(at)
         at += size
+        add(at)
     return positions
+
+
+def _foretell(window: Bytes, sizes: list[int], at: int, limit: int) -> Ints:
+    """Positions from `at` on as far as the rhythm of the last sizes holds, and where the last of them leads."""
+    period = next((count for count in range(1, _HOPS // 2) if sizes[count:] == sizes[:-count]), 0)
+    if not period:
+        return np.array([at], np.int64)
+    rhythm = np.array(sizes[-period:], np.int64)
+    steps = np.tile(rhythm, (limit - at) // int(rhythm.sum()) + 1)
+    starts = at + np.concatenate(([0], np.cumsum(steps)))
+    inside = int(np.searchsorted(starts, limit, side="right")) - 1
+    said = unaligned(window, ">i4", starts[:inside])
+    wrong = np.flatnonzero(said != steps[:inside])
+    return starts[: (int(wrong[0]) if len(wrong) else inside) + 1]
 
 
 def _what_is_at(window: Bytes, at: int, remaining: int) -> tuple[Stop, int]:
