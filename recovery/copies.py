@@ -61,11 +61,11 @@ def _text_sums(part: Records) -> npt.NDArray[np.uint32]:
     strings = part.properties
     if not len(strings.data):
         return np.zeros(len(part), np.uint32)
-    counted = np.where(strings.data == 2, np.uint16(0), strings.data + np.uint16(1))
-    bounds = np.append(strings.offsets[:-1], len(counted) - 1)
-    sums = np.add.reduceat(counted, np.minimum(bounds, len(counted) - 1), dtype=np.uint32)[:-1]
-    sums += np.where(strings.offsets[1:] == len(counted), counted[-1], 0).astype(np.uint32)
-    sums[strings.lengths == 0] = 0
+    filled = np.flatnonzero(strings.lengths)
+    sums = np.zeros(len(part), np.uint32)
+    sums[filled] = np.add.reduceat(strings.data, strings.offsets[filled], dtype=np.uint32)
+    ends = np.diff(np.searchsorted(np.flatnonzero(strings.data == 2), strings.offsets))
+    sums += (strings.lengths - 3 * ends).astype(np.uint32)  # plus one for each byte, and nothing for an item's end
     item = strings.offsets[1:].astype(np.int64) - RECORD_CRC_SIZE
     rows = unaligned(strings.data, f"V{RECORD_CRC_SIZE}", np.maximum(item, 0)).view(np.uint8)
     rows = rows.reshape(-1, RECORD_CRC_SIZE)

@@ -51,7 +51,7 @@ class Judgement:
         self._transactions.add(self._events(records, kinds), extract_ops(records, kinds))
         slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
         half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
-        more = gap_evidence(slots, self._last_prepared)._replace(half_op=half_op)
+        more = _evidence(slots, self._last_prepared)._replace(half_op=half_op)
         self.evidence = Evidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
         self._last_prepared = slots[-1] if slots else self._last_prepared
 
@@ -78,3 +78,10 @@ class Judgement:
     def close(self) -> None:
         """Remove temporary files."""
         self._transactions.close()
+
+
+def _evidence(slots: list[int], previous: int | None) -> Evidence:
+    """What the slots of prepared records say; the usual run of successive ones needs no look at each."""
+    if previous is not None and slots and slots == list(range(previous + 1, previous + 1 + len(slots))):
+        return Evidence(state_table=len(slots), lone=len(slots))
+    return gap_evidence(slots, previous)
