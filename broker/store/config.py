@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from broker.errors import CorruptRecord
 from broker.format import config
-from broker.format.config import ConsumerOffsets, DelayOffsets, SubscriptionGroups, Topics
+from broker.format.config import ConsumerOffsets, Topics
 from broker.store.disk import Missing
 from broker.store.folder import Folder
 
@@ -24,14 +24,6 @@ def read_topics(folder: Folder) -> Topics:
 
 def read_consumer_offsets(folder: Folder) -> ConsumerOffsets:
     return _read(folder, "consumerOffset.json", config.decode_consumer_offsets, ConsumerOffsets())
-
-
-def read_delay_offsets(folder: Folder) -> DelayOffsets:
-    return _read(folder, "delayOffset.json", config.decode_delay_offsets, DelayOffsets())
-
-
-def read_subscription_groups(folder: Folder) -> SubscriptionGroups:
-    return _read(folder, "subscriptionGroup.json", config.decode_subscription_groups, SubscriptionGroups())
 
 
 def _read(folder: Folder, name: str, decode: Callable[[bytes], _T], default: _T) -> _T:

@@ -33,15 +33,14 @@ class Word(enum.IntEnum):
     INTENT = 9  # where the append that is under way will end; equal to TAIL when none is
     DISPATCHED = 10  # derived files are complete up to here
     DURABLE = 11  # forced to disk up to here
-    GENERATION = 12  # raised when derived files were swapped: every map of them is stale
+    GENERATION = 12  # to be raised when derived files are swapped: every map of them is stale then
     POISON = 13  # a forced write failed in some process: nothing can be promised until recovery
     SLOTS = 14  # of the state table
     REDO_UNITS = 15
     QUEUES = 16  # cells in use
     STORE_MS = 17  # store timestamp of the newest record: the clock never goes back in a log
     CHECKPOINTED = 18  # CommitLog offset of the last checkpoint
-    SETTLED_SLOTS = 19  # no slot below is in doubt
-    INDEX = 20  # the name of the index file in use, a number of 17 digits; 0 for none
+    INDEX = 19  # the name of the index file in use, a number of 17 digits; 0 for none
 
 
 class ControlPage:

@@ -182,7 +182,7 @@ def _reset(store: Writing, boot: tuple[int, int], inode: int, checkpoint: Checkp
     said = json.loads(store.disk.read(store.paths.store_json))
     number = int(said["id"], 16)
     control = store.control
-    for word in (Word.POISON, Word.GENERATION, Word.SETTLED_SLOTS):
+    for word in (Word.POISON, Word.GENERATION):
         control[word] = 0
     control[Word.DISPATCHED], control[Word.DURABLE] = checkpoint.commitlog_offset, checkpoint.commitlog_offset
     control[Word.TAIL], control[Word.INTENT] = end, end
