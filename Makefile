@@ -3,8 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready-for-checkback
-# The extras that the lock covers. `spark` and `airflow` join with the rooms that use them (recovery/spark, recovery/airflow).
-EXTRAS := sql fast dev
+# The extras that the lock covers.
+EXTRAS := sql http spark airflow fast dev
 GOLDEN := build/golden
 
 .DEFAULT_GOAL := help
