@@ -23,6 +23,7 @@ SHADOWS = {"broker", "recovery", "dags", "docker"}
 # Who else may print, exit or read the environment, and why.
 SPEAKERS: dict[str, str] = {
     "recovery.cli": "the command line",
+    "recovery.verbs": "how a verb ends",
     "recovery.cli_output": "what the command line writes, and where",
 }
 SPEECH = {

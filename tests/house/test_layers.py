@@ -33,7 +33,13 @@ LAYERS: dict[str, set[str]] = {
 }
 
 # Nobody imports the command line.
-TOP = {"recovery.cli"}
+TOP = {"recovery.cli"}  # its verbs are in `recovery.verbs_*`
+
+# A module for each kind of work.
+VERBS = {
+    "recovery.verbs", "recovery.verbs_read", "recovery.verbs_write", "recovery.verbs_repair", "recovery.verbs_check",
+    "recovery.verbs_consume", "recovery.verbs_spark", "recovery.verbs_up",
+}  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
 OUTSIDE = {
@@ -52,7 +58,7 @@ OUTSIDE = {
     },
     "isal": {"recovery": "whole-store work", "broker.store.draft": "the CRC of each record, where it is installed"},
     "rich": {"recovery.cli_output": "the terminal", "recovery.screen": "tables for the terminal"},
-    "typer": {"recovery.cli": "the terminal"},
+    "typer": {"recovery.cli": "the terminal", **dict.fromkeys(VERBS, "verbs of the command line")},
     "sqlalchemy": {
         "broker.ledger": "a row in the application's database",
         "recovery.resolvers": "asks the ledger",

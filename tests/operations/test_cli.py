@@ -165,7 +165,7 @@ def test_environment_warns_of_another_owner(capsys: Capture, monkeypatch: pytest
     """Two distributions that hold a package `broker` overwrite each other."""
     assert command(capsys, "info", "--environment").err == ""
     owners = {"broker": ["broker", "checkback"], "recovery": ["checkback"]}
-    monkeypatch.setattr("recovery.cli.packages_distributions", lambda: owners)
+    monkeypatch.setattr("recovery.verbs_read.packages_distributions", lambda: owners)
     ran = command(capsys, "info", "--environment")
     assert ran.code == 0
     assert "The package broker also belongs to broker" in ran.err
