@@ -22,6 +22,8 @@ except ImportError:  # the extra `fast`; zlib's own is about a third as fast on 
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+_RECUR = 0.95  # of a string that stands for less than the rest, the others are told apart by a hash table
+_SHORT = 64  # bytes of a string that is compared word by word
 _INLINE = 12  # a view of at most so many bytes holds them itself
 
 
@@ -34,7 +36,9 @@ def unaligned(window: Bytes, dtype: Any, at: Ints) -> npt.NDArray[Any]:
         padded[: len(window)] = window
         window, count = padded, 1
     plain = f"V{kind.itemsize}" if kind.fields else kind  # NumPy copies a structure field by field, bytes at once
-    return np.ndarray((count,), plain, window, strides=(1,))[np.clip(at, 0, count - 1)].view(kind)
+    if len(at) and (int(at.min()) < 0 or int(at.max()) >= count):
+        at = np.clip(at, 0, count - 1)
+    return np.ndarray((count,), plain, window, strides=(1,))[at].view(kind)
 
 
 def text_at(window: Bytes, at: Ints, text: bytes) -> npt.NDArray[np.bool_]:
@@ -50,7 +54,8 @@ def text_at(window: Bytes, at: Ints, text: bytes) -> npt.NDArray[np.bool_]:
 def _words(window: Bytes, at: Ints) -> npt.NDArray[np.uint64]:
     """The eight bytes from each position on as one number; what lies beyond the window's end is zero."""
     words = unaligned(window, "<u8", at)
-    for row in np.flatnonzero(at + 8 > len(window)):
+    beyond = len(at) and int(at.max()) + 8 > len(window)
+    for row in np.flatnonzero(at + 8 > len(window)) if beyond else ():
         tail = window[max(int(at[row]), 0) :].tobytes()
         words[row] = int.from_bytes(tail[:8], "little")
     return words
@@ -78,7 +83,7 @@ def gather(window: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
 def _padded(window: Bytes, starts: Ints, width: int) -> Bytes:
     """`width` bytes from each start; what lies beyond the window's end is zero."""
     over = starts + width > len(window)
-    rows = unaligned(window, f"V{width}", starts).view(np.uint8).reshape(-1, width).copy()
+    rows = unaligned(window, f"V{width}", starts).view(np.uint8).reshape(-1, width)
     for row in np.flatnonzero(over):
         tail = window[starts[row] : starts[row] + width]
         rows[row] = 0
@@ -125,38 +130,98 @@ class Strings:
             self._codes = np.asarray(encoded.indices).astype(np.int32), encoded.dictionary.to_pylist()
         return self._codes
 
-    def property_values(self, name: str) -> pa.Array:
-        """Of each string, taken as RocketMQ properties, the value of `name`; null where it is missing or empty.
+    @property
+    def starts(self) -> Ints:
+        """Where each begins in `data`."""
+        return self.offsets[:-1].astype(np.int64)
+
+    def property_slices(self, name: str) -> Slices:
+        """Of each string, taken as RocketMQ properties, the value of `name`; empty where it is missing.
 
         RocketMQ: MessageDecoder.string2messageProperties (5.3.3): the last one wins, an empty value does not count.
         """
-        if self._items is None:
-            self._items = _Items.of(self.data, self.offsets)
-        begins, values, stops = self._items.named(self.data, name.encode())
-        rows = np.searchsorted(self.offsets, begins, side="right") - 1
+        rows, values, stops = self._split().named(self.data, name.encode())
         filled = stops > values
+        if not filled.all():
+            rows, values, stops = rows[filled], values[filled], stops[filled]
         starts, lengths = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
-        starts[rows[filled]], lengths[rows[filled]] = values[filled], (stops - values)[filled]
-        return self._slices(starts, lengths)
+        starts[rows], lengths[rows] = values, stops - values
+        return Slices(self.data, starts, lengths)
+
+    def property_values(self, name: str) -> pa.Array:
+        """The same as an Arrow binary array; null where it is missing."""
+        return self.property_slices(name).array()
 
     def all_properties(self) -> tuple[Ints, pa.Array, pa.Array]:
         """Every property of every string: the row it stands in, its name and its value, in order."""
-        if self._items is None:
-            self._items = _Items.of(self.data, self.offsets)
-        items = self._items
+        items = self._split()
         filled = np.flatnonzero((items.stops > items.equals + 1) & (items.equals > items.begins))
         begins, equals, stops = items.begins[filled], items.equals[filled], items.stops[filled]
-        rows = np.searchsorted(self.offsets, begins, side="right") - 1
+        rows = items.rows[filled].astype(np.int64)
         return rows, gather(self.data, begins, equals - begins), gather(self.data, equals + 1, stops - equals - 1)
 
-    def _slices(self, starts: Ints, lengths: Ints) -> pa.Array:
-        there = lengths > 0
-        found = gather(self.data, starts, lengths)
+    def _split(self) -> _Items:
+        if self._items is None:
+            self._items = _Items.of(self.data, self.offsets)
+        return self._items
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Strings where they lie: data[start : start + length] of each, not copied."""
+
+    data: Bytes
+    starts: Ints
+    lengths: Ints
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def take(self, which: Any) -> Slices:
+        """The chosen ones (a slice, a mask or indices)."""
+        return Slices(self.data, self.starts[which], self.lengths[which])
+
+    def array(self) -> pa.Array:
+        """A copy as an Arrow binary array; null where a string is empty."""
+        there = self.lengths > 0
+        found = gather(self.data, self.starts, self.lengths)
         if there.all():
             return found
         _, offsets, data = found.buffers()
         bits = pa.py_buffer(np.packbits(there, bitorder="little"))
         return pa.Array.from_buffers(pa.binary(), len(found), [bits, offsets, data])
+
+    def codes(self) -> tuple[npt.NDArray[np.int32], list[bytes]]:
+        """A small number for each string, and the strings that those numbers stand for.
+
+        Mostly a few strings recur: all are compared with the first, the rest with the first of the rest, and so on.
+        """
+        codes, texts = np.zeros(len(self), np.int32), list[bytes]()
+        longest, which = int(self.lengths.max(initial=0)), np.arange(len(self))
+        words, lengths = np.zeros((len(self), 0), np.uint64), self.lengths
+        if 0 < longest <= _SHORT:
+            words = _padded(self.data, self.starts, -(-longest // 8) * 8).view(np.uint64)
+        while len(which) and longest <= _SHORT:
+            size = int(lengths[0])
+            other = lengths != size
+            for number in range(-(-size // 8)):
+                mask = np.uint64((1 << 8 * min(size - 8 * number, 8)) - 1)
+                other |= (words[:, number] ^ words[0, number]) & mask != 0
+            texts.append(words[0].tobytes()[:size])
+            codes[which] += other
+            before, rest = len(which), np.flatnonzero(other)
+            which, words, lengths = which[rest], words[rest], lengths[rest]
+            if len(which) > before * _RECUR:
+                break
+        if len(which):
+            encoded = gather(self.data, self.starts[which], self.lengths[which]).dictionary_encode()
+            codes[which] = np.asarray(encoded.indices) + len(texts)
+            texts += encoded.dictionary.to_pylist()
+        return codes, texts
+
+    def are(self, text: bytes) -> npt.NDArray[np.bool_]:
+        """Which of them are `text`."""
+        return np.asarray((self.lengths == len(text)) & text_at(self.data, self.starts, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,80 +232,102 @@ class _Items:
     equals: Ints  # where the name ends
     stops: Ints  # where the value ends
     words: npt.NDArray[np.uint64]  # the first eight bytes of the name, as one number
+    rows: npt.NDArray[np.int32]  # the string that it stands in
 
     @classmethod
     def of(cls, data: Bytes, offsets: npt.NDArray[np.int32]) -> _Items:
         """Split at the separators; an item without a name's end is none."""
-        starts = np.zeros(len(data) + 1, np.bool_)
-        starts[offsets] = True
-        starts[np.flatnonzero(data == 2) + 1] = True
-        bounds = np.flatnonzero(starts)
-        bounds = bounds if len(bounds) and bounds[-1] == len(data) else np.append(bounds, len(data))
-        begins, ends = bounds[:-1], bounds[1:]
-        equals = np.flatnonzero(data == 1)
-        if len(equals) != len(begins) or not ((begins <= equals) & (equals < ends)).all():
-            first = np.searchsorted(equals, begins)
-            inside = first < len(equals)
-            inside[inside] = equals[first[inside]] < ends[inside]
-            begins, ends, equals = begins[inside], ends[inside], equals[first[inside]]
+        begins, equals, ends = _split(data, offsets)
         stops = ends - (data[np.maximum(ends - 1, 0)] == 2) if len(ends) else ends
         masks = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
         words = _words(data, begins) & masks[np.minimum(equals - begins, 8)]
-        return cls(begins, equals, stops, words)
+        counts = np.diff(np.searchsorted(begins, offsets))
+        return cls(begins, equals, stops, words, np.repeat(np.arange(len(counts), dtype=np.int32), counts))
 
-    def named(self, data: Bytes, name: bytes) -> tuple[Ints, Ints, Ints]:
-        """Begin of the item, begin and end of the value, of each item of that name."""
+    def named(self, data: Bytes, name: bytes) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
+        """The string, begin and end of the value, of each item of that name."""
         same = self.words == np.uint64(int.from_bytes(name[:8], "little"))
         hits = np.flatnonzero(same)
         hits = hits[self.equals[hits] - self.begins[hits] == len(name)]
         if len(name) > 8:
             hits = hits[text_at(data, self.begins[hits] + 8, name[8:])]
-        return self.begins[hits], self.equals[hits] + 1, self.stops[hits]
+        return self.rows[hits], self.equals[hits] + 1, self.stops[hits]
 
 
-def java_hashes(strings: Strings) -> npt.NDArray[np.int32]:
+def _split(data: Bytes, offsets: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
+    """Begin of each item, where its name ends, and where the next item begins."""
+    twos, equals = np.flatnonzero(data == 2), np.flatnonzero(data == 1)
+    last = offsets[1:][offsets[1:] > offsets[:-1]] - 1
+    if len(twos) == len(equals) and bool((data[last] == 2).all()):
+        begins = np.concatenate(([0], twos + 1))[: len(twos)]
+        if bool(((begins <= equals) & (equals < twos)).all()):
+            return begins, equals, twos + 1
+    starts = np.zeros(len(data) + 1, np.bool_)
+    starts[offsets] = True
+    starts[twos + 1] = True
+    bounds = np.flatnonzero(starts)
+    bounds = bounds if len(bounds) and bounds[-1] == len(data) else np.append(bounds, len(data))
+    begins, ends = bounds[:-1], bounds[1:]
+    if len(equals) != len(begins) or not ((begins <= equals) & (equals < ends)).all():
+        first = np.searchsorted(equals, begins)
+        inside = first < len(equals)
+        inside[inside] = equals[first[inside]] < ends[inside]
+        begins, ends, equals = begins[inside], ends[inside], equals[first[inside]]
+    return begins, equals, ends
+
+
+def java_hashes(strings: Strings | Slices) -> npt.NDArray[np.int32]:
     """Java's String.hashCode of each UTF-8 string.
 
     Hashed a column of characters at a time, longest strings first; what is not ASCII goes through
     `broker.format.java.string_hash`, one by one.
     """
-    lengths, starts = strings.lengths, strings.offsets[:-1].astype(np.int64)
+    return _hashes(strings)[0].view(np.int32)
+
+
+def _hashes(strings: Strings | Slices) -> tuple[npt.NDArray[np.uint32], dict[int, str]]:
+    """The hashes, and those strings that are not ASCII."""
+    lengths, begins = strings.lengths, strings.starts
     hashes = np.zeros(len(strings), np.uint32)
-    if not len(strings.data):
-        return hashes.view(np.int32)
-    order = np.argsort(-lengths, kind="stable") if lengths.min() != lengths.max() else slice(None)
-    ranked, begins = lengths[order], starts[order]
-    running = np.zeros(len(strings), np.uint32)
+    longest = int(lengths.max(initial=0))
+    if not longest:
+        return hashes, {}
+    order = np.argsort(-lengths, kind="stable") if int(lengths.min()) != longest else None
+    ranked, at = (lengths, begins.copy()) if order is None else (lengths[order], begins[order])
+    high = np.zeros(len(strings), np.uint8)
     longer = len(strings)
-    for column in range(int(ranked[0])):
-        while ranked[longer - 1] <= column:
+    for column in range(longest):
+        if ranked[longer - 1] <= column:
             longer = int(np.searchsorted(-ranked, -column, side="left"))
-        running[:longer] *= np.uint32(31)
-        running[:longer] += strings.data[begins[:longer] + column]
-    hashes[order] = running
-    _hash_wide(strings, hashes)
-    return hashes.view(np.int32)
+        characters = strings.data[at[:longer]]
+        at += 1
+        high[:longer] |= characters
+        hashes[:longer] *= np.uint32(31)
+        hashes[:longer] += characters
+    wide = np.flatnonzero(high >= 0x80)
+    if order is not None:
+        ranks, wide = hashes, order[wide]
+        hashes = np.empty_like(ranks)
+        hashes[order] = ranks
+    texts = {}
+    for row in wide.tolist():
+        text = strings.data[begins[row] : begins[row] + lengths[row]].tobytes()
+        texts[row] = text.decode("utf-8", "replace")
+        hashes[row] = string_hash(texts[row]) & 0xFFFFFFFF
+    return hashes, texts
 
 
-def _hash_wide(strings: Strings, hashes: npt.NDArray[np.uint32]) -> None:
-    """Put right the hashes of the strings that are not ASCII."""
-    wide = np.flatnonzero(strings.data >= 0x80)
-    for row in np.unique(np.searchsorted(strings.offsets, wide, side="right") - 1):
-        text = strings.data[strings.offsets[row] : strings.offsets[row + 1]].tobytes()
-        hashes[row] = string_hash(text.decode("utf-8", "replace")) & 0xFFFFFFFF
-
-
-def java_hashes_joined(prefixes: npt.NDArray[np.int32], strings: Strings) -> npt.NDArray[np.int32]:
+def java_hashes_joined(prefixes: npt.NDArray[np.int32], strings: Strings | Slices) -> npt.NDArray[np.int32]:
     """Java's hash of a prefix followed by a string, from the prefix's hash.
 
     The hash is a polynomial in 31, so h(a + b) = h(a) * 31 ** len(b) + h(b), where len counts UTF-16 code units.
     """
+    hashes, texts = _hashes(strings)
     units = strings.lengths
-    wide = np.flatnonzero(strings.data >= 0x80)
-    for row in np.unique(np.searchsorted(strings.offsets, wide, side="right") - 1) if len(wide) else ():
-        text = strings.data[strings.offsets[row] : strings.offsets[row + 1]].tobytes()
-        units[row] = len(text.decode("utf-8", "replace").encode("utf-16-le")) // 2
+    if texts:
+        units = units.copy()
+    for row, text in texts.items():
+        units[row] = len(text.encode("utf-16-le")) // 2
     powers = np.ones(int(units.max(initial=0)) + 1, np.uint32)
     np.multiply.accumulate(np.concatenate(([1], np.full(len(powers) - 1, 31))).astype(np.uint32), out=powers)
-    joined = prefixes.view(np.uint32) * powers[units] + java_hashes(strings).view(np.uint32)
-    return joined.view(np.int32)
+    return (prefixes.view(np.uint32) * powers[units] + hashes).view(np.int32)

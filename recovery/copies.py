@@ -15,11 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.format import properties as names
-from broker.format.commitlog import RECORD_CRC_SIZE
 from broker.format.sysflag import TRANSACTION_MASK
 from broker.format.topics import HALF_TOPIC
-from broker.transaction.events import EventKind
-from recovery.columns import unaligned
+from broker.transaction.events import BY, WHY, EventKind
 from recovery.extract import numbers_in
 from recovery.records import Records
 
@@ -27,6 +25,7 @@ Numbers = npt.NDArray[np.uint64]
 
 _COPIED = ("flag", "born_timestamp_ms", "born_port", "store_port", "reconsume_times")
 _ADDRESSES = ("born_address", "store_address")
+_OF_ITS_OWN = frozenset((names.CRC32, WHY, BY))  # what a record may say that the other does not
 # Odd, so that a single bit that differs in one field changes the sum, whatever the others are.
 _ODD = tuple(0x9E3779B97F4A7C15 * (2 * number + 1) & 0xFFFFFFFFFFFFFFFF | 1 for number in range(64))
 
@@ -36,7 +35,7 @@ def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
     sums = np.zeros(len(part), np.uint64)
     fields = [*(part.field(name) for name in _COPIED), part.sys_flags & ~TRANSACTION_MASK, _target_queues(part, events)]
     whole, numbers = part.whole_and_numbers
-    fields.append(_text_sums(whole)[numbers].astype(np.int64))
+    fields.append(whole.property_sums[numbers].astype(np.int64))
     for odd, column in zip(_ODD, fields, strict=False):
         sums += column.astype(np.uint64) * np.uint64(odd)
     for first, name in zip((16, 32), _ADDRESSES, strict=True):
@@ -52,27 +51,8 @@ def _target_queues(part: Records, events: npt.NDArray[np.uint8]) -> npt.NDArray[
     queue_ids = part.field("queue_id")
     halves = events == EventKind.HALF
     if halves.any():
-        queue_ids = np.where(halves, numbers_in(part.property(names.REAL_QID)), queue_ids)
+        queue_ids = np.where(halves, numbers_in(part.values(names.REAL_QID)), queue_ids)
     return queue_ids
-
-
-def _text_sums(part: Records) -> npt.NDArray[np.uint32]:
-    """The sum of the bytes of each record's properties, each plus one; item ends and the record's CRC count nothing."""
-    strings = part.properties
-    if not len(strings.data):
-        return np.zeros(len(part), np.uint32)
-    filled = np.flatnonzero(strings.lengths)
-    sums = np.zeros(len(part), np.uint32)
-    sums[filled] = np.add.reduceat(strings.data, strings.offsets[filled], dtype=np.uint32)
-    ends = np.diff(np.searchsorted(np.flatnonzero(strings.data == 2), strings.offsets))
-    sums += (strings.lengths - 3 * ends).astype(np.uint32)  # plus one for each byte, and nothing for an item's end
-    item = strings.offsets[1:].astype(np.int64) - RECORD_CRC_SIZE
-    rows = unaligned(strings.data, f"V{RECORD_CRC_SIZE}", np.maximum(item, 0)).view(np.uint8)
-    rows = rows.reshape(-1, RECORD_CRC_SIZE)
-    name = np.frombuffer(names.CRC32.encode() + b"\x01", np.uint8)
-    carries = (item >= strings.offsets[:-1]) & (rows[:, : len(name)] == name).all(axis=1)
-    sums[carries] -= rows[carries, :-1].sum(axis=1, dtype=np.uint32) + np.uint32(RECORD_CRC_SIZE - 1)
-    return sums
 
 
 def difference(half: Records | None, end: Records | None) -> str:
@@ -91,4 +71,4 @@ def _meaning(record: Records) -> dict[str, Any]:
     said = names.decode(record.properties.array[0].as_py())
     is_half = record.topics.array[0].as_py() == HALF_TOPIC.encode()
     fields["queue_id"] = said.get(names.REAL_QID, "0") if is_half else str(int(record.field("queue_id")[0]))
-    return fields | {f"property {name}": value for name, value in said.items() if name != names.CRC32}
+    return fields | {f"property {name}": value for name, value in said.items() if name not in _OF_ITS_OWN}

@@ -73,21 +73,18 @@ _NIBBLE[np.frombuffer(b"0123456789ABCDEF", np.uint8)] = np.arange(16)
 
 
 def identities_of_unique_keys(
-    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int32]
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The same for data[offsets[i] : offsets[i + 1]], all at once."""
-    count, lengths = len(offsets) - 1, np.diff(offsets)
-    raw = np.zeros((count, 16), np.uint8)
-    spelled = lengths == 32
-    if spelled.any():
-        starts = offsets[:-1][spelled].astype(np.int64)
-        digits = _NIBBLE[data[starts[:, None] + np.arange(32)]]
-        fine = (digits < 16).all(axis=1)
-        rows = np.flatnonzero(spelled)
-        raw[rows[fine]] = digits[fine, 0::2] << 4 | digits[fine, 1::2]
-        spelled[rows[~fine]] = False
-    for row in np.flatnonzero(~spelled):
-        key = data[offsets[row] : offsets[row + 1]].tobytes()
+    """The same for each data[start : start + length], all at once."""
+    raw = np.zeros((len(starts), 16), np.uint8)
+    spelled = np.flatnonzero(lengths == 32)
+    digits = _NIBBLE[data[starts[spelled][:, None] + np.arange(32)]]
+    fine = (digits < 16).all(axis=1)
+    raw[spelled[fine]] = digits[fine, 0::2] << 4 | digits[fine, 1::2]
+    others = np.ones(len(starts), np.bool_)
+    others[spelled[fine]] = False
+    for row in np.flatnonzero(others):
+        key = data[starts[row] : starts[row] + lengths[row]].tobytes()
         raw[row] = np.frombuffer(hashlib.sha256(key).digest()[:16], np.uint8)
     words = raw.view(">u8").astype(np.uint64)
     return words[:, 0], words[:, 1]

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from broker.errors import CorruptRecord
 from broker.format import opmessage
@@ -29,7 +27,7 @@ from broker.transaction.events import (
     names_half,
     topic_kind,
 )
-from recovery.columns import Strings
+from recovery.columns import Slices, Strings
 from recovery.digest import identities_of_unique_keys
 from recovery.records import Ints, Records
 from recovery.spill import pick
@@ -75,9 +73,9 @@ class Names:
             self._names.append(name)
         return number
 
-    def numbers(self, values: pa.Array) -> npt.NDArray[np.int32]:
-        """The number of each string of an Arrow binary array; null counts as empty."""
-        codes, distinct = Strings(values).codes()
+    def numbers(self, values: Slices) -> npt.NDArray[np.int32]:
+        """The number of each string."""
+        codes, distinct = values.codes()
         return np.array([self.number(name) for name in distinct], np.int32)[codes] if len(codes) else codes
 
     def __getitem__(self, number: int) -> str:
@@ -91,7 +89,7 @@ class Kinds:
     """The topic and the event kind of each record of a records."""
 
     def __init__(self, records: Records) -> None:
-        self.codes, self.topics = records.topics.codes()
+        self.codes, self.topics = records.topic_codes
         kinds = [topic_kind(topic.decode("utf-8", "replace")) for topic in self.topics]
         self.topic_kinds = np.array(kinds, np.uint8)[self.codes] if len(self.codes) else np.zeros(0, np.uint8)
         self.types = (records.sys_flags & 0xC) >> 2
@@ -109,7 +107,7 @@ def extract(records: Records, kinds: Kinds, interned: Names) -> Rows:
     rows["queue_id"], rows["queue_offset"] = part.field("queue_id"), part.field("queue_offset")
     rows["store_ms"], rows["born_ms"] = part.field("store_timestamp_ms"), part.field("born_timestamp_ms")
     rows["body_crc"] = part.field("body_crc")
-    rows["group"] = interned.numbers(part.property(names.PGROUP))
+    rows["group"] = interned.numbers(part.values(names.PGROUP))
     rows["topic"] = _targets(part, kinds, which, interned)
     own = (rows["kind"] == EventKind.PREPARED) | (rows["kind"] == EventKind.HALF)
     rows["half"] = np.where(own, rows["offset"], part.field("prepared_transaction_offset"))
@@ -122,7 +120,7 @@ def _targets(part: Records, kinds: Kinds, which: Ints, interned: Names) -> npt.N
     own = np.array([interned.number(topic) for topic in kinds.topics], np.int32)[kinds.codes[which]]
     elsewhere = np.isin(kinds.topic_kinds[which], list(TARGET_IN_PROPERTIES))
     if elsewhere.any():
-        real = interned.numbers(part.property(names.REAL_TOPIC))
+        real = interned.numbers(part.values(names.REAL_TOPIC))
         own = np.where(elsewhere & (real > 0), real, own)
     return own
 
@@ -133,12 +131,12 @@ def _set_keys(rows: Rows, part: Records) -> None:
     if not len(which):
         return
     keyed = part.take(which)
-    keys = Strings(keyed.property(names.UNIQ_KEY))
-    high, low = identities_of_unique_keys(keys.data, keys.offsets)
+    keys = keyed.values(names.UNIQ_KEY)
+    high, low = identities_of_unique_keys(keys.data, keys.starts, keys.lengths)
     nameless = keys.lengths == 0  # known by its offset, as a prepared record is
     rows["key_hi"][which] = np.where(nameless, 0, high)
     rows["key_lo"][which] = np.where(nameless, keyed.offsets.astype(np.uint64), low)
-    rows["checks"][which] = numbers_in(keyed.property(names.TRANSACTION_CHECK_TIMES))
+    rows["checks"][which] = numbers_in(keyed.values(names.TRANSACTION_CHECK_TIMES))
 
 
 def _set_parked(rows: Rows, part: Records) -> None:
@@ -146,13 +144,13 @@ def _set_parked(rows: Rows, part: Records) -> None:
     which = np.flatnonzero(rows["kind"] == EventKind.PARKED)
     if len(which):
         parked = part.take(which)
-        rows["half"][which] = numbers_in(parked.property(PARKED_OFFSET), missing=-1)
+        rows["half"][which] = numbers_in(parked.values(PARKED_OFFSET), missing=-1)
         rows["checks"][which] = [value != b"false" for value in parked.property(PARKED).to_pylist()]
 
 
-def numbers_in(values: pa.Array, missing: int = 0) -> Ints:
+def numbers_in(values: Slices, missing: int = 0) -> Ints:
     """Decimal numbers in properties; anything else counts as missing."""
-    codes, distinct = Strings(values).codes()
+    codes, distinct = values.codes()
     read = [int(text) if text.isdigit() and len(text) < 19 else missing for text in distinct]
     return np.array(read, np.int64)[codes] if len(codes) else np.zeros(0, np.int64)
 
@@ -163,7 +161,7 @@ def extract_ops(records: Records, kinds: Kinds) -> Rows:
     if not len(which):
         return np.zeros(0, OP)
     part = records.take(which)
-    part = part.take(np.flatnonzero(np.asarray(pc.equal(part.property(names.TAGS), OP_TAG.encode()).fill_null(False))))
+    part = part.take(np.flatnonzero(part.values(names.TAGS).are(OP_TAG.encode())))
     counts, numbers = _op_numbers(part.bodies)
     rows = np.zeros(len(numbers), OP)
     rows["queue_id"], rows["offset"] = part.field("queue_id").repeat(counts), part.offsets.repeat(counts)
@@ -207,8 +205,7 @@ def diverted_halves(records: Records, kinds: Kinds) -> Ints:
     if not len(which):
         return np.zeros(0, np.int64)
     part = records.take(which)
-    real = part.property(names.REAL_TOPIC).to_pylist()
-    return np.asarray(part.offsets[np.array([topic == HALF_TOPIC.encode() for topic in real])])
+    return np.asarray(part.offsets[part.values(names.REAL_TOPIC).are(HALF_TOPIC.encode())])
 
 
 def identity(rows: Rows) -> Identity:

@@ -84,5 +84,5 @@ def _nameless_end(records: Records, kinds: Kinds) -> Bools:
     wrong = np.asarray((types == TransactionType.COMMIT) | (types == TransactionType.ROLLBACK))
     which = np.flatnonzero(wrong)
     if len(which):
-        wrong[which] = np.asarray(records.take(which).property(names.PGROUP).is_null())
+        wrong[which] = records.take(which).values(names.PGROUP).lengths == 0
     return wrong

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from broker.errors import CorruptRecord
-from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, find_counts, item_at, slot_at, solve_counts
+from broker.errors import CorruptRecord, CorruptStore
+from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, item_at, slot_at
 from broker.store.disk import Missing
+from broker.store.index import work_out
 from broker.store.segments import Segment
 from recovery.extract import Kinds
 from recovery.keys import Rule, expected_items
@@ -25,7 +26,8 @@ from recovery.units import Ints, Rows, first_run
 
 ITEM = np.dtype([*IndexItem.DTYPE, ("number", "i8"), ("file", "i8")])
 _ON_DISK = np.dtype(IndexItem.DTYPE)
-_AT_ONCE = 1 << 18
+_AT_LEAST, _AT_ONCE = 1 << 12, 1 << 18
+_SAME = ("commitlog_offset", "key_hash")
 _SECONDS_MAX = (1 << 31) - 1
 
 
@@ -56,15 +58,44 @@ def open_index(segments: Sequence[Segment], findings: Findings) -> list[IndexFil
     for segment in segments:
         try:
             header = IndexHeader.unpack_from(segment.read(0, HEADER_SIZE))
-            counts = solve_counts(segment.size) or find_counts(segment.read(0, segment.size))
-            files.append(IndexFile(segment, header, *counts))
-            if header.next_item - 1 > counts[1]:
-                raise CorruptRecord(f"its header counts {header.next_item - 1} items, {counts[1]} fit")
+            file = segment.files.get(segment.path, segment.inode)
+            found = work_out(file, header, segment.size, os.path.dirname(os.path.dirname(segment.path)))
+            files.append(IndexFile(segment, header, found.slots, found.items))
+            if header.next_item - 1 > found.items:
+                raise CorruptRecord(f"its header counts {header.next_item - 1} items, {found.items} fit")
         except Missing:
             continue
         except CorruptRecord as error:
             findings.add(Finding("index-damaged", 0, error.reason, segment.path))
+        except CorruptStore as error:
+            findings.add(Finding("index-damaged", 0, str(error), segment.path))
     return files
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Items of one file that follow each other."""
+
+    file: int
+    first: int
+    rows: Rows
+
+    @property
+    def numbers(self) -> Ints:
+        return self.first + np.arange(len(self.rows))
+
+
+def _joined(runs: Sequence[_Run]) -> Rows:
+    """All these items, each with its number and its file."""
+    items = np.zeros(sum(len(run.rows) for run in runs), ITEM)
+    at = 0
+    for run in runs:
+        part = items[at : at + len(run.rows)]
+        for name in _ON_DISK.names or ():
+            part[name] = run.rows[name]
+        part["number"], part["file"] = run.numbers, run.file
+        at += len(run.rows)
+    return items
 
 
 class Index:
@@ -74,16 +105,22 @@ class Index:
         self._open, self._findings = open_files, findings
         self._files = open_files(findings)
         self._file, self._item = 0, 1  # the cursor
+        self._at_once = _AT_LEAST
         self._rule: Rule | None = None
         self._missing: list[Rows] = []
         self._strays: list[Rows] = []
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare the items of all keys of these records."""
-        live = self._ahead(records.base + int(records.at[-1]) + 1)
+        runs = self._ahead(records.base + int(records.at[-1]) + 1)
         best: tuple[int, Rule, Rows, npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+        live: Rows | None = None
         for rule in sorted(Rule, key=lambda rule: rule is not self._rule):
             expected = expected_items(records, kinds, rule)
+            if self._are(runs, expected):
+                self._rule = rule
+                return
+            live = _joined(runs) if live is None else live
             missing, known = self._match(expected, live, records.base)
             wrong = int(missing.sum() + (~known).sum())
             if best is None or wrong < best[0]:
@@ -91,30 +128,39 @@ class Index:
             if not wrong:
                 break
         assert best is not None
+        assert live is not None
         _, self._rule, expected, missing, known = best
         self._missing.append(expected[missing])
         self._strays.append(live[~known])
 
-    def _ahead(self, stop: int | None = None) -> Rows:
+    def _are(self, runs: Sequence[_Run], expected: Rows) -> bool:
+        """Whether the items are what is expected, in the order in which RocketMQ writes them: so it mostly is."""
+        at = 0
+        for run in runs:
+            part = expected[at : at + len(run.rows)]
+            at += len(run.rows)
+            same = len(part) == len(run.rows) and all(bool((run.rows[name] == part[name]).all()) for name in _SAME)
+            if not same or not self._right_times(run.file, run.numbers, run.rows, part["store_ms"]).all():
+                return False
+        return at == len(expected)
+
+    def _ahead(self, stop: int | None = None) -> list[_Run]:
         """The items from the cursor to the first of an offset at or above `stop`; the cursor moves behind them."""
-        parts: list[Rows] = [np.zeros(0, ITEM)]
+        runs: list[_Run] = []
         while self._file < len(self._files):
             file = self._files[self._file]
-            rows = file.read(self._item, min(_AT_ONCE, file.used - self._item + 1))
+            rows = file.read(self._item, min(self._at_once, file.used - self._item + 1))
             count = len(rows) if stop is None else first_run(rows["commitlog_offset"] >= stop)
             if count == len(rows) - 1 and self._is_beyond_file(rows[-1], self._item + count):
                 count += 1
-            part = np.zeros(count, ITEM)
-            for name in _ON_DISK.names or ():
-                part[name] = rows[name][:count]
-            part["number"], part["file"] = self._item + np.arange(count), self._file
-            parts.append(part)
+            runs.append(_Run(self._file, self._item, rows[:count]))
             self._item += count
             if count < len(rows):
                 break
             if self._item > file.used:
                 self._file, self._item = self._file + 1, 1
-        return np.concatenate(parts)
+        self._at_once = min(max(2 * sum(len(run.rows) for run in runs), _AT_LEAST), _AT_ONCE)
+        return runs
 
     def _is_beyond_file(self, item: Any, number: int) -> bool:
         """Whether the last item of a file says a larger offset than the next file begins with: it is damaged."""
@@ -136,23 +182,21 @@ class Index:
         missing[order] = ~found
         if missing.any():  # one item may answer for a key that stands twice
             missing &= ~np.isin(wanted, held)
-        return missing, known & self._right_times(live, store_ms)
-
-    def _right_times(self, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:
-        right = np.ones(len(live), np.bool_)
         for number in np.unique(live["file"]).tolist():
             which = live["file"] == number
-            header = self._files[number].header
-            after_ms = np.maximum(store_ms[which] - header.begin_timestamp_ms, 0)
-            exact = np.minimum(after_ms // 1000, _SECONDS_MAX)
-            clamped = np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
-            said = live["time_diff_s"][which]
-            fits = (said == exact) | (said == clamped)
-            item = live["number"][which]
-            fits &= (item != 1) | (store_ms[which] == header.begin_timestamp_ms)
-            fits &= (item != self._files[number].used) | (store_ms[which] == header.end_timestamp_ms)
-            right[which] = fits
-        return right
+            known[which] &= self._right_times(number, live["number"][which], live[which], store_ms[which])
+        return missing, known
+
+    def _right_times(self, number: int, items: Ints, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:
+        """Which of these items of one file state the time of their record; the header knows the first and the last."""
+        header, said = self._files[number].header, live["time_diff_s"]
+        after_ms = np.maximum(store_ms - header.begin_timestamp_ms, 0)
+        fits = said == np.minimum(after_ms // 1000, _SECONDS_MAX)
+        if not fits.all():
+            fits |= said == np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
+        fits &= (items != 1) | (store_ms == header.begin_timestamp_ms)
+        fits &= (items != self._files[number].used) | (store_ms == header.end_timestamp_ms)
+        return np.asarray(fits)
 
     def finish(self, begin_offset: int, ignore_from: int | None, look: Callable[[int], Records | None]) -> None:
         """Report what stayed missing and the items that belong to no record.
@@ -161,7 +205,7 @@ class Index:
         record again when it comes back after a crash.
         """
         self._look_again()
-        self._strays.append(self._ahead())
+        self._strays.append(_joined(self._ahead()))
         strays = np.concatenate(self._strays)
         packed = set(zip(strays["commitlog_offset"].tolist(), strays["key_hash"].tolist(), strict=True))
         for rows in self._missing:

@@ -124,7 +124,7 @@ class Info:
 def look(path: str | os.PathLike[str], *, count: bool = False, progress: Progress | None = None) -> Info:
     """Look at the store at `path`. Raises NotAStore, or StoreError where this user may not look."""
     files = StoreFiles.open(path)
-    with open_store(files.path, read_only=True) as store:
+    with open_store(files.path) as store:
         return _Look(files, store).take(count, progress)
 
 

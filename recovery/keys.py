@@ -9,16 +9,17 @@ from __future__ import annotations
 import enum
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from broker.format import properties as names
 from broker.format.java import string_hash
 from broker.format.sysflag import TransactionType
-from recovery.columns import Strings, java_hashes_joined
+from recovery.columns import Slices, java_hashes_joined
 from recovery.extract import Kinds
 from recovery.records import Records
+from recovery.spill import joined, pick
 from recovery.units import Ints, Rows
+
+_SPACE = ord(" ")
 
 EXPECTED = np.dtype([("commitlog_offset", "i8"), ("key_hash", "i8"), ("store_ms", "i8")])
 
@@ -31,53 +32,51 @@ class Rule(enum.Enum):
 
 
 def expected_items(records: Records, kinds: Kinds, rule: Rule) -> Rows:
-    """The items that RocketMQ makes of these records. RocketMQ: IndexService.buildIndex (5.3.3; 3.1.4)."""
+    """The items that RocketMQ makes of these records, in order. RocketMQ: IndexService.buildIndex (5.3.3; 3.1.4)."""
     types = kinds.types << 2
-    left_out = [TransactionType.ROLLBACK] if rule is Rule.V5 else [TransactionType.ROLLBACK, TransactionType.COMMIT]
-    which = np.flatnonzero(~np.isin(types, left_out))
-    part = records.take(which)
-    parts = [_items(part, *_split_keys(part.property(names.KEYS)))]
+    indexed = types != TransactionType.ROLLBACK
+    if rule is Rule.V3:
+        indexed &= types != TransactionType.COMMIT
+    which = np.flatnonzero(indexed)
+    rows, keys = split_keys(records.values(names.KEYS).take(which))
+    items = _items(records, which[rows], keys)
     if rule is Rule.V5:
-        unique = part.property(names.UNIQ_KEY)
-        there = np.flatnonzero(np.asarray(unique.is_valid()))
-        parts.append(_items(part, there, unique.drop_null()))
-    items = np.concatenate(parts)
+        unique = records.values(names.UNIQ_KEY).take(which)
+        there = np.flatnonzero(unique.lengths)
+        if len(there):
+            items = joined([_items(records, which[there], unique.take(there)), items], EXPECTED)
+            items = pick(items, np.argsort(items["commitlog_offset"], kind="stable"))
     hashes = items["key_hash"]
     smallest = hashes == -(1 << 31)
     items["key_hash"] = np.where(smallest, 0, np.abs(hashes) if rule is Rule.V5 else hashes)
     return items
 
 
-def _split_keys(keys: pa.Array) -> tuple[Ints, pa.Array]:
+def split_keys(keys: Slices) -> tuple[Ints, Slices]:
     """Each non-empty key with the row that it stands in."""
-    if keys.null_count != len(keys) and not pc.any(pc.match_substring(keys, " ")).as_py():
-        there = np.flatnonzero(np.asarray(keys.is_valid()))
-        return there, keys.drop_null()
-    parts = pc.split_pattern(keys.cast(pa.string()), " ") if _is_text(keys) else _split_bytes(keys)
-    rows = pc.list_parent_indices(parts)
-    flat = parts.flatten()
-    filled = pc.greater(pc.binary_length(flat), 0)
-    return np.asarray(rows.filter(filled)), flat.filter(filled).cast(pa.binary())
+    rows, starts, lengths = np.arange(len(keys)), keys.starts, keys.lengths
+    spaces = np.flatnonzero(keys.data == _SPACE) if bool((keys.data == _SPACE).any()) else np.zeros(0, np.int64)
+    first, after = np.searchsorted(spaces, starts), np.searchsorted(spaces, starts + lengths)
+    counts = after - first
+    if counts.any():
+        more = np.repeat(rows, counts)
+        inside = spaces[np.arange(len(more)) + np.repeat(first - np.cumsum(counts) + counts, counts)]
+        rows, begins = np.concatenate((rows, more)), np.concatenate((starts, inside + 1))
+        stops = np.concatenate((starts + lengths, inside))
+        order = np.lexsort((begins, rows))
+        rows, begins = rows[order], begins[order]
+        # The stops of a row, in order, belong to its begins in order.
+        starts, lengths = begins, stops[np.lexsort((stops, np.concatenate((np.arange(len(keys)), more))))] - begins
+    filled = np.flatnonzero(lengths)
+    return rows[filled], Slices(keys.data, starts[filled], lengths[filled])
 
 
-def _is_text(keys: pa.Array) -> bool:
-    try:
-        keys.cast(pa.string())
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _split_bytes(keys: pa.Array) -> pa.Array:
-    return pa.array([None if key is None else key.split(b" ") for key in keys.to_pylist()], pa.list_(pa.binary()))
-
-
-def _items(records: Records, rows: Ints, keys: pa.Array) -> Rows:
+def _items(records: Records, rows: Ints, keys: Slices) -> Rows:
     items = np.zeros(len(rows), EXPECTED)
     if len(rows):
-        codes, topics = records.topics.codes()
+        codes, topics = records.topic_codes
         prefixes = np.array([string_hash(topic.decode("utf-8", "replace") + "#") for topic in topics], np.int32)
-        items["key_hash"] = java_hashes_joined(prefixes[codes[rows]], Strings(keys))
+        items["key_hash"] = java_hashes_joined(prefixes[codes[rows]], keys)
         items["commitlog_offset"] = records.offsets[rows]
         items["store_ms"] = records.field("store_timestamp_ms")[rows]
     return items

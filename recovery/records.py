@@ -25,7 +25,7 @@ from broker.format.commitlog import (
     head_dtype,
 )
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
-from recovery.columns import Strings, crc32, text_at, unaligned
+from recovery.columns import Slices, Strings, crc32, text_at, unaligned
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -34,6 +34,7 @@ Bytes = npt.NDArray[np.uint8]
 _IPV4 = np.dtype(head_dtype(born_ipv6=False, store_ipv6=False))
 _EITHER = np.dtype(head_dtype(born_ipv6=True, store_ipv6=True))
 _SYS_FLAG_AT = RecordHead.OFFSET["sys_flag"]
+_ITEM_END = np.uint8(2)
 _CRC_MARK = names.CRC32.encode()
 _CRC_NAME = np.frombuffer(_CRC_MARK + b"\x01", np.uint8)
 
@@ -49,7 +50,7 @@ class Records:
         self.base = base
         self.at = positions
         self._fields: dict[str, Ints] = {}
-        self._values: dict[str, pa.Array] = {}
+        self._values: dict[str, Slices] = {}
         self._whole: tuple[Records, Ints] | None = None
 
     def __len__(self) -> int:
@@ -99,6 +100,9 @@ class Records:
 
     def address(self, name: str) -> npt.NDArray[Any]:
         """`born_address` or `store_address`, as raw bytes of 4, or of 16 (zeros behind the shorter)."""
+        if self._whole is not None:
+            whole, numbers = self._whole
+            return whole.address(name)[numbers]
         return np.asarray(self._heads[name])
 
     @cached_property
@@ -158,6 +162,11 @@ class Records:
         return Strings.gather(self.window, *self._topic)
 
     @cached_property
+    def topic_codes(self) -> tuple[npt.NDArray[np.int32], list[bytes]]:
+        """A small number for the topic of each record, and the topics that those numbers stand for."""
+        return Slices(self.window, *self._topic).codes()
+
+    @cached_property
     def properties(self) -> Strings:
         """The properties as stored, for `columns.property_values`."""
         return Strings.gather(self.window, *self._properties)
@@ -167,18 +176,46 @@ class Records:
         """The bodies as stored (maybe compressed)."""
         return Strings.gather(self.window, self.body_at, self.body_lengths)
 
-    def property(self, name: str) -> pa.Array:
-        """The value of a property for each record as Arrow binary; null where it is missing."""
+    @cached_property
+    def property_sums(self) -> npt.NDArray[np.uint32]:
+        """The sum of the bytes of each record's properties, each less the 2 that ends an item; its CRC is left out.
+
+        Modulo 256 no two bytes become the same by that, and the end of an item counts nothing, whether it is there or
+        not.
+        """
+        strings = self.properties
+        sums = np.zeros(len(self), np.uint32)
+        if not len(strings.data):
+            return sums
+        filled = np.flatnonzero(strings.lengths)
+        sums[filled] = np.add.reduceat(strings.data - _ITEM_END, strings.offsets[filled], dtype=np.uint32)
+        item = strings.offsets[1:].astype(np.int64) - RECORD_CRC_SIZE
+        carries = np.flatnonzero((item >= strings.offsets[:-1]) & text_at(strings.data, item, _CRC_NAME.tobytes()))
+        if len(carries):
+            rows = unaligned(strings.data, f"V{RECORD_CRC_SIZE}", item[carries]).view(np.uint8)
+            sums[carries] -= (rows.reshape(-1, RECORD_CRC_SIZE) - _ITEM_END).sum(axis=1, dtype=np.uint32)
+        return sums
+
+    def values(self, name: str) -> Slices:
+        """The value of a property for each record, where it lies; empty where it is missing."""
         if name not in self._values:
             if self._whole is not None:
                 whole, numbers = self._whole
-                self._values[name] = whole.property(name).take(pa.array(numbers))
+                self._values[name] = whole.values(name).take(numbers)
             else:
-                self._values[name] = self.properties.property_values(name)
+                self._values[name] = self.properties.property_slices(name)
         return self._values[name]
+
+    def property(self, name: str) -> pa.Array:
+        """The value of a property for each record as Arrow binary; null where it is missing."""
+        return self.values(name).array()
 
     def bad_crcs(self) -> Ints:
         """Which records (by index) fail the body's CRC, or the whole record's where they carry one."""
+        return self._bad_crcs
+
+    @cached_property
+    def _bad_crcs(self) -> Ints:
         starts, lengths = self.body_at, self.body_lengths
         found = _crcs(self.window, starts, starts + lengths)
         return np.flatnonzero((found != self.field("body_crc")) | self._bad_record_crcs())

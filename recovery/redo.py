@@ -10,6 +10,7 @@ import os
 
 import numpy as np
 
+from broker.format import properties as names
 from broker.format.redolog import PREPARED_TAG
 from broker.format.sysflag import TransactionType
 from recovery.extract import Kinds
@@ -17,9 +18,10 @@ from recovery.records import Records
 from recovery.report import Finding, Findings
 from recovery.units import Ints, Rows, Units, first_run
 
-EXPECTED = np.dtype([("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8")])
+# The last column: a 4.x or 5.x broker wrote it, and those keep no redo log (a `mixed` store).
+EXPECTED = np.dtype([("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8"), ("half_op", "?")])
 _AHEAD = 1 << 16
-_NAMES = ("commitlog_offset", "size", "tags_code")
+UNIT_NAMES = ("commitlog_offset", "size", "tags_code")
 
 
 class RedoLog:
@@ -49,6 +51,7 @@ class RedoLog:
         if _equal(live, expected).all():
             self._cursor += len(expected)
             return
+        expected["half_op"] = part.values(names.REAL_QID).lengths > 0  # of delivered records only a half's copy has it
         self._compare(expected, records.base + int(records.at[-1]) + 1)
 
     def _compare(self, expected: Rows, stop: int) -> None:
@@ -64,7 +67,7 @@ class RedoLog:
         used = np.zeros(len(live), np.bool_)
         used[order[at[found]]] = True
         strays = np.zeros(int((~used).sum()), np.dtype([*live.dtype.descr, ("number", "i8")]))
-        for name in _NAMES:
+        for name in UNIT_NAMES:
             strays[name] = live[name][~used]
         strays["number"] = numbers[~used]
         self._strays.append(strays)
@@ -92,7 +95,7 @@ class RedoLog:
         for first, rows in self._units.filled(self._cursor, self._units.end):
             filled = np.flatnonzero((rows["commitlog_offset"] != 0) | (rows["size"] != 0) | (rows["tags_code"] != 0))
             strays = np.zeros(len(filled), np.dtype([*rows.dtype.descr, ("number", "i8")]))
-            for name in _NAMES:
+            for name in UNIT_NAMES:
                 strays[name] = rows[name][filled]
             strays["number"] = first + filled
             self._strays.append(strays)
@@ -108,10 +111,10 @@ class RedoLog:
 
     def _report_missing(self, strays: Rows) -> None:
         """What has a unit all the same was dispatched late, or stands in the wrong order."""
-        there = {tuple(row) for row in strays[list(_NAMES)].tolist()}
+        there = {tuple(row) for row in strays[list(UNIT_NAMES)].tolist()}
         for expected in self._missing:
             for row in expected.tolist():
-                if row not in there:
+                if row[:-1] not in there and not row[-1]:
                     what = "prepared record" if row[2] == PREPARED_TAG else "end"
                     folder = os.path.dirname(self._units.file_of(self._units.begin)) or "transaction/redolog"
                     self._findings.add(Finding("redo-missing", row[0], f"the redo log lacks this {what}", folder))

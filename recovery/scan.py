@@ -23,7 +23,7 @@ from broker.store.disk import Missing
 from broker.store.segments import Listing, Segment
 from recovery.records import Bytes, Records
 from recovery.walk import Stop, next_blank, next_start, walk
-from recovery.windows import Windows
+from recovery.windows import Prepare, Windows
 
 WINDOW_BYTES = 16 << 20
 PAGE_BYTES = 4096
@@ -55,13 +55,14 @@ class Scan:
     resync: bool = False
     window_bytes: int = WINDOW_BYTES
     progress: Callable[[int], None] = lambda _: None
+    prepare: Prepare = lambda _: None  # asks the next batch for its columns in another thread, while this one is used
     damages: list[Damage] = field(default_factory=list)
     end_offset: int = 0
 
     def __post_init__(self) -> None:
         self.segment_size = self.listing.segment_size
         self._unexplained: list[Damage] = []
-        self._windows = Windows()
+        self._windows = Windows(self.segment_size, self.prepare)
         self.end_offset = max(self.start, self.listing.begin)
 
     def __iter__(self) -> Iterator[Records]:
@@ -90,14 +91,12 @@ class Scan:
 
     def _segment(self, segment: Segment) -> Iterator[Records]:
         """Walk one segment; what follows its last record is judged when it is known whether records follow it."""
-        segment_end = segment.base + self.segment_size
         at: int | None = max(self.start - segment.base, 0)
         if self.resync and at:
             at = self._search(segment, at, segment.size if self.end is None else self.end - segment.base)
         need = self.window_bytes
         while at is not None and at < segment.size and (self.end is None or segment.base + at < self.end):
-            window = self._read(segment, at, need)
-            step = walk(window, segment.base + at, segment_end)
+            step = self._windows.walk(segment, at, self._wanted(segment, at, need))
             records = self._within(step.records)
             at += step.at
             need = max(self.window_bytes, step.claims)

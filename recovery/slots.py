@@ -14,7 +14,7 @@ from broker.format.java import string_hash
 from broker.transaction.events import TransactionState
 from recovery.extract import Names
 from recovery.report import Finding, Findings
-from recovery.spill import PARTITION_BYTES, Spill
+from recovery.spill import PARTITION_BYTES, Spill, pick
 from recovery.transactions import VERDICT
 from recovery.units import Ints, Rows, Spans, Units
 
@@ -38,10 +38,12 @@ class StateTable:
             return
         slots = self._units.take(verdicts["queue_offset"])
         in_place = (slots["commitlog_offset"] == verdicts["half"]) & (slots["size"] > 0)
-        self._claimed.add(verdicts["queue_offset"][in_place])
-        self._compare(verdicts[in_place], slots[in_place], verdicts["queue_offset"][in_place])
-        rest = verdicts[~in_place]
-        self._elsewhere.add(rest, self._partition(rest["half"]))
+        if not in_place.all():
+            rest = pick(verdicts, ~in_place)
+            self._elsewhere.add(rest, self._partition(rest["half"]))
+            verdicts, slots = pick(verdicts, in_place), pick(slots, in_place)
+        self._claimed.add(verdicts["queue_offset"])
+        self._compare(verdicts, slots, verdicts["queue_offset"])
 
     def _partition(self, offsets: Ints) -> Ints:
         return np.asarray((offsets // PARTITION_BYTES) % self._count)
@@ -49,11 +51,12 @@ class StateTable:
     def _compare(self, verdicts: Rows, slots: Rows, numbers: Ints) -> None:
         """Slots that hold the right transaction: in the right state, with the record's size, time and group?"""
         state = np.where(verdicts["state"] == TransactionState.PARKED, _PREPARED, verdicts["state"])
-        hashes = np.array([self._hash(group) for group in np.unique(verdicts["group"]).tolist()], np.int32)
+        groups = np.unique(verdicts["group"])
+        hashes = np.array([self._hash(group) for group in groups.tolist()], np.int32)
         expected = {
             "size": verdicts["size"],
             "store_time_s": (verdicts["store_ms"] // 1000).astype(np.int32),
-            "group_hash": hashes[np.searchsorted(np.unique(verdicts["group"]), verdicts["group"])],
+            "group_hash": hashes[np.searchsorted(groups, verdicts["group"])],
         }
         for index in np.flatnonzero(slots["state"] != state):
             held, true = _state(slots["state"][index]), _state(state[index])

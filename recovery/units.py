@@ -57,17 +57,19 @@ class Units:
 
     def take(self, numbers: Ints) -> Rows:
         """The units with these numbers, which mostly follow each other; zero where no file holds one."""
+        if len(numbers) and int(numbers[0]) >= self.begin and int(numbers[-1]) < self.end and _is_run(numbers):
+            return self.read(int(numbers[0]), len(numbers))
         rows = np.zeros(len(numbers), self.dtype)
         inside = np.flatnonzero((numbers >= self.begin) & (numbers < self.end))
         order = inside
         if (np.diff(numbers[inside]) < 0).any():
             order = inside[np.argsort(numbers[inside], kind="stable")]
-        ranked = numbers[order]
+        ranked, plain = numbers[order], f"V{self.dtype.itemsize}"  # NumPy copies a structure field by field
         if not len(ranked):
             return rows
         for run in np.split(np.arange(len(ranked)), np.flatnonzero(np.diff(ranked) > _GAP) + 1):
             low, high = int(ranked[run[0]]), int(ranked[run[-1]])
-            rows[order[run]] = self.read(low, high - low + 1)[ranked[run] - low]
+            rows.view(plain)[order[run]] = self.read(low, high - low + 1).view(plain)[ranked[run] - low]
         return rows
 
     def filled(self, first: int, stop: int) -> Iterator[tuple[int, Rows]]:
@@ -85,6 +87,10 @@ class Units:
                     break
                 yield at, self.read(at, min(_AT_ONCE, end - at))
                 at += _AT_ONCE
+
+
+def _is_run(numbers: Ints) -> bool:
+    return int(numbers[-1]) - int(numbers[0]) == len(numbers) - 1 and bool((np.diff(numbers) == 1).all())
 
 
 def first_run(later: npt.NDArray[np.bool_]) -> int:

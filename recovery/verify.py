@@ -13,9 +13,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from broker.format import properties as names
 from broker.format.consumequeue import Unit
 from broker.format.statetable import Slot
 from broker.store.locks import is_held
@@ -33,6 +35,7 @@ from recovery.redo import RedoLog
 from recovery.report import Finding, Findings, Report
 from recovery.scan import Scan
 from recovery.slots import StateTable
+from recovery.spill import pick
 from recovery.store_files import StoreFiles
 from recovery.transactions import Verdicts
 from recovery.unfinished import Unfinished
@@ -44,6 +47,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _UNIT = np.dtype(Unit.DTYPE)
 _SLOT = np.dtype(Slot.DTYPE)
 _LOOK_BYTES = 1 << 16
+_PROPERTIES = (names.KEYS, names.TAGS, names.PGROUP, names.UNIQ_KEY)
 _STATES = {
     TransactionState.COMMITTED: "committed",
     TransactionState.ROLLED_BACK: "rolled_back",
@@ -62,22 +66,31 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = lambda _done, _
     return verification.run()
 
 
+def _prepare(records: Records) -> None:
+    """What every comparison asks for, made in the scan's thread while the batch before is compared."""
+    records.bad_crcs()
+    _ = records.topic_codes
+    for name in _PROPERTIES:
+        records.values(name)
+    _ = records.property_sums
+
+
 class Verification:
     """One verification: the scan feeds each comparison, then each says what stayed wrong."""
 
     def __init__(self, files: StoreFiles, progress: Progress) -> None:
         self.files, self.findings = files, Findings()
-        self.scan = Scan(files.commitlog, progress=lambda done: progress(done, files.commitlog_bytes))
-        self.begin, self.delivers = files.commitlog.begin, False
+        self.scan = Scan(files.commitlog, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
+        self.begin, self.delivers, self.has_keys = files.commitlog.begin, False, False
         self.judgement = Judgement(files, self.findings)
         self.judgement.compare_copies(lambda half, end: difference(self._look(half), self._look(end)))
         self.queues = Queues(self._open_queue, self.findings, has_ext=files.has_queue_ext) if files.has_queues else None
-        self.index = Index(self._open_index, self.findings) if files.has_index else None
+        self.index = Index(self._open_index, self.findings) if files.index else None
         self.redo_log = RedoLog(Units(files.redo_log, _UNIT), self.findings) if files.has_redo_log else None
         self.table: StateTable | None = None
         if files.has_state_table:
-            table, names = Units(files.state_table, _SLOT), self.judgement.names
-            self.table = StateTable(table, names, self.judgement.partitions, self.findings)
+            table, groups = Units(files.state_table, _SLOT), self.judgement.names
+            self.table = StateTable(table, groups, self.judgement.partitions, self.findings)
 
     def run(self) -> Report:
         """The report; call once."""
@@ -113,6 +126,8 @@ class Verification:
         kinds = Kinds(records)
         self.judgement.add(records, kinds)
         self.delivers |= bool((kinds.types % 2 == 0).any())  # neither prepared nor rolled back
+        if self.index is None and not self.has_keys:
+            self.has_keys = any(bool(records.values(name).lengths.any()) for name in (names.KEYS, names.UNIQ_KEY))
         for number, text in implausible(records, kinds):
             self._add("record-implausible", int(records.offsets[number]), text)
         for number in records.bad_crcs():
@@ -136,16 +151,23 @@ class Verification:
     def _judge(self) -> tuple[Digest, Counter[int]]:
         """Sum up every transaction, and hand those with a slot to the state table's comparison."""
         digest, states = Digest(), Counter[int]()
-        for verdicts in self.judgement.verdicts():
-            digest.add_many(verdicts.entries(), verdicts.starts.tolist(), verdicts.delivered)
-            numbers, counts = np.unique(verdicts.rows["state"], return_counts=True)
-            states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-            self._to_table(verdicts)
+        with ThreadPoolExecutor(1, thread_name_prefix="checkback-digest") as pool:
+            hashed: Future[None] | None = None
+            for verdicts in self.judgement.verdicts():
+                if hashed is not None:
+                    hashed.result()
+                entries, starts = verdicts.entries(), verdicts.starts.tolist()
+                hashed = pool.submit(digest.add_many, entries, starts, verdicts.delivered)
+                numbers, counts = np.unique(verdicts.rows["state"], return_counts=True)
+                states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+                self._to_table(verdicts)
+            if hashed is not None:
+                hashed.result()
         return digest, states
 
     def _to_table(self, verdicts: Verdicts) -> None:
         if self.table is not None and self.judgement.prepared_generation is Generation.STATE_TABLE:
-            self.table.add(verdicts.rows[verdicts.rows["generation"] == Generation.STATE_TABLE])
+            self.table.add(pick(verdicts.rows, verdicts.rows["generation"] == Generation.STATE_TABLE))
 
     def _is_live(self) -> bool:
         """Whether a broker is at work: it holds the lock (5.x), or the log has grown since the scan."""
@@ -177,7 +199,7 @@ class Verification:
         derived = (self.queues, self.index, self.table, self.redo_log)
         if not self.judgement.records or all(part is None for part in derived):
             return
-        wanted = {"consumequeue": self.queues is None and self.delivers, "index": self.index is None}
+        wanted = {"consumequeue": self.queues is None and self.delivers}
         if self.judgement.generation is Generation.STATE_TABLE:
             wanted |= {"transaction/statetable": self.table is None, "transaction/redolog": self.redo_log is None}
         for folder, missing in wanted.items():
@@ -185,6 +207,10 @@ class Verification:
                 path = os.path.join(self.files.path, folder)
                 text = f"{folder} is not there: a broker that starts with an empty file abort builds it"
                 self.findings.add(Finding("files-missing", self.begin, text, path))
+        if self.index is None and self.has_keys and not self.files.index_now():
+            text = "there is no index: no query by key finds anything. That is right where messageIndexEnable=false"
+            text += "; any other broker builds it when it starts with an empty file abort"
+            self.findings.add(Finding("files-missing", self.begin, text, os.path.join(self.files.path, "index")))
 
     def _report_damages(self) -> None:
         for damage in self.scan.damages:

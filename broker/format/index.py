@@ -7,8 +7,8 @@
 A slot holds the number of its newest item, an item that of the next older one in the same slot; 0 ends the chain. Only
 hashes are stored: whoever finds an item must compare the key in the record. RocketMQ: IndexFile, IndexHeader (5.3.3).
 
-How many slots and items a file has is configuration, and many pairs give the same size. `find_counts` tries the given
-pair, RocketMQ's default, and then works the numbers out from where the used items end.
+How many slots and items a file has is configuration, and many pairs give the same size. `solve_counts` knows RocketMQ's
+default, `find_counts` works the numbers out from where the used items end; `broker.store.index` has the file for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ ITEM_SIZE = 20
 NO_ITEM = 0
 
 _SLOT = struct.Struct(">i")
-_CHUNK = 1 << 16
 _INT_MIN = -(1 << 31)
 
 
@@ -129,38 +128,21 @@ def solve_counts(size: int, given: tuple[int, int] | None = None) -> tuple[int, 
     return None
 
 
-def find_counts(buffer: Any, given: tuple[int, int] | None = None) -> tuple[int, int]:
-    """(slots, items) of an index file, worked out from its contents when its size does not say.
+def find_counts(size: int, next_item: int, used_bytes: int) -> tuple[int, int]:
+    """(slots, items) of an index file of `size` bytes, worked out from where its last byte that is not zero ends.
 
-    The last used item ends within 20 bytes after the file's last byte that is not zero, which leaves one number of
-    slots. In a file without items any pair is right. Raises CorruptRecord when no pair fits.
+    That byte belongs to the last used item, or lies at most 20 bytes before its end, which leaves one number of slots.
+    In a file without items any pair is right. Raises CorruptRecord when no pair fits.
     """
-    size = len(buffer)
-    if known := solve_counts(size, given):
-        return known
-    header = IndexHeader.unpack_from(buffer)
     room = size - HEADER_SIZE
     if room % SLOT_SIZE:
         raise CorruptRecord(f"no index file has {size} bytes")
-    fewest = 1
-    if header.next_item > 1:
-        fewest = -((HEADER_SIZE + ITEM_SIZE * header.next_item - _used_size(buffer)) // SLOT_SIZE)
+    fewest = -((HEADER_SIZE + ITEM_SIZE * next_item - used_bytes) // SLOT_SIZE) if next_item > 1 else 1
     slots = fewest + (room // SLOT_SIZE - fewest) % (ITEM_SIZE // SLOT_SIZE)  # one item less is five slots more
     items = (room - SLOT_SIZE * slots) // ITEM_SIZE
-    if slots <= 0 or items < header.next_item:
-        raise CorruptRecord(f"an index file of {size} bytes cannot hold {header.next_item - 1} items")
+    if slots <= 0 or items < next_item:
+        raise CorruptRecord(f"an index file of {size} bytes cannot hold {next_item - 1} items")
     return slots, items
-
-
-def _used_size(buffer: Any) -> int:
-    """Where the last byte that is not zero ends."""
-    end = len(buffer)
-    while end:
-        start = max(0, end - _CHUNK)
-        if used := bytes(buffer[start:end]).rstrip(b"\0"):
-            return start + len(used)
-        end = start
-    return 0
 
 
 def _check_size(buffer: Any, slots: int, items: int) -> None:

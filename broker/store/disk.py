@@ -88,21 +88,24 @@ class ReadFile:
 class Disk(Calls):
     """The file system of this machine."""
 
+    background = True  # whether threads that no append waits for may use it
+
     def entry(self, path: str) -> Entry | None:
         """What stands at a path, links followed; None when nothing does."""
         try:
             return _entry(path, os.stat(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise explained(error, path) from error
+        except (OSError, ValueError) as error:
+            fault = explained(error, path)
+            if isinstance(fault, Missing):
+                return None
+            raise fault from error
 
     def entries(self, folder: str) -> list[Entry]:
         """What lies in a folder, sorted by name, without what vanishes meanwhile. Raises Missing without a folder."""
         try:
             with os.scandir(folder) as found:
                 paths = sorted(item.path for item in found)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise explained(error, folder) from error
         return [entry for path in paths if (entry := self.entry(path)) is not None]
 
@@ -110,7 +113,7 @@ class Disk(Calls):
         """Raises Missing when the file is not there."""
         try:
             return ReadFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise explained(error, path) from error
 
     def read(self, path: str) -> bytes:
@@ -133,6 +136,14 @@ class Disk(Calls):
     def free_bytes(self, path: str) -> int:
         """What may still be written on the disk where a path lies or will lie."""
         return free_bytes(path)
+
+    def used_share(self, path: str) -> tuple[float, int]:
+        """How much of the disk of a path is in use, from 0 to 1, and the size of the disk in bytes."""
+        try:
+            found = os.statvfs(path)
+        except OSError as error:
+            raise explained(error, path) from error
+        return 1 - found.f_bavail / max(1, found.f_blocks), found.f_blocks * found.f_frsize
 
     def file_system(self, path: str) -> str:
         """The kind of file system that a path lies on; empty when the system does not tell."""

@@ -21,11 +21,11 @@ class NotSupported(StoreError):
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def explained(error: OSError, path: str) -> StoreError:
-    """Why a file cannot be read, with a next step."""
-    reason = error.strerror or str(error)
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
+def explained(error: OSError | ValueError, path: str) -> StoreError:
+    """Why a file cannot be read, with a next step. No file has a name that is too long or holds a zero."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError | ValueError) or error.errno == errno.ENAMETOOLONG:
         return Missing(f"{path}: there is no such file or folder", path=path)
+    reason = error.strerror or str(error)
     if isinstance(error, PermissionError):
         return StoreError(f"{path} may not be read by this user ({reason}). {_owner(path)}", path=path)
     if error.errno == errno.EIO:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-from broker.errors import CorruptStore
+from broker.errors import CorruptRecord, CorruptStore
 from broker.format.index import (
     HEADER_SIZE,
     ITEM_SIZE,
     SLOT_SIZE,
     IndexHeader,
     IndexItem,
+    find_counts,
     item_at,
     key_hash,
     key_hash_3_0,
@@ -124,29 +126,39 @@ class Index:
                 return None
             header = IndexHeader.unpack_from(raw)
             used_items = header.next_item - 1
-            for slots, items in self._candidates(file, header, entry.size):
-                found = IndexFile(file, header, slots, items, self._folder.path)
-                if found.is_confirmed():
-                    self._counts = (slots, items)
-                    return found
             if used_items == 0:
                 return None
+            with suppress(CorruptRecord):
+                found = work_out(file, header, entry.size, self._folder.path, self._counts)
+                if found.is_confirmed():
+                    self._counts = (found.slots, found.items)
+                    return found
         reason = f"no number of slots and items fits its {entry.size} bytes and its {used_items} items"
         next_step = f"Run: checkback verify {self._folder.path}"
         raise CorruptStore(f"{entry.path}: not an index that RocketMQ wrote: {reason}. {next_step}", path=entry.path)
 
-    def _candidates(self, file: ReadFile, header: IndexHeader, size: int) -> Iterator[tuple[int, int]]:
-        """(slots, items) that the size allows, the most likely first."""
-        if known := solve_counts(size, self._counts):
-            yield known
-        if header.next_item == 1:
-            return
-        # The last used item ends within its own 20 bytes of the file's last byte that is not zero.
-        room, used = size - HEADER_SIZE, _used_size(file, size)
-        fewest = -((HEADER_SIZE + ITEM_SIZE * header.next_item - used) // SLOT_SIZE)
-        for slots in range(max(1, fewest), fewest + ITEM_SIZE // SLOT_SIZE):
-            if (room - SLOT_SIZE * slots) % ITEM_SIZE == 0 and room > SLOT_SIZE * slots:
-                yield slots, (room - SLOT_SIZE * slots) // ITEM_SIZE
+
+def work_out(
+    file: ReadFile, header: IndexHeader, size: int, store_path: str, given: tuple[int, int] | None = None
+) -> IndexFile:
+    """An index file of `size` bytes with its numbers of slots and items: those that its newest item confirms.
+
+    `given` are those of another file, which are tried first. Where none is confirmed, as in a damaged file, it is the
+    most likely. Reads an item, a slot and the end of what is used, never the whole file. Raises CorruptRecord when no
+    numbers fit.
+    """
+    likely = solve_counts(size, given)
+    found = IndexFile(file, header, *likely, store_path) if likely else None
+    if found is not None and found.is_confirmed():
+        return found
+    try:
+        counts = find_counts(size, header.next_item, _used_size(file, size))
+    except CorruptRecord:
+        if found is None:
+            raise
+        return found
+    other = IndexFile(file, header, *counts, store_path)
+    return other if found is None or other.is_confirmed() else found
 
 
 def _used_size(file: ReadFile, size: int) -> int:

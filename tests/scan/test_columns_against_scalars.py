@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from broker.format import properties
 from broker.format.java import string_hash
-from recovery.columns import Strings, binary, gather, java_hashes, java_hashes_joined, text_at, unaligned
+from recovery.columns import Slices, Strings, binary, gather, java_hashes, java_hashes_joined, text_at, unaligned
 from recovery.digest import identities_of_unique_keys, identity_of_unique_key
+from recovery.keys import split_keys
 from tests.scan.effort import tries
 from tests.scan.property_bytes import NAMES, raw_properties
 
@@ -105,7 +106,7 @@ keys = hexadecimal | hexadecimal.map(bytes.lower) | hexadecimal.map(lambda key: 
 def test_identities_of_unique_keys(values: list[bytes]) -> None:
     """Spelled by 32 upper-case digits, or hashed; alone or in a column."""
     column = strings(values)
-    high, low = identities_of_unique_keys(column.data, column.offsets)
+    high, low = identities_of_unique_keys(column.data, column.starts, column.lengths)
     for number, key in enumerate(values):
         spelled = len(key) == 32 and not key.translate(None, b"0123456789ABCDEF")
         raw = bytes.fromhex(key.decode()) if spelled else hashlib.sha256(key).digest()[:16]
@@ -116,3 +117,26 @@ def test_identities_of_unique_keys(values: list[bytes]) -> None:
 def test_a_null_is_no_string() -> None:
     column = Strings(binary(np.frombuffer(b"abc", np.uint8), np.array([0, 1, 3], np.int32), np.array([True, False])))
     assert column.array.to_pylist() == [b"a", b""]
+
+
+@tries(200)
+@given(st.lists(st.sampled_from([b"", b"a", b"b" * 8, b"b" * 9, b"c" * 64, b"c" * 65]) | texts, max_size=60))
+@example([b"%d" % number for number in range(100)])
+@example([b"x" * 8 + b"y", b"x" * 8 + b"z", b"x" * 8, b"x" * 7 + b"\0"])
+def test_strings_that_recur_get_one_number_each(values: list[bytes]) -> None:
+    column = strings(values)
+    numbers, found = Slices(column.data, column.starts, column.lengths).codes()
+    assert [found[number] for number in numbers.tolist()] == values
+    assert len(found) == len(set(values))
+
+
+@tries(100)
+@given(st.lists(st.text("ab é", max_size=12).map(str.encode) | st.binary(max_size=8), max_size=12), st.data())
+def test_keys_are_split_at_blanks(values: list[bytes], data: st.DataObject) -> None:
+    """As RocketMQ does; also where only some of the records are asked for, in any order."""
+    column = strings(values)
+    which = data.draw(st.lists(st.integers(0, max(len(values) - 1, 0)), unique=True, max_size=len(values)))
+    part = Slices(column.data, column.starts, column.lengths).take(np.array(which, np.int64))
+    rows, keys = split_keys(part)
+    wanted = [(row, key) for row, number in enumerate(which) for key in values[number].split(b" ") if key]
+    assert list(zip(rows.tolist(), keys.array().to_pylist(), strict=True)) == wanted

@@ -1,0 +1,56 @@
+"""A store that RocketMQ 3.x recovered wrongly, after our rebuild: the real broker can settle what was in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recovery.pending import Pending
+from recovery.rebuild import rebuild
+from recovery.verify import verify
+from tests.compat import rocketmq
+from tests.compat.rocketmq import running
+
+ASKED_S = 75  # 3.1.4 asks 60 s after its start, and every 10 s from then on
+# The sizes of the fixture's files, where they are not those of tests/compat/rocketmq.py, and its producers' group.
+GROUP, TOPIC = "order_producer", "OrderTopic"
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(autouse=True)
+def _brokers_to_be_had() -> None:
+    """Skip, with the reason, where the broker cannot be run."""
+    try:
+        rocketmq.install("3.1.4")
+        rocketmq.install(rocketmq.NAME_SERVER)
+    except rocketmq.NotToBeHad as missing:
+        pytest.skip(str(missing))
+
+
+def test_the_real_broker_settles_what_was_in_doubt(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
+    """It asks about each of them by its own slot, and takes the answers; what it left wrong itself is right again."""
+    store = golden_copy("rocketmq-3.1.5-recovered")
+    assert not verify(store).ok
+    in_doubt = {half.slot: half.commitlog_offset for half in Pending(store, 0)}
+    before = verify(store).transactions
+    rebuild(store, apply=True, broker_is_stopped=True)
+    assert verify(store).ok
+    truth = tmp_path / "asked.jsonl"
+    with running(rocketmq.install("3.1.4"), store) as cluster:
+        cluster.run("Decider", truth, group=GROUP, topic=TOPIC, seconds=ASKED_S)
+        assert cluster.broker is not None
+        cluster.broker.stop()
+    asked = {e["slot"]: e["commitlog_offset"] for e in rocketmq.read_truth(truth) if e["event"] == "check"}
+    assert asked == in_doubt
+    after = verify(store)
+    assert after.ok, after.as_json()["counts"]
+    committed = sum(slot % 2 == 0 for slot in in_doubt)
+    assert after.transactions == {
+        **before,
+        "committed": before["committed"] + committed,
+        "rolled_back": before["rolled_back"] + len(in_doubt) - committed,
+        "in_doubt": 0,
+    }

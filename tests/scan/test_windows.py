@@ -1,0 +1,62 @@
+"""The windows of a scan: the next one is walked, and its columns made, while the last one is worked on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from recovery.records import Records
+from recovery.scan import Scan
+from recovery.store_files import StoreFiles
+from tests.scan.logs import Chunk, Log, Wanted
+
+
+def a_log(folder: Path) -> StoreFiles:
+    """120 records in two segments."""
+    log = Log(8192)
+    for number in range(120):
+        log.append(Wanted(properties=b"KEYS\x01%d\x02" % number, chunks=(Chunk("bytes", b"x" * 10),)))
+    assert len(log.segments) == 2
+    return StoreFiles.open(log.write(folder / "store"))
+
+
+def test_what_comes_next_is_prepared_in_another_thread(tmp_path: Path) -> None:
+    """Each batch once, before it comes; all but the first of a segment."""
+    prepared: dict[int, threading.Thread] = {}
+
+    def prepare(records: Records) -> None:
+        assert int(records.offsets[0]) not in prepared
+        records.values("KEYS")
+        prepared[int(records.offsets[0])] = threading.current_thread()
+
+    keys: list[bytes] = []
+    firsts = []
+    for records in Scan(a_log(tmp_path).commitlog, window_bytes=1000, prepare=prepare):
+        firsts.append(int(records.offsets[0]))
+        assert (firsts[-1] in prepared) == (firsts[-1] % 8192 > 0)
+        keys += records.values("KEYS").array().to_pylist()
+    assert keys == [b"%d" % number for number in range(120)]
+    assert len(prepared) == len(firsts) - 2
+    assert threading.current_thread() not in prepared.values()
+    assert not any(thread.is_alive() for thread in prepared.values())
+
+
+def test_a_batch_stands_while_the_next_is_prepared(tmp_path: Path) -> None:
+    """What is read from the window late is still right: there are two buffers."""
+    ready = threading.Semaphore(0)
+    keys: list[bytes] = []
+    for records in Scan(a_log(tmp_path).commitlog, window_bytes=1000, prepare=lambda _: ready.release()):
+        ready.acquire(timeout=0.05)  # the next window is in its buffer by now, where there is one
+        keys += records.properties.property_values("KEYS").to_pylist()
+    assert keys == [b"%d" % number for number in range(120)]
+
+
+def test_what_fails_in_the_other_thread_is_raised_in_this_one(tmp_path: Path) -> None:
+    def prepare(_: Records) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(Scan(a_log(tmp_path).commitlog, window_bytes=1000, prepare=prepare))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkback-scan")]
