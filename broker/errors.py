@@ -9,6 +9,7 @@ BrokerError
 │  └─ CorruptStore          no crash explains this
 │     └─ CorruptRecord      .reason .at .commitlog_offset
 ├─ MessageRejected          (also ValueError) too large, bad topic, bad property
+├─ NotPermitted             .code  the store was opened as a slave, or takes no such message
 └─ TransactionError         .message_id
    ├─ AlreadyEnded          .state
    └─ UnknownOutcome        check-back will decide
@@ -84,6 +85,17 @@ class CorruptRecord(CorruptStore):
 
 class MessageRejected(BrokerError, ValueError):
     """A message that RocketMQ would refuse: too large, a bad topic, a bad property."""
+
+
+class NotPermitted(BrokerError):
+    """The store does not take this by the way it was opened or by its topic's configuration; nothing was written.
+
+    `code` is what RocketMQ answers: NO_PERMISSION or SLAVE_NOT_AVAILABLE.
+    """
+
+    def __init__(self, message: str, *, code: str = "NO_PERMISSION") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class TransactionError(BrokerError):

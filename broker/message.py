@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ from broker.format.java import encode_message_id
 from broker.format.sysflag import TransactionType
 from broker.format.topics import check_send_topic
 
+_check_topic = lru_cache(maxsize=4096)(check_send_topic)  # what it raises is not remembered
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BLANK = re.compile(r"\s")
 
@@ -41,14 +43,22 @@ class Message:
         _check_texts("tag", self.tag)
         _check_texts("key", *keys)
         _check_texts("property", *self.properties, *self.properties.values())
-        check_send_topic(self.topic)
+        _check_topic(self.topic)
         object.__setattr__(self, "body", _checked_body(self.body))
         _check_tag(self.tag)
         for key in keys:
             _check_key(key)
-        for name in self.properties:
+        for name, value in self.properties.items():
             _check_name(name)
-        names.encode(self.stored_properties)
+            names.check(name, value)
+        self._check_size()
+
+    def _check_size(self) -> None:
+        """Encode the properties only when they might be too large: a letter takes four bytes at most."""
+        letters = sum([len(name) + len(value) + 2 for name, value in self.properties.items()])
+        letters += len(self.tag) + sum([len(key) + 1 for key in self.keys]) + 16
+        if 4 * letters > names.SIZE_MAX:
+            names.encode(self.stored_properties)
 
     @property
     def stored_properties(self) -> dict[str, str]:

@@ -59,6 +59,8 @@ class CrashDisk(Disk):
     `steps` counts the calls so far that change or force something, `trace` names them.
     """
 
+    background = False  # its steps are to come in the same order each time
+
     def __init__(self, root: str | os.PathLike[str], *, crash_at: int | None = None) -> None:
         self.root = Path(os.path.abspath(root))
         self.root.mkdir(parents=True, exist_ok=True)
@@ -316,3 +318,11 @@ class _CrashMap(Map):
         if self._map is None:
             raise ValueError(f"{self.path}: the map is closed")
         self._disk.force_range(self.path, start, self.size if stop is None else stop)
+
+
+from broker.testkit import SMALL as SMALL  # noqa: E402 - what else there is for tests: see that module
+from broker.testkit import FakeClock as FakeClock  # noqa: E402
+from broker.testkit import Killed as Killed  # noqa: E402
+from broker.testkit import crash_between_commit_and_end as crash_between_commit_and_end  # noqa: E402
+from broker.testkit import lose_the_commit as lose_the_commit  # noqa: E402
+from broker.testkit import temporary_store as temporary_store  # noqa: E402

@@ -16,21 +16,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker.errors import CorruptRecord, CorruptStore, StoreError
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, RecordHead, encode_blank
+from broker.format.consumequeue import UNIT_SIZE, Unit
+from broker.format.redolog import PREPARED_TAG
+from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
-from broker.store.control import ControlPage, Word
-from broker.store.dispatch import Dispatcher
+from broker.format.topics import SCHEDULE_TOPIC
+from broker.store.cells import CELL_WORDS
+from broker.store.control import STATE, STATE_AT, ControlPage, Word
+from broker.store.disk import Missing
+from broker.store.dispatch import Dispatcher, wrapped_s
 from broker.store.draft import Draft, check_size, draft_of, place
 from broker.store.layout import StoreLayout
 from broker.store.locks import AppendLock
 from broker.store.mapped import MappedQueue, zero
 
+# Plain numbers: an attribute of an enum takes as long as a write to a map.
+_TAIL, _INTENT, _DISPATCHED, _STORE_MS = int(Word.TAIL), int(Word.INTENT), int(Word.DISPATCHED), int(Word.STORE_MS)
+_GENERATION, _POISON = int(Word.GENERATION), int(Word.POISON)
+_SLOTS, _REDO_UNITS = int(Word.SLOTS), int(Word.REDO_UNITS)
+_PREPARED, _ROLLBACK = int(TransactionType.PREPARED), int(TransactionType.ROLLBACK)
+_pack_unit, _pack_slot = Unit.STRUCT.pack_into, Slot.STRUCT.pack_into
+_look, _now_ns, _new_tuple = STATE.unpack_from, time.time_ns, tuple.__new__
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+_RECENT = 1024  # halves that are remembered as drafts, so that their end needs no decoding
+_RECENT_BYTES_MAX = 16_384  # of one of them
+
+
+class Appended(NamedTuple):
     """Where a record went."""
 
     commitlog_offset: int
@@ -50,7 +66,13 @@ class Appender:
         self, log: MappedQueue, control: ControlPage, dispatcher: Dispatcher, lock: AppendLock, layout: StoreLayout
     ) -> None:
         self.log, self.control, self.dispatcher, self.lock = log, control, dispatcher, lock
+        self._words, self._page = control.words, control.view
         self._layout = layout
+        self._segment_bytes, self._size_max = layout.segment_bytes, layout.record_bytes_max
+        self._table_bytes, self._redo_bytes = layout.state_table_bytes, layout.redo_log_bytes
+        self._queue_bytes = layout.consume_queue_bytes
+        self._known_cell, self._cell_words = dispatcher.cells.known.get, dispatcher.cells.words
+        self._recent: list[tuple[int, Draft] | None] = [None] * _RECENT
 
     def append(self, drafts: Sequence[Draft]) -> list[Appended]:
         """Append records together: all of them come to exist at one instant, in one segment.
@@ -58,23 +80,35 @@ class Appender:
         Raises MessageRejected when they do not fit in a segment, StoreFull when the disk has no room: then nothing was
         written.
         """
-        size = sum(draft.size for draft in drafts)
-        check_size(size, self._layout.record_bytes_max)
+        check_size(sum([len(draft.raw) for draft in drafts]), self._size_max)
         with self.lock:
-            self.heal()
             return self.append_locked(drafts)
+
+    def append_one(self, draft: Draft) -> Appended:
+        """The same for one record."""
+        if len(draft.raw) > self._size_max:
+            check_size(len(draft.raw), self._size_max)
+        with self.lock:
+            return self.append_one_locked(draft)
+
+    def recent(self, half_offset: int, slot: int) -> Draft | None:
+        """The draft of a half message that this process appended lately; None when it is no longer known."""
+        known = self._recent[slot % _RECENT]
+        return known[1] if known is not None and known[0] == half_offset else None
 
     def heal(self) -> None:
         """Finish or undo what a killed process left; call under the lock, before anything else is read or written."""
-        words = self.control
-        if words[Word.POISON]:
-            raise StoreError("a forced write to this store failed: close it everywhere and run checkback recover")
-        tail = words[Word.TAIL]
-        if words[Word.INTENT] != tail:
-            self._clear(tail, words[Word.INTENT])
-            words[Word.INTENT] = tail
-        if words[Word.DISPATCHED] != tail:
-            self.replay(words[Word.DISPATCHED], tail)
+        words = self._words
+        if words[_POISON]:
+            raise poisoned(self.log.folder)
+        if words[_GENERATION] != self.dispatcher.generation:
+            self.dispatcher.refresh()
+        tail = words[_TAIL]
+        if words[_INTENT] != tail:
+            self._clear(tail, words[_INTENT])
+            words[_INTENT] = tail
+        if words[_DISPATCHED] != tail:
+            self.replay(words[_DISPATCHED], tail)
 
     def _clear(self, start: int, stop: int) -> None:
         """Zero what was begun; files that were not even made hold nothing."""
@@ -113,64 +147,116 @@ class Appender:
             return -1
         try:
             half, record = draft_of(self.read(end.prepared_offset))
-        except CorruptRecord:
+        except (CorruptRecord, Missing):  # none is there, or not any more
             return -1
         own = half.kind is TransactionType.PREPARED and (half.group_hash, half.topic) == (end.group_hash, end.topic)
         return record.queue_offset if own else -1
 
     def read(self, commitlog_offset: int) -> bytes:
-        """The bytes of the record that begins at an offset below the tail. Raises CorruptRecord when none does."""
-        view, at = self.log.at(commitlog_offset)
+        """The bytes of the published record that begins at an offset; needs no lock.
+
+        Raises CorruptRecord when none begins there, and Missing when retention has removed it.
+        """
+        if not 0 <= commitlog_offset < self._words[_TAIL]:
+            raise CorruptRecord("no record begins here: the log ends before it", commitlog_offset=commitlog_offset)
+        view, at = self.log.existing(commitlog_offset)
         size = int.from_bytes(view[at : at + 4], "big", signed=True)
-        if not RecordHead.SIZE < size <= self._layout.segment_bytes - at:
+        if not RecordHead.SIZE < size <= self._segment_bytes - at:
             raise CorruptRecord("no record begins here", at=at, commitlog_offset=commitlog_offset)
         return bytes(view[at : at + size])
 
+    def append_one_locked(self, draft: Draft) -> Appended:
+        """Append one record; for a caller that holds the lock.
+
+        This is `append_locked` for the common case, in one piece, at a third of the time: there is nothing to heal, and
+        every file is mapped where the record needs it. Whatever is not so leads to the general way. The steps, and what
+        is stored at each, are those of `append_locked` and `Dispatcher.dispatch`.
+        """
+        raw, kind, words, derived = draft.raw, draft.kind, self._words, self.dispatcher
+        tail, intent, dispatched, _, generation, poison, slots, units, _, last_ms, _, _ = _look(self._page, STATE_AT)
+        size = len(raw)
+        log_base, log = self.log.last
+        redo_base, redo = derived.redo_log.last
+        unit_at, at, end = units * UNIT_SIZE - redo_base, tail - log_base, tail + size
+        ready = tail == intent == dispatched and not poison and generation == derived.generation
+        index = derived.index.room_for(len(draft.index_codes))
+        ready = ready and 0 <= at <= self._size_max - size and index is not None
+        ready = ready and (not kind or 0 <= unit_at < self._redo_bytes)
+        queue_offset, cell, place_at, table = slots, -1, 0, log  # `place_at` is in the state table or the ConsumeQueue
+        if kind == _PREPARED:
+            base, table = derived.table.last
+            place_at = slots * SLOT_SIZE - base
+            ready = ready and 0 <= place_at < self._table_bytes
+        elif kind == _ROLLBACK:
+            queue_offset = draft.slot
+        else:
+            cell = self._known_cell((draft.topic, draft.queue_id), -1)
+            ready = ready and cell in derived.queues and draft.topic != SCHEDULE_TOPIC
+            if ready:
+                queue_offset = self._cell_words[cell * CELL_WORDS]
+                base, table = derived.queues[cell].last
+                place_at = queue_offset * UNIT_SIZE - base
+                ready = 0 <= place_at < self._queue_bytes
+        if not ready or index is None:
+            return self.append_locked((draft,))[0]
+        now_ms = _now_ns() // 1_000_000
+        if now_ms > last_ms:
+            words[_STORE_MS] = last_ms = now_ms
+        words[_INTENT] = end
+        place(log, at, raw, queue_offset, tail, last_ms)
+        words[_TAIL] = end
+        if kind == _PREPARED:
+            _pack_unit(redo, unit_at, tail, size, PREPARED_TAG)
+            words[_REDO_UNITS] = units + 1
+            _pack_slot(table, place_at, tail, size, wrapped_s(last_ms), draft.group_hash, _PREPARED)
+            words[_SLOTS] = slots + 1
+            if size <= _RECENT_BYTES_MAX:
+                self._recent[slots % _RECENT] = (tail, draft)
+        else:
+            if kind:
+                _pack_unit(redo, unit_at, tail, size, draft.prepared_offset)
+                words[_REDO_UNITS] = units + 1
+                derived.settle(draft.slot, draft.prepared_offset, kind)
+            if kind != _ROLLBACK:
+                _pack_unit(table, place_at, tail, size, draft.tags_code)
+                self._cell_words[cell * CELL_WORDS] = queue_offset + 1
+        if draft.index_codes:
+            derived.index.put_into(index, draft.index_codes, tail, last_ms)
+        words[_DISPATCHED] = end
+        return _new_tuple(Appended, (tail, queue_offset, size, last_ms))
+
     def append_locked(self, drafts: Sequence[Draft]) -> list[Appended]:
-        """The same for a caller that holds the lock and has healed the store."""
-        words, segment = self.control, self._layout.segment_bytes
-        tail, size = words[Word.TAIL], sum(draft.size for draft in drafts)
-        at = tail
-        room = segment - tail % segment
+        """Append records together; for a caller that holds the lock."""
+        self.heal()
+        words, segment = self._words, self._segment_bytes
+        tail, size = words[_TAIL], sum([len(draft.raw) for draft in drafts])
+        at, room = tail, segment - tail % segment
         if size + BLANK_SIZE > room:
             at = tail + room
-        cells = [self._reserve(draft) for draft in drafts]
+        queue_offsets = self.dispatcher.reserve(drafts)
         self.log.allocate(at)
-        words[Word.INTENT] = at + size
+        words[_INTENT] = at + size
         if at != tail:
             view, position = self.log.at(tail)
             view[position : position + BLANK_SIZE] = encode_blank(room)
-        store_ms = max(time.time_ns() // 1_000_000, words[Word.STORE_MS])
-        appended = self._write(drafts, cells, at, store_ms)
-        words[Word.STORE_MS] = store_ms
-        words[Word.TAIL] = at + size
-        for draft, done in zip(drafts, appended, strict=True):
-            self.dispatcher.dispatch(draft, done.commitlog_offset, done.queue_offset, store_ms)
-        words[Word.DISPATCHED] = at + size
-        return appended
-
-    def _reserve(self, draft: Draft) -> int:
-        """Everything the dispatch will need, before a byte is written; returns the queue's cell."""
-        delivered = draft.kind in (TransactionType.NONE, TransactionType.COMMIT)
-        cell = self.dispatcher.cells.of(draft.topic, draft.queue_id) if delivered else -1
-        self.dispatcher.reserve(draft, cell)
-        return cell
-
-    def _write(self, drafts: Sequence[Draft], cells: Sequence[int], at: int, store_ms: int) -> list[Appended]:
-        """The bytes, each with the next offset of its queue; two of one queue get successive ones."""
-        taken: dict[int, int] = {}
-        slots = self.control[Word.SLOTS]
+        store_ms = max(_now_ns() // 1_000_000, words[_STORE_MS])
         appended: list[Appended] = []
-        for draft, cell in zip(drafts, cells, strict=True):
-            if draft.kind == TransactionType.PREPARED:
-                queue_offset, slots = slots, slots + 1
-            elif draft.kind == TransactionType.ROLLBACK:
-                queue_offset = draft.slot
-            else:
-                queue_offset = taken.get(cell, self.dispatcher.cells[cell])
-                taken[cell] = queue_offset + 1
+        for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
             view, position = self.log.at(at)
             place(view, position, draft.raw, queue_offset, at, store_ms)
-            appended.append(Appended(at, queue_offset, draft.size, store_ms))
-            at += draft.size
+            appended.append(Appended(at, queue_offset, len(draft.raw), store_ms))
+            at += len(draft.raw)
+        words[_STORE_MS] = store_ms
+        words[_TAIL] = at
+        for draft, done in zip(drafts, appended, strict=True):
+            self.dispatcher.dispatch(draft, done.commitlog_offset, done.queue_offset, store_ms)
+            if draft.kind == _PREPARED and done.size <= _RECENT_BYTES_MAX:
+                self._recent[done.queue_offset % _RECENT] = (done.commitlog_offset, draft)
+        words[_DISPATCHED] = at
         return appended
+
+
+def poisoned(folder: str) -> StoreError:
+    """The error for whoever would write after a forced write failed, in whichever process."""
+    text = f"{folder}: a forced write failed, so that nothing more can be promised. Close the store in every process"
+    return StoreError(f"{text}, see to the disk, and open it again: it recovers what is there", path=folder)

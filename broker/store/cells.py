@@ -18,7 +18,7 @@ CELL_SIZE = 512
 CELLS = 16_384
 _HEAD = struct.Struct("=Qiq")  # the next offset is a native word: it changes under the eyes of others
 _TOPIC_AT = 24
-_WORDS = CELL_SIZE // 8
+CELL_WORDS = CELL_SIZE // 8
 
 
 class QueueCells:
@@ -27,21 +27,30 @@ class QueueCells:
     def __init__(self, disk: Disk, path: str, control: ControlPage) -> None:
         disk.allocate(path, CELL_SIZE * CELLS)
         self._map: Map = disk.open_map(path, CELL_SIZE * CELLS)
+        self.words = self._map.words
         self._control = control
-        self._known: dict[tuple[str, int], int] = {}
+        self.known: dict[tuple[str, int], int] = {}  # the cells that this process has met; grows, is never replaced
 
     def of(self, topic: str, queue_id: int) -> int:
         """The cell of a queue, made on first use."""
-        cell = self._known.get((topic, queue_id))
+        cell = self.known.get((topic, queue_id))
         if cell is None:
             self._learn()
-            cell = self._known.get((topic, queue_id))
+            cell = self.known.get((topic, queue_id))
         return self._make(topic, queue_id) if cell is None else cell
+
+    def end(self, topic: str, queue_id: int) -> int:
+        """The queue offset that the next message of a queue will get; needs no lock, and makes no cell."""
+        cell = self.known.get((topic, queue_id))
+        if cell is None:
+            self._learn()
+            cell = self.known.get((topic, queue_id))
+        return 0 if cell is None else self[cell]
 
     def _learn(self) -> None:
         """Read the cells that other processes made."""
-        for cell in range(len(self._known), self._control[Word.QUEUES]):
-            self._known[self.queue(cell)] = cell
+        for cell in range(len(self.known), self._control[Word.QUEUES]):
+            self.known[self.queue(cell)] = cell
 
     def queue(self, cell: int) -> tuple[str, int]:
         """Topic and queue id of a cell."""
@@ -57,22 +66,22 @@ class QueueCells:
         _HEAD.pack_into(self._map.view, at, 0, queue_id, len(raw))
         self._map.view[at + _TOPIC_AT : at + _TOPIC_AT + len(raw)] = raw
         self._control[Word.QUEUES] = cell + 1
-        self._known[topic, queue_id] = cell
+        self.known[topic, queue_id] = cell
         return cell
 
     def __getitem__(self, cell: int) -> int:
         """The queue offset that the next message of a queue will get."""
-        return self._map.words[cell * _WORDS]
+        return self.words[cell * CELL_WORDS]
 
     def __setitem__(self, cell: int, next_offset: int) -> None:
-        self._map.words[cell * _WORDS] = next_offset
+        self.words[cell * CELL_WORDS] = next_offset
 
     def __len__(self) -> int:
         return self._control[Word.QUEUES]
 
     def reset(self) -> None:
         """Forget all cells: recovery makes them anew."""
-        self._known.clear()
+        self.known.clear()
         self._control[Word.QUEUES] = 0
 
     def close(self) -> None:

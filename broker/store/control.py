@@ -10,6 +10,7 @@ append lock only. RocketMQ does not know this file; without it the log is walked
 from __future__ import annotations
 
 import enum
+import struct
 
 from broker.store.disk import Map
 
@@ -41,6 +42,12 @@ class Word(enum.IntEnum):
     STORE_MS = 17  # store timestamp of the newest record: the clock never goes back in a log
     CHECKPOINTED = 18  # CommitLog offset of the last checkpoint
     INDEX = 19  # the name of the index file in use, a number of 17 digits; 0 for none
+    CROWD = 20  # 1 once a second process joined: then nobody keeps the append lock from one append to the next
+
+
+# TAIL … INDEX at a glance, for whoever holds the append lock: one call for what takes twelve.
+STATE = struct.Struct("@12Q")
+STATE_AT = 8 * Word.TAIL
 
 
 class ControlPage:
@@ -49,6 +56,7 @@ class ControlPage:
     def __init__(self, page: Map) -> None:
         self._map = page
         self.words = page.words
+        self.view = page.view
 
     def __getitem__(self, word: Word) -> int:
         return self.words[word]
@@ -59,10 +67,10 @@ class ControlPage:
     def is_initialised(self) -> bool:
         return self.words[Word.MAGIC] == MAGIC and self.words[Word.VERSION] == VERSION
 
-    def fits(self, boot: tuple[int, int], inode: int, segment_size: int) -> bool:
-        """Whether what the page says can be true of this boot, this file and these segments."""
-        here = (*boot, inode, segment_size)
-        said = tuple(self.words[word] for word in (Word.BOOT_HIGH, Word.BOOT_LOW, Word.INODE, Word.SEGMENT_SIZE))
+    def fits(self, boot: tuple[int, int], store: tuple[int, int], inode: int, segment_size: int) -> bool:
+        """Whether what the page says can be true of this boot, this store, this file and these segments."""
+        here = (*boot, *store, inode, segment_size)
+        said = tuple(self.words[Word.BOOT_HIGH : Word.SEGMENT_SIZE + 1])
         in_order = self.words[Word.DISPATCHED] <= self.words[Word.TAIL] <= self.words[Word.INTENT]
         known = boot != (0, 0)  # a system that does not tell its boots may have been started since
         return known and self.is_initialised() and said == here and in_order

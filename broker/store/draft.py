@@ -29,7 +29,7 @@ from broker.format.commitlog import (
 )
 from broker.format.index import key_hash
 from broker.format.java import Host, string_hash
-from broker.format.sysflag import TransactionType, transaction_type, with_transaction_type
+from broker.format.sysflag import TransactionType, transaction_type
 
 LOCAL_HOST = Host(bytes((127, 0, 0, 1)), 10911)
 
@@ -42,36 +42,57 @@ _BODY_AT = BODY_AT[False, False]
 _MIDDLE_AT = _BODY_AT - RecordMiddle.SIZE
 _PREPARED_AT = _MIDDLE_AT + RecordMiddle.OFFSET["prepared_transaction_offset"]
 _BODY_LENGTH_AT = _MIDDLE_AT + RecordMiddle.OFFSET["body_length"]
-_TYPE_AT = RecordHead.OFFSET["sys_flag"]
+_LAST_OF_TYPE_AT = RecordHead.OFFSET["sys_flag"] + 3  # the byte with the two bits of the transaction type
 _CRC_AT = RecordHead.OFFSET["body_crc"]
 
 _HEAD = head_struct(born_ipv6=False, store_ipv6=False)
-_ADDRESS = LOCAL_HOST.address
+_HEAD_SIZE, _ADDRESS, _PORT = _HEAD.size, LOCAL_HOST.address, LOCAL_HOST.port
+_pack_head = _HEAD.pack
+_pack_offsets, _pack_long = _OFFSETS.pack_into, _LONG.pack_into
 _NO_CRC = record_crc_item(0)
+_DIGITS_AT = _NO_CRC.index(b"0")  # in the property that states a record's CRC
 _POWERS = [pow(31, exponent, 1 << 32) for exponent in range(256)][::-1]
-_MASK = 0xFFFFFFFF
+_MASK, _SHIFT = 0xFFFFFFFF, 31**4
+_ROLLBACK = TransactionType.ROLLBACK
+_UNIQ_KEY, _KEYS, _TAGS, _PGROUP = names.UNIQ_KEY, names.KEYS, names.TAGS, names.PGROUP
 
 tag_hash = lru_cache(maxsize=4096)(string_hash)
 group_hash = lru_cache(maxsize=4096)(string_hash)
 
 
 @lru_cache(maxsize=4096)
-def _topic_code(topic: str) -> int:
-    return string_hash(topic + "#") & _MASK
+def _front_code(topic: str, front: str) -> int:
+    """The hash of TOPIC#FRONT with four letters to come behind it, but for them. FRONT is ASCII."""
+    raw = f"{topic}#{front}".encode()
+    if len(raw) > len(_POWERS) or not topic.isascii():
+        return string_hash(f"{topic}#{front}") * _SHIFT
+    code: int = sum(map(mul, raw, _POWERS[-len(raw) :]))
+    return code * _SHIFT
+
+
+@lru_cache(maxsize=4096)
+def _topic_field(topic: str) -> bytes:
+    """The length of a topic, and the topic."""
+    raw = topic.encode()
+    if len(raw) > TOPIC_SIZE_MAX_V1:
+        raise MessageRejected(f"the message is too large for a record: a topic of {len(raw)} bytes")
+    return bytes((len(raw),)) + raw
 
 
 def index_code(topic: str, key: str) -> int:
-    """What the index holds for TOPIC#KEY: `format.index.key_hash`, from the topic's part and the key's.
+    """What the index holds for TOPIC#KEY: `format.index.key_hash`, from the front and the last four letters of the key.
 
-    The hash is a polynomial in 31, so the two add up; the key's part is summed in C.
+    The hash is a polynomial in 31, so the two add up. Keys that come one after another share their front: it is
+    remembered.
     """
     raw = key.encode()
-    count = len(raw)
-    if count != len(key) or count > len(_POWERS):  # not ASCII, or very long
+    if len(raw) != len(key) or len(raw) < 4:  # not ASCII, or very short
         return key_hash(topic, key)
-    code = (_topic_code(topic) * pow(31, count, 1 << 32) + sum(map(mul, raw, _POWERS[-count:]))) & _MASK
-    code = (1 << 32) - code if code & 0x80000000 else code
-    return 0 if code == 1 << 31 else code
+    code = (_front_code(topic, key[:-4]) + ((raw[-4] * 31 + raw[-3]) * 31 + raw[-2]) * 31 + raw[-1]) & _MASK
+    if code & 0x80000000:
+        code = (1 << 32) - code
+        return 0 if code == 1 << 31 else code
+    return code
 
 
 @dataclass(slots=True)
@@ -106,28 +127,30 @@ def draft(
     reconsume_times: int = 0,
 ) -> Draft:
     """A new record. Topic and properties must have been checked (`broker.message.Message` does)."""
-    raw_topic = topic.encode()
+    named = _topic_field(topic)
     texts = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
-    if len(raw_topic) > TOPIC_SIZE_MAX_V1 or len(texts) + RECORD_CRC_SIZE > names.SIZE_MAX:
-        reason = f"topic of {len(raw_topic)} bytes, properties of {len(texts)}"
-        raise MessageRejected(f"the message is too large for a record: {reason}")
-    tail_size = 1 + len(raw_topic) + 2 + len(texts) + RECORD_CRC_SIZE
-    head = _HEAD.pack(
-        _HEAD.size + len(body) + tail_size, MAGIC_V1, crc32(body), queue_id, flag, 0, 0, sys_flag & ~0xC | kind,
-        born_timestamp_ms, _ADDRESS, LOCAL_HOST.port, 0, _ADDRESS, LOCAL_HOST.port, reconsume_times, 0, len(body),
+    size = len(texts) + RECORD_CRC_SIZE
+    if size > names.SIZE_MAX:
+        raise MessageRejected(f"the message is too large for a record: properties of {len(texts)} bytes")
+    head = _pack_head(
+        _HEAD_SIZE + len(body) + len(named) + 2 + size, MAGIC_V1, _crc32(body) & 0x7FFFFFFF, queue_id, flag, 0, 0,
+        sys_flag & ~0xC | kind, born_timestamp_ms, _ADDRESS, _PORT, 0, _ADDRESS, _PORT,
+        reconsume_times, 0, len(body),
     )  # fmt: skip
-    size = (len(texts) + RECORD_CRC_SIZE).to_bytes(2, "big")
-    raw = b"".join((head, body, bytes((len(raw_topic),)), raw_topic, size, texts, _NO_CRC))
+    raw = b"".join((head, body, named, size.to_bytes(2, "big"), texts, _NO_CRC))
     return _with_facts(raw, topic, queue_id, kind, properties)
 
 
 def _with_facts(raw: bytes, topic: str, queue_id: int, kind: TransactionType, properties: dict[str, str]) -> Draft:
-    keys = names.keys(properties)
-    if unique_key := properties.get(names.UNIQ_KEY):
-        keys.insert(0, unique_key)
-    codes = () if kind is TransactionType.ROLLBACK else tuple([index_code(topic, key) for key in keys])
-    tags_code = tag_hash(properties.get(names.TAGS, ""))
-    return Draft(raw, topic, queue_id, kind, tags_code, group_hash(properties.get(names.PGROUP, "")), codes)
+    said = properties.get
+    codes: tuple[int, ...] = ()
+    if kind is not _ROLLBACK:
+        unique_key, keys = said(_UNIQ_KEY), said(_KEYS)
+        if unique_key:
+            codes = (index_code(topic, unique_key),)
+        if keys:
+            codes += tuple([index_code(topic, key) for key in keys.split(names.KEY_SEPARATOR) if key])
+    return Draft(raw, topic, queue_id, kind, tag_hash(said(_TAGS, "")), group_hash(said(_PGROUP, "")), codes)
 
 
 def end_draft(half: Draft, half_offset: int, slot: int, kind: TransactionType) -> Draft:
@@ -136,19 +159,17 @@ def end_draft(half: Draft, half_offset: int, slot: int, kind: TransactionType) -
     RocketMQ: EndTransactionProcessor.endMessageTransaction (3.1.4).
     """
     raw = bytearray(half.raw)
-    if kind is TransactionType.ROLLBACK:
+    codes = half.index_codes
+    if kind is _ROLLBACK:
         (length,) = _INT.unpack_from(raw, _BODY_LENGTH_AT)
         del raw[_BODY_AT : _BODY_AT + length]
         _INT.pack_into(raw, _BODY_LENGTH_AT, 0)
         _INT.pack_into(raw, _CRC_AT, 0)
         _INT.pack_into(raw, 0, len(raw))
-    (sys_flag,) = _INT.unpack_from(raw, _TYPE_AT)
-    _INT.pack_into(raw, _TYPE_AT, with_transaction_type(sys_flag, kind))
+        codes = ()
+    raw[_LAST_OF_TYPE_AT] = raw[_LAST_OF_TYPE_AT] & ~0xC | kind
     _LONG.pack_into(raw, _PREPARED_AT, half_offset)
-    codes = half.index_codes if kind is TransactionType.COMMIT else ()
-    found = Draft(bytes(raw), half.topic, half.queue_id, kind, half.tags_code, half.group_hash, codes)
-    found.prepared_offset, found.slot = half_offset, slot
-    return found
+    return Draft(bytes(raw), half.topic, half.queue_id, kind, half.tags_code, half.group_hash, codes, half_offset, slot)
 
 
 def draft_of(raw: bytes) -> tuple[Draft, Record]:
@@ -157,7 +178,7 @@ def draft_of(raw: bytes) -> tuple[Draft, Record]:
     kind = transaction_type(record.sys_flag)
     found = _with_facts(raw, record.topic, record.queue_id, kind, record.property_map)
     found.prepared_offset = record.prepared_transaction_offset
-    if kind is TransactionType.ROLLBACK:
+    if kind is _ROLLBACK:
         found.slot = record.queue_offset
     return found, record
 
@@ -182,10 +203,11 @@ def place(view: Any, at: int, raw: bytes, queue_offset: int, commitlog_offset: i
     """Write a draft's bytes at their place, with the numbers that it lacked and the CRC of the whole."""
     end = at + len(raw)
     view[at:end] = raw
-    _OFFSETS.pack_into(view, at + _OFFSETS_AT, queue_offset, commitlog_offset)
-    _LONG.pack_into(view, at + _STORE_TIME_AT, store_timestamp_ms)
+    _pack_offsets(view, at + _OFFSETS_AT, queue_offset, commitlog_offset)
+    _pack_long(view, at + _STORE_TIME_AT, store_timestamp_ms)
     item = end - RECORD_CRC_SIZE
-    view[item:end] = record_crc_item(crc32(view[at:item]))
+    digits = b"%010d" % (_crc32(view[at:item]) & 0x7FFFFFFF)
+    view[item + _DIGITS_AT : end - 1] = digits[::-1]  # as `record_crc_item` has it
 
 
 def check_size(size: int, size_max: int) -> None:

@@ -6,228 +6,336 @@ Our checkpoint says up to where the derived files were forced, and which slots w
 is cut off and made again from the log, which is the truth: a slot that reached the disk as committed while its end
 record did not must not survive. Without a checkpoint everything derived is made anew.
 
+Whoever is killed in here leaves a control page that nobody trusts, and the next survey finds what is left to do.
+Positions of consumers are no part of it: they are checked against the end of their queue when a consumer opens them.
+
 RocketMQ: DefaultMessageStore.load, recover (3.1.4), whose table rebuild renumbers slots; ours keeps them.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import zlib
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from broker.errors import CorruptRecord, CorruptStore
+from broker.errors import CorruptStore, StoreError, SyncFailed
 from broker.format.checkpoint import Checkpoint as RocketCheckpoint
 from broker.format.checkpoint import encode as encode_rocket
-from broker.format.commitlog import MAGIC_BLANK, RECORD_SIZE_MIN, decode
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.statetable import Slot
-from broker.format.sysflag import TransactionType
+from broker.store.cases import Action, Case, Verdict, case_of
+from broker.store.checkpointing import slots_in_doubt
 from broker.store.control import Word
+from broker.store.cut import cut_derived, cut_log, empty_derived, keep_aside, write_again
 from broker.store.disk import Missing
-from broker.store.mapped import MappedQueue, zero
+from broker.store.mapped import MappedQueue
+from broker.store.point import Checkpoint, is_base, landmarks
+from broker.store.replay import Replay
+from broker.store.survey import Owner, Survey, survey
+from broker.store.swap import finish_swap, remove_built
 
 if TYPE_CHECKING:
     from broker.store.writing import Writing
 
-_STATE_AT = Slot.OFFSET["state"]
-_BLOCK = 512  # what a disk writes at once
+_CHECKPOINT_EVERY_BYTES = 256 << 20  # of replay: who is killed in a long one does not begin anew
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+_progress: ContextVar[Progress | None] = ContextVar("checkback_recovery_progress", default=None)
+
+
+@contextmanager
+def showing(progress: Progress) -> Iterator[None]:
+    """Have recoveries that begin in here tell how far they are."""
+    token = _progress.set(progress)
+    try:
+        yield
+    finally:
+        _progress.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Derived files are on disk for every record below `commitlog_offset`."""
+class Step:
+    """One step of a plan: what it is, and what it will meet here."""
 
-    commitlog_offset: int
-    slots: int
-    redo_units: int
-    store_ms: int
-    in_doubt: list[int] = field(default_factory=list)  # slots that were in doubt then
-    queues: list[tuple[str, int, int]] = field(default_factory=list)  # topic, queue id, next offset
-    index: tuple[int, str] = (0, "")  # the index file in use, and its header
+    action: Action
+    text: str
 
-    def encode(self) -> bytes:
-        text = json.dumps(asdict(self)).encode()
-        return b"%08x\n" % zlib.crc32(text) + text
-
-    @classmethod
-    def decode(cls, raw: bytes) -> Checkpoint | None:
-        """The checkpoint in these bytes; None when they are none, or not whole."""
-        head, _, text = raw.partition(b"\n")
-        if head != b"%08x" % zlib.crc32(text):
-            return None
-        said = json.loads(text)
-        queues = [(topic, queue_id, following) for topic, queue_id, following in said.pop("queues")]
-        number, header = said.pop("index")
-        return cls(**said, queues=queues, index=(number, header))
+    def as_json(self) -> dict[str, Any]:
+        """Its public form."""
+        return {"step": self.action.name.lower().replace("_", "-"), "text": self.text}
 
 
-def load(store: Writing, boot: tuple[int, int], inode: int) -> None:
-    """Recover from the checkpoint on; call alone, with the store locked exclusively."""
-    checkpoint = _read_checkpoint(store)
-    end = _find_end(store, checkpoint.commitlog_offset)
-    _cut_derived(store, checkpoint)
-    _reset(store, boot, inode, checkpoint, end)
-    store.appender.replay(checkpoint.commitlog_offset, end)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a recovery will do. Nothing was changed for it."""
+
+    survey: Survey
+    case: Case
+    steps: tuple[Step, ...]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is work that opening the store would do: more than to believe a checkpoint."""
+        idle = {Action.BELIEVE, Action.TRUST}
+        return self.case.verdict is Verdict.REFUSE or any(step.action not in idle for step in self.steps)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its public form."""
+        steps = [step.as_json() for step in self.steps]
+        return {**self.case.as_json(), "needed": self.is_needed, "steps": steps, "survey": self.survey.as_json()}
+
+
+def plan(found: Survey) -> Plan:
+    """The steps for a store as it was found; those that would meet nothing are left out."""
+    case = case_of(found.facts)
+    texts = _texts(found)
+    return Plan(found, case, tuple(Step(action, texts[action]) for action in case.steps if texts[action]))
+
+
+def _texts(found: Survey) -> dict[Action, str]:
+    tail, point = found.tail, found.point
+    start = point.commitlog_offset if point else found.begin
+    rest = tail.rest_end > tail.end
+    whole = f"{tail.end - start} bytes from {start} to {tail.end}"
+    cut = ""
+    if point:
+        cut = f"{Action.CUT_DERIVED.value}: {point.commitlog_offset}, {len(point.in_doubt)} slots in doubt"
+    return {
+        Action.FINISH_SWAP: f"{Action.FINISH_SWAP.value}: {', '.join(found.swaps)}" if found.swaps else "",
+        Action.KEEP_ASIDE: f"{Action.KEEP_ASIDE.value}: {tail.path} from {tail.end} on" if rest else "",
+        Action.CUT_LOG: f"{Action.CUT_LOG.value}, at {tail.end}: {tail.reason}" if rest else "",
+        Action.WRITE_AGAIN: f"{Action.WRITE_AGAIN.value}, from {found.durable} on",
+        Action.CUT_DERIVED: cut,
+        Action.EMPTY_DERIVED: Action.EMPTY_DERIVED.value,
+        Action.BELIEVE: f"{Action.BELIEVE.value} at {start}",
+        Action.REPLAY: f"{Action.REPLAY.value}: {whole}",
+        Action.FORCE: f"{Action.FORCE.value} up to {tail.end}",
+        Action.CHECKPOINT: Action.CHECKPOINT.value,
+        Action.TRUST: Action.TRUST.value,
+    }
+
+
+def refusal(made: Plan) -> StoreError | None:
+    """The error for whoever would open a store that may not be brought in order; None when it may."""
+    found, case = made.survey, made.case
+    if case.verdict is not Verdict.REFUSE:
+        return None
+    if found.facts.owner is Owner.US:
+        place = f"{found.tail.path}: damaged at CommitLog offset {found.tail.end}: {found.tail.reason}"
+        text = f"{place}. No crash explains that, so nothing is cut. Run: checkback salvage {found.path} OUT"
+        return CorruptStore(text, path=found.tail.path)
+    text = f"{found.path}: {case.sentence}. Run: checkback recover {found.path} --apply --broker-is-stopped"
+    return StoreError(text, path=found.path)
+
+
+def load(store: Writing, boot: tuple[int, int], inode: int) -> Plan:
+    """Recover what a survey finds; call alone, with the store locked exclusively. Returns what was done.
+
+    Raises CorruptStore when no crash explains the state of the log, StoreError when another program may be writing.
+    """
+    made = plan(survey(store.path, store.disk, alone=True))
+    error = refusal(made)
+    if error is not None:
+        raise error
+    store.control[Word.MAGIC] = 0  # nobody trusts the page before the last step
+    for step in made.steps:
+        if step.action is not Action.TRUST:
+            _DO[step.action](store, made.survey)
+    _trust(store, boot, inode)
+    return made
+
+
+# The steps
+
+
+def _finish_swap(store: Writing, _: Survey) -> None:
+    finish_swap(store.disk, store.paths)
+
+
+def _keep_aside(store: Writing, found: Survey) -> None:
+    keep_aside(store.disk, store.paths, found.tail, store.layout.segment_bytes)
+
+
+def _cut_log(store: Writing, found: Survey) -> None:
+    cut_log(store.disk, store.paths, found.tail, store.layout.segment_bytes)
+
+
+def _write_again(store: Writing, found: Survey) -> None:
+    store.appender.log.close()
+    write_again(store.disk, store.paths, found.durable, store.layout.segment_bytes)
+
+
+def _cut_derived(store: Writing, found: Survey) -> None:
+    assert found.point is not None
+    _set_words(store, found.point, found.tail.end)
+    cut_derived(store, found.point)
+    _set_cells(store, found.point)
+
+
+def _empty_derived(store: Writing, found: Survey) -> None:
+    empty_derived(store.disk, store.paths)
+    _set_words(store, Checkpoint(found.begin), found.tail.end)
+    store.cells.reset()
+
+
+def _believe(store: Writing, found: Survey) -> None:
+    assert found.point is not None
+    _set_words(store, found.point, found.tail.end)
+    store.control[Word.DURABLE] = found.tail.end
+    _set_cells(store, found.point)
+
+
+def _replay(store: Writing, found: Survey) -> None:
+    start, end, told = store.control[Word.DISPATCHED], found.tail.end, _progress.get()
+    checkpointed = start
+
+    def after(at: int) -> None:
+        nonlocal checkpointed
+        if told is not None:
+            told(at - start, end - start)
+        if at - checkpointed >= _CHECKPOINT_EVERY_BYTES:
+            write_checkpoint(store)
+            checkpointed = at
+
+    Replay(store).run(start, end, after)
+
+
+def _force(store: Writing, _: Survey) -> None:
     store.syncer.force_now()
+
+
+def _checkpoint(store: Writing, _: Survey) -> None:
     write_checkpoint(store)
 
 
-def _read_checkpoint(store: Writing) -> Checkpoint:
-    try:
-        found = Checkpoint.decode(store.disk.read(store.paths.own_checkpoint))
-    except Missing:
-        found = None
-    return found or Checkpoint(_least_offset(store), 0, 0, 0)
+_DO: dict[Action, Callable[[Writing, Survey], None]] = {
+    Action.FINISH_SWAP: _finish_swap,
+    Action.KEEP_ASIDE: _keep_aside,
+    Action.CUT_LOG: _cut_log,
+    Action.WRITE_AGAIN: _write_again,
+    Action.CUT_DERIVED: _cut_derived,
+    Action.EMPTY_DERIVED: _empty_derived,
+    Action.BELIEVE: _believe,
+    Action.REPLAY: _replay,
+    Action.FORCE: _force,
+    Action.CHECKPOINT: _checkpoint,
+}
 
 
-def _least_offset(store: Writing) -> int:
-    names = [entry.name for entry in store.disk.entries(store.paths.commitlog) if entry.name.isdecimal()]
-    return int(names[0]) if names else 0
-
-
-# The end of the log
-
-
-def _find_end(store: Writing, start: int) -> int:
-    """Where the records end that begin at `start`; half a record behind them is kept aside and cleared.
-
-    Raises CorruptStore when what ends them is no torn write.
-    """
-    log, segment = store.appender.log, store.layout.segment_bytes
-    at = start
-    while store.disk.entry(log.path_of(at - at % segment)) is not None:
-        view, position = log.at(at)
-        size = int.from_bytes(view[position : position + 4], "big", signed=True)
-        magic = int.from_bytes(view[position + 4 : position + 8], "big", signed=True)
-        if magic == MAGIC_BLANK and size == segment - position:
-            at += segment - position
-            continue
-        if not RECORD_SIZE_MIN <= size <= segment - position:
-            break
-        try:
-            decode(view[position : position + size], commitlog_offset=at)
-        except CorruptRecord:
-            break
-        at += size
-    return _judge_tail(store, log, at)
-
-
-def _judge_tail(store: Writing, log: MappedQueue, end: int) -> int:
-    """Clear what lies behind the end, once a copy is kept and it is sure that no record is lost with it."""
-    segment = store.layout.segment_bytes
-    rest = end - end % segment
-    while store.disk.entry(log.path_of(rest)) is not None:
-        view, first = log.at(max(rest, end))
-        tail = bytes(view[first:])
-        if tail.count(0) != len(tail):
-            _keep_aside(store, max(rest, end), tail)
-            zero(log, max(rest, end), rest + segment)
-            log.sync(max(rest, end), rest + segment)
-        rest += segment
-    return end
-
-
-def _keep_aside(store: Writing, commitlog_offset: int, tail: bytes) -> None:
-    """Keep a copy of a torn tail. Raises CorruptStore when whole records lie in it: then it is not torn."""
-    used = tail.rstrip(b"\0")
-    at = tail.find(b"\xda\xa3\x20", 4)
-    while at >= 4:
-        try:
-            found = decode(tail, at - 4, commitlog_offset=commitlog_offset + at - 4)
-        except CorruptRecord:
-            at = tail.find(b"\xda\xa3\x20", at + 1)
-            continue
-        reason = f"the log is damaged at {commitlog_offset}, and a whole record follows at {found.commitlog_offset}"
-        text = f"{store.paths.commitlog}: {reason}. Run: checkback salvage {store.path} OUT"
-        raise CorruptStore(text, path=store.paths.commitlog)
-    if store.disk.entry(store.paths.torn) is None:
-        store.disk.create_folder(store.paths.torn)
-    store.disk.write_file(os.path.join(store.paths.torn, f"{commitlog_offset:020}"), used)
-
-
-# What is derived
-
-
-def _cut_derived(store: Writing, checkpoint: Checkpoint) -> None:
-    """Take everything out of the derived files that the checkpoint does not vouch for."""
-    disk, paths = store.disk, store.paths
-    if checkpoint.commitlog_offset == _least_offset(store) and not checkpoint.queues:
-        for folder in (paths.consumequeue, paths.state_table, paths.redo_log):
-            disk.remove_tree(folder)
-            disk.create_folder(folder)
-    store.dispatcher.index.cut(*checkpoint.index)
-    store.cells.reset()
-    for topic, queue_id, following in checkpoint.queues:
-        cell = store.cells.of(topic, queue_id)
-        store.cells[cell] = following
-        _zero_from(store, store.dispatcher.queue(cell), following * UNIT_SIZE)
-    _zero_from(store, store.dispatcher.redo_log, checkpoint.redo_units * UNIT_SIZE)
-    _zero_from(store, store.dispatcher.table, checkpoint.slots * Slot.SIZE)
-    for slot in checkpoint.in_doubt:
-        view, at = store.dispatcher.table.at(slot * Slot.SIZE)
-        view[at + _STATE_AT : at + Slot.SIZE] = int(TransactionType.PREPARED).to_bytes(4, "big")
-
-
-def _zero_from(store: Writing, queue: MappedQueue, position: int) -> None:
-    base = position - position % queue.file_size
-    while store.disk.entry(queue.path_of(base)) is not None:
-        zero(queue, max(position, base), base + queue.file_size)
-        base += queue.file_size
-
-
-def _reset(store: Writing, boot: tuple[int, int], inode: int, checkpoint: Checkpoint, end: int) -> None:
-    """The control page as of the checkpoint, with the log's end; the replay brings it up to date."""
-    said = json.loads(store.disk.read(store.paths.store_json))
-    number = int(said["id"], 16)
+def _set_words(store: Writing, point: Checkpoint, end: int) -> None:
+    """The control page as of a checkpoint, with the log's end; the replay brings it up to date."""
     control = store.control
     for word in (Word.POISON, Word.GENERATION):
         control[word] = 0
-    control[Word.DISPATCHED], control[Word.DURABLE] = checkpoint.commitlog_offset, checkpoint.commitlog_offset
+    control[Word.DISPATCHED], control[Word.DURABLE] = point.commitlog_offset, point.commitlog_offset
     control[Word.TAIL], control[Word.INTENT] = end, end
-    control[Word.SLOTS], control[Word.REDO_UNITS] = checkpoint.slots, checkpoint.redo_units
-    control[Word.STORE_MS], control[Word.CHECKPOINTED] = checkpoint.store_ms, checkpoint.commitlog_offset
-    control.initialise(boot, (number >> 64, number & ((1 << 64) - 1)), inode, store.layout.segment_bytes)
+    control[Word.SLOTS], control[Word.REDO_UNITS] = point.slots, point.redo_units
+    control[Word.STORE_MS], control[Word.CHECKPOINTED] = point.store_ms, point.commitlog_offset
+    control[Word.INDEX] = point.index[0]
+
+
+def _set_cells(store: Writing, point: Checkpoint) -> None:
+    store.cells.reset()
+    for topic, queue_id, following in point.queues:
+        store.cells[store.cells.of(topic, queue_id)] = following
+
+
+def _trust(store: Writing, boot: tuple[int, int], inode: int) -> None:
+    remove_built(store.disk, store.paths)
+    if store.disk.entry(store.paths.poisoned) is not None:
+        store.disk.remove(store.paths.poisoned)
+    number = int(json.loads(store.disk.read(store.paths.store_json))["id"], 16)
+    store.control.initialise(boot, (number >> 64, number & ((1 << 64) - 1)), inode, store.layout.segment_bytes)
+
+
+# The checkpoint
 
 
 def write_checkpoint(store: Writing) -> None:
-    """Force the derived files and say so; call alone, or under the append lock."""
-    control, dispatcher = store.control, store.dispatcher
-    queues = [(*store.cells.queue(cell), store.cells[cell]) for cell in range(len(store.cells))]
-    for cell in range(len(store.cells)):
-        _force(store, dispatcher.queue(cell), store.cells[cell] * UNIT_SIZE)
-    _force(store, dispatcher.redo_log, control[Word.REDO_UNITS] * UNIT_SIZE)
-    _force(store, dispatcher.table, control[Word.SLOTS] * Slot.SIZE)
-    dispatcher.index.force()
-    in_doubt = [slot for slot in range(control[Word.SLOTS]) if dispatcher.slot(slot).state == TransactionType.PREPARED]
-    checkpoint = Checkpoint(
+    """Force the log and the derived files and say so; call alone, or under the append lock with the store healed.
+
+    Raises SyncFailed; then the store is poisoned, since nobody knows what of a derived file is on the disk.
+    """
+    store.syncer.force_now()
+    before = _on_disk(store)
+    control, cells = store.control, store.cells
+    try:
+        _force_queues(store, before)
+        _force_range(
+            store, store.dispatcher.redo_log, before.redo_units * UNIT_SIZE, control[Word.REDO_UNITS] * UNIT_SIZE
+        )
+        _force_table(store, before)
+        store.dispatcher.index.force()
+    except SyncFailed:
+        store.poison()
+        raise
+    made = Checkpoint(
         control[Word.DISPATCHED],
         control[Word.SLOTS],
         control[Word.REDO_UNITS],
         control[Word.STORE_MS],
-        in_doubt,
-        queues,
-        dispatcher.index.state(),
+        slots_in_doubt(store, Checkpoint(0, _first_slot(store))),
+        [(*cells.queue(cell), cells[cell]) for cell in range(len(cells))],
+        store.dispatcher.index.state(),
     )
-    store.disk.write_file(store.paths.own_checkpoint, checkpoint.encode())
+    made.landmarks.extend(landmarks(store.disk, store.paths, made))
+    store.disk.write_file(store.paths.own_checkpoint, made.encode())
     store_ms = control[Word.STORE_MS]
     store.disk.write_file(store.paths.checkpoint, encode_rocket(RocketCheckpoint(store_ms, store_ms)))
-    control[Word.CHECKPOINTED] = checkpoint.commitlog_offset
+    control[Word.CHECKPOINTED] = made.commitlog_offset
 
 
-def _force(store: Writing, queue: MappedQueue, stop: int) -> None:
-    base = 0
-    while base < stop:
+def _on_disk(store: Writing) -> Checkpoint:
+    """The last checkpoint: what it speaks of need not be forced again."""
+    try:
+        found = Checkpoint.decode(store.disk.read(store.paths.own_checkpoint))
+    except Missing:
+        found = None
+    return found or Checkpoint(0)
+
+
+def _force_queues(store: Writing, before: Checkpoint) -> None:
+    forced = {(topic, queue_id): following for topic, queue_id, following in before.queues}
+    for cell in range(len(store.cells)):
+        first = forced.get(store.cells.queue(cell), 0)
+        _force_range(store, store.dispatcher.queue(cell), first * UNIT_SIZE, store.cells[cell] * UNIT_SIZE)
+
+
+def _force_table(store: Writing, before: Checkpoint) -> None:
+    """The slots that are new, and the files in which one may have been settled."""
+    table = store.dispatcher.table
+    _force_range(store, table, before.slots * Slot.SIZE, store.control[Word.SLOTS] * Slot.SIZE)
+    places = {slot * Slot.SIZE // table.file_size * table.file_size for slot in before.in_doubt}
+    for base in sorted(places):
+        _force_range(store, table, base, base + 1)
+
+
+def _force_range(store: Writing, queue: MappedQueue, start: int, stop: int) -> None:
+    """By the names of the files: one that retention removed needs no forcing, and must not be made again."""
+    for base in range(start - start % queue.file_size, stop, queue.file_size):
         if store.disk.entry(queue.path_of(base)) is not None:
-            queue.sync(base, base + queue.file_size)
-        base += queue.file_size
+            store.disk.sync_file(queue.path_of(base))
+
+
+def _first_slot(store: Writing) -> int:
+    """The first slot that a file holds: retention removes those of the oldest transactions."""
+    folder = store.dispatcher.table.folder
+    bases = [int(entry.name) for entry in store.disk.entries(folder) if is_base(entry.name)]
+    return min(bases, default=0) // Slot.SIZE
 
 
 def leave(store: Writing) -> None:
-    """The last to leave: everything on disk, and no `abort`."""
+    """The last to leave: everything on disk, and no `abort`. A poisoned store is left as it is, for a recovery."""
     with store.append_lock:
+        if store.control[Word.POISON]:
+            return
         store.appender.heal()
-        store.syncer.force_now()
-        write_checkpoint(store)
-    store.disk.remove(store.paths.abort)
+        current = store.control[Word.CHECKPOINTED] == store.control[Word.TAIL]
+        if not current or store.disk.entry(store.paths.own_checkpoint) is None:
+            write_checkpoint(store)
+    if store.disk.entry(store.paths.abort) is not None:
+        store.disk.remove(store.paths.abort)

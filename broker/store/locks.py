@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 
 from broker.errors import StoreError, StoreLocked
@@ -28,7 +29,9 @@ from broker.store.faults import refused
 
 _POLL_S = 0.002
 _CLOSE_S = 5.0
+_LET_GO_S = 0.005
 _SHARED, _EXCLUSIVE = "shared", "exclusive"
+_flock, _LOCK, _UNLOCK = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_UN
 
 # By number: Python names them only where its build machine had them.
 _OFD_GETLK, _OFD_SETLK = 36, 37
@@ -125,11 +128,12 @@ class StoreLock:
         self._descriptor, self.held = -1, ""
         if inherited < 0:
             return
-        if held == _SHARED:
-            with contextlib.suppress(OSError, StoreError):
+        try:
+            if held == _SHARED:
                 self._descriptor = _reopened(inherited, self.path, self._disk)
                 self.held = held if _set(self._descriptor, held) else ""
-        os.close(inherited)
+        finally:
+            os.close(inherited)
 
 
 def is_held(path: str, disk: Disk | None = None) -> bool:
@@ -153,11 +157,16 @@ class AppendLock:
     """Keeps out every other thread and process: `with lock: ...`. Not to be taken twice by one thread.
 
     Its holder may be killed at any instant; the next one gets it at once, and must expect work half done.
+
+    A process that is alone with a store may keep the file locked from one append to the next (`keep`), which spares two
+    system calls. It must `let_go` every few milliseconds, from another thread.
     """
 
     def __init__(self, path: str, disk: Disk | None = None) -> None:
         self.path = path
         self._disk = disk or Disk()
+        self._alone: Callable[[], bool] | None = None  # set while the file may stay locked
+        self._kept = False  # the file is locked, and nobody is inside
         self._threads = threading.RLock()  # knows its owner, so that what an interrupt left can be told
         self._held = False
         self._descriptor = self._disk.open_lock(path)
@@ -172,8 +181,9 @@ class AppendLock:
             self._threads.acquire()
             if self._held:
                 raise self._taken_twice()
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            self._held = True
+            if not self._kept:
+                _flock(self._descriptor, _LOCK)
+            self._held, self._kept = True, False
         except BaseException as error:
             self._back_out()
             if isinstance(error, OSError | ValueError):
@@ -184,10 +194,29 @@ class AppendLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._held:  # else a fork inside of `with` came here: the child never had it
-            self._held = False
-            if self._descriptor >= 0:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            alone = self._alone  # read once: another thread may take it away
+            if alone is not None and alone():
+                self._kept, self._held = True, False
+            else:
+                self._held = False
+                if self._descriptor >= 0:
+                    _flock(self._descriptor, _UNLOCK)
             self._threads.release()
+
+    def keep(self, alone: Callable[[], bool]) -> None:
+        """Leave the file locked when this process is done with it, as long as `alone` says that no other wants it."""
+        self._alone = alone
+
+    def let_go(self) -> None:
+        """Keep it no longer: at once if nobody is inside, else when they leave."""
+        self._alone = None
+        if self._threads.acquire(timeout=_LET_GO_S):  # in vain: someone is inside, and will see
+            try:
+                if self._kept and self._descriptor >= 0:
+                    self._kept = False
+                    _flock(self._descriptor, _UNLOCK)
+            finally:
+                self._threads.release()
 
     def try_acquire(self) -> bool:
         """Take it if nobody has it; then `release` it. Raises StoreError when it is closed."""
@@ -195,8 +224,9 @@ class AppendLock:
             return False
         try:
             if not self._held:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._held = True
+                if not self._kept:
+                    _flock(self._descriptor, _LOCK | fcntl.LOCK_NB)
+                self._held, self._kept = True, False
                 return True
             self._threads.release()
         except BaseException as error:
@@ -227,7 +257,7 @@ class AppendLock:
         descriptor, self._descriptor = self.__dict__.get("_descriptor", -1), -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
-                if self._held:  # a child may share the description for a moment: closing it alone would not unlock
+                if self._held or self._kept:  # a child may share the description: closing it alone would not unlock
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -235,6 +265,7 @@ class AppendLock:
         """An interrupt can come at any line of `__enter__`: leave nothing taken by it."""
         if self._threads._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - as threading.Condition asks it
             if not self._held and self._descriptor >= 0:
+                self._kept = False
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self._threads.release()
 
@@ -256,11 +287,13 @@ class AppendLock:
         """In the child, where no other thread lives: whatever its parent held, it holds nothing."""
         inherited = self._descriptor
         self._threads, self._held, self._descriptor = threading.RLock(), False, -1
+        self._alone, self._kept = None, False
         if inherited < 0:
             return
-        with contextlib.suppress(OSError, StoreError):
+        try:
             self._descriptor = _reopened(inherited, self.path, self._disk)
-        os.close(inherited)  # never LOCK_UN: it would take the lock from the parent
+        finally:
+            os.close(inherited)  # never LOCK_UN: it would take the lock from the parent
 
 
 _forked: weakref.WeakSet[StoreLock | AppendLock] = weakref.WeakSet()
@@ -268,7 +301,8 @@ _forked: weakref.WeakSet[StoreLock | AppendLock] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for lock in list(_forked):
-        lock._after_fork()  # noqa: SLF001 - of this module
+        with contextlib.suppress(BaseException):  # what fails for one must not leave the next one its parent's
+            lock._after_fork()  # noqa: SLF001 - of this module
 
 
 os.register_at_fork(after_in_child=_after_fork)

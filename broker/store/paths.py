@@ -93,8 +93,28 @@ class Paths:
         return self._join("checkback", "sync.lock")
 
     @property
+    def upkeep_lock(self) -> str:
+        return self._join("checkback", "upkeep.lock")
+
+    @property
     def torn(self) -> str:
         return self._join("checkback", "torn")
+
+    @property
+    def durable(self) -> str:
+        return self._join("checkback", "durable")
+
+    @property
+    def adopted(self) -> str:
+        return self._join("checkback", "adopted")
+
+    @property
+    def swap(self) -> str:
+        return self._join("checkback", "swap")
+
+    @property
+    def rebuild(self) -> str:
+        return self._join("checkback", "rebuild")
 
     def config(self, name: str) -> str:
         return self._join("config", name)

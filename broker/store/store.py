@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from broker.errors import BrokerError, CorruptRecord, CorruptStore
+from broker.errors import CorruptRecord, CorruptStore
 from broker.format.checkpoint import Checkpoint
 from broker.format.commitlog import Record
 from broker.format.config import ConsumerOffsets, Topics
@@ -37,11 +37,8 @@ _TIME_MAX_MS = (1 << 63) - 1
 _CLOCK_STEP_MS = 60_000  # how far a broker's clock may have been set back without hiding a record from a search by time
 
 
-def open_store(path: str | os.PathLike[str], *, read_only: bool = False, disk: Disk | None = None) -> Store:
-    """Open the store in a folder. See `broker.open`."""
-    if not read_only:
-        text = f"{os.fspath(path)}: this version of checkback cannot write to a store yet: open it with read_only=True"
-        raise BrokerError(text)
+def open_store(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Store:
+    """Open the store in a folder for reading. See `broker.open`."""
     return Store(os.fspath(path), disk or Disk())
 
 

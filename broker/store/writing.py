@@ -1,25 +1,32 @@
 """The writing side of a store: lock, control page, the log's writing end, and what is derived from it, held together.
 
+Threads share a Writing, and so does a forked child, which gets locks and threads of its own at once.
+
     STORE/checkback/store.json    the sizes of its files, and its id
     STORE/checkback/control       what all processes share           (broker.store.control)
     STORE/checkback/queues        the next offset of each queue       (broker.store.cells)
-    STORE/checkback/append.lock, sync.lock
+    STORE/checkback/durable       up to where the log is surely on disk (broker.store.upkeep)
+    STORE/checkback/append.lock, sync.lock, upkeep.lock
 
 RocketMQ ignores the folder `checkback`; deleting it loses no decision.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from broker.errors import BrokerError, StoreError, StoreLocked
-from broker.store.appender import Appended, Appender
+from broker.format.commitlog import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from broker.store.appender import Appended, Appender, poisoned
 from broker.store.cells import QueueCells
-from broker.store.control import PAGE_SIZE, ControlPage
+from broker.store.checkpointing import checkpoint
+from broker.store.control import PAGE_SIZE, ControlPage, Word
 from broker.store.disk import Disk
 from broker.store.dispatch import Dispatcher
 from broker.store.draft import Draft
@@ -28,19 +35,20 @@ from broker.store.locks import AppendLock, StoreLock
 from broker.store.mapped import MappedQueue
 from broker.store.paths import Paths
 from broker.store.sync import Syncer
+from broker.store.upkeep import Upkeep
 
 SYNC_MODES = ("each", "group", "os")
+_LAYOUT_VERSION = 1
 
 
 class Writing:
-    """One process's hold on a store. Threads share it; a forked child must open its own."""
+    """One process's hold on a store."""
 
     def __init__(self, path: str, disk: Disk, layout: StoreLayout | None = None, sync: str = "group") -> None:
         if sync not in SYNC_MODES:
             raise BrokerError(f"sync is one of {', '.join(SYNC_MODES)}, not {sync!r}")
         self.path, self.disk, self.sync = path, disk, sync
         self.paths = Paths(path)
-        self._pid = os.getpid()
         self._make_folders()
         self.lock = StoreLock(self.paths.lock, disk)
         alone = self.lock.try_exclusive()
@@ -53,6 +61,7 @@ class Writing:
         except BaseException:
             self.lock.release()
             raise
+        _open.add(self)
 
     def _make_folders(self) -> None:
         if not self.disk.is_local(self.path):
@@ -67,60 +76,116 @@ class Writing:
     def _layout(self, wanted: StoreLayout | None, *, alone: bool) -> StoreLayout:
         """The sizes that the store was made with; a new store takes those that are asked for."""
         if self.disk.entry(self.paths.store_json) is not None:
-            said = json.loads(self.disk.read(self.paths.store_json))
-            return StoreLayout(**said["layout"])
+            return self._layout_said()
         if any(entry.is_file for entry in self.disk.entries(self.paths.commitlog)):
             text = f"{self.path} was written by another program: this version only reads it (read_only=True)"
             raise StoreError(text, path=self.path)
         if not alone:
             raise StoreLocked(f"{self.path} is being made by another process: open it again", path=self.path)
         layout = wanted or StoreLayout()
-        said = {"version": 1, "id": secrets.token_hex(16), "layout": asdict(layout)}
+        self._id = secrets.randbits(128)
+        said = {"version": _LAYOUT_VERSION, "id": f"{self._id:032x}", "layout": asdict(layout)}
         self.disk.write_file(self.paths.store_json, json.dumps(said, indent=1).encode())
         return layout
 
+    def _layout_said(self) -> StoreLayout:
+        try:
+            said = json.loads(self.disk.read(self.paths.store_json))
+            version, self._id, layout = said["version"], int(said["id"], 16), StoreLayout(**said["layout"])
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"{self.paths.store_json} is damaged ({error!r}). Put it back from a copy of the store"
+            raise StoreError(text, path=self.paths.store_json) from error
+        if version != _LAYOUT_VERSION:
+            text = f"{self.path} was made by a version of checkback that this one does not know ({version}): update it"
+            raise StoreError(text, path=self.path)
+        return layout
+
     def _open_parts(self) -> None:
-        self.disk.allocate(self.paths.control, PAGE_SIZE)
-        self.control = ControlPage(self.disk.open_map(self.paths.control, PAGE_SIZE))
-        self.cells = QueueCells(self.disk, self.paths.queues, self.control)
-        self.dispatcher = Dispatcher(self.disk, self.paths, self.layout, self.control, self.cells)
-        log = MappedQueue(self.disk, self.paths.commitlog, self.layout.segment_bytes)
-        self.append_lock = AppendLock(self.paths.append_lock, self.disk)
+        disk, paths, segment_bytes = self.disk, self.paths, self.layout.segment_bytes
+        disk.allocate(paths.control, PAGE_SIZE)
+        self.control = ControlPage(disk.open_map(paths.control, PAGE_SIZE))
+        self.cells = QueueCells(disk, paths.queues, self.control)
+        self.dispatcher = Dispatcher(disk, paths, self.layout, self.control, self.cells)
+        log = MappedQueue(disk, paths.commitlog, segment_bytes)
+        self.append_lock = AppendLock(paths.append_lock, disk)
         self.appender = Appender(log, self.control, self.dispatcher, self.append_lock, self.layout)
-        own = MappedQueue(self.disk, self.paths.commitlog, self.layout.segment_bytes)
-        self.syncer = Syncer(own, self.control, AppendLock(self.paths.sync_lock, self.disk), self._poison)
+        own = MappedQueue(disk, paths.commitlog, segment_bytes)
+        self.syncer = Syncer(disk, own, self.control, AppendLock(paths.sync_lock, disk), self.poison)
+        self.upkeep_lock = AppendLock(paths.upkeep_lock, disk)
+        self.upkeep = Upkeep(self, self.upkeep_lock)
 
     def _admit(self, *, alone: bool) -> None:
         """Join the others, or bring the store in order first."""
         from broker.store.load import load
 
         boot, inode = self._boot(), self.disk.inode(self.paths.control)
-        trusted = self.control.fits(boot, inode, self.layout.segment_bytes)
+        trusted = self._is_trusted(boot, inode, alone=alone)
         if not alone and not trusted:  # who was to recover it may have died while we waited
             alone = self.lock.try_exclusive()
         if alone:
             if not trusted:
                 load(self, boot, inode)
-            self.disk.write_file(self.paths.abort, str(self._pid).encode())
+            self.control[Word.CROWD] = 0
+            self.disk.write_file(self.paths.abort, str(os.getpid()).encode())
             self.lock.downgrade()
-        elif not trusted:
+            return
+        self.control[Word.CROWD] = 1
+        if self.control[Word.POISON] and self.control.is_initialised():
+            raise poisoned(self.path)
+        if not trusted:
             raise StoreLocked(f"{self.path} is open in a process of another version: close it there", path=self.path)
+
+    def _is_trusted(self, boot: tuple[int, int], inode: int, *, alone: bool) -> bool:
+        """Whether the control page tells of this store as it is now. Else the log must be walked.
+
+        A record at the tail was written by another program, or, while others are at work, begins to be written.
+        """
+        control, segment_bytes = self.control, self.layout.segment_bytes
+        store = (self._id >> 64, self._id & ((1 << 64) - 1))
+        if not control.fits(boot, store, inode, segment_bytes) or control[Word.POISON]:
+            return False
+        if not alone:
+            return True
+        tail, log = control[Word.TAIL], self.appender.log
+        if self.disk.entry(self.paths.poisoned) is not None:
+            return False
+        if tail and self.disk.entry(log.path_of((tail - 1) - (tail - 1) % segment_bytes)) is None:
+            return False
+        if self.disk.entry(log.path_of(tail - tail % segment_bytes)) is None:
+            return True
+        view, at = log.existing(tail)
+        magic = int.from_bytes(view[at + 4 : at + 8], "big", signed=True)
+        return control[Word.INTENT] != tail or magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
 
     def _boot(self) -> tuple[int, int]:
         number = int(self.disk.boot_id().replace("-", "") or "0", 16)
         return number >> 64, number & ((1 << 64) - 1)
 
-    def _poison(self) -> None:
-        """Leave a mark that outlives the control page."""
+    def poison(self) -> None:
+        """A forced write failed: nobody appends any more, here or elsewhere, until the store was recovered."""
+        self.control[Word.POISON] = 1
         self.disk.write_file(self.paths.poisoned, b"a forced write failed\n")
+
+    # Appending
 
     def append(self, drafts: Sequence[Draft]) -> list[Appended]:
         """Append records together, as durable as the store's sync mode says.
 
         Raises MessageRejected, StoreFull, SyncFailed.
         """
+        if not self.upkeep.is_running:
+            self.upkeep.start()
         appended = self.appender.append(drafts)
         self.settle(appended[-1].end)
+        return appended
+
+    def append_one(self, draft: Draft) -> Appended:
+        """The same for one record."""
+        if not self.upkeep.is_running:
+            self.upkeep.start()
+        appended = self.appender.append_one(draft)
+        if self.sync != "os":
+            self.syncer.wait_durable(appended.commitlog_offset + appended.size)
         return appended
 
     def settle(self, end: int) -> None:
@@ -128,11 +193,55 @@ class Writing:
         if self.sync != "os":
             self.syncer.wait_durable(end)
 
+    def sync_now(self) -> None:
+        """Force everything that is published. Raises SyncFailed."""
+        self.syncer.force_now()
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint, where a recovery will begin; appends go on meanwhile. Raises SyncFailed, StoreFull."""
+        with self.upkeep_lock:
+            self.checkpoint_alone()
+
+    def checkpoint_alone(self) -> None:
+        """The same for one who has the upkeep lock."""
+        checkpoint(self)
+
+    # Reading
+
+    @property
+    def visible_end(self) -> int:
+        """Consumers and check-back see records below it: what is durable, or in mode os what is published."""
+        return self.control[Word.TAIL if self.sync == "os" else Word.DURABLE]
+
+    def queue_end(self, topic: str, queue_id: int) -> int:
+        """The queue offset that the next message of a queue will get; 0 when there was none."""
+        return self.cells.end(topic, queue_id)
+
+    def refresh(self) -> None:
+        """Let go of derived files that were swapped for others; call under the append lock."""
+        self.dispatcher.refresh()
+
+    def forget_removed(self) -> None:
+        """Let go of files that retention removed, in whichever process: their space is not free before."""
+        for queue in (self.appender.log, self.syncer.log):
+            queue.forget_removed()
+        self.dispatcher.forget_removed()
+
+    # The end
+
+    def after_fork(self) -> None:
+        """In a forked child: locks open themselves anew, threads begin with the first append."""
+        self.control[Word.CROWD] = 1
+        self.syncer.after_fork()
+        self.upkeep.after_fork()
+
     def close(self) -> None:
         """Let go of the store; the last to leave forces everything and removes `abort`."""
         from broker.store.load import leave
 
-        if self.lock.held and self._pid == os.getpid() and self.lock.try_exclusive():
+        _open.discard(self)
+        self.upkeep.close()
+        if self.lock.held and self.lock.try_exclusive():
             leave(self)
         self.lock.release()
         self.dispatcher.close()
@@ -141,3 +250,15 @@ class Writing:
         self.cells.close()
         self.control.close()
         self.append_lock.close()
+
+
+_open: weakref.WeakSet[Writing] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for writing in list(_open):
+        with contextlib.suppress(BaseException):  # what fails for one must not leave out the next
+            writing.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -95,6 +95,10 @@ TARGET_IN_PROPERTIES = frozenset({TopicKind.HALF, TopicKind.PARK, TopicKind.SCHE
 PARKED_OFFSET = "PARKED_OFFSET"
 PARKED = "PARKED"
 
+# What an end of ours may have that its half has not: why it was decided so, and by whom.
+WHY = "CHECKBACK_WHY"
+BY = "CHECKBACK_BY"
+
 
 def topic_kind(topic: str) -> TopicKind:
     """Which of the topics that mean something to transactions this is."""
@@ -202,12 +206,14 @@ def prepared_generation(evidence: Evidence) -> Generation:
 
 
 __all__ = [
+    "BY",
     "EVENTS",
     "HALF_OP_STATES",
     "PARKED",
     "PARKED_OFFSET",
     "STATE_OF_END",
     "TARGET_IN_PROPERTIES",
+    "WHY",
     "EventKind",
     "Evidence",
     "Generation",

@@ -107,8 +107,8 @@ def test_no_permission() -> None:
         path.chmod(0o700)
 
 
-def test_writing_comes_later(tmp_path: Path) -> None:
-    with pytest.raises(broker.BrokerError, match="cannot write to a store yet: open it with read_only=True"):
+def test_what_another_program_wrote_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(broker.StoreError, match=r"was written by another program.*Until then open it with read_only"):
         broker.open(Log().write(tmp_path))
 
 

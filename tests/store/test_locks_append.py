@@ -260,3 +260,60 @@ def test_a_lock_file_that_was_moved_is_still_the_one_of_a_child(lock: AppendLock
         if pid == 0:
             os._exit(int(lock.try_acquire()))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_lone_process_keeps_it_until_another_wants_it(lock: AppendLock) -> None:
+    other, alone = AppendLock(lock.path), [True]
+    lock.keep(lambda: alone[0])
+    for _ in range(3):
+        with lock:
+            pass
+        assert not other.try_acquire()
+    assert lock.try_acquire()
+    lock.release()
+    assert not other.try_acquire()
+    alone[0] = False
+    with lock:
+        pass
+    assert other.try_acquire()
+    other.release()
+
+
+def test_what_was_kept_is_let_go(lock: AppendLock) -> None:
+    """At once when nobody is inside; else when they leave."""
+    other = AppendLock(lock.path)
+    lock.keep(lambda: True)
+    with lock:
+        pass
+    lock.let_go()
+    assert other.try_acquire()
+    other.release()
+    lock.keep(lambda: True)
+    with lock:
+        letting = threading.Thread(target=lock.let_go)
+        letting.start()
+        letting.join()
+        assert not other.try_acquire()
+    assert other.try_acquire()
+    other.release()
+    lock.keep(lambda: True)
+    with lock:
+        pass
+    lock.close()
+    assert other.try_acquire()
+    other.release()
+
+
+def test_a_child_does_not_have_what_its_parent_kept(lock: AppendLock) -> None:
+    lock.keep(lambda: True)
+    with lock:
+        pass
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(lock.try_acquire()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    lock.let_go()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(lock.try_acquire()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1

@@ -19,7 +19,7 @@ from broker.testing import CrashDisk, Crashed
 from recovery.verify import verify
 from tests.store.test_writing import half
 
-TINY = StoreLayout(8192, 400, 240, 200, 16, 24)
+TINY = StoreLayout(4096, 400, 240, 200, 16, 24)
 KINDS = (TransactionType.COMMIT, TransactionType.ROLLBACK, None)
 
 
@@ -34,6 +34,10 @@ def live(disk: CrashDisk, path: str, acknowledged: dict[str, int], count: int = 
         if kind is not None:
             store.append([end_draft(one, placed.commitlog_offset, placed.queue_offset, kind)])
             acknowledged[f"U{number}"] = int(kind)
+        if number % 3 == 1:  # what a thread does in the background
+            store.checkpoint()
+            store.upkeep.make_segment_ahead()
+            store.upkeep.persist_bound()
     store.close()
 
 

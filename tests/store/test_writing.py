@@ -13,10 +13,11 @@ import pytest
 
 import broker
 from broker.errors import StoreError
+from broker.format.index import key_hash
 from broker.format.sysflag import TransactionType
 from broker.store.control import Word
 from broker.store.disk import Disk
-from broker.store.draft import Draft, draft, end_draft
+from broker.store.draft import Draft, draft, end_draft, index_code
 from broker.store.layout import StoreLayout
 from broker.store.writing import Writing
 from recovery.pending import Pending
@@ -142,6 +143,16 @@ def test_an_intent_that_was_never_published_leaves_no_trace(tmp_path: Path) -> N
     fill(store, 3, 3)
     store.close()
     assert_right(tmp_path, 2, 2, 2)
+
+
+def test_the_hash_of_a_key_is_the_formats() -> None:
+    """It is summed from a front that is remembered and the last letters, whatever the lengths and the letters."""
+    chance = random.Random(7)
+    letters = "abXY019-_#%é漢"
+    for _ in range(5000):
+        topic = "".join(chance.choices(letters[:11], k=chance.randint(1, 30)))
+        key = "".join(chance.choices(letters[: chance.choice([11, 13])], k=chance.choice([1, 3, 4, 5, 8, 33, 300])))
+        assert index_code(topic, key) == key_hash(topic, key), (topic, key)
 
 
 def test_a_store_of_another_program_is_not_written_to(tmp_path: Path, golden_copy: object) -> None:

@@ -1,0 +1,312 @@
+"""LiveStore: a store that is open for writing. Everything that `Store` reads, and sends, topics and transactions.
+
+    with broker.open("shop.store") as store:
+        store.append(broker.Message("orders", b"paid"))
+        half = store.transactions.prepare(broker.Message("orders", b"created"), "shop")
+        store.transactions.commit(half)
+
+Threads share it, other processes open the same store, and each may be killed at any instant.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import MessageRejected
+from broker.format import properties as names
+from broker.format.commitlog import Record
+from broker.format.config import TopicConfig
+from broker.format.topics import SCHEDULE_TOPIC
+from broker.message import Message
+from broker.store.admission import Admission, check_batch, delay_level
+from broker.store.appender import Appended
+from broker.store.consumequeue import ConsumeQueue
+from broker.store.control import Word
+from broker.store.disk import Disk
+from broker.store.draft import Draft, check_size, draft
+from broker.store.layout import StoreLayout
+from broker.store.store import Store
+from broker.store.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
+from broker.store.uniquekey import new_unique_key
+from broker.store.writing import Writing
+from broker.transaction.foreign import check_may_write
+from broker.transaction.loading import load_service
+from broker.transaction.service import Bridge, TransactionalMessageService
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from broker.consumer import Consumer
+    from broker.dedup import Processed
+    from broker.ledger import Ledger
+    from broker.producer import Producer
+
+
+class LiveStore(Store):
+    """A store, open for reading and writing. Close it, or use it in a `with` statement; threads may share it.
+
+    Readers see what is durable: in the sync modes `each` and `group` a power cut takes back nothing that was seen.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        disk: Disk,
+        *,
+        sync: str = "group",
+        layout: StoreLayout | None = None,
+        role: str = "master",
+        reject_transactions: bool = False,
+        transactions: str = "state-table",
+    ) -> None:
+        path = path if path == os.sep else path.rstrip(os.sep)
+        check_may_write(path, disk)
+        topics = TopicFile(path, disk)
+        self.writing = Writing(path, disk, layout, sync)
+        self._is_open = True
+        try:
+            super().__init__(path, disk)
+            self._admission = Admission(
+                topics, self.writing.append_lock, role=role, reject_transactions=reject_transactions
+            )
+            bridge = Bridge(self, self.writing, self._admission)
+            self.transactions: TransactionalMessageService = load_service(transactions, bridge)
+            self.transactions.open()
+            self._clamp_positions()
+        except BaseException:
+            self.writing.close()
+            raise
+
+    def _clamp_positions(self) -> None:
+        """After a machine crash a queue may end before a group's position: what is sent now is new to the group."""
+        if self.writing.disk.entry(os.path.join(self.writing.paths.own, "consumers")) is not None:
+            from broker.consuming.positions import Positions
+
+            Positions(self).close()
+
+    def __repr__(self) -> str:
+        return f"<broker.LiveStore {self.path!r}, sync={self.writing.sync!r}>"
+
+    def close(self) -> None:
+        """Let go of the store; the last process to do so forces everything to disk. Closing twice is no fault."""
+        if self._is_open:
+            self._is_open = False
+            self.transactions.close()
+            self.writing.close()
+            super().close()
+
+    # Doors
+
+    def producer(
+        self, group: str, *, topics: Sequence[str] = (), ledger: Ledger | None = None, resolver: Any = None
+    ) -> Producer:
+        """What an application sends with; with a ledger or a resolver, together with its local transactions.
+
+        See `broker.producer.Producer`. Raises TransactionError, MessageRejected.
+        """
+        from broker.producer import Producer
+
+        return Producer(self, group, topics=topics, ledger=ledger, resolver=resolver)
+
+    def consumer(
+        self,
+        group: str,
+        topic: str | Sequence[str],
+        *,
+        tags: str = "*",
+        ordered: bool = False,
+        start: str | int | datetime = "first",
+        max_retries: int = 16,
+        retry_delay_level: int | None = None,
+        ack_timeout_s: float = 900.0,
+        processed: Processed | None = None,
+    ) -> Consumer:
+        """What an application receives with: one member of a consumer group, which shares the topic's queues.
+
+        `tags` selects ("A || B"); `ordered` hands out each queue one message at a time; `start` says where a group
+        begins that is new: first, last or a time. What is not acknowledged in `ack_timeout_s` comes again, and goes to
+        the dead letters of the group after `max_retries`. `processed` is the table that `Consumer.process` writes to.
+        Raises MessageRejected for a bad name, StoreError when the group consumes other topics elsewhere.
+        """
+        from broker.consumer import Consumer
+
+        return Consumer(
+            self, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,
+            retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s, processed=processed,
+        )  # fmt: skip
+
+    # Send
+
+    def append(
+        self,
+        message: Message,
+        *,
+        queue_id: int = 0,
+        born_timestamp_ms: int | None = None,
+        extra_properties: Mapping[str, str] | None = None,
+        reconsume_times: int = 0,
+        unique_key: str | None = None,
+        topic: str | None = None,
+        flag: int = 0,
+        system: bool = False,
+    ) -> Appended:
+        """Append a message; as durable as the sync mode says when this returns.
+
+        `extra_properties` may have names that are RocketMQ's own; `unique_key` is made when it is not given. With
+        `system`, for the library's own redeliveries, `topic` may be one that applications cannot send to.
+        Raises MessageRejected, NotPermitted, StoreFull, SyncFailed; then nothing was written, except after SyncFailed.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        born_ms = now_ms if born_timestamp_ms is None else born_timestamp_ms
+        properties = message.stored_properties
+        properties[names.UNIQ_KEY] = unique_key or new_unique_key(now_ms)
+        if extra_properties:
+            for name, value in extra_properties.items():
+                names.check(name, value)
+            properties.update(extra_properties)
+        target = message.topic if topic is None else topic
+        place = (target, queue_id)
+        if not system and (level := delay_level(properties)):
+            properties |= {names.REAL_TOPIC: target, names.REAL_QID: str(queue_id)}
+            place = (SCHEDULE_TOPIC, level - 1)
+        made = draft(
+            place[0],
+            message.body,
+            properties,
+            queue_id=place[1],
+            born_timestamp_ms=born_ms,
+            flag=flag,
+            reconsume_times=reconsume_times,
+        )
+        check_size(made.size, self.writing.layout.record_bytes_max)
+        self._admission.admit(target, properties, queue_id, now_ms, system=system)
+        if place[0] is not target:
+            self._admission.admit(place[0], {}, place[1], now_ms, system=True)
+        return self.writing.append_one(made)
+
+    def append_batch(self, messages: Sequence[Message], *, queue_id: int = 0) -> list[Appended]:
+        """Append messages of one topic to one queue: all of them or none, one behind the other.
+
+        Raises MessageRejected when RocketMQ would not take them together, or when they do not fit in one segment.
+        """
+        check_batch(messages)
+        now_ms = time.time_ns() // 1_000_000
+        drafts: list[Draft] = []
+        for message in messages:
+            properties = message.stored_properties
+            properties[names.UNIQ_KEY] = new_unique_key(now_ms)
+            drafts.append(draft(message.topic, message.body, properties, queue_id=queue_id, born_timestamp_ms=now_ms))
+        check_size(sum(one.size for one in drafts), self.writing.layout.record_bytes_max)
+        for message in messages:
+            self._admission.admit(message.topic, message.properties, queue_id, now_ms)
+        return self.writing.append(drafts)
+
+    # Topics
+
+    def topic(self, name: str) -> TopicConfig | None:
+        """A topic's configuration; None when there is no such topic. The first message to a topic makes it."""
+        return self._admission.topics.get(name, time.time_ns() // 1_000_000)
+
+    def create_topic(
+        self, name: str, *, queues: int = DEFAULT_QUEUES, message_type: str = "NORMAL", perm: int = 6
+    ) -> TopicConfig:
+        """Create a topic, or change one: how many queues it has, and which messages it takes.
+
+        `message_type` is NORMAL, FIFO, DELAY, TRANSACTION or MIXED (all of them). Raises MessageRejected, NotPermitted.
+        RocketMQ: UpdateTopicSubCommand, TopicConfigManager.updateTopicConfig (5.3.3).
+        """
+        self._admission.check_role()
+        made, now_ms = new_topic(name, queues, message_type, perm), time.time_ns() // 1_000_000
+        with self.writing.append_lock:
+            self._check_fewer_queues(name, queues)
+            self._admission.topics.put(made, now_ms)
+        return made
+
+    def _check_fewer_queues(self, name: str, queues: int) -> None:
+        """A queue that holds messages cannot go: nobody would read them."""
+        held = [queue_id for queue_id in self.queues(name) if queue_id >= queues]
+        if held:
+            reason = f"queue {held[0]} holds messages, so it needs {max(held) + 1} queues at least"
+            raise MessageRejected(f"the topic {name} cannot have {queues} queues: {reason}")
+
+    # Where the log stands
+
+    @property
+    def visible_end(self) -> int:
+        """Up to where readers see records: what is durable, in the sync mode `os` what is published."""
+        return self.writing.visible_end
+
+    def queue_end(self, topic: str, queue_id: int) -> int:
+        """The queue offset that the next message of a queue gets; 0 for a queue that is not there."""
+        words = self.writing.control
+        if words[Word.DISPATCHED] != words[Word.TAIL]:  # whoever published was killed, or is at it
+            with self.writing.append_lock:
+                self.writing.appender.heal()
+        return self.writing.queue_end(topic, queue_id)
+
+    def sync_now(self) -> None:
+        """Force everything that is published. Raises SyncFailed."""
+        self.writing.sync_now()
+
+    # Read no further than what is durable
+
+    @property
+    def end_offset(self) -> int:
+        """See `visible_end`."""
+        return self.visible_end
+
+    def records(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
+        """As `Store.records`, up to what is durable."""
+        visible = self.visible_end
+        return super().records(start, visible if end is None else min(end, visible))
+
+    def record(self, commitlog_offset: int) -> Record | None:
+        """As `Store.record`; None for what is not yet durable."""
+        return super().record(commitlog_offset) if commitlog_offset < self.visible_end else None
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """As `Store.queue_range`, up to what is durable."""
+        first, end = super().queue_range(topic, queue_id)
+        queue, visible = self.consumequeues.queue(topic, queue_id), self.visible_end
+        if queue is None or end == first or not self._is_beyond(queue, end - 1, visible):
+            return first, end
+        return first, first + bisect_left(
+            range(end - first), 1, key=lambda n: self._is_beyond(queue, first + n, visible)
+        )
+
+    @staticmethod
+    def _is_beyond(queue: ConsumeQueue, queue_offset: int, visible: int) -> bool:
+        unit = queue.get(queue_offset)
+        return unit is None or unit.commitlog_offset >= visible
+
+    def _record_of(self, queue: ConsumeQueue, queue_offset: int) -> Record | None:
+        unit = queue.get(queue_offset)
+        if unit is None or unit.commitlog_offset >= self.visible_end:
+            return None
+        return super()._record_of(queue, queue_offset)
+
+
+def open_live(
+    path: str | os.PathLike[str],
+    *,
+    disk: Disk | None = None,
+    sync: str = "group",
+    layout: StoreLayout | None = None,
+    role: str = "master",
+    reject_transactions: bool = False,
+    transactions: str = "state-table",
+) -> LiveStore:
+    """Open a store for writing, on a disk of one's choice. See `broker.open`."""
+    return LiveStore(
+        os.fspath(path),
+        disk or Disk(),
+        sync=sync,
+        layout=layout,
+        role=role,
+        reject_transactions=reject_transactions,
+        transactions=transactions,
+    )

@@ -1,0 +1,159 @@
+"""What a store needs done now and then, by a thread that no append waits for.
+
+    every 20 ms     the append lock is let go, if a process that is alone with the store kept it
+                    what was appended and not forced becomes durable, so that consumers see it   (modes each, group)
+    every second    the log is forced                                                             (mode os)
+                    a lower bound of what is durable is put on disk: STORE/checkback/durable
+    when due        the next segment is made before the log needs it
+                    a checkpoint, so that a recovery has little to replay
+
+Each process has its own threads, from its first append on; a lock lets one of them work at a time. Whoever is killed
+in here leaves nothing that the next one does not find.
+
+RocketMQ: FlushRealTimeService, AllocateMappedFileService (5.3.3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from broker.errors import BrokerError
+from broker.store.control import Word
+from broker.store.locks import AppendLock
+from broker.store.point import seal
+
+if TYPE_CHECKING:
+    from broker.store.writing import Writing
+
+SHARE_EVERY_S = SYNC_EVERY_S = 0.02
+CARE_EVERY_S = 0.1
+FORCE_EVERY_S = 1.0  # in mode os
+BOUND_EVERY_S = 0.5
+LOOK_EVERY_S = 5.0  # for files that retention removed
+CHECKPOINT_BYTES = 64 << 20  # a checkpoint each time the log grew by so much
+CHECKPOINT_EVERY_S = 60.0  # or when it grew at all
+_CROWD = int(Word.CROWD)
+_AHEAD_SHARE = 4  # the next segment is made when less than a quarter is left of this one
+
+
+class Upkeep:
+    """The threads of one process. `lock` keeps those of other processes out."""
+
+    def __init__(self, writing: Writing, lock: AppendLock) -> None:
+        self._writing, self._lock = writing, lock
+        self._words, self._disk, self._paths = writing.control.words, writing.disk, writing.paths
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child no thread lives: they start with its first append."""
+        self.is_running = False
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+        self._bound = self._seen = 0
+        self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = time.monotonic()
+
+    def start(self) -> None:
+        """Begin, once; on a disk that counts its steps there is no background."""
+        with self._starting:
+            if self.is_running:
+                return
+            self.is_running = True
+            if not self._disk.background:
+                return
+            loops = [(self._care, CARE_EVERY_S), (self._share, SHARE_EVERY_S)]
+            if self._writing.sync != "os":
+                loops.append((self._sync, SYNC_EVERY_S))
+            for work, every_s in loops:
+                thread = threading.Thread(
+                    target=self._loop, args=(work, every_s), name=f"checkback{work.__name__}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+
+    def _loop(self, work: Callable[[], None], every_s: float) -> None:
+        stop, lock = self._stop, self._writing.append_lock
+        try:
+            while not stop.wait(every_s):
+                with contextlib.suppress(BrokerError):  # a full disk, a store that failed: the next append says so
+                    work()
+        finally:
+            lock.let_go()
+
+    def _share(self) -> None:
+        """Let others have the append lock, and keep it while this process is alone and appends one after another."""
+        lock, tail = self._writing.append_lock, self._words[Word.TAIL]
+        lock.let_go()
+        if tail != self._seen and not self._words[Word.CROWD] and not self._stop.is_set():
+            lock.keep(self._is_alone)
+        self._seen = tail
+
+    def _is_alone(self) -> bool:
+        return not self._words[_CROWD]
+
+    def _sync(self) -> None:
+        """Force what nobody waits for."""
+        if self._words[Word.DURABLE] < self._words[Word.TAIL]:
+            self._writing.syncer.force_now()
+
+    def _care(self) -> None:
+        """Everything else that is due, unless another process is at it."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._writing.forget_removed()
+        if self._words[Word.POISON] or not self._lock.try_acquire():
+            return
+        try:
+            self.make_segment_ahead()
+            if now_s - self._forced_s >= FORCE_EVERY_S:
+                self._forced_s = now_s
+                self._sync()
+            if now_s - self._bound_s >= BOUND_EVERY_S:
+                self._bound_s = now_s
+                self.persist_bound()
+            grown = self._words[Word.TAIL] - self._words[Word.CHECKPOINTED]
+            if grown >= CHECKPOINT_BYTES or (grown and now_s - self._checkpoint_s >= CHECKPOINT_EVERY_S):
+                self._checkpoint_s = now_s
+                self._writing.checkpoint_alone()
+        finally:
+            self._lock.release()
+
+    def persist_bound(self) -> None:
+        """Put on disk up to where the log is durable: damage below it is no torn write. Raises StoreFull."""
+        bound = self._words[Word.DURABLE]
+        if bound != self._bound:
+            self._disk.write_file(self._paths.durable, seal(b"%d" % bound))
+            self._bound = bound
+
+    def make_segment_ahead(self) -> None:
+        """Make the next segment if the log will soon need it: aside, and put in its place under the append lock.
+
+        Raises StoreFull.
+        """
+        segment, log = self._writing.layout.segment_bytes, self._writing.appender.log
+        tail = self._words[Word.TAIL]
+        following = tail - tail % segment + segment
+        if (following - tail) * _AHEAD_SHARE > segment or self._disk.entry(log.path_of(following)) is not None:
+            return
+        beside = os.path.join(self._paths.own, "next-segment")
+        self._disk.allocate(beside, segment)
+        with self._writing.append_lock:  # under which everybody makes segments
+            if self._disk.entry(log.path_of(following)) is None:
+                self._disk.rename(beside, log.path_of(following), durable=False)
+        self._disk.sync_folder(log.folder)
+        self._disk.sync_folder(self._paths.own)
+
+    def close(self) -> None:
+        """End the threads; what they were to do, the last to leave does."""
+        self._stop.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._threads.clear()
+        self._lock.close()

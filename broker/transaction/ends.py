@@ -1,0 +1,60 @@
+"""End records: a commit repeats its half message, a rollback leaves the body out, both may say who decided and why.
+
+RocketMQ: EndTransactionProcessor.endMessageTransaction (3.1.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from broker.errors import MessageRejected, TransactionError
+from broker.format import properties as names
+from broker.format.commitlog import Record, decode, encode
+from broker.format.recordcrc import record_crc_reserve, record_crc_said
+from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
+from broker.store.draft import Draft, draft_of, end_draft
+from broker.transaction.events import BY, WHY
+
+EXTRA = frozenset((WHY, BY))
+
+
+def check_extra(extra: Mapping[str, str]) -> None:
+    """Raises MessageRejected for a property that an end may not have: it is a copy of its half but for these two."""
+    for name, value in extra.items():
+        if name not in EXTRA:
+            raise MessageRejected(f"an end may say {WHY} and {BY}, and nothing else of its own: {name!r}")
+        names.check(name, value)
+
+
+def half_draft(raw: bytes) -> tuple[Draft, Record]:
+    """A half message from the log as a draft that ends can be made of, whoever wrote it.
+
+    Raises CorruptRecord, and TransactionError when the record is no prepared one.
+    """
+    found, record = draft_of(raw)
+    if found.kind is not TransactionType.PREPARED:
+        raise TransactionError(f"the record at CommitLog offset {record.commitlog_offset} is no half message")
+    if record.version != 1 or record.sys_flag & (BORN_IPV6 | STORE_IPV6):
+        reason = "was not written by RocketMQ 3.0–3.1.4 nor by checkback: only its own broker can end it"
+        raise TransactionError(f"the half message at CommitLog offset {record.commitlog_offset} {reason}")
+    if record_crc_said(record.properties) is None:
+        found.raw = _with_texts(record, b"")
+    return found, record
+
+
+def make_end(half: Draft, half_offset: int, slot: int, kind: TransactionType, extra: Mapping[str, str]) -> Draft:
+    """The end of a half message, with who decided and why. Raises MessageRejected for any other property."""
+    check_extra(extra)
+    end = end_draft(half, half_offset, slot, kind)
+    texts = "".join([f"{name}\x01{value}\x02" for name, value in extra.items()]).encode()
+    end.raw = _with_texts(decode(end.raw, check_crc=False), texts)
+    return end
+
+
+def _with_texts(record: Record, texts: bytes) -> bytes:
+    """The record with more properties, and room for its CRC behind them."""
+    said = record.properties
+    if said and not said.endswith(b"\x02"):
+        said += b"\x02"
+    return encode(replace(record, properties=record_crc_reserve(said + texts)))

@@ -1,0 +1,71 @@
+"""May checkback write to what stands at a path? A new store and its own: yes; what RocketMQ wrote: not yet.
+
+DECISIONS: a store of the generation `gap` or `mixed` is never written; one of `half-op` by a later version.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from broker.errors import CorruptStore, StoreError
+from broker.format.topics import HALF_TOPIC
+from broker.store.disk import Disk
+from broker.store.paths import Paths
+from broker.store.recognise import check_is_store
+from broker.store.store import Store
+from broker.transaction.events import EventKind, Evidence, Generation, gap_evidence, generation, kind_of
+
+_RECORDS = 10_000  # of a foreign log that are looked at: enough for a reason, not for a verdict
+
+_REASONS = {
+    Generation.GAP: "RocketMQ 3.1.5–4.2 wrote half messages there that nobody can ever settle (generation gap)",
+    Generation.MIXED: "it has half messages of several generations (mixed), and each says otherwise how they ended",
+    Generation.HALF_OP: "its transactions are RocketMQ 4.3's or later (half-op); this version writes only state tables",
+}
+
+
+def check_may_write(path: str, disk: Disk) -> None:
+    """Raises StoreError for a store that another program wrote, NotAStore for a folder that is something else."""
+    entry, paths = disk.entry(path), Paths(path)
+    if entry is None or (entry.is_folder and not disk.entries(path)):
+        return
+    if disk.entry(paths.store_json) is not None:
+        with Store(path, disk) as store:
+            if _has_halves_of_4(store):
+                raise _refused(path, _REASONS[Generation.MIXED])
+        return
+    if disk.entry(paths.own) is not None and disk.entry(paths.commitlog) is None:
+        return  # whoever was making the store was killed at it
+    check_is_store(path, disk)
+    if not any(found.is_file for found in disk.entries(paths.commitlog)):
+        return
+    with Store(path, disk) as store:
+        reason = _REASONS.get(_generation(store))
+    if reason is not None:
+        raise _refused(path, reason)
+    text = f"{path} was written by another program, which may still write to it. Stop that, then run: checkback recover"
+    raise StoreError(f"{text} {path} --apply --broker-is-stopped. Until then open it with read_only=True", path=path)
+
+
+def _refused(path: str, reason: str) -> StoreError:
+    return StoreError(f"{path} can only be read (read_only=True): {reason}", path=path)
+
+
+def _has_halves_of_4(store: Store) -> bool:
+    """Whether a broker of 4.3 or later wrote half messages to a store of ours."""
+    return any(store.queue_range(HALF_TOPIC, queue_id)[1] for queue_id in store.queues(HALF_TOPIC))
+
+
+def _generation(store: Store) -> Generation:
+    """What the first records say, and the half queue."""
+    slots, halves = [], int(_has_halves_of_4(store))
+    try:
+        for record in islice(store.records(), _RECORDS):
+            kind = kind_of(record.topic, record.transaction_type)
+            if kind is EventKind.PREPARED:
+                slots.append(record.queue_offset)
+            halves += kind in (EventKind.HALF, EventKind.OP)
+    except CorruptStore:
+        pass  # whoever recovers it will say so
+    evidence = gap_evidence(slots, None)
+    return generation(Evidence(evidence.state_table, evidence.gap, evidence.lone, halves))

@@ -1,0 +1,54 @@
+"""Find the implementations of the transaction service and of the check listener by entry point.
+
+    checkback.transaction_service    called with a Bridge, returns a TransactionalMessageService
+    checkback.check_listener         called without arguments, returns a CheckListener
+
+RocketMQ: ServiceProvider.loadClass, BrokerController.initialTransaction (5.3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from broker.errors import BrokerError
+from broker.transaction.service import Bridge, CheckListener, TransactionalMessageService
+
+SERVICES, LISTENERS = "checkback.transaction_service", "checkback.check_listener"
+
+# Ours, for a source tree that was never installed; pyproject.toml names the same.
+_OWN = {
+    (SERVICES, "state-table"): "broker.transaction.statetable:StateTableService",
+    (LISTENERS, "connected"): "broker.transaction.connected:ConnectedProducers",
+}
+
+
+def load_service(name: str, bridge: Bridge) -> TransactionalMessageService:
+    """The service of this name, for one store. Raises BrokerError when there is none, or it is no service."""
+    found = _load(SERVICES, name)(bridge)
+    if not isinstance(found, TransactionalMessageService):
+        raise BrokerError(f"{name!r} in {SERVICES} makes a {type(found).__name__}, no TransactionalMessageService")
+    return found
+
+
+def load_listener(name: str) -> CheckListener:
+    """The check listener of this name. Raises BrokerError when there is none, or it is no listener."""
+    found = _load(LISTENERS, name)()
+    if not isinstance(found, CheckListener):
+        raise BrokerError(f"{name!r} in {LISTENERS} makes a {type(found).__name__}, no CheckListener")
+    return found
+
+
+def _load(group: str, name: str) -> Callable[..., Any]:
+    own = _OWN.get((group, name))
+    if own is not None:
+        module, _, attribute = own.partition(":")
+        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+    installed = entry_points(group=group)
+    for entry in installed:
+        if entry.name == name:
+            return entry.load()  # type: ignore[no-any-return]
+    there = sorted({entry.name for entry in installed} | {own for kind, own in _OWN if kind == group})
+    raise BrokerError(f"there is no {name!r} in the entry point group {group}: it has {', '.join(there)}")

@@ -1,0 +1,75 @@
+"""Rounds of check-back: ask once about each half message that is old enough, and stop asking at a limit.
+
+The plain loop that RocketMQ has; what was asked is counted in memory. `recovery.checkback` does more: policies,
+backoff, resolvers, and a catalog that outlives the process.
+
+RocketMQ: TransactionalMessageServiceImpl.check, needDiscard, checkPrepareQueueOffset (5.3.3).
+"""
+
+from __future__ import annotations
+
+import threading
+
+from broker.errors import AlreadyEnded
+from broker.format import properties as names
+from broker.transaction.service import CheckListener, Half, LocalTransactionState, TransactionalMessageService
+
+
+def is_due(half: Half, timeout_ms: int, now_ms: int) -> bool:
+    """Whether it is time to ask: the producer's own immunity comes before the time-out.
+
+    RocketMQ: TransactionalMessageServiceImpl.getImmunityTime (5.3.3); what is no number, or -1, is no immunity.
+    """
+    said = half.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
+    immunity_ms = int(said) * 1000 if said.isascii() and said.isdigit() else timeout_ms
+    return now_ms - half.born_timestamp_ms >= immunity_ms
+
+
+class Rounds:
+    """How often each half message was asked about in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: dict[int, int] = {}
+
+    def run(
+        self,
+        service: TransactionalMessageService,
+        timeout_ms: int,
+        check_max: int,
+        listener: CheckListener,
+        now_ms: int,
+    ) -> int:
+        """One round; two threads never ask at the same time. What a listener raises means UNKNOW: it asks again."""
+        with self._lock:
+            parked, asked, left = service.parked(), 0, {}
+            for half in service.in_doubt():
+                before = self._asked.get(half.commitlog_offset, 0)
+                left[half.commitlog_offset] = before
+                if half.commitlog_offset in parked or not is_due(half, timeout_ms, now_ms):
+                    continue
+                if before >= check_max:
+                    listener.resolve_discard_message(service, half)
+                    continue
+                asked += 1
+                left[half.commitlog_offset] = before + 1
+                _settle(service, half, _answer(service, half, listener))
+            self._asked = left
+            return asked
+
+
+def _answer(service: TransactionalMessageService, half: Half, listener: CheckListener) -> LocalTransactionState:
+    try:
+        return listener.resolve_half_message(half, service.message(half))
+    except Exception:  # noqa: BLE001 - an answer that cannot be given is no answer
+        return LocalTransactionState.UNKNOW
+
+
+def _settle(service: TransactionalMessageService, half: Half, answer: LocalTransactionState) -> None:
+    try:
+        if answer is LocalTransactionState.COMMIT_MESSAGE:
+            service.commit(half)
+        elif answer is LocalTransactionState.ROLLBACK_MESSAGE:
+            service.rollback(half)
+    except AlreadyEnded:
+        pass  # someone else decided a moment ago, and the first decision stands

@@ -1,0 +1,215 @@
+"""The interface to transactions, whatever keeps their state: prepare, commit, rollback, what is in doubt.
+
+RocketMQ: TransactionalMessageService, and its AbstractTransactionalMessageCheckListener (5.3.3).
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker.format.java import Host, encode_message_id
+from broker.message import Message, ReceivedMessage
+from broker.store.admission import Admission
+from broker.store.draft import LOCAL_HOST
+from broker.store.store import Store
+from broker.store.writing import Writing
+from broker.transaction.events import TransactionState
+
+
+class HalfReference(NamedTuple):
+    """What names a transaction from elsewhere: the fields of RocketMQ's END_TRANSACTION."""
+
+    commitlog_offset: int
+    slot: int
+    producer_group: str
+
+
+@dataclass(frozen=True)
+class Half:
+    """A half message: stored, not delivered, waiting for its end."""
+
+    commitlog_offset: int
+    slot: int  # its place in the state table
+    producer_group: str
+    topic: str  # where consumers will find it
+    queue_id: int
+    unique_key: str | None  # 3.x made none
+    keys: tuple[str, ...]
+    born_timestamp_ms: int
+    store_timestamp_ms: int
+    size: int  # of the record, in bytes
+    properties: Mapping[str, str] = field(repr=False, compare=False)
+    store_host: Host = field(default=LOCAL_HOST, repr=False)  # the default stands in the class: see statetable._half
+
+    @property
+    def end(self) -> int:
+        """Where its record ends in the CommitLog: it is on disk when the log is durable up to here."""
+        return self.commitlog_offset + self.size
+
+    @property
+    def message_id(self) -> str:
+        """The offset message id. RocketMQ: MessageDecoder.createMessageId (5.3.3)."""
+        return encode_message_id(self.store_host, self.commitlog_offset)
+
+    @property
+    def reference(self) -> HalfReference:
+        return HalfReference(self.commitlog_offset, self.slot, self.producer_group)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a transaction ended."""
+
+    state: TransactionState
+    commitlog_offset: int | None  # of the end record; None when it was written before, by whomever
+    queue_offset: int | None  # of a commit: where consumers find the message
+    again: bool = False  # it had been decided the same way before; nothing was written
+
+
+class LocalTransactionState(enum.Enum):
+    """What a producer says about its local transaction. RocketMQ: LocalTransactionState (5.3.3)."""
+
+    COMMIT_MESSAGE = "commit"
+    ROLLBACK_MESSAGE = "rollback"
+    UNKNOW = "unknown"  # Quirk: RocketMQ's spelling
+
+
+class CheckListener(abc.ABC):
+    """Answers for half messages that were left in doubt.
+
+    RocketMQ: AbstractTransactionalMessageCheckListener (5.3.3), which asks a connected producer.
+    """
+
+    @abc.abstractmethod
+    def resolve_half_message(self, half: Half, message: ReceivedMessage) -> LocalTransactionState:
+        """How the local transaction of a half message ended; UNKNOW asks again in a later round."""
+
+    def resolve_discard_message(self, service: TransactionalMessageService, half: Half) -> None:
+        """Do something with a half message that was asked about too often: it is parked."""
+        service.park(half, "nobody could say how the local transaction ended")
+
+
+class Bridge(NamedTuple):
+    """What a service works on. RocketMQ: TransactionalMessageBridge (5.3.3)."""
+
+    store: Store  # for reading
+    writing: Writing
+    admission: Admission
+
+
+Reference = Half | HalfReference
+
+
+class TransactionalMessageService(abc.ABC):
+    """Transactions of one open store. Threads may share it; every decision is made once, whoever makes it.
+
+    Implementations are found by the entry point group `checkback.transaction_service`; each is called with a Bridge.
+    """
+
+    @abc.abstractmethod
+    def open(self) -> None:
+        """Get ready; called once, when the store has been opened."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go; called before the store is closed."""
+
+    @abc.abstractmethod
+    def prepare(
+        self,
+        message: Message,
+        producer_group: str,
+        *,
+        queue_id: int = 0,
+        extra_properties: Mapping[str, str] | None = None,
+    ) -> Half:
+        """Store a half message; as durable as the sync mode says when this returns.
+
+        `extra_properties` may have names that are RocketMQ's own. Raises MessageRejected, NotPermitted, StoreFull,
+        SyncFailed. RocketMQ: TransactionalMessageService.prepareMessage.
+        """
+
+    @abc.abstractmethod
+    def prepare_async(
+        self,
+        message: Message,
+        producer_group: str,
+        *,
+        queue_id: int = 0,
+        extra_properties: Mapping[str, str] | None = None,
+    ) -> Future[Half]:
+        """The same, without waiting for the disk: the future is done when the half message is durable.
+
+        What `prepare` refuses is raised at once. RocketMQ: TransactionalMessageService.asyncPrepareMessage.
+        """
+
+    @abc.abstractmethod
+    def commit(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
+        """Deliver a half message: once, whoever else decides at the same time.
+
+        The first decision wins: the same one again returns Ended(again=True), after a contrary one AlreadyEnded is
+        raised. `extra_properties` may be events.WHY and events.BY. Raises TransactionError when the reference does not
+        name a half message of this group and slot. RocketMQ: TransactionalMessageService.commitMessage.
+        """
+
+    @abc.abstractmethod
+    def rollback(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
+        """Never deliver a half message; else like `commit`. RocketMQ: TransactionalMessageService.rollbackMessage."""
+
+    @abc.abstractmethod
+    def delete_prepare(self, half: Reference) -> bool:
+        """Take a half message out of what is in doubt, after it was ended; whether it is out.
+
+        RocketMQ: TransactionalMessageService.deletePrepareMessage, which the 4.x end processor calls after each end.
+        """
+
+    @abc.abstractmethod
+    def state(self, half: Reference) -> TransactionState:
+        """How a transaction stands. Raises TransactionError when the reference names none."""
+
+    @abc.abstractmethod
+    def half(self, commitlog_offset: int) -> Half:
+        """The half message at a CommitLog offset, settled or not. Raises TransactionError when none begins there."""
+
+    @abc.abstractmethod
+    def message(self, half: Half) -> ReceivedMessage:
+        """The message in a half, with its body."""
+
+    @abc.abstractmethod
+    def in_doubt(self, *, after_slot: int = -1, limit: int | None = None) -> Iterator[Half]:
+        """The half messages that nobody ended, lowest slot first, parked ones included.
+
+        Those that are not yet durable are left out: a power cut could take them back.
+        """
+
+    @abc.abstractmethod
+    def in_doubt_slots(self) -> list[int]:
+        """The slots in doubt. Cheap: of each slot in the table only the state is looked at."""
+
+    @abc.abstractmethod
+    def parked(self) -> dict[int, int]:
+        """Half messages that are in doubt and parked: CommitLog offset of each, and of the record that parks it."""
+
+    @abc.abstractmethod
+    def park(self, half: Half, why: str) -> bool:
+        """Give up asking about a half message until a person decides. False when it is parked or ended already.
+
+        It stays in doubt: it can be committed and rolled back as before. One small record says so.
+        """
+
+    @abc.abstractmethod
+    def unpark(self, half: Half, why: str) -> bool:
+        """Ask about it again. False when it is not parked."""
+
+    @abc.abstractmethod
+    def check(self, timeout_ms: int, check_max: int, listener: CheckListener) -> int:
+        """Ask a listener once about each half message older than a time-out; returns how many were asked about.
+
+        One that has been asked about `check_max` times goes to `resolve_discard_message`. A producer's own
+        CHECK_IMMUNITY_TIME_IN_SECONDS comes before the time-out. RocketMQ: TransactionalMessageService.check.
+        """

@@ -1,0 +1,76 @@
+"""Wait for the disk on behalf of others: a future is done when the half message it stands for is durable.
+
+RocketMQ: TransactionalMessageService.asyncPrepareMessage, whose future the group commit thread completes (5.3.3).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+
+from broker.errors import BrokerError
+
+Done = Callable[[BaseException | None], None]
+
+
+class Waiting:
+    """One thread that calls `settle(end)` for all who came by then; it starts at the first need."""
+
+    def __init__(self, settle: Callable[[int], None]) -> None:
+        self._settle = settle
+        self._begin()
+        _forked.add(self)
+
+    def _begin(self) -> None:
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._waiting: list[tuple[int, Done]] = []
+        self._closed = False
+
+    def tell(self, end: int, done: Done) -> None:
+        """Call `done` when the log is durable up to an offset: with None, or with what went wrong."""
+        with self._wake:
+            self._waiting.append((end, done))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="checkback-waiting", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._waiting or self._closed):
+                    self._wake.wait()
+                waiting, self._waiting = self._waiting, []
+            if not waiting:
+                return
+            fault: BaseException | None = None
+            try:
+                self._settle(max(end for end, _ in waiting))
+            except BrokerError as error:
+                fault = error
+            for _, done in waiting:
+                done(fault)
+
+    def close(self) -> None:
+        """End the thread, when all who wait were told."""
+        with self._wake:
+            self._closed = True
+            thread = self._thread
+            self._wake.notify()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+
+_forked: weakref.WeakSet[Waiting] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """No thread lives in a child, and who waited there waits in the parent."""
+    for one in list(_forked):
+        one._begin()  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_after_fork)

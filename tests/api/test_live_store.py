@@ -1,0 +1,290 @@
+"""A store that is open for writing: sends, batches, topics, what is refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker
+from broker.format.config import decode_topics
+from broker.format.java import parse_unique_key
+from broker.live import open_live
+from broker.store.layout import StoreLayout
+from broker.store.uniquekey import new_unique_key
+from broker.testing import CrashDisk
+from recovery.verify import verify
+from tests.golden.unpack import unpack
+
+SMALL = StoreLayout(1 << 20, 6000, 2400, 2000, 100, 400)
+
+
+def opened(path: Path, **options: Any) -> broker.LiveStore:
+    return broker.open(path / "store", layout=SMALL, **options)
+
+
+def end(store: broker.LiveStore) -> int:
+    """Where the log ends, durable or not."""
+    return store.writing.control.words[8]
+
+
+def test_what_is_sent_is_found(tmp_path: Path) -> None:
+    with opened(tmp_path, sync="each") as store:
+        sent = broker.Message("orders", b"paid", tag="new", keys=["4711"], properties={"colour": "blue"})
+        placed = [store.append(sent, queue_id=1), store.append(sent, queue_id=1, born_timestamp_ms=1234, flag=7)]
+        assert [one.queue_offset for one in placed] == [0, 1]
+        found = store.message("orders", 1, 1)
+        assert found is not None
+        assert (found.body, found.tag, found.keys) == (b"paid", "new", ("4711",))
+        assert (found.born_timestamp_ms, found.flag) == (1234, 7)
+        assert len(store.by_key("orders", "4711")) == 2
+        assert store.queue_range("orders", 1) == (0, 2)
+        assert [one.commitlog_offset for one in store.records()] == [one.commitlog_offset for one in placed]
+        assert repr(store) == f"<broker.LiveStore {str(tmp_path / 'store')!r}, sync='each'>"
+    store.close()
+    assert verify(tmp_path / "store").ok
+
+
+def test_every_message_gets_a_key_of_its_own(tmp_path: Path) -> None:
+    """UNIQ_KEY, as RocketMQ's client makes it; one that is given stays."""
+    with opened(tmp_path, sync="os") as store:
+        for _ in range(3):
+            store.append(broker.Message("orders", b"x"))
+        store.append(broker.Message("orders", b"x"), unique_key="MINE")
+        keys = [record.property_map["UNIQ_KEY"] for record in store.records()]
+        assert len(set(keys)) == 4
+        assert keys[3] == "MINE"
+        parts = parse_unique_key(keys[0])
+        assert (parts.address, parts.pid) == (bytes((127, 0, 0, 1)), os.getpid() & 0xFFFF)
+        assert parts.ms_of_month < 31 * 24 * 3_600_000
+
+
+def test_unique_keys_stay_apart() -> None:
+    """Within a millisecond, across a month's end, and in a forked child."""
+    assert len({new_unique_key(1_700_000_000_000) for _ in range(60_000)}) == 60_000
+    key = new_unique_key(1_700_000_000_000)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, new_unique_key(1_700_000_000_000).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = os.read(read, 100).decode()
+    os.close(read)
+    os.close(write)
+    assert theirs[:20] != key[:20]
+    month_ms = parse_unique_key(new_unique_key(1_704_067_200_000 + 40 * 24 * 3_600_000)).ms_of_month
+    assert month_ms < 31 * 24 * 3_600_000
+
+
+def test_a_batch_is_all_or_none(tmp_path: Path) -> None:
+    with opened(tmp_path, sync="each") as store:
+        messages = [broker.Message("orders", b"%d" % number) for number in range(5)]
+        placed = store.append_batch(messages, queue_id=3)
+        assert [one.queue_offset for one in placed] == [0, 1, 2, 3, 4]
+        before = end(store)
+        others = [broker.Message("orders", b"1"), broker.Message("others", b"2")]
+        delayed = [broker.Message("orders", b"1", properties={"__SHARDINGKEY": "x"})]
+        large = [broker.Message("orders", bytes(3 << 20))] * 2
+        retry = [broker.Message("%RETRY%shop", b"1")]
+        refused = [
+            ([], "at least one"),
+            (others, "has one topic, and this one has orders and others"),
+            (retry, "cannot be sent as a batch"),
+            (large, "6291456 bytes; at most 4194304"),
+            (delayed, "takes NORMAL messages, and this is a FIFO one"),
+        ]
+        for batch, reason in refused:
+            with pytest.raises(broker.MessageRejected, match=reason):
+                store.append_batch(batch, queue_id=3)
+        with pytest.raises(broker.MessageRejected, match="a segment of this store holds at most"):
+            store.append_batch([broker.Message("orders", bytes(600_000))] * 2, queue_id=3)
+        assert end(store) == before
+
+
+def test_what_rocketmq_refuses_is_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
+    with opened(tmp_path) as store:
+        calls: list[tuple[dict[str, Any], str]] = [
+            ({"topic": "orders", "body": b""}, "the body is empty"),
+            ({"topic": "orders", "body": bytes((4 << 20) + 1)}, "at most 4194304"),
+            ({"topic": "x" * 128, "body": b"1"}, "at most 127"),
+            ({"topic": "a b", "body": b"1"}, "may only have"),
+            ({"topic": "SCHEDULE_TOPIC_XXXX", "body": b"1"}, "the broker's own topic"),
+            ({"topic": "RMQ_SYS_TRANS_HALF_TOPIC", "body": b"1"}, "the broker's own topic"),
+            ({"topic": "orders", "body": b"1", "properties": {"a": "x" * 32_767}}, "at most 32767"),
+            ({"topic": "orders", "body": b"1", "properties": {"a": "x" * 32_740}}, "too large for a record"),
+        ]
+        for fields, reason in calls:
+            with pytest.raises(broker.MessageRejected, match=reason):
+                store.append(broker.Message(**fields))
+            with pytest.raises(broker.MessageRejected, match=reason):
+                store.transactions.prepare(broker.Message(**{"topic": "t", **fields}), "shop")
+        good = broker.Message("plain", b"1")
+        for queue_id in (-1, 4):
+            with pytest.raises(broker.MessageRejected, match=f"queues 0 to 3, and no queue {queue_id}"):
+                store.append(good, queue_id=queue_id)
+        with pytest.raises(broker.MessageRejected, match="the broker's own topic"):
+            store.append(good, topic="TRANS_CHECK_MAX_TIME_TOPIC")
+        with pytest.raises(broker.MessageRejected, match="0x01 or 0x02"):
+            store.append(good, extra_properties={"a": "b\x01"})
+        assert end(store) == 0
+        assert not (tmp_path / "store" / "config").exists() or store.topic("orders") is None
+    assert verify(tmp_path / "store").ok
+
+
+def test_the_library_may_write_to_system_topics(tmp_path: Path) -> None:
+    with opened(tmp_path, sync="each") as store:
+        store.append(broker.Message("orders", b"x"), topic="SCHEDULE_TOPIC_XXXX", queue_id=17, system=True)
+        store.append(broker.Message("%RETRY%shop", b"x"), system=True, reconsume_times=3)
+        found = store.message("%RETRY%shop", 0, 0)
+        assert found is not None
+        assert found.reconsume_times == 3
+        schedule, retry = store.topic("SCHEDULE_TOPIC_XXXX"), store.topic("%RETRY%shop")
+        assert schedule is not None
+        assert retry is not None
+        assert (schedule.write_queue_count, retry.write_queue_count) == (18, 1)
+
+
+def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
+    """With the place where it belongs; delays that need RocketMQ's timer, and delayed halves, are refused."""
+    with opened(tmp_path, sync="each") as store:
+        later = broker.Message("later", b"x")
+        for level, queue_id in (("3", 2), ("99", 17)):
+            store.append(later, queue_id=1, extra_properties={"DELAY": level})
+            found = store.message("SCHEDULE_TOPIC_XXXX", queue_id, 0)
+            assert found is not None
+            assert found.properties.items() >= {"REAL_TOPIC": "later", "REAL_QID": "1", "DELAY": level}.items()
+        assert store.message("later", 1, 0) is None
+        topic = store.topic("later")
+        assert topic is not None
+        assert topic.message_type == "DELAY"
+        before = end(store)
+        for wrong in ({"DELAY": "soon"}, {"TIMER_DELAY_MS": "5"}):
+            with pytest.raises(broker.MessageRejected, match="level"):
+                store.append(later, extra_properties=wrong)
+        with pytest.raises(broker.MessageRejected, match="cannot be delayed"):
+            store.transactions.prepare(broker.Message("half", b"x"), "shop", extra_properties={"DELAY": "1"})
+        assert end(store) == before
+
+
+def test_a_topic_takes_the_type_of_its_first_message(tmp_path: Path) -> None:
+    """And no other: consumers rely on it. MIXED takes all."""
+    with opened(tmp_path) as store:
+        plain, ordered = broker.Message("orders", b"1"), {"__SHARDINGKEY": "4711"}
+        store.append(plain)
+        topic = store.topic("orders")
+        assert topic is not None
+        assert (topic.message_type, topic.write_queue_count, topic.perm) == ("NORMAL", 4, 6)
+        with pytest.raises(broker.MessageRejected, match="takes NORMAL messages, and this is a TRANSACTION one"):
+            store.transactions.prepare(plain, "shop")
+        with pytest.raises(broker.MessageRejected, match="this is a FIFO one"):
+            store.append(plain, extra_properties=ordered)
+        with pytest.raises(broker.MessageRejected, match="this is a DELAY one"):
+            store.append(plain, extra_properties={"DELAY": "3"})
+        store.transactions.rollback(store.transactions.prepare(broker.Message("half", b"1"), "shop"))
+        with pytest.raises(broker.MessageRejected, match="takes TRANSACTION messages, and this is a NORMAL one"):
+            store.append(broker.Message("half", b"1"))
+        store.create_topic("orders", message_type="MIXED", queues=6)
+        store.append(plain, queue_id=5)
+        store.append(plain, extra_properties=ordered)
+        store.transactions.rollback(store.transactions.prepare(plain, "shop"))
+
+
+def test_topics_are_created_and_changed(tmp_path: Path) -> None:
+    """In RocketMQ's file, the old one kept beside it; another process sees them within a second."""
+    config = tmp_path / "store" / "config"
+    with opened(tmp_path) as store, opened(tmp_path) as other:
+        store.create_topic("a", queues=2, message_type="FIFO")
+        assert not (config / "topics.json.bak").exists()
+        store.create_topic("b", queues=3, perm=4)
+        other.append(broker.Message("c", b"x"))
+        said = decode_topics((config / "topics.json").read_bytes())
+        assert sorted(said.topics) == ["a", "b", "c"]
+        assert said.version.counter == 3
+        assert sorted(json.loads((config / "topics.json.bak").read_bytes())["topicConfigTable"]) == ["a", "b"]
+        assert (said.topics["a"].message_type, said.topics["a"].order, said.topics["a"].read_queue_count) == (
+            "FIFO", True, 2,
+        )  # fmt: skip
+        with pytest.raises(broker.NotPermitted, match="may not be written"):
+            other.append(broker.Message("b", b"x"))
+        store.append(broker.Message("c", b"x"))
+        store.append(broker.Message("c", b"x"), queue_id=3)
+        with pytest.raises(broker.MessageRejected, match="queue 3 holds messages, so it needs 4 queues"):
+            store.create_topic("c", queues=3)
+        wrong: list[dict[str, Any]] = [
+            {"name": "a b"}, {"name": "a", "queues": 0}, {"name": "a", "message_type": "X"}, {"name": "a", "perm": 99},
+        ]  # fmt: skip
+        for fields in wrong:
+            with pytest.raises(broker.MessageRejected):
+                store.create_topic(**fields)
+        assert store.topic("nowhere") is None
+
+
+def test_a_topic_file_of_rocketmq_is_kept(tmp_path: Path) -> None:
+    """What it says of other topics stays; a topic without a type takes every message, as in 3.x and 4.x."""
+    opened(tmp_path).close()
+    config = tmp_path / "store" / "config"
+    config.mkdir()
+    table = {"old": {"topicName": "old", "perm": 6, "readQueueNums": 8, "writeQueueNums": 8, "future": "kept"}}
+    (config / "topics.json").write_text(json.dumps({"dataVersion": {"counter": 7}, "topicConfigTable": table}))
+    with opened(tmp_path) as store:
+        store.append(broker.Message("old", b"x"), queue_id=7)
+        store.transactions.rollback(store.transactions.prepare(broker.Message("old", b"x"), "shop"))
+        store.append(broker.Message("new", b"x"))
+    said = json.loads((config / "topics.json").read_bytes())
+    assert said["topicConfigTable"]["old"]["future"] == "kept"
+    assert said["dataVersion"]["counter"] == 8
+    assert "new" in said["topicConfigTable"]
+
+
+def test_readers_see_what_is_durable(tmp_path: Path) -> None:
+    """An end that is not yet forced could be taken back by a power cut: nobody gets the message before."""
+    with open_live(tmp_path / "store", disk=CrashDisk(tmp_path), layout=SMALL) as store:  # without a background
+        half = store.transactions.prepare(broker.Message("half", b"1"), "shop")
+        ended = store.transactions.commit(half)
+        assert ended.commitlog_offset is not None
+        assert store.visible_end == half.end == store.end_offset
+        assert store.message("half", 0, 0) is None
+        assert store.queue_range("half", 0) == (0, 0)
+        assert store.queue_end("half", 0) == 1
+        assert store.record(ended.commitlog_offset) is None
+        assert len(list(store.records())) == 1
+        store.sync_now()
+        assert store.message("half", 0, 0) is not None
+        assert store.queue_range("half", 0) == (0, 1)
+        assert len(list(store.records())) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("rocketmq-5.3.3-clean", r"4\.3's or later \(half-op\)"), ("rocketmq-3.1.5-recovered", "--broker-is-stopped")],
+)
+def test_a_store_that_rocketmq_wrote_is_not_written(tmp_path: Path, name: str, reason: str) -> None:
+    """Not before it was taken over; the sentence says how, or why not at all."""
+    store = unpack(name, tmp_path / "store")
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
+    with pytest.raises(broker.StoreError, match=reason):
+        broker.open(store)
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+    broker.open(store, read_only=True).close()
+
+
+def test_a_folder_of_something_else_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("Dear all")
+    with pytest.raises(broker.NotAStore, match=r"it holds letter\.txt"):
+        broker.open(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    with pytest.raises(broker.NotAStore, match="is a file"):
+        broker.open(tmp_path / "letter.txt")
+
+
+def test_options_have_names_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(broker.BrokerError, match="sync is one of each, group, os, not 'never'"):
+        opened(tmp_path, sync="never")
+    with pytest.raises(broker.BrokerError, match="role is one of master, slave, not 'boss'"):
+        opened(tmp_path, role="boss")
+    opened(tmp_path).close()

@@ -1,0 +1,395 @@
+"""Load and recover: what a crash left is put in order, what no crash explains is refused, being killed does no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.errors import CorruptStore, StoreError, SyncFailed
+from broker.format.commitlog import encode
+from broker.format.sysflag import TransactionType
+from broker.store.control import Word
+from broker.store.disk import Disk, ReadFile
+from broker.store.draft import end_draft
+from broker.store.layout import StoreLayout
+from broker.store.load import Plan, plan
+from broker.store.point import seal
+from broker.store.survey import Owner, Survey, survey
+from broker.store.tail import TailKind
+from broker.store.writing import Writing
+from broker.testing import CrashDisk, Crashed
+from recovery.verify import verify
+from tests.store.build import record
+from tests.store.test_writing import SMALL, assert_right, fill, half
+
+TINY = StoreLayout(8192, 400, 240, 200, 16, 24)
+
+
+def abandoned(path: Path, closed: int, then: int, layout: StoreLayout = SMALL) -> int:
+    """A store that was closed after some transactions and went on; the machine stopped. Returns the log's end."""
+    store = Writing(str(path), Disk(), layout, sync="os")
+    fill(store, 0, closed)
+    store.close()
+    store = Writing(str(path), Disk(), sync="os")
+    fill(store, closed, then)
+    end = store.control[Word.TAIL]
+    left(store, path)
+    return end
+
+
+def left(store: Writing, path: Path) -> None:
+    """Let go of a store without closing it, as when the machine stops; the control page is of a boot that is over."""
+    store.upkeep.close()
+    store.lock.release()
+    (path / "checkback" / "control").unlink()
+    (path / "checkback" / "durable").unlink(missing_ok=True)
+
+
+def seen(path: Path) -> Survey:
+    return survey(str(path), Disk())
+
+
+def planned(path: Path) -> Plan:
+    return plan(seen(path))
+
+
+def reopened(path: Path) -> None:
+    Writing(str(path), Disk(), sync="os").close()
+
+
+def write_at(path: Path, commitlog_offset: int, data: bytes, segment_bytes: int = SMALL.segment_bytes) -> None:
+    base = commitlog_offset - commitlog_offset % segment_bytes
+    with open(path / "commitlog" / f"{base:020}", "r+b") as file:
+        file.seek(commitlog_offset - base)
+        file.write(data)
+
+
+def offsets(path: Path) -> list[tuple[int, int]]:
+    """Where each record begins, and its size: by the reader, which knows nothing of recovery."""
+    import broker
+
+    with broker.open(path, read_only=True) as store:
+        return [(one.commitlog_offset, one.total_size) for one in store.records()]
+
+
+# Cases
+
+
+def test_a_closed_store_needs_no_more_than_belief(tmp_path: Path) -> None:
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 30)
+    store.close()
+    (tmp_path / "checkback" / "control").unlink()
+    made = planned(tmp_path)
+    assert made.case.label == "closed"
+    assert not made.is_needed
+    reopened(tmp_path)
+    assert_right(tmp_path, 10, 10, 10)
+
+
+def test_after_a_crash_only_what_follows_the_checkpoint_is_replayed(tmp_path: Path) -> None:
+    end = abandoned(tmp_path, 300, 60)
+    made = planned(tmp_path)
+    assert made.case.label == "crashed"
+    assert made.survey.point is not None
+    assert 0 < made.survey.point.commitlog_offset == made.survey.tail.begin < made.survey.tail.end == end
+    reopened(tmp_path)
+    assert_right(tmp_path, 120, 120, 120)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """The derived files that hold anything; index files by their order."""
+    files = [file for part in ("consumequeue", "index", "transaction") for file in sorted((path / part).rglob("*"))]
+    held = {file: file.read_bytes() for file in files if file.is_file()}
+    return {file.parts[-2] + str(n) if file.parts[-2] == "index" else str(file.relative_to(path)): raw
+            for n, (file, raw) in enumerate(held.items()) if any(raw)}  # fmt: skip
+
+
+@pytest.mark.parametrize("point", ["a checkpoint", "no checkpoint"])
+def test_what_is_made_again_is_what_was_there_byte_for_byte(tmp_path: Path, point: str) -> None:
+    abandoned(tmp_path, 200, 150)
+    if point == "no checkpoint":
+        (tmp_path / "checkback" / "checkpoint").unlink()
+    before = contents(tmp_path)
+    reopened(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_a_slot_whose_end_record_was_lost_is_in_doubt_again(tmp_path: Path) -> None:
+    """The page with the slot reached the disk as committed, the commit record did not."""
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    one = half(2)
+    (placed,) = store.append([one])
+    store.close()
+    store = Writing(str(tmp_path), Disk(), sync="os")
+    (end,) = store.append([end_draft(one, placed.commitlog_offset, placed.queue_offset, TransactionType.COMMIT)])
+    assert store.dispatcher.slot(0).state == TransactionType.COMMIT
+    left(store, tmp_path)
+    write_at(tmp_path, end.commitlog_offset, bytes(end.size))
+    reopened(tmp_path)
+    assert_right(tmp_path, 0, 0, 1)
+
+
+@pytest.mark.parametrize("lost", ["consumequeue", "index", "transaction/statetable", "transaction/redolog"])
+def test_a_checkpoint_does_not_speak_of_files_that_are_gone(tmp_path: Path, lost: str) -> None:
+    abandoned(tmp_path, 60, 30)
+    shutil.rmtree(tmp_path / lost)
+    assert planned(tmp_path).case.label == "bare"
+    reopened(tmp_path)
+    assert_right(tmp_path, 30, 30, 30)
+
+
+def test_opening_a_closed_store_reads_as_much_whatever_its_size(tmp_path: Path) -> None:
+    class Counting(Disk):
+        """Notes how many bytes are read from files."""
+
+        read_bytes = 0
+
+        def open_read(self, path: str) -> ReadFile:
+            disk, file = self, super().open_read(path)
+
+            class Counted(ReadFile):
+                def __del__(self) -> None:
+                    pass
+
+                def pread(self, size: int, at: int) -> bytes:
+                    data = file.pread(size, at)
+                    disk.read_bytes += len(data)
+                    return data
+
+                def next_data(self, at: int) -> int:
+                    return file.next_data(at)
+
+            return Counted(path, -1)
+
+    sizes, layout = [], StoreLayout(1 << 18, 60_000, 240_000, 200_000, 100, 40_000)
+    for name, count in (("small", 40), ("large", 4000)):
+        store = Writing(str(tmp_path / name), Disk(), layout, sync="os")
+        fill(store, 0, count)
+        for slot in range(2, count, 3):  # a checkpoint lists what is in doubt: here nothing is, in either store
+            held = store.dispatcher.slot(slot)
+            end = end_draft(half(slot), held.commitlog_offset, slot, TransactionType.ROLLBACK)
+            store.append([end])
+        store.close()
+        (tmp_path / name / "checkback" / "control").unlink()
+        disk = Counting()
+        Writing(str(tmp_path / name), disk, sync="os").close()
+        sizes.append(disk.read_bytes)
+    assert sizes[1] < sizes[0] + 4096
+
+
+# Torn and corrupt
+
+
+def test_a_hole_that_the_disk_left_is_cut_and_whole_records_behind_it_are_listed(tmp_path: Path) -> None:
+    """In mode `os` any block may be lost, whatever reached the disk after it."""
+    abandoned(tmp_path, 30, 30)
+    point = seen(tmp_path).point
+    assert point is not None
+    behind = [one for one in offsets(tmp_path) if one[0] >= point.commitlog_offset]
+    lost = behind[6][0]
+    hole = lost + 100 - (lost + 100) % 512
+    write_at(tmp_path, hole, bytes(512))
+    cut = next(at for at, size in behind if at + size > hole)
+    found = seen(tmp_path)
+    assert (found.tail.kind, found.tail.end) == (TailKind.TORN, cut)
+    reopened(tmp_path)
+    listed = (tmp_path / "checkback" / "torn" / f"{cut:020}.jsonl").read_text().splitlines()
+    expected = [at for at, size in behind if at >= hole + 512]
+    assert [json.loads(line)["commitlog_offset"] for line in listed] == expected
+    assert offsets(tmp_path)[-1][0] + offsets(tmp_path)[-1][1] == cut
+    assert verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("which", [0, 6])
+def test_a_changed_byte_before_whole_records_is_refused(tmp_path: Path, which: int) -> None:
+    abandoned(tmp_path, 30, 30)
+    point = seen(tmp_path).point
+    assert point is not None
+    at = [one for one in offsets(tmp_path) if one[0] >= point.commitlog_offset][which][0]
+    write_at(tmp_path, at + 60, b"\x77")
+    before = min((tmp_path / "commitlog").iterdir()).read_bytes()
+    with pytest.raises(CorruptStore, match=rf"commitlog/0+.*{at}.*checkback salvage"):
+        Writing(str(tmp_path), Disk(), sync="os")
+    assert min((tmp_path / "commitlog").iterdir()).read_bytes() == before
+    assert not (tmp_path / "checkback" / "torn").exists()
+
+
+def test_zeros_where_the_log_was_durable_are_no_torn_tail(tmp_path: Path) -> None:
+    end = abandoned(tmp_path, 30, 30)
+    (tmp_path / "checkback" / "durable").write_bytes(seal(b"%d" % end))
+    last, size = offsets(tmp_path)[-1]
+    write_at(tmp_path, last, bytes(size))
+    with pytest.raises(CorruptStore, match=rf"{last}.*durable up to {end}"):
+        Writing(str(tmp_path), Disk(), sync="os")
+
+
+def test_the_same_zeros_above_that_are_lost_records_that_nobody_was_promised(tmp_path: Path) -> None:
+    abandoned(tmp_path, 30, 30)
+    last, size = offsets(tmp_path)[-1]
+    write_at(tmp_path, last, bytes(size))
+    reopened(tmp_path)
+    assert verify(tmp_path).ok
+    assert offsets(tmp_path)[-1][0] < last
+
+
+@pytest.mark.parametrize("which", ["all", "the last"])
+def test_segments_that_are_gone_are_no_empty_log(tmp_path: Path, which: str) -> None:
+    store = Writing(str(tmp_path), Disk(), TINY, sync="os")
+    fill(store, 0, 60)
+    store.close()
+    (tmp_path / "checkback" / "control").unlink()
+    segments = sorted((tmp_path / "commitlog").iterdir())
+    used = [one for one in segments if any(one.read_bytes())]
+    for segment in used[-1:] if which == "the last" else segments:
+        segment.unlink()
+    table = next((tmp_path / "transaction" / "statetable").iterdir())
+    before = table.read_bytes()
+    with pytest.raises(CorruptStore, match="not there"):
+        Writing(str(tmp_path), Disk(), sync="os")
+    assert table.read_bytes() == before
+
+
+# Others
+
+
+def test_records_of_another_program_are_not_taken_over_without_a_word(tmp_path: Path) -> None:
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 30)
+    end = store.control[Word.TAIL]
+    queue_end = 0
+    store.close()
+    write_at(tmp_path, end, encode(record(queue_end, end, topic="Strange")))
+    found = seen(tmp_path)
+    assert found.facts.owner is Owner.STRANGER
+    with pytest.raises(StoreError, match="--broker-is-stopped"):
+        Writing(str(tmp_path), Disk(), sync="os")
+    (tmp_path / "checkback" / "adopted").write_bytes(seal(b"%d" % found.tail.end))
+    store = Writing(str(tmp_path), Disk(), sync="os")
+    fill(store, 30, 3)
+    store.close()
+    assert_right(tmp_path, 11, 11, 11)
+    assert seen(tmp_path).facts.owner is Owner.US
+
+
+# A failed forced write
+
+
+def test_what_a_failed_forced_write_may_have_lost_is_written_again(tmp_path: Path) -> None:
+    """After the recovery a power cut takes nothing that was there; before it, the store refuses in every process."""
+    disk = CrashDisk(tmp_path / "disk")
+    path = str(tmp_path / "disk" / "store")
+    store = Writing(path, disk, TINY, sync="each")
+    fill(store, 0, 6)
+    disk.fail_next_sync("store/commitlog/*")
+    with pytest.raises(SyncFailed):
+        store.append([half(6)])
+    with pytest.raises(StoreError, match="forced write"):
+        store.append([half(7)])
+    store.close()
+    assert seen(Path(path)).facts.poisoned
+    again = Writing(path, disk, sync="each")
+    again.append([half(8)])
+    for seed in range(6):
+        image = disk.survivors(seed) / "store"
+        reopened(image)
+        assert verify(image).ok
+        assert offsets(image) == offsets(Path(path))
+    assert not (Path(path) / "checkback" / "poisoned").exists()
+
+
+# Killed in the middle
+
+
+def crashed_image(tmp_path: Path) -> Path:
+    """A store whose machine lost its power in mode `os`, with a checkpoint behind it, a torn tail and lost blocks."""
+    disk = CrashDisk(tmp_path / "life")
+    path = str(tmp_path / "life" / "store")
+    store = Writing(path, disk, TINY, sync="os")
+    fill(store, 0, 9)
+    store.close()
+    store = Writing(path, disk, sync="os")
+    fill(store, 9, 9)
+    return disk.survivors(5)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_a_power_cut_at_every_step_of_a_recovery_and_at_one_of_the_next(tmp_path: Path, part: int) -> None:
+    first = crashed_image(tmp_path)
+    dry = CrashDisk(shutil.copytree(first, tmp_path / "dry"))
+    Writing(str(dry.root / "store"), dry, sync="os")
+    assert dry.steps > 20
+    for step in range(1 + part, dry.steps + 1, 3):
+        image = shutil.copytree(first, tmp_path / f"cut-{step}")
+        for again in (step, dry.steps - step + 1):
+            disk = CrashDisk(image, crash_at=again)
+            with contextlib.suppress(Crashed):  # the second recovery may have fewer steps: then the power goes after it
+                Writing(str(disk.root / "store"), disk, sync="os")
+            image = disk.survivors(step)
+        reopened(image / "store")
+        report = verify(image / "store")
+        assert report.ok, (step, [str(finding) for finding in report.findings][:4])
+
+
+_KILLED = """
+import os, signal, sys
+from broker.store.disk import Disk
+from broker.store.writing import Writing
+
+class Deadly(Disk):
+    left = int(sys.argv[2])
+
+    def _count(self):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def deadly(name):
+    def call(self, *arguments, **named):
+        self._count()
+        return getattr(Disk, name)(self, *arguments, **named)
+    return call
+
+for name in "make_folder create reserve write map force force_folder rename remove_file".split():
+    name = "_" + name
+    setattr(Deadly, name, deadly(name))
+Writing(sys.argv[1], Deadly(), sync="os")
+"""
+
+
+def killed_at(path: Path, call: int) -> bool:
+    """Open a store in a process that is killed with SIGKILL at a call to the system; False when it had fewer."""
+    ran = subprocess.run([sys.executable, "-c", _KILLED, str(path), str(call)], check=False, cwd=os.getcwd())
+    assert ran.returncode in (0, -signal.SIGKILL)
+    return ran.returncode != 0
+
+
+@pytest.mark.parametrize("damage", ["nothing", "the checkpoint", "a torn tail"])
+def test_a_recovery_that_is_killed_twice_is_done_by_the_third(
+    tmp_path: Path, damage: str, record_property: Callable[[str, object], None]
+) -> None:
+    end = abandoned(tmp_path / "whole", 12, 12)
+    if damage == "the checkpoint":
+        (tmp_path / "whole" / "checkback" / "checkpoint").unlink()
+    if damage == "a torn tail":
+        write_at(tmp_path / "whole", end, bytes.fromhex("000000ffdaa320a7") + b"torn")
+    kills = 0
+    for call in (5, 14, 23, 32, 41):
+        path = shutil.copytree(tmp_path / "whole", tmp_path / f"killed-{call}")
+        kills += killed_at(path, call) + killed_at(path, call + 4)
+        reopened(path)
+        assert_right(path, 8, 8, 8)
+        if damage == "a torn tail":
+            kept = sorted(one.name for one in (path / "checkback" / "torn").iterdir())
+            assert f"{end:020}" in kept
+    record_property("kills", kills)
+    assert kills >= 5

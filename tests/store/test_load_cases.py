@@ -1,0 +1,47 @@
+"""The table of cases: every combination of facts falls in exactly one row."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from typing import get_type_hints
+
+from broker.store.cases import CASES, Action, Verdict, case_of
+from broker.store.survey import Facts
+
+
+def combinations() -> list[Facts]:
+    """All of them."""
+    hints = get_type_hints(Facts)
+    values = [list(kind) if issubclass(kind, enum.Enum) else [False, True] for kind in hints.values()]
+    return [Facts(*combination) for combination in itertools.product(*values)]
+
+
+def test_every_combination_of_facts_falls_in_exactly_one_row() -> None:
+    assert len(combinations()) == 4 * 2 * 2 * 2 * 2 * 3 * 3
+    for facts in combinations():
+        rows = [case.label for case in CASES if case.fits(facts)]
+        assert len(rows) == 1, (facts, rows)
+        assert case_of(facts).label == rows[0]
+
+
+def test_no_row_is_idle() -> None:
+    for case in CASES:
+        assert any(case.fits(facts) for facts in combinations()), case.label
+
+
+def test_rows_that_refuse_or_do_nothing_have_no_steps() -> None:
+    for case in CASES:
+        assert bool(case.steps) == (case.verdict is Verdict.RECOVER), case.label
+
+
+def test_what_is_cut_is_kept_aside_first() -> None:
+    """And derived files are never cut without a replay, nor is a page trusted before the checkpoint."""
+    for case in CASES:
+        steps = list(case.steps)
+        if Action.CUT_LOG in steps:
+            assert steps.index(Action.KEEP_ASIDE) < steps.index(Action.CUT_LOG)
+        if {Action.CUT_DERIVED, Action.EMPTY_DERIVED} & set(steps):
+            assert Action.REPLAY in steps
+        if steps:
+            assert steps[-1] is Action.TRUST

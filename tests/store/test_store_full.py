@@ -1,0 +1,138 @@
+"""A disk that fills up refuses what it has no room for, loses nothing, and takes more when there is space again."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.errors import StoreFull
+from broker.format.sysflag import TransactionType
+from broker.store.control import Word
+from broker.store.disk import Disk
+from broker.store.draft import Draft, draft, end_draft
+from broker.store.layout import StoreLayout
+from broker.store.upkeep import Upkeep
+from broker.store.writing import Writing
+from recovery.verify import verify
+from tests.store.test_writing import half
+
+KIB, MIB = 1 << 10, 1 << 20
+
+# Each is the kind of file of which a new one is needed soon, while all others have room for long.
+ROOMY = StoreLayout(4 * MIB, 60_000, 240_000, 400_000, 100, 20_000)
+LAYOUTS = {
+    "commitlog": replace(ROOMY, segment_bytes=256 * KIB),
+    "consumequeue": replace(ROOMY, consume_queue_bytes=20 * 100),
+    "statetable": replace(ROOMY, state_table_bytes=24 * 200),
+    "redolog": replace(ROOMY, redo_log_bytes=20 * 200),
+    "index": replace(ROOMY, index_items=800),
+}
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system of some 24 MiB; ext4 may be mounted where loop devices are."""
+    point = tmp_path / "small"
+    point.mkdir()
+    if request.param == "tmpfs":
+        mount(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(point)])
+    else:
+        image = tmp_path / "image"
+        with image.open("wb") as file:
+            file.truncate(24 * MIB)
+        mount(["mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(image)])
+        mount(["mount", "-o", "loop", str(image), str(point)])
+    yield point
+    subprocess.run(["umount", "--lazy", str(point)], check=True)
+
+
+def mount(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+
+
+def fill_disk(folder: Path) -> Path:
+    """A file that takes all that is left."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (64 * KIB, 4 * KIB, KIB, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"x" * size):
+                    pass
+    return filler
+
+
+def plain(number: int) -> Draft:
+    return draft("Orders", b"x", {"UNIQ_KEY": f"P{number}"}, queue_id=number % 4, born_timestamp_ms=1)
+
+
+def transactions(store: Writing, first: int, stop: int, seen: dict[int, int]) -> None:
+    """Commit one after another; notes the last type of each that was acknowledged."""
+    for number in range(first, stop):
+        one = half(number)
+        placed = store.append_one(one)
+        seen[number] = int(TransactionType.PREPARED)
+        store.append_one(end_draft(one, placed.commitlog_offset, placed.queue_offset, TransactionType.COMMIT))
+        seen[number] = int(TransactionType.COMMIT)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_each_kind_of_file_refuses_and_goes_on(small: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Upkeep, "start", lambda self: None)  # it would make the next segment before it is needed
+    store = Writing(str(small / "store"), Disk(), LAYOUTS[kind], sync="os")
+    seen: dict[int, int] = {}
+    transactions(store, 0, 20, seen)
+    filler = fill_disk(small)
+    with pytest.raises(StoreFull) as caught:
+        transactions(store, 20, 20_000, seen)
+    assert kind in str(caught.value.path)
+    assert caught.value.needed_bytes > 0
+    refused = max(seen) if seen[max(seen)] == TransactionType.PREPARED else max(seen) + 1
+    words = [store.control[word] for word in (Word.TAIL, Word.INTENT, Word.DISPATCHED)]
+    assert len(set(words)) == 1
+    several = [plain(number) if kind == "consumequeue" else half(90_000 + number) for number in range(40)]
+    for _ in range(2):  # again and again, and nothing was written
+        with pytest.raises(StoreFull):
+            store.append(several)
+    assert [store.control[word] for word in (Word.TAIL, Word.INTENT, Word.DISPATCHED)] == words
+    filler.unlink()
+    transactions(store, 30_000, 30_400, seen)
+    store.close()
+    report = verify(small / "store")
+    assert report.ok, [str(finding) for finding in report.findings][:4]
+    committed = sum(kind == TransactionType.COMMIT for kind in seen.values())
+    assert report.transactions["committed"] == committed
+    assert report.transactions["in_doubt"] == len(seen) - committed <= 1
+    assert refused > 20
+
+
+def test_no_room_for_a_new_store(small: Path) -> None:
+    filler = fill_disk(small)
+    with pytest.raises(StoreFull):
+        Writing(str(small / "store"), Disk(), LAYOUTS["commitlog"])
+    filler.unlink()
+    Writing(str(small / "store"), Disk(), LAYOUTS["commitlog"]).close()
+
+
+def test_no_room_for_a_checkpoint(small: Path) -> None:
+    """The old one stays, appends go on in the files that are there, and the next one works."""
+    store = Writing(str(small / "store"), Disk(), LAYOUTS["commitlog"], sync="os")
+    transactions(store, 0, 5, {})
+    store.checkpoint()
+    before = (small / "store" / "checkback" / "checkpoint").read_bytes()
+    filler = fill_disk(small)
+    transactions(store, 5, 9, {})
+    with pytest.raises(StoreFull):
+        store.checkpoint()
+    assert (small / "store" / "checkback" / "checkpoint").read_bytes() == before
+    filler.unlink()
+    store.checkpoint()
+    assert (small / "store" / "checkback" / "checkpoint").read_bytes() != before
+    store.close()
+    assert verify(small / "store").ok

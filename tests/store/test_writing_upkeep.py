@@ -1,0 +1,194 @@
+"""What is done while nobody waits: the next segment, checkpoints, the durable bound, and what consumers may see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.errors import BrokerError
+from broker.format.sysflag import TransactionType
+from broker.store import upkeep
+from broker.store.control import Word
+from broker.store.disk import Disk
+from broker.store.draft import draft, end_draft
+from broker.store.layout import StoreLayout
+from broker.store.point import Checkpoint, read_number, read_point
+from broker.store.writing import Writing
+from recovery.verify import verify
+from tests.store.test_writing import SMALL, assert_right, fill, half
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No threads: the test does what they would."""
+    monkeypatch.setattr(upkeep.Upkeep, "start", lambda self: None)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.usefixtures("still")
+def test_the_next_segment_is_there_before_it_is_needed(tmp_path: Path) -> None:
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    folder = tmp_path / "commitlog"
+    while store.control[Word.TAIL] < SMALL.segment_bytes * 3 // 4:
+        store.upkeep.make_segment_ahead()
+        assert len(list(folder.iterdir())) <= 1
+        fill(store, 0, 10)
+    store.upkeep.make_segment_ahead()
+    made = folder / f"{SMALL.segment_bytes:020}"
+    inode = made.stat().st_ino
+    store.upkeep.make_segment_ahead()
+    report = verify(tmp_path)
+    assert report.ok, [str(finding) for finding in report.findings][:4]
+    while store.control[Word.TAIL] < SMALL.segment_bytes:
+        fill(store, 0, 10)
+    assert made.stat().st_ino == inode
+    store.close()
+    assert verify(tmp_path).ok
+
+
+@pytest.mark.usefixtures("still")
+def test_a_checkpoint_while_appends_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes while it forces is not in it; a recovery from it brings everything back."""
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    one = half(900)
+    placed = store.append_one(one)
+    fill(store, 0, 60)
+    store.checkpoint()
+    fill(store, 60, 60)
+    real = Disk.sync_file
+    busy = []
+
+    def force(disk: Disk, path: str) -> None:
+        if not busy:
+            busy.append(path)
+            store.append_one(end_draft(one, placed.commitlog_offset, placed.queue_offset, TransactionType.COMMIT))
+            fill(store, 120, 30)
+        real(disk, path)
+
+    monkeypatch.setattr(Disk, "sync_file", force)
+    store.checkpoint()
+    monkeypatch.undo()
+    found = read_point(store.disk, store.paths)
+    assert found is not None
+    assert found.commitlog_offset == store.control[Word.CHECKPOINTED] < store.control[Word.TAIL]
+    assert found.slots == 121
+    assert found.in_doubt[0] == placed.queue_offset
+    assert len(found.in_doubt) == 41
+    store.lock.release()
+    (tmp_path / "checkback" / "control").unlink()
+    Writing(str(tmp_path), Disk(), sync="os").close()
+    assert_right(tmp_path, 51, 50, 50)
+
+
+@pytest.mark.usefixtures("still")
+def test_a_checkpoint_across_a_swap_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 6)
+    store.checkpoint()
+    fill(store, 6, 6)
+    before = store.disk.read(store.paths.own_checkpoint)
+    real = Disk.sync_file
+
+    def force(disk: Disk, path: str) -> None:
+        store.control[Word.GENERATION] += 1
+        real(disk, path)
+
+    monkeypatch.setattr(Disk, "sync_file", force)
+    store.checkpoint()
+    monkeypatch.undo()
+    assert store.disk.read(store.paths.own_checkpoint) == before
+    store.close()
+
+
+@pytest.mark.usefixtures("still")
+def test_swapped_files_are_mapped_anew(tmp_path: Path) -> None:
+    """Another process exchanged a folder for a copy of it, under the append lock, and raised `generation`."""
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 30)
+    held = store.dispatcher.table.last[1]
+    with store.append_lock:
+        store.appender.heal()
+        for folder in (store.paths.state_table, store.paths.consumequeue, store.paths.index):
+            aside = tmp_path / "aside"
+            store.disk.rename(folder, str(aside))
+            _copy(aside, Path(folder))
+            store.disk.remove_tree(str(aside))
+        store.control[Word.GENERATION] += 1
+    assert store.dispatcher.slot(0).state == TransactionType.COMMIT
+    fill(store, 30, 30)
+    assert bytes(held) != bytes(store.dispatcher.table.last[1])
+    store.close()
+    assert_right(tmp_path, 20, 20, 20)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir()
+    for item in source.iterdir():
+        if item.is_dir():
+            _copy(item, target / item.name)
+        else:
+            (target / item.name).write_bytes(item.read_bytes())
+
+
+def test_what_nobody_forces_becomes_visible(tmp_path: Path) -> None:
+    """An end that its writer did not wait for: consumers see it a moment later."""
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="group")
+    store.append_one(half(0))
+    placed = store.appender.append_one(half(1))
+    until(lambda: store.visible_end >= placed.end)
+    assert store.visible_end <= store.control[Word.DURABLE]
+    store.close()
+
+
+def test_the_bound_of_what_is_durable_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "BOUND_EVERY_S", 0.0)
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="group")
+    placed = store.append_one(half(0))
+    until(lambda: read_number(store.disk, store.paths.durable) >= placed.end)
+    assert read_number(store.disk, store.paths.durable) <= store.control[Word.DURABLE]
+    store.close()
+
+
+def test_checkpoints_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By growth; those of mode os force the log first."""
+    monkeypatch.setattr(upkeep, "CHECKPOINT_BYTES", 5000)
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 60)
+    until(lambda: store.control[Word.CHECKPOINTED] > 0)
+    assert store.control[Word.DURABLE] >= store.control[Word.CHECKPOINTED]
+    said = Checkpoint.decode(store.disk.read(store.paths.own_checkpoint))
+    assert said is not None
+    store.close()
+
+
+def test_what_consumers_see_depends_on_the_mode(tmp_path: Path) -> None:
+    with_os = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    with_group = Writing(str(tmp_path), Disk(), sync="group")
+    placed = with_os.appender.append_one(half(0))
+    assert with_os.visible_end == placed.end
+    assert with_group.visible_end == 0
+    with_os.sync_now()
+    assert with_group.visible_end == placed.end
+    with_os.append_one(draft("T", b"x", {}, queue_id=2, born_timestamp_ms=1))
+    assert [with_group.queue_end("T", number) for number in range(4)] == [0, 0, 1, 0]
+    with_os.close()
+    with_group.close()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"segment_bytes": 100}, {"consume_queue_bytes": 30}, {"state_table_bytes": 25}, {"redo_log_bytes": 0},
+     {"index_slots": 0}, {"index_items": 1}],
+)  # fmt: skip
+def test_sizes_that_no_store_can_have(sizes: dict[str, int]) -> None:
+    with pytest.raises(BrokerError):
+        StoreLayout(**sizes)

@@ -1,0 +1,255 @@
+"""Transactions by state table: prepare, commit and rollback, the first decision, and what is refused."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.format.sysflag import TransactionType
+from broker.store.layout import StoreLayout
+from broker.transaction.events import BY, WHY
+from recovery.verify import verify
+
+SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)
+
+
+def message(text: str = "body", topic: str = "orders") -> broker.Message:
+    return broker.Message(topic, text.encode(), tag="new", keys=[f"key-{text[:9]}"], properties={"colour": "blue"})
+
+
+def opened(path: Path, **options: object) -> broker.LiveStore:
+    return broker.open(path / "store", layout=SMALL, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def bodies(store: broker.Store, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
+    """What consumers of a queue get."""
+    found = []
+    while (one := store.message(topic, queue_id, len(found))) is not None:
+        found.append(one.body)
+    return found
+
+
+def test_a_commit_delivers_the_message_once(tmp_path: Path) -> None:
+    with opened(tmp_path, sync="each") as store:
+        half = store.transactions.prepare(message(), "shop", queue_id=2)
+        assert bodies(store, queue_id=2) == []
+        ended = store.transactions.commit(half)
+        assert (ended.state, ended.queue_offset, ended.again) == (broker.TransactionState.COMMITTED, 0, False)
+        (found,) = [store.message("orders", 2, 0)]
+        assert found is not None
+        assert (found.body, found.tag, found.keys, found.unique_key) == (b"body", "new", ("key-body",), half.unique_key)
+        assert found.commitlog_offset == ended.commitlog_offset
+        assert found.properties["colour"] == "blue"
+        assert store.queue_end("orders", 2) == 1
+    assert verify(tmp_path / "store").ok
+
+
+def test_a_rollback_delivers_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path, sync="each") as store:
+        half = store.transactions.prepare(message(), "shop")
+        ended = store.transactions.rollback(half)
+        assert (ended.state, ended.queue_offset) == (broker.TransactionState.ROLLED_BACK, None)
+        assert bodies(store) == []
+        assert ended.commitlog_offset is not None
+        record = store.record(ended.commitlog_offset)
+        assert record is not None
+        assert (record.body, record.transaction_type) == (b"", TransactionType.ROLLBACK)
+    assert verify(tmp_path / "store").ok
+
+
+@pytest.mark.parametrize("first", ["commit", "rollback"])
+def test_the_first_decision_stands(tmp_path: Path, first: str) -> None:
+    """The same again says so and writes nothing; a contrary one is refused."""
+    second = {"commit": "rollback", "rollback": "commit"}[first]
+    with opened(tmp_path) as store:
+        half = store.transactions.prepare(message(), "shop")
+        state = getattr(store.transactions, first)(half).state
+        end = store.writing.appender.control.words[8]
+        again = getattr(store.transactions, first)(half.reference)
+        assert (again.state, again.again, again.commitlog_offset) == (state, True, None)
+        with pytest.raises(broker.AlreadyEnded, match="the first decision stands") as refused:
+            getattr(store.transactions, second)(half)
+        assert (refused.value.state, refused.value.message_id) == (state, half.message_id)
+        assert store.transactions.state(half) is state
+        assert store.writing.appender.control.words[8] == end
+    assert verify(tmp_path / "store").ok
+
+
+def test_whoever_knows_the_reference_can_decide(tmp_path: Path) -> None:
+    """Another opener, which never saw the message, with a half that is larger than what is kept at hand."""
+    with opened(tmp_path) as store, opened(tmp_path) as other:
+        half = store.transactions.prepare(message("x" * 50_000), "shop")
+        found = other.transactions.half(half.commitlog_offset)
+        assert found == half
+        assert other.transactions.message(found).body == b"x" * 50_000
+        other.transactions.commit(half.reference)
+        assert store.transactions.commit(half).again
+    with broker.open(tmp_path / "store", read_only=True) as store:
+        assert bodies(store) == [b"x" * 50_000]
+    assert verify(tmp_path / "store").ok
+
+
+def test_what_does_not_name_the_half_is_refused(tmp_path: Path) -> None:
+    """RocketMQ's three checks, and the one that it lacks: that the record is a half message at all."""
+    with opened(tmp_path) as store:
+        plain = store.append(message(topic="plain"))
+        half = store.transactions.prepare(message(), "shop")
+        at, slot, group = half.reference
+        wrong = [
+            (at, slot, "other", "the producer group is shop, not other"),
+            (at, slot + 1, group, "the slot is 0, not 1"),
+            (at + 1, slot, group, "there is no half message"),
+            (plain.commitlog_offset, 0, group, "is no half message"),
+            (half.end, slot, group, "nothing is there"),
+            (1 << 40, slot, group, "nothing is there"),
+            (-1, slot, group, "nothing is there"),
+        ]
+        for commitlog_offset, number, name, reason in wrong:
+            reference = broker.HalfReference(commitlog_offset, number, name)
+            for end in (store.transactions.commit, store.transactions.rollback):
+                with pytest.raises(broker.TransactionError, match=reason):
+                    end(reference)
+        with pytest.raises(broker.TransactionError, match="no half message"):
+            store.transactions.half(plain.commitlog_offset)
+        assert store.transactions.in_doubt_slots() == [0]
+        assert not list((tmp_path / "store" / "commitlog").glob("0000000109*"))
+    assert verify(tmp_path / "store").transactions["in_doubt"] == 1
+
+
+def test_who_decided_and_why_is_kept(tmp_path: Path) -> None:
+    """In the end record, and it is no finding that the half message has it not."""
+    with opened(tmp_path) as store:
+        halves = [store.transactions.prepare(message(), "shop") for _ in range(2)]
+        said = {WHY: "the customer called", BY: "operator Zoë"}
+        ended = [
+            store.transactions.commit(halves[0], extra_properties=said),
+            store.transactions.rollback(halves[1], extra_properties=said),
+        ]
+        store.sync_now()
+        for one, half in zip(ended, halves, strict=True):
+            assert one.commitlog_offset is not None
+            record = store.record(one.commitlog_offset)
+            assert record is not None
+            assert record.property_map.items() >= {**half.properties, **said}.items()
+        with pytest.raises(broker.MessageRejected, match="nothing else of its own"):
+            store.transactions.commit(halves[0], extra_properties={"colour": "red"})
+    assert verify(tmp_path / "store").ok
+
+
+def test_in_doubt_is_what_nobody_ended(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        halves = [store.transactions.prepare(message(str(number)), "shop") for number in range(300)]
+        for half in halves[:150]:
+            store.transactions.commit(half)
+        for half in halves[200:]:
+            store.transactions.rollback(half)
+        assert store.transactions.in_doubt_slots() == list(range(150, 200))
+        assert list(store.transactions.in_doubt()) == halves[150:200]
+        assert list(store.transactions.in_doubt(after_slot=160, limit=3)) == halves[161:164]
+        assert store.transactions.delete_prepare(halves[0])
+        assert not store.transactions.delete_prepare(halves[160])
+    with opened(tmp_path) as store:
+        assert list(store.transactions.in_doubt()) == halves[150:200]
+        store.transactions.commit(next(store.transactions.in_doubt()))
+        assert store.transactions.state(halves[150]) is broker.TransactionState.COMMITTED
+    report = verify(tmp_path / "store")
+    assert report.ok
+    assert report.transactions["in_doubt"] == 49
+
+
+def test_parking_is_a_record_and_no_decision(tmp_path: Path) -> None:
+    with opened(tmp_path) as store, opened(tmp_path) as other:
+        halves = [store.transactions.prepare(message(), "shop") for _ in range(3)]
+        assert store.transactions.park(halves[0], "nobody answers")
+        assert not store.transactions.park(halves[0], "again")
+        assert not store.transactions.unpark(halves[1], "it was not parked")
+        assert list(other.transactions.parked()) == [halves[0].commitlog_offset]
+        assert other.transactions.state(halves[0]) is broker.TransactionState.PARKED
+        assert list(other.transactions.in_doubt()) == halves
+        assert other.transactions.unpark(halves[0], "the database is back")
+        assert store.transactions.parked() == {}
+        assert store.transactions.park(halves[0], "and gone again")
+        assert store.transactions.park(halves[1], "this too")
+        store.transactions.commit(halves[0])
+        assert list(other.transactions.parked()) == [halves[1].commitlog_offset]
+        assert not other.transactions.park(halves[0], "too late")
+    report = verify(tmp_path / "store")
+    assert report.ok, [str(finding) for finding in report.findings]
+    counts = report.transactions
+    assert (counts["committed"], counts["parked"], counts["in_doubt"]) == (1, 1, 1)
+
+
+def test_a_half_message_is_whole(tmp_path: Path) -> None:
+    """As the Java producer marks it, with a key of its own; what the library says of it comes along."""
+    with opened(tmp_path, sync="os") as store:
+        extra = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "30"}
+        half = store.transactions.prepare(message(), "shop", extra_properties=extra)
+        record = store.record(half.commitlog_offset)
+        assert record is not None
+        said = record.property_map
+        said.pop("__CRC32#")
+        assert said == {
+            "colour": "blue", "TAGS": "new", "KEYS": "key-body", "UNIQ_KEY": half.unique_key, "TRAN_MSG": "true",
+            "PGROUP": "shop", **extra,
+        }  # fmt: skip
+        assert (record.transaction_type, record.queue_offset) == (TransactionType.PREPARED, half.slot)
+        assert half.message_id == broker.ReceivedMessage.of(record).message_id
+        with pytest.raises(broker.MessageRejected, match="needs a producer group"):
+            store.transactions.prepare(message(), "")
+
+
+def test_a_future_is_done_when_the_half_is_durable(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        futures = [store.transactions.prepare_async(message(str(number)), "shop") for number in range(50)]
+        halves = [future.result(timeout=20) for future in futures]
+        assert [half.slot for half in halves] == list(range(50))
+        assert store.visible_end >= halves[-1].end
+        assert list(store.transactions.in_doubt()) == halves
+
+
+def test_an_end_becomes_visible_soon(tmp_path: Path) -> None:
+    """Nobody waits for its forced write, and it comes all the same."""
+    with opened(tmp_path) as store:
+        ended = store.transactions.commit(store.transactions.prepare(message(), "shop"))
+        assert ended.commitlog_offset is not None
+        deadline_s = time.monotonic() + 20
+        while store.visible_end <= ended.commitlog_offset:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.002)
+        assert bodies(store) == [b"body"]
+
+
+def test_a_slave_refuses_sends_and_ends(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        half = store.transactions.prepare(message(), "shop")
+        with opened(tmp_path, role="slave") as slave:
+            refused = [
+                lambda: slave.transactions.commit(half),
+                lambda: slave.transactions.rollback(half),
+                lambda: slave.transactions.prepare(message(), "shop"),
+                lambda: slave.transactions.park(half, "no"),
+                lambda: slave.append(message(topic="plain")),
+                lambda: slave.append_batch([message(topic="plain")]),
+                lambda: slave.create_topic("plain"),
+            ]
+            for call in refused:
+                with pytest.raises(broker.NotPermitted, match="opened as a slave") as error:
+                    call()
+                assert error.value.code == "SLAVE_NOT_AVAILABLE"
+            assert list(slave.transactions.in_doubt()) == [half]
+        assert store.transactions.commit(half).again is False
+
+
+def test_transactional_messages_can_be_refused(tmp_path: Path) -> None:
+    """RocketMQ: rejectTransactionMessage. What was prepared before can still be ended."""
+    with opened(tmp_path) as store:
+        half = store.transactions.prepare(message(), "shop")
+    with opened(tmp_path, reject_transactions=True) as store:
+        with pytest.raises(broker.NotPermitted, match="no transactional messages") as refused:
+            store.transactions.prepare(message(), "shop")
+        assert refused.value.code == "NO_PERMISSION"
+        store.append(message(topic="plain"))
+        assert store.transactions.rollback(half).again is False

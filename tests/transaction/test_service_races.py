@@ -1,0 +1,141 @@
+"""The first decision wins, under any number of threads and processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import broker
+from recovery.verify import verify
+from tests.house.tree import ROOT
+from tests.transaction.rebuilt import assert_one_truth
+from tests.transaction.test_service import message, opened
+
+COUNT = 500
+
+
+def race(path: Path, decisions: list[str], count: int) -> list[list[str]]:
+    """Let processes decide about the same halves, all let go at one instant; what each was told, by half."""
+    ready, said_ready = os.pipe()
+    go, let_go = os.pipe()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    workers = []
+    for decision in decisions:
+        line = [sys.executable, "-m", "tests.transaction.race_worker", str(path), decision, str(count)]
+        line += [str(said_ready), str(go)]
+        workers.append(
+            subprocess.Popen(line, stdout=subprocess.PIPE, text=True, pass_fds=(said_ready, go), env=environment)
+        )
+    for _ in workers:
+        assert os.read(ready, 1) == b"."
+    os.write(let_go, b"." * len(workers))
+    told = [worker.communicate(timeout=120)[0].split() for worker in workers]
+    for descriptor in (ready, said_ready, go, let_go):
+        os.close(descriptor)
+    assert [worker.returncode for worker in workers] == [0] * len(workers)
+    return told
+
+
+@pytest.mark.parametrize("decisions", [["commit", "rollback"], ["commit", "commit", "rollback"]])
+def test_processes_race_for_the_same_halves(tmp_path: Path, decisions: list[str]) -> None:
+    """Exactly one wins each; the others are told that it was decided, and how."""
+    with opened(tmp_path, sync="os") as store:
+        halves = [store.transactions.prepare(message(str(number)), "shop") for number in range(COUNT)]
+        told = race(tmp_path / "store", decisions, COUNT)
+        winners = Counter[str]()
+        for number in range(COUNT):
+            answers = {index: answer[number] for index, answer in enumerate(told)}
+            (winner,) = [decisions[index] for index, answer in answers.items() if answer == "won"]
+            winners[winner] += 1
+            for index, answer in answers.items():
+                if answer != "won":
+                    assert answer == ("again" if decisions[index] == winner else "lost")
+        assert store.transactions.in_doubt_slots() == []
+    report = verify(tmp_path / "store")
+    assert report.ok, [str(finding) for finding in report.findings][:4]
+    assert (report.transactions["committed"], report.transactions["rolled_back"]) == (
+        winners["commit"],
+        winners["rollback"],
+    )
+    assert len(assert_one_truth(tmp_path / "store")) == 2 * len(halves)
+
+
+def test_without_the_compare_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The race is a real one: a service that looks before it takes the lock lets both decide."""
+    with opened(tmp_path, sync="os") as store:
+        half = store.transactions.prepare(message(), "shop")
+        monkeypatch.setattr(type(store.transactions), "_slot_state", lambda self, half: 4)
+        assert not store.transactions.commit(half).again
+        assert not store.transactions.rollback(half).again
+    assert not verify(tmp_path / "store").ok
+
+
+def test_threads_share_a_store(tmp_path: Path) -> None:
+    """Some prepare and end their own, some decide about what they find in doubt."""
+    with opened(tmp_path, sync="os") as store:
+        won: Counter[str] = Counter()
+        lock, faults = threading.Lock(), []
+
+        def decide(half: broker.Half, decision: str) -> None:
+            try:
+                ended = getattr(store.transactions, decision)(half)
+            except broker.AlreadyEnded:
+                return
+            if not ended.again:
+                with lock:
+                    won[decision] += 1
+
+        def own(decision: str) -> None:
+            try:
+                for number in range(100):
+                    decide(store.transactions.prepare(message(str(number)), "shop"), decision)
+            except BaseException as fault:  # noqa: BLE001
+                faults.append(fault)
+
+        def others() -> None:
+            try:
+                for _ in range(20):
+                    for half in store.transactions.in_doubt(limit=10):
+                        decide(half, "rollback")
+            except BaseException as fault:  # noqa: BLE001
+                faults.append(fault)
+
+        threads = [threading.Thread(target=own, args=(decision,)) for decision in ("commit", "rollback", "commit")]
+        threads += [threading.Thread(target=others) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert faults == []
+        assert won.total() == 300
+        assert store.transactions.in_doubt_slots() == []
+    report = verify(tmp_path / "store")
+    assert report.ok
+    assert (report.transactions["committed"], report.transactions["rolled_back"]) == (won["commit"], won["rollback"])
+
+
+def test_a_forked_child_goes_on_with_its_parents_store(tmp_path: Path) -> None:
+    """It makes its own locks, and its own thread for what is forced later."""
+    with opened(tmp_path) as store:
+        half = store.transactions.prepare(message("parent"), "shop")
+        store.transactions.commit(half)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                mine = store.transactions.prepare_async(message("child"), "shop").result(timeout=20)
+                store.transactions.commit(mine)
+                code = 0 if store.transactions.commit(half).again else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        store.transactions.rollback(store.transactions.prepare(message("after"), "shop"))
+    report = verify(tmp_path / "store")
+    assert report.ok
+    assert (report.transactions["committed"], report.transactions["rolled_back"]) == (2, 1)
