@@ -78,6 +78,11 @@ def show(shown: Iterable[Shown]) -> None:
             console.print(one)
 
 
+def show_now(line: str) -> None:
+    """A line that somebody waits for."""
+    print(line, flush=True)
+
+
 def print_json(value: Any) -> None:
     json.dump(value, sys.stdout, indent=2 if sys.stdout.isatty() else None)
     print()

@@ -58,7 +58,7 @@ def write(store: LiveStore, seed: int, count: int) -> Iterator[Event]:
         }
         if chance.random() < 0.3:
             appended = store.append(message, queue_id=queue_id)
-            yield {"event": "delivered", **said, "queue_offset": appended.queue_offset}
+            yield _delivered(said, appended)
         else:
             yield from _transaction(store, message, queue_id, chance.choice(["commit", "roll back", "leave"]), said)
 
@@ -68,10 +68,15 @@ def _transaction(store: LiveStore, message: broker.Message, queue_id: int, end: 
     yield {"event": "half", **said, "slot": half.slot, "commitlog_offset": half.commitlog_offset}
     if end == "commit":
         ended = store.transactions.commit(half)
-        yield {"event": "delivered", **said, "queue_offset": ended.queue_offset}
+        yield _delivered(said, ended)
     elif end == "roll back":
         store.transactions.rollback(half)
         yield {"event": "rolled back", **said}
+
+
+def _delivered(said: Event, place: Any) -> Event:
+    found = {"queue_offset": place.queue_offset, "commitlog_offset": place.commitlog_offset}
+    return {"event": "delivered", **said, **found}
 
 
 def in_doubt(events: list[Event]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A store that RocketMQ 3.x recovered wrongly, after our rebuild: the real broker can settle what was in doubt."""
+"""Stores that pass from hand to hand: the real 3.1.4 broker goes on with what we rebuilt, and we with what it wrote."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from broker.errors import StoreError
+from broker.store.disk import Disk
+from broker.store.writing import Writing
+from recovery import crash
 from recovery.pending import Pending
 from recovery.rebuild import rebuild
 from recovery.verify import verify
-from tests.compat import rocketmq
+from tests.compat import ours, rocketmq
 from tests.compat.rocketmq import running
+from tests.store.test_writing import fill
 
 ASKED_S = 75  # 3.1.4 asks 60 s after its start, and every 10 s from then on
 # The sizes of the fixture's files, where they are not those of tests/compat/rocketmq.py, and its producers' group.
@@ -54,3 +59,29 @@ def test_the_real_broker_settles_what_was_in_doubt(golden_copy: Callable[[str], 
         "rolled_back": before["rolled_back"] + len(in_doubt) - committed,
         "in_doubt": 0,
     }
+
+
+def test_we_go_on_with_our_store_after_the_real_broker_wrote_to_it(tmp_path: Path) -> None:
+    """Not without a word: only who says that the broker is stopped may take over what it wrote."""
+    store, truth = tmp_path / "store", tmp_path / "asked.jsonl"
+    ours.written_clean(store, 7, 300)
+    before = verify(store)
+    with running(rocketmq.install("3.1.4"), store) as cluster:
+        cluster.run("Decider", truth, group=ours.GROUP, topic=ours.TOPICS[0], seconds=ASKED_S)
+        assert cluster.broker is not None
+        cluster.broker.stop()
+    assert before.transactions["in_doubt"] > 0
+    settled = verify(store)
+    assert settled.transactions["in_doubt"] == 0
+    with pytest.raises(StoreError, match="--broker-is-stopped"):
+        Writing(str(store), Disk())
+    crash.apply(crash.plan(crash.survey(store)), broker_is_stopped=True)
+    after = verify(store)
+    assert after.ok, after.as_json()["counts"]
+    assert (after.digest, after.transactions) == (settled.digest, settled.transactions)
+    writing = Writing(str(store), Disk(), sync="os")
+    fill(writing, 0, 30)
+    writing.close()
+    last = verify(store)
+    assert last.ok, last.as_json()["counts"]
+    assert last.transactions["total"] == before.transactions["total"] + 30
