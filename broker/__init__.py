@@ -2,9 +2,10 @@
 
     import broker
 
-    with broker.open("shop.store", read_only=True) as store:
-        for message in store.by_key("orders", "4711"):
-            print(message.topic, message.body)
+    with broker.open("shop.store") as store:
+        store.append(broker.Message("orders", b"paid", keys=["4711"]))
+        half = store.transactions.prepare(broker.Message("stock", b"locked"), "shop")
+        store.transactions.commit(half)
 
 What is not named here is plumbing. Everything but the errors loads at its first use.
 """
@@ -12,6 +13,7 @@ What is not named here is plumbing. Everything but the errors loads at its first
 from __future__ import annotations
 
 import importlib
+import typing
 from typing import TYPE_CHECKING
 
 from broker.errors import (
@@ -21,9 +23,11 @@ from broker.errors import (
     CorruptStore,
     MessageRejected,
     NotAStore,
+    NotPermitted,
     StoreError,
     StoreFull,
     StoreLocked,
+    SyncFailed,
     TransactionError,
     UnknownOutcome,
 )
@@ -31,40 +35,125 @@ from broker.errors import (
 if TYPE_CHECKING:
     import os
 
+    from broker.ledger import Ledger
+    from broker.live import LiveStore
     from broker.message import Message, ReceivedMessage
+    from broker.producer import Producer, SendResult
+    from broker.store.layout import StoreLayout
     from broker.store.store import Store
+    from broker.transaction.events import TransactionState
+    from broker.transaction.service import (
+        CheckListener,
+        Ended,
+        Half,
+        HalfReference,
+        LocalTransactionState,
+        TransactionalMessageService,
+    )
 
 __all__ = [
     "AlreadyEnded",
     "BrokerError",
+    "CheckListener",
     "CorruptRecord",
     "CorruptStore",
+    "Ended",
+    "Half",
+    "HalfReference",
+    "Ledger",
+    "LiveStore",
+    "LocalTransactionState",
     "Message",
     "MessageRejected",
     "NotAStore",
+    "NotPermitted",
+    "Producer",
     "ReceivedMessage",
+    "SendResult",
     "Store",
     "StoreError",
     "StoreFull",
+    "StoreLayout",
     "StoreLocked",
+    "SyncFailed",
     "TransactionError",
+    "TransactionState",
+    "TransactionalMessageService",
     "UnknownOutcome",
     "open",
 ]
 
-_HOMES = {"Message": "broker.message", "ReceivedMessage": "broker.message", "Store": "broker.store.store"}
+_HOMES = {
+    "CheckListener": "broker.transaction.service",
+    "Ended": "broker.transaction.service",
+    "Half": "broker.transaction.service",
+    "HalfReference": "broker.transaction.service",
+    "Ledger": "broker.ledger",
+    "LiveStore": "broker.live",
+    "LocalTransactionState": "broker.transaction.service",
+    "Message": "broker.message",
+    "Producer": "broker.producer",
+    "ReceivedMessage": "broker.message",
+    "SendResult": "broker.producer",
+    "Store": "broker.store.store",
+    "StoreLayout": "broker.store.layout",
+    "TransactionState": "broker.transaction.events",
+    "TransactionalMessageService": "broker.transaction.service",
+}
 
 
-def open(path: str | os.PathLike[str], *, read_only: bool = False) -> Store:
-    """Open the store in a folder, one that RocketMQ or checkback wrote.
+@typing.overload
+def open(path: str | os.PathLike[str], *, read_only: typing.Literal[True]) -> Store: ...
+
+
+@typing.overload
+def open(
+    path: str | os.PathLike[str],
+    *,
+    read_only: typing.Literal[False] = False,
+    sync: typing.Literal["each", "group", "os"] = "group",
+    layout: StoreLayout | None = None,
+    role: typing.Literal["master", "slave"] = "master",
+    reject_transactions: bool = False,
+    transactions: str = "state-table",
+) -> LiveStore: ...
+
+
+@typing.overload
+def open(path: str | os.PathLike[str], *, read_only: bool) -> Store: ...
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    sync: typing.Literal["each", "group", "os"] = "group",
+    layout: StoreLayout | None = None,
+    role: typing.Literal["master", "slave"] = "master",
+    reject_transactions: bool = False,
+    transactions: str = "state-table",
+) -> Store:
+    """Open the store in a folder; one that is not there, or an empty folder, becomes a new store.
+
+    `sync` says what a send waits for: `each` forces every record, `group` forces once for all who wait at a time, `os`
+    leaves it to the operating system (a power cut loses the last seconds). `layout` are the file sizes of a new store.
+    A store of role `slave` refuses sends and ends; `reject_transactions` refuses half messages. `transactions` names an
+    implementation in the entry point group `checkback.transaction_service`.
 
     With `read_only` nothing on disk changes and no permission to write is needed; another program, a live RocketMQ
     broker included, may be writing to the store at the same time. Opening is cheap: nothing is scanned. What is damaged
-    inside raises CorruptStore when it is read. Raises NotAStore when there is no store at the path.
+    inside raises CorruptStore when it is read. Raises NotAStore when there is no store at the path, StoreError when it
+    is one that checkback does not write, StoreLocked while another process recovers it.
     """
     from broker.store.store import open_store
 
-    return open_store(path, read_only=read_only)
+    if read_only:
+        return open_store(path)
+    from broker.live import open_live
+
+    return open_live(
+        path, sync=sync, layout=layout, role=role, reject_transactions=reject_transactions, transactions=transactions
+    )
 
 
 def __getattr__(name: str) -> object:

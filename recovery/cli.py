@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from broker.errors import BrokerError, CorruptStore, StoreLocked
-from recovery import verbs_read
+from recovery import verbs_check, verbs_consume, verbs_read, verbs_repair, verbs_spark, verbs_up, verbs_write
 from recovery.cli_output import warn
 from recovery.verbs import CORRUPT, DEBUG, DEFECT, INTERRUPTED, LOCKED, PIPE_CLOSED, USAGE, WELL, fail
 
@@ -58,7 +58,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Read and judge stores that Apache RocketMQ brokers wrote, without changing a byte of them.",
+    help="Transactional messages in Apache RocketMQ's format: write, read, judge and repair stores, settle what is in doubt.",
     epilog="Exit codes: 0 well, 1 findings, 2 usage, 3 locked, 4 corrupt, 70 a defect of checkback (details: --debug)",
 )
 
@@ -80,7 +80,7 @@ def _checkback(
         os.environ[DEBUG] = "1"
 
 
-for _room in (verbs_read,):
+for _room in (verbs_read, verbs_write, verbs_repair, verbs_check, verbs_consume, verbs_spark, verbs_up):
     _room.register(app)
 
 

@@ -22,9 +22,13 @@ SHADOWS = {"broker", "recovery", "dags", "docker"}
 
 # Who else may print, exit or read the environment, and why.
 SPEAKERS: dict[str, str] = {
+    "examples.flash_sale.one_sale": "a program of its own",
     "recovery.cli": "the command line",
     "recovery.verbs": "how a verb ends",
     "recovery.cli_output": "what the command line writes, and where",
+    "recovery.up.standalone": "hands its own environment on to Airflow, with settings over it",
+    "recovery.spark.jobs": "a program of its own, for spark-submit",
+    "recovery.spark.sessions": "Spark takes the Python of its workers from the environment",
 }
 SPEECH = {
     "print", "input", "breakpoint", "exit", "quit", "SystemExit", "sys.exit", "sys.stdout", "sys.stderr", "sys.argv",

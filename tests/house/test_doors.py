@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -85,4 +87,14 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.Path) -> N
     missing = {m.path.as_posix() for m in product() if m.room in {"broker", "recovery"}} - names
     assert not missing, f"name their packages in pyproject.toml: {sorted(missing)}"
     assert {"broker/py.typed", "recovery/py.typed"} <= names
-    assert (wheel / info.pop() / "entry_points.txt").read_text() == "[console_scripts]\ncheckback = recovery.cli:main\n"
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    entries = configparser.ConfigParser(delimiters="=")
+    entries.optionxform = str  # type: ignore[assignment,method-assign]
+    entries.read_string((wheel / info.pop() / "entry_points.txt").read_text())
+    expected = {"console_scripts": said["scripts"], **said["entry-points"]}
+    assert {group: dict(entries[group]) for group in entries.sections()} == expected
+    for group in expected.values():
+        for name in group.values():
+            module, _, attribute = name.partition(":")
+            assert f"{module.replace('.', '/')}.py" in names, name
+            assert not attribute or attribute.isidentifier()

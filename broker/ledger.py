@@ -1,0 +1,213 @@
+"""The ledger: one row in the application's own database, in its own transaction, says how that transaction ended.
+
+    ledger = broker.Ledger(create_engine("postgresql+psycopg:///shop"))
+    ledger.create_all()                                      # or with Alembic: ledger.metadata
+
+    checkback_ledger       ledger_key (a time, then chance), state (8 committed, 12 rolled back), producer_group,
+                           store_id, decided_by
+    checkback_ledger_mark  store_id, low_water_ms: rows older than this were removed
+
+The row says "committed", and exists if and only if the local transaction committed. Whoever finds none for a
+transaction in doubt inserts the same key as "rolled back", the tombstone: the primary key lets only one of the two in,
+so a local transaction that still runs can no longer commit against it.
+
+PostgreSQL and MySQL: the row is inserted when the transaction begins, so that a running one holds its lock and the
+tombstone has to wait for it. SQLite has one writer: the row is the last statement before COMMIT, so that the database
+is not locked longer; there only the age of a half message protects a transaction that still runs.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.transaction.events import TransactionState
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine, MetaData, Table
+    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.orm import Session, SessionTransaction
+
+LEDGER_KEY = "CHECKBACK_LEDGER_KEY"
+"""The property of a half message that names its ledger row; all halves of one transaction have the same."""
+
+COMMITTED, ROLLED_BACK = int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK)
+KEY_SIZE = 32
+_TIME_DIGITS = 12
+_SQLITE = "sqlite"
+_AUTOCOMMIT = "the session is in AUTOCOMMIT, where each statement stands alone: there is no COMMIT to take part in"
+
+
+def new_key(now_ms: int) -> str:
+    """A key for one local transaction: 12 hexadecimal digits of milliseconds, 20 of chance. Keys sort by their time."""
+    return f"{now_ms:0{_TIME_DIGITS}x}{secrets.token_hex((KEY_SIZE - _TIME_DIGITS) // 2)}"
+
+
+def key_time_ms(key: str) -> int | None:
+    """When a key was made, by its maker's clock; None when it is no key."""
+    try:
+        return int(key[:_TIME_DIGITS], 16) if len(key) == KEY_SIZE and key.isascii() else None
+    except ValueError:
+        return None
+
+
+class Ledger:
+    """The table `checkback_ledger` in the application's database.
+
+    `engine` is the SQLAlchemy engine (or async engine) of the database that the application's sessions use; `schema`
+    and `table` say where the table lies. Raises BrokerError for a database in memory, which one connection holds:
+    what is not committed there cannot be told from what is.
+    """
+
+    def __init__(
+        self, engine: Engine | AsyncEngine, *, table: str = "checkback_ledger", schema: str | None = None
+    ) -> None:
+        self.is_async = hasattr(engine, "sync_engine")
+        self._engine: Engine = engine.sync_engine if hasattr(engine, "sync_engine") else engine
+        if self.dialect == _SQLITE and self._engine.url.database in (None, "", ":memory:"):
+            raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
+        self.metadata, self.rows, self.marks = _tables(table, schema)
+        self._insert = self.rows.insert()
+
+    def __repr__(self) -> str:
+        return f"<broker.Ledger {self._engine.url!r}>"
+
+    @property
+    def dialect(self) -> str:
+        return self._engine.dialect.name
+
+    @property
+    def engine(self) -> Engine:
+        """The engine for work outside of any session. Raises BrokerError when the ledger has an async engine only."""
+        if self.is_async:
+            text = (
+                "check-back asks the ledger without an event loop: give it Ledger(create_engine(...)), not an async one"
+            )
+            raise BrokerError(text)
+        return self._engine
+
+    @property
+    def holds_a_lock(self) -> bool:
+        """Whether a running transaction holds the lock of its row, so that nobody can answer for it."""
+        return self.dialect != _SQLITE
+
+    def create_all(self) -> None:
+        """Make the tables, where they are not there yet."""
+        self.metadata.create_all(self.engine)
+
+    async def create_all_async(self) -> None:
+        """The same, for an async engine."""
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        async with AsyncEngine(self._engine).begin() as connection:
+            await connection.run_sync(self.metadata.create_all)
+
+    def begin(self, session: Session, producer_group: str, store_id: str) -> LedgerEntry:
+        """Take part in a session's transaction, which begins here if it has not. Raises TransactionError."""
+        return LedgerEntry(self, session, producer_group, store_id)
+
+    def insert(self, connection: Connection | Session, key: str, group: str, store_id: str) -> None:
+        """The row of a transaction that commits, or will."""
+        row = {"ledger_key": key, "state": COMMITTED, "producer_group": group, "store_id": store_id, "decided_by": None}
+        connection.execute(self._insert, row)
+
+    def check_same_database(self, session: Session) -> None:
+        """Raises TransactionError when the session writes to another database than the one that the ledger is in."""
+        bind: Any = session.get_bind(clause=self.rows)
+        if bind is not bind.engine and bind.in_transaction():
+            raise TransactionError("the session is a part of an outer transaction: its commit() would be no COMMIT")
+        if bind.engine is not self._engine and bind.engine.url != self._engine.url:
+            text = f"the session writes to {bind.engine.url!r}, the ledger is in {self._engine.url!r}"
+            raise TransactionError(f"{text}: both must be one database, else there is no common COMMIT")
+
+
+class LedgerEntry:
+    """The row of one local transaction, from its beginning to just before its COMMIT."""
+
+    def __init__(self, ledger: Ledger, session: Session, producer_group: str, store_id: str) -> None:
+        self.key = new_key(time.time_ns() // 1_000_000)
+        self._ledger, self._session = ledger, session
+        self._group, self._store_id = producer_group, store_id
+        if session.in_nested_transaction():
+            raise TransactionError("begin_transaction() stands outside of begin_nested(): a savepoint is not a COMMIT")
+        ledger.check_same_database(session)
+        connection = session.connection()
+        if ledger.holds_a_lock:
+            raw: Any = connection.connection.dbapi_connection
+            if connection.dialect.detect_autocommit_setting(raw):
+                raise TransactionError(
+                    "the session is in AUTOCOMMIT, where each statement stands alone: it cannot be used"
+                )
+            ledger.insert(connection, self.key, producer_group, store_id)
+        self._root: SessionTransaction | None = session.get_transaction()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the session is still in the transaction that the entry belongs to."""
+        return self._session.get_transaction() is self._root
+
+    @property
+    def half_properties(self) -> dict[str, str]:
+        """What each half message of the transaction carries."""
+        return {LEDGER_KEY: self.key}
+
+    def seal(self, *, announces: bool = True) -> None:
+        """Have the row in place: call it last before COMMIT. `announces`: there are messages that need it.
+
+        Raises AlreadyEnded when check-back rolled the transaction back meanwhile, TransactionError when the row is not
+        there although it should be.
+        """
+        self._session.flush()
+        connection = self._session.connection()
+        if self._ledger.holds_a_lock:
+            self._check(connection)
+            return
+        if not announces:
+            return
+        from sqlalchemy.exc import IntegrityError
+
+        try:
+            self._ledger.insert(connection, self.key, self._group, self._store_id)
+        except IntegrityError as error:
+            text = f"check-back rolled the transaction {self.key} back, since it took too long: nothing was saved"
+            raise AlreadyEnded(f"{text}. Do it again, or raise first_check_after", state=ROLLED_BACK) from error
+        if not _in_transaction(connection):
+            raise TransactionError(_AUTOCOMMIT)
+
+    def _check(self, connection: Connection) -> None:
+        rows = self._ledger.rows
+        found = connection.execute(rows.select().where(rows.c.ledger_key == self.key)).first()
+        if found is None or found.state != COMMITTED:
+            raise TransactionError(f"the ledger row {self.key} is gone from its own transaction: nothing was saved")
+
+
+def _in_transaction(connection: Connection) -> bool:
+    """Whether SQLite has a transaction open, whatever the driver calls it."""
+    raw: Any = connection.connection.dbapi_connection
+    driver = getattr(raw, "driver_connection", raw)
+    return bool(getattr(driver, "in_transaction", True))
+
+
+def _tables(table: str, schema: str | None) -> tuple[MetaData, Table, Table]:
+    """The tables, in a metadata of their own, which Alembic takes in `target_metadata`."""
+    from sqlalchemy import BigInteger, Column, MetaData, SmallInteger, String, Table
+
+    metadata = MetaData(schema=schema)
+    rows = Table(
+        table,
+        metadata,
+        Column("ledger_key", String(KEY_SIZE), primary_key=True),
+        Column("state", SmallInteger, nullable=False),
+        Column("producer_group", String(255), nullable=False),
+        Column("store_id", String(32), nullable=False),
+        Column("decided_by", String(255)),
+    )
+    marks = Table(
+        f"{table}_mark",
+        metadata,
+        Column("store_id", String(32), primary_key=True),
+        Column("low_water_ms", BigInteger, nullable=False),
+    )
+    return metadata, rows, marks

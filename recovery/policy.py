@@ -1,0 +1,300 @@
+"""When to ask about a transaction in doubt, how often, and what then: a table and pure functions of plain values.
+
+    policy = parse_policy({"*": {"interval": "30s"}, "orders": {"most_checks": 5, "at_limit": "rollback"}})
+    decide(standing, policy.rule("orders"), now_ms=...)     -> WAIT until, ASK, or LIMIT
+
+Nothing here reads a clock or rolls dice: the time and the chance are arguments. RocketMQ's rules, for comparison:
+TransactionalMessageServiceImpl.check (5.3.3), TransactionStateService (3.1.4).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+from broker.errors import BrokerError
+
+DEFAULT_TOPIC = "*"
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_EXPONENT_MAX = 64  # backoff ** 64 is longer than any store lives
+
+
+class BadPolicy(BrokerError, ValueError):
+    """A policy that names something unknown or makes no sense."""
+
+
+class AtLimit(enum.StrEnum):
+    """What happens to a transaction that nobody answered for often or long enough."""
+
+    PARK = "park"  # it waits for a person; nothing is decided
+    ROLLBACK = "rollback"
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How transactions of one topic are asked about. Durations are milliseconds here and text (`30s`) in a policy.
+
+    The names of RocketMQ 5.x: first_check_after is transactionTimeOut, interval transactionCheckInterval, most_checks
+    transactionCheckMax.
+    """
+
+    first_check_after_ms: int = 6_000  # a half message younger than this is left alone
+    interval_ms: int = 30_000  # between the first check and the second
+    backoff: float = 2.0  # each interval is so many times the one before it
+    interval_most_ms: int = 3_600_000  # no interval is longer
+    jitter: float = 0.1  # an interval is longer or shorter by up to this share, so that checks spread out
+    most_checks: int | None = 15  # None: no limit
+    longest_ms: int | None = None  # in doubt since the half was stored; None: no limit
+    at_limit: AtLimit = AtLimit.PARK
+    immunity_most_ms: int | None = None  # the longest that a message may ask for itself; None: as long as it likes
+
+
+ROCKETMQ_5 = Rule(backoff=1.0, jitter=0.0)
+"""RocketMQ 5.3.3: after 6 s, every 30 s, 15 times; then to TRANS_CHECK_MAX_TIME_TOPIC, which is parking."""
+
+ROCKETMQ_3 = Rule(60_000, 60_000, backoff=1.0, jitter=0.0, most_checks=None)
+"""RocketMQ 3.1.4: every 60 s, until its segment of the CommitLog expires."""
+
+PRESETS = {"default": Rule(), "rocketmq-5": ROCKETMQ_5, "rocketmq-3": ROCKETMQ_3}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A rule for each topic, and one for all others."""
+
+    default: Rule = Rule()
+    topics: Mapping[str, Rule] = field(default_factory=dict)
+
+    def rule(self, topic: str) -> Rule:
+        return self.topics.get(topic, self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of one transaction in doubt when it is looked at."""
+
+    stored_ms: int  # when its half message was stored, by the store's clock
+    immunity: str | None = None  # its property CHECK_IMMUNITY_TIME_IN_SECONDS
+    checks: int = 0  # how often somebody was asked and did not know
+    next_check_ms: int | None = None  # when it is due again; None: it was never asked about
+    parked: bool = False
+
+
+class Verdict(enum.Enum):
+    """What to do now, and the sentence that explains it."""
+
+    SKIP = "it is parked and waits for a person"
+    WAIT = "it is not due yet"
+    LIMIT = "it was asked about often or long enough"
+    ASK = "it is due"
+
+
+class Decision(NamedTuple):
+    """A verdict, and for WAIT the time at which to look again."""
+
+    verdict: Verdict
+    due_ms: int = 0
+
+
+# label  parked  over  early  worn     over: longer in doubt than longest    early: immune, too young, or put off
+CASES = (  #                           worn: asked as often as most_checks
+    ("@A", "   1      -     -     -  ", Verdict.SKIP),
+    ("@B", "   0      1     -     -  ", Verdict.LIMIT),
+    ("@C", "   0      0     1     -  ", Verdict.WAIT),  # the last answer gets its whole interval before the limit
+    ("@D", "   0      0     0     1  ", Verdict.LIMIT),
+    ("@E", "   0      0     0     0  ", Verdict.ASK),
+)
+_TABLE = tuple((label, tuple(pattern.split()), verdict) for label, pattern, verdict in CASES)
+
+
+def case(parked: bool, over: bool, early: bool, worn: bool) -> tuple[str, Verdict]:
+    """The row of CASES that fits; a test proves that it is always exactly one."""
+    facts = tuple("01"[fact] for fact in (parked, over, early, worn))
+    rows = [(label, verdict) for label, pattern, verdict in _TABLE if _fits(pattern, facts)]
+    (row,) = rows
+    return row
+
+
+def _fits(pattern: tuple[str, ...], facts: tuple[str, ...]) -> bool:
+    return all(want in ("-", is_) for want, is_ in zip(pattern, facts, strict=True))
+
+
+_BY_FACTS = {
+    (parked, over, early, worn): case(parked, over, early, worn)[1]
+    for parked in (False, True)
+    for over in (False, True)
+    for early in (False, True)
+    for worn in (False, True)
+}
+
+
+def decide(standing: Standing, rule: Rule, now_ms: int) -> Decision:
+    """What to do with a transaction in doubt at `now_ms`."""
+    due_ms = due(standing, rule)
+    over = rule.longest_ms is not None and now_ms - standing.stored_ms >= rule.longest_ms
+    worn = rule.most_checks is not None and standing.checks >= rule.most_checks
+    return Decision(_BY_FACTS[standing.parked, over, now_ms < due_ms, worn], due_ms)
+
+
+def due(standing: Standing, rule: Rule) -> int:
+    """When it is to be looked at: first when its immunity ends, later as it was put off; never after the longest."""
+    due_ms = standing.next_check_ms
+    if due_ms is None:
+        due_ms = standing.stored_ms + immunity_ms(standing.immunity, rule)
+    if rule.longest_ms is not None:
+        due_ms = min(due_ms, standing.stored_ms + rule.longest_ms)
+    return due_ms
+
+
+def immunity_ms(text: str | None, rule: Rule) -> int:
+    """How long a half message is left alone: as long as it asks for, else first_check_after.
+
+    What is no number, or below zero, counts as not asked. RocketMQ: TransactionalMessageServiceImpl.
+    getImmunityTime (5.3.3), which reads seconds from CHECK_IMMUNITY_TIME_IN_SECONDS.
+    """
+    if text is None or not (text.isascii() and text.isdecimal()):
+        return rule.first_check_after_ms
+    asked_ms = int(text) * 1000
+    return asked_ms if rule.immunity_most_ms is None else min(asked_ms, rule.immunity_most_ms)
+
+
+def next_check(rule: Rule, checks: int, now_ms: int, chance: float) -> int:
+    """When to ask again after the check with this number (the first is 1); `chance` in [0, 1) places the jitter."""
+    return now_ms + round(interval(rule, checks) * (1 + rule.jitter * (2 * chance - 1)))
+
+
+def interval(rule: Rule, checks: int) -> float:
+    """Milliseconds between a check and the next, without jitter."""
+    grown = rule.interval_ms * rule.backoff ** min(max(checks - 1, 0), _EXPONENT_MAX)
+    return min(grown, float(max(rule.interval_most_ms, rule.interval_ms)))
+
+
+class Moment(NamedTuple):
+    """A line of a timeline: what happens, and between which times after the half message was stored."""
+
+    what: str
+    earliest_ms: int
+    latest_ms: int
+
+
+def timeline(rule: Rule, most_lines: int = 20) -> Iterator[Moment]:
+    """What happens to a transaction that nobody can answer for, if somebody looks all the time."""
+    earliest = latest = float(rule.first_check_after_ms)
+    number = 1
+    while number <= most_lines:
+        worn = rule.most_checks is not None and number > rule.most_checks
+        if rule.longest_ms is not None and (latest >= rule.longest_ms or (worn and earliest >= rule.longest_ms)):
+            yield Moment(rule.at_limit.value, min(round(earliest), rule.longest_ms), rule.longest_ms)
+            return
+        if worn:
+            yield Moment(rule.at_limit.value, round(earliest), round(latest))
+            return
+        yield Moment(f"check {number}", round(earliest), round(latest))
+        earliest += interval(rule, number) * (1 - rule.jitter)
+        latest += interval(rule, number) * (1 + rule.jitter)
+        number += 1
+    yield Moment("and so on", round(earliest), round(latest))
+
+
+# Text to rules
+
+_DURATIONS = {
+    "first_check_after": "first_check_after_ms",
+    "interval": "interval_ms",
+    "interval_most": "interval_most_ms",
+    "longest": "longest_ms",
+    "immunity_most": "immunity_most_ms",
+}
+_OTHERS = ("backoff", "jitter", "most_checks", "at_limit")
+_NULLABLE = frozenset({"longest", "immunity_most", "most_checks"})
+NAMES = ("preset", *_DURATIONS, *_OTHERS)
+
+
+def parse_policy(raw: Mapping[str, Any]) -> Policy:
+    """The policy that a mapping from topics to rules means; the topic `*` stands for all that are not named.
+
+    A topic's rule begins as the one for `*`, or as its `preset` (default, rocketmq-5, rocketmq-3). Raises BadPolicy
+    for an unknown name or a value that makes no sense.
+    """
+    default = parse_rule(raw.get(DEFAULT_TOPIC, {}), Rule(), DEFAULT_TOPIC)
+    topics = {topic: parse_rule(one, default, topic) for topic, one in raw.items() if topic != DEFAULT_TOPIC}
+    return Policy(default, topics)
+
+
+def parse_rule(raw: Any, begin: Rule, topic: str) -> Rule:
+    """One rule from its names and values. Raises BadPolicy."""
+    if not isinstance(raw, Mapping):
+        raise BadPolicy(f"the policy of topic {topic} is a table of names and values, not {raw!r:.60}")
+    for name in raw:
+        if name not in NAMES:
+            raise BadPolicy(f"the policy of topic {topic} has no {name!r}; the names are {', '.join(NAMES)}")
+    preset = raw.get("preset")
+    if preset is not None and preset not in PRESETS:
+        raise BadPolicy(f"the policy of topic {topic}: there is no preset {preset!r}, only {', '.join(PRESETS)}")
+    rule = begin if preset is None else PRESETS[preset]
+    given = {name: value for name, value in raw.items() if name != "preset"}
+    values: dict[str, Any] = {_DURATIONS.get(name, name): _value(name, value, topic) for name, value in given.items()}
+    return _checked(replace(rule, **values), topic)
+
+
+def _value(name: str, value: Any, topic: str) -> Any:
+    if name in _NULLABLE and value in (None, "never"):
+        return None
+    try:
+        if name in _DURATIONS:
+            return parse_duration(value)
+        if name == "at_limit":
+            return AtLimit(value)
+        number: float = value + 0  # what is no number fails here
+        return int(number) if name == "most_checks" else float(number)
+    except (TypeError, ValueError) as error:
+        raise BadPolicy(f"the policy of topic {topic}: {name} cannot be {value!r:.60} ({error})") from None
+
+
+def parse_duration(value: Any) -> int:
+    """Milliseconds from text as `500ms`, `30s`, `12h`; a bare number means seconds. Raises ValueError."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return round(value * 1000)
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a duration is a number and one of ms, s, m, h, d, as in 30s")
+    return round(float(match[1]) * _UNIT_MS[match[2]])
+
+
+def format_duration(duration_ms: int) -> str:
+    """A duration as a person says it: 6s, 1m 30s, 12h."""
+    if duration_ms < 1000:
+        return f"{duration_ms}ms"
+    words, rest = [], round(duration_ms / 1000)
+    for unit in ("d", "h", "m", "s"):
+        count, rest = divmod(rest, _UNIT_MS[unit] // 1000)
+        if count:
+            words.append(f"{count}{unit}")
+    return " ".join(words[:2])
+
+
+def _checked(rule: Rule, topic: str) -> Rule:
+    wrong = {
+        "first_check_after below zero": rule.first_check_after_ms < 0,
+        "interval below 1ms": rule.interval_ms < 1,
+        "interval_most below 1ms": rule.interval_most_ms < 1,
+        "backoff below 1": not 1 <= rule.backoff < float("inf"),
+        "jitter outside of 0 to 1": not 0 <= rule.jitter <= 1,
+        "most_checks below 1": rule.most_checks is not None and rule.most_checks < 1,
+        "longest below first_check_after": rule.longest_ms is not None and rule.longest_ms < rule.first_check_after_ms,
+        "immunity_most below zero": rule.immunity_most_ms is not None and rule.immunity_most_ms < 0,
+    }
+    for reason, is_so in wrong.items():
+        if is_so:
+            raise BadPolicy(f"the policy of topic {topic} makes no sense: {reason}")
+    return rule
+
+
+def as_json(rule: Rule) -> dict[str, Any]:
+    """The rule with the names of its fields, for reports."""
+    return {one.name: getattr(rule, one.name) for one in fields(rule)}

@@ -1,0 +1,218 @@
+"""Measures transactions: how fast check-back settles, what a round over a settled table costs, what one purchase costs.
+
+    python -m tests.bench.transactions [settle|round|purchase ...] [--count 100000]
+
+Each figure is measured side by side with its yardstick, in alternation, and the best of several counts. Measures, and
+never fails a build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import Engine, Integer, LargeBinary, String, create_engine, event, insert
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import broker
+from broker.ledger import LEDGER_KEY, Ledger, new_key
+from broker.live import LiveStore
+from broker.producer import Producer, store_id
+from recovery.answers import Answer, Outcome, Question
+from recovery.catalog import Catalog
+from recovery.checkback import CheckBack
+from recovery.ledger_resolver import LedgerResolver
+
+LATER_MS = 3_600_000
+BODY = b'{"order": 4711, "item": "phone", "price": "499.00", "user": 42}' * 3
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    item: Mapped[str] = mapped_column(String(32))
+
+
+class Outbox(Base):
+    __tablename__ = "outbox"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    topic: Mapped[str] = mapped_column(String(127))
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="checkback-bench-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def database(path: Path, *, synchronous: str = "FULL") -> Engine:
+    """SQLite as an application runs it: write-ahead log; FULL forces each COMMIT, as PostgreSQL does."""
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 60})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection, _record):  # type: ignore[no-untyped-def]
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+
+    return engine
+
+
+def left_in_doubt(store: LiveStore, ledger: Ledger, count: int, *, rolled_back: int = 0) -> None:
+    """`count` half messages whose ends were lost; all but the first `rolled_back` have a ledger row."""
+    keys = [new_key(time.time_ns() // 1_000_000) for _ in range(count)]
+    for number, key in enumerate(keys):
+        message = broker.Message("orders", BODY, keys=[str(number)])
+        store.transactions.prepare(message, "shop", queue_id=number % 4, extra_properties={LEDGER_KEY: key})
+    store.sync_now()
+    rows = [
+        {"ledger_key": key, "state": 8, "producer_group": "shop", "store_id": store_id(store), "decided_by": None}
+        for key in keys[rolled_back:]
+    ]
+    with ledger.engine.begin() as connection:
+        connection.execute(insert(ledger.rows), rows)
+
+
+def settle(count: int) -> None:
+    """Check-back of one process with a ledger on SQLite, from a store that was just opened."""
+    for rolled_back in (0, count // 100):
+        with folder() as path:
+            engine = database(path / "shop.db")
+            ledger = Ledger(engine)
+            ledger.create_all()
+            with broker.open(path / "store", sync="os") as store:
+                left_in_doubt(store, ledger, count, rolled_back=rolled_back)
+            with broker.open(path / "store", sync="group") as store:
+                check = CheckBack(store, LedgerResolver(ledger, store_id(store)), limit=count)
+                wall, cpu = time.perf_counter(), time.process_time()
+                report = check.round(time.time_ns() // 1_000_000 + LATER_MS)
+                wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+                check.catalog.close()
+            engine.dispose()
+            assert (report.committed, report.rolled_back) == (count - rolled_back, rolled_back), report
+            text = f"settled {count} ({rolled_back} of them by tombstone)"
+            print(f"{text}: {count / wall:,.0f} a second ({wall:.1f} s; CPU {cpu:.1f} s: {count / cpu:,.0f} a second)")
+
+
+def round_over_settled(settled: int, in_doubt: int) -> None:
+    """A round over a large table of which little is in doubt: the first, which asks, and one in which all wait."""
+    with folder() as path:
+        engine = database(path / "shop.db")
+        ledger = Ledger(engine)
+        ledger.create_all()
+        with broker.open(path / "store", sync="os") as store:
+            every = settled // in_doubt
+            for number in range(settled + in_doubt):
+                half = store.transactions.prepare(broker.Message("orders", b"x"), "shop", queue_id=number % 4)
+                if number % (every + 1):
+                    store.transactions.rollback(half)
+            resolver = _Unknown()
+            check = CheckBack(store, resolver, catalog=Catalog.open(str(path / "store"), store_id(store)))
+            now_ms = time.time_ns() // 1_000_000
+            for name, at in (
+                ("nothing is due", now_ms),
+                ("all are asked about", now_ms + LATER_MS),
+                ("all wait", now_ms),
+            ):
+                took = []
+                for _ in range(1 if name == "all are asked about" else 5):
+                    start = time.perf_counter()
+                    report = check.round(at)
+                    took.append(time.perf_counter() - start)
+                print(
+                    f"a round over {settled} settled and {report.in_doubt} in doubt, {name}: {min(took) * 1000:.0f} ms"
+                )
+            check.catalog.close()
+        engine.dispose()
+
+
+class _Unknown:
+    def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002
+        return [Answer(Outcome.UNKNOWN, "nobody knows")] * len(questions)
+
+
+def purchase(seconds: float) -> None:
+    """An order and its announcement, against the same with an outbox row and no message."""
+    for threads in (1, 4):
+        with folder() as path:
+            outbox, ours = database(path / "outbox.db"), database(path / "shop.db")
+            for engine in (outbox, ours):
+                Base.metadata.create_all(engine)
+            ledger = Ledger(ours)
+            ledger.create_all()
+            with broker.open(path / "store", sync="group") as store:
+                producer = store.producer("shop", topics=["orders"], ledger=ledger)
+                works = {"outbox": partial(with_outbox, outbox), "message": partial(with_message, ours, producer)}
+                best = dict.fromkeys(works, 0.0)
+                for _ in range(4):
+                    for name, work in works.items():
+                        best[name] = max(best[name], rate(work, threads, seconds))
+            yardstick = f"with an outbox row {best['outbox']:,.0f}; ratio {best['message'] / best['outbox']:.2f}"
+            print(f"purchases, {threads} thread(s): {best['message']:,.0f} a second; {yardstick}")
+            outbox.dispose()
+            ours.dispose()
+
+
+def with_outbox(engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        session.add(Order(item="phone"))
+        session.add(Outbox(topic="orders", body=BODY))
+
+
+def with_message(engine: Engine, producer: Producer) -> None:
+    with Session(engine) as session, producer.begin_transaction(session) as transaction:
+        session.add(Order(item="phone"))
+        producer.send(broker.Message("orders", BODY), transaction)
+
+
+def rate(work: Callable[[], None], threads: int, seconds: float) -> float:
+    """How often a second the work is done."""
+    counts = [0] * threads
+    work()
+    stop = time.perf_counter() + seconds
+
+    def run(number: int) -> None:
+        while time.perf_counter() < stop:
+            work()
+            counts[number] += 1
+
+    workers = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
+    start = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", default=["settle", "round", "purchase"])
+    parser.add_argument("--count", type=int, default=100_000, help="in-doubt transactions to settle")
+    parser.add_argument("--slots", type=int, default=1_000_000, help="settled slots of the table")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement of purchases")
+    arguments = parser.parse_args()
+    if "settle" in arguments.what:
+        settle(arguments.count)
+    if "round" in arguments.what:
+        round_over_settled(arguments.slots, 1_000)
+    if "purchase" in arguments.what:
+        purchase(arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""A shop: a store, an application's database (SQLite or PostgreSQL), and check-back on connections of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from broker.ledger import Ledger
+from tests.checkback.shop import Shop
+from tests.ledger.databases import engine, ledger, other_engine, postgres_socket, postgres_url, sqlite_url, url
+
+__all__ = ["engine", "ledger", "other_engine", "postgres_socket", "postgres_url", "sqlite_url", "url"]
+
+
+@pytest.fixture
+def shop(tmp_path: Path, engine: Engine, other_engine: Engine, ledger: Ledger) -> Iterator[Shop]:
+    """The same test on SQLite and on PostgreSQL."""
+    shop = Shop(tmp_path / "store", ledger, Ledger(other_engine))
+    yield shop
+    shop.close()

@@ -1,0 +1,217 @@
+"""Whom to ask: callables, HTTP endpoints, who asks whom, and the breaker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import httpx
+import pytest
+
+import broker
+from broker.errors import BrokerError
+from broker.transaction.events import TransactionState
+from broker.transaction.service import LocalTransactionState
+from recovery import resolvers
+from recovery.answers import Answer, Outcome, Question
+from recovery.resolvers import Breaker, CallableResolver, HttpResolver, Router
+from tests.checkback.shop import open_store
+
+
+@pytest.fixture
+def question(tmp_path: Path) -> Iterator[Question]:
+    with open_store(tmp_path / "store") as store:
+        half = store.transactions.prepare(broker.Message("orders", b"order 4711", keys=["4711"]), "shop")
+        yield Question(half, lambda: store.transactions.message(half))
+
+
+def one(resolver: object, question: Question) -> Answer:
+    (answer,) = resolver.ask([question], 0)  # type: ignore[attr-defined]
+    assert isinstance(answer, Answer)
+    return answer
+
+
+# Callables
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        (LocalTransactionState.COMMIT_MESSAGE, Outcome.COMMITTED),
+        (LocalTransactionState.ROLLBACK_MESSAGE, Outcome.ROLLED_BACK),
+        (LocalTransactionState.UNKNOW, Outcome.UNKNOWN),
+        (TransactionState.COMMITTED, Outcome.COMMITTED),
+        ("rollback", Outcome.ROLLED_BACK),
+        ("Commit", Outcome.COMMITTED),
+        ("running", Outcome.RUNNING),
+        (None, Outcome.UNKNOWN),
+        ("perhaps", Outcome.UNKNOWN),
+        (True, Outcome.UNKNOWN),
+        (["commit"], Outcome.UNKNOWN),
+    ],
+)
+def test_what_a_callable_says(question: Question, said: object, outcome: Outcome) -> None:
+    assert one(CallableResolver(lambda _message: said), question).outcome is outcome
+
+
+def test_a_callable_gets_the_message(question: Question) -> None:
+    seen: list[tuple[bytes, tuple[str, ...]]] = []
+    one(CallableResolver(lambda message: seen.append((message.body, message.keys))), question)
+    assert seen == [(b"order 4711", ("4711",))]
+
+
+def test_a_callable_that_raises_does_not_know(question: Question) -> None:
+    def broken(_message: object) -> None:
+        raise ZeroDivisionError("no")
+
+    answer = one(CallableResolver(broken), question)
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "ZeroDivisionError" in answer.why
+
+
+def was_saved(_message: object) -> str:
+    return "commit"
+
+
+class Listener:
+    """As RocketMQ's clients have it."""
+
+    @staticmethod
+    def check_local_transaction(_message: object) -> LocalTransactionState:
+        return LocalTransactionState.ROLLBACK_MESSAGE
+
+
+def test_a_dotted_path_is_loaded(question: Question) -> None:
+    here = __name__ if __name__ != "__main__" else "tests.checkback.test_resolvers"
+    assert one(CallableResolver.load(f"{here}:was_saved"), question).outcome is Outcome.COMMITTED
+    assert one(CallableResolver.load(f"{here}:Listener"), question).outcome is Outcome.ROLLED_BACK
+
+
+@pytest.mark.parametrize("name", ["nowhere:f", "recovery.policy:nothing", "recovery.policy:PRESETS", "no-such-entry"])
+def test_what_cannot_be_loaded_is_a_sentence(name: str) -> None:
+    with pytest.raises(BrokerError, match=name.replace(".", r"\.")):
+        CallableResolver.load(name)
+
+
+def test_an_entry_point_is_loaded(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = EntryPoint("orders", f"{__name__}:was_saved", resolvers.ENTRY_POINTS)
+    monkeypatch.setattr(resolvers, "entry_points", lambda **named: EntryPoints([found]).select(**named))
+    assert one(CallableResolver.load("orders"), question).outcome is Outcome.COMMITTED
+
+
+# HTTP
+
+
+def http(respond: object) -> HttpResolver:
+    return HttpResolver("http://shop/check", client=httpx.Client(transport=httpx.MockTransport(respond)))  # type: ignore[arg-type]
+
+
+def test_an_endpoint_is_told_what_it_is_about(question: Question) -> None:
+    seen: list[dict[str, object]] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        return httpx.Response(200, json={"state": "commit"})
+
+    assert one(http(respond), question).outcome is Outcome.COMMITTED
+    (told,) = seen
+    assert (told["topic"], told["producer_group"], told["keys"]) == ("orders", "shop", ["4711"])
+    assert (told["message_id"], told["unique_key"]) == (question.half.message_id, question.half.unique_key)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "outcome"),
+    [
+        (200, b'{"state": "rollback"}', Outcome.ROLLED_BACK),
+        (200, b'{"state": "unknown"}', Outcome.UNKNOWN),
+        (200, b'{"state": "running"}', Outcome.RUNNING),
+        (200, b"{}", Outcome.UNKNOWN),
+        (200, b"<html>", Outcome.UNKNOWN),
+        (200, b"[]", Outcome.UNKNOWN),
+        (404, b'{"state": "commit"}', Outcome.UNKNOWN),
+        (302, b'{"state": "commit"}', Outcome.UNKNOWN),
+        (503, b'{"state": "commit"}', Outcome.DOWN),
+    ],
+)
+def test_what_an_endpoint_answers(question: Question, status: int, body: bytes, outcome: Outcome) -> None:
+    assert one(http(lambda _request: httpx.Response(status, content=body)), question).outcome is outcome
+
+
+def test_an_endpoint_that_does_not_answer_is_down_and_asked_no_more_in_this_round(question: Question) -> None:
+    asked: list[None] = []
+
+    def respond(_request: httpx.Request) -> httpx.Response:
+        asked.append(None)
+        raise httpx.ConnectTimeout("no")
+
+    answers = http(respond).ask([question] * 5, 0)
+    assert [answer.outcome for answer in answers] == [Outcome.DOWN] * 5
+    assert len(asked) == 1
+
+
+# Who asks whom
+
+
+class Fixed:
+    """Always the same."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+        self.sizes: list[int] = []
+
+    def ask(self, questions: Sequence[Question], _now_ms: int) -> list[Answer]:
+        self.sizes.append(len(questions))
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        return [Answer(outcome, "fixed")] * len(questions)
+
+
+def test_each_group_has_its_resolver(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        questions = [
+            Question(store.transactions.prepare(broker.Message("orders", b"x"), group), lambda: None)  # type: ignore[arg-type, return-value]
+            for group in ("shop", "other", "shop", "third")
+        ]
+    router = Router({"shop": Fixed(Outcome.COMMITTED), "third": Fixed(Outcome.RUNNING)}, Fixed(Outcome.ROLLED_BACK))
+    assert [answer.outcome for answer in router.ask(questions, 0)] == [
+        Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.COMMITTED, Outcome.RUNNING,
+    ]  # fmt: skip
+    nobody = Router({"shop": Fixed(Outcome.COMMITTED)})
+    assert [answer.outcome for answer in nobody.ask(questions, 0)].count(Outcome.DOWN) == 2
+
+
+# The breaker
+
+
+def test_a_breaker_leaves_in_peace_who_does_not_answer(question: Question) -> None:
+    resolver = Fixed(Outcome.DOWN)
+    breaker = Breaker(resolver, failures=3, pause_ms=30_000)
+    for now_ms in (0, 1, 2):
+        breaker.ask([question] * 4, now_ms)
+    assert breaker.is_open
+    for now_ms in range(3, 30_000, 5_000):
+        assert [answer.outcome for answer in breaker.ask([question] * 4, now_ms)] == [Outcome.DOWN] * 4
+    assert resolver.sizes == [4, 4, 4]
+
+
+def test_after_the_pause_one_question_is_the_test(question: Question) -> None:
+    resolver = Fixed(Outcome.DOWN, Outcome.DOWN, Outcome.COMMITTED)
+    breaker = Breaker(resolver, failures=1, pause_ms=1_000)
+    breaker.ask([question] * 4, 0)
+    assert [answer.outcome for answer in breaker.ask([question] * 4, 1_000)] == [Outcome.DOWN] * 4
+    assert [answer.outcome for answer in breaker.ask([question] * 4, 2_000)] == [Outcome.COMMITTED] * 4
+    assert not breaker.is_open
+    assert resolver.sizes == [4, 1, 1, 3]
+
+
+def test_a_busy_database_does_not_open_the_breaker(question: Question) -> None:
+    breaker = Breaker(Fixed(Outcome.RUNNING), failures=1)
+    breaker.ask([question], 0)
+    assert not breaker.is_open
+
+
+def test_nothing_to_ask_is_no_failure(question: Question) -> None:
+    breaker = Breaker(Fixed(Outcome.DOWN), failures=1)
+    assert breaker.ask([], 0) == []
+    assert not breaker.is_open

@@ -1,0 +1,75 @@
+"""Ledger rows go when nobody will ask for them again, and not a moment earlier."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import func, select
+
+from broker.producer import store_id
+from recovery.ledger_resolver import LedgerResolver
+from recovery.ledger_retention import KEEP_MS, expire_ledger
+from tests.checkback.shop import Shop
+from tests.checkback.test_races import leave_in_doubt
+
+DAY_MS = 86_400_000
+
+
+def resolver(shop: Shop) -> LedgerResolver:
+    return LedgerResolver(shop.resolvers_ledger, store_id(shop.store))
+
+
+def rows(shop: Shop) -> int:
+    with shop.ledger.engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(shop.ledger.rows)).scalar() or 0
+
+
+def test_young_rows_stay(shop: Shop) -> None:
+    shop.buy(1)
+    assert expire_ledger(shop.store, resolver(shop), shop.now_ms() + KEEP_MS - DAY_MS) == 0
+    assert rows(shop) == 1
+
+
+def test_old_rows_of_ended_transactions_go(shop: Shop) -> None:
+    shop.buy(1)
+    assert expire_ledger(shop.store, resolver(shop), shop.now_ms() + KEEP_MS + DAY_MS) == 1
+    assert rows(shop) == 0
+
+
+def test_the_row_of_a_transaction_in_doubt_stays_however_old(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parked or not: as long as somebody may ask, the row is there; and so are all younger ones."""
+    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy(2)
+    (half,) = shop.store.transactions.in_doubt()
+    shop.store.transactions.park(half, "a year ago")
+    later_ms = shop.now_ms() + 10 * KEEP_MS
+    assert expire_ledger(shop.store, resolver(shop), later_ms) == 0
+    shop.store.transactions.unpark(half, "asked again")
+    assert shop.check_back(10 * KEEP_MS).committed == 1
+    assert expire_ledger(shop.store, resolver(shop), later_ms) == 2
+    assert shop.announced() == [1, 2]
+
+
+def test_ends_are_on_disk_before_a_row_goes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end is not forced when it is written. First the look, then the force: what was ended by then is safe."""
+    shop.buy(1)
+    order: list[str] = []
+    in_doubt, sync_now, expire = shop.store.transactions.in_doubt, shop.store.sync_now, LedgerResolver.expire
+    monkeypatch.setattr(shop.store.transactions, "in_doubt", lambda: order.append("look") or in_doubt())
+    monkeypatch.setattr(shop.store, "sync_now", lambda: order.append("force") or sync_now())
+    monkeypatch.setattr(LedgerResolver, "expire", lambda *arguments: order.append("remove") or expire(*arguments))
+    assert expire_ledger(shop.store, resolver(shop), shop.now_ms() + KEEP_MS + DAY_MS) == 1
+    assert order == ["look", "force", "remove"]
+
+
+def test_a_transaction_older_than_what_is_kept_is_parked_for_a_person(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that was restored from an old backup asks for rows that are gone: nobody guesses."""
+    leave_in_doubt(shop, monkeypatch, 1)
+    resolver(shop).expire(shop.now_ms() + DAY_MS)
+    for number in range(1, 20):
+        report = shop.check_back(number * DAY_MS)
+        assert (report.committed, report.rolled_back) == (0, 0)
+    assert report.parked == 1
+    (parked,) = shop.store.transactions.parked()
+    assert parked == next(iter(shop.store.transactions.in_doubt())).commitlog_offset

@@ -1,0 +1,356 @@
+"""Rounds: who is asked, when again, and what happens at the limit. The resolver says what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.errors import BrokerError
+from broker.format import properties as names
+from broker.ledger import LEDGER_KEY, new_key
+from broker.live import LiveStore
+from broker.producer import store_id
+from broker.transaction.events import BY, WHY, TransactionState
+from broker.transaction.service import Half
+from recovery.answers import Answer, Outcome, Question
+from recovery.catalog import Catalog, attempts_of, path_of
+from recovery.checkback import CheckBack, RoundReport
+from recovery.policy import AtLimit, Policy, Rule
+from tests.checkback.shop import open_store
+
+MINUTE = 60_000
+RULE = Rule(jitter=0.0, interval_ms=30_000, backoff=2.0, most_checks=3)
+
+
+class Told:
+    """Answers what it is told, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+        self.default = Outcome.UNKNOWN
+        self.asked: list[Half] = []
+
+    def ask(self, questions: Sequence[Question], _now_ms: int) -> list[Answer]:
+        self.asked += [question.half for question in questions]
+        return [
+            Answer(self.outcomes.get(question.half.commitlog_offset, self.default), "told so") for question in questions
+        ]
+
+
+class Room:
+    """A store, who answers, and a clock."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = open_store(path)
+        self.told = Told()
+        self.stored_ms = 0
+        self.catalogs: list[Catalog] = []
+
+    def prepare(self, topic: str = "orders", count: int = 1, **properties: str) -> list[Half]:
+        halves = [
+            self.store.transactions.prepare(
+                broker.Message(topic, b"%d" % number), "shop", extra_properties=properties or None
+            )
+            for number in range(count)
+        ]
+        self.stored_ms = halves[-1].store_timestamp_ms
+        return halves
+
+    def round(self, after_ms: int, *, rule: Rule = RULE, dry_run: bool = False, **options: int | None) -> RoundReport:
+        """One round of a process that was just started, `after_ms` after the last half message was stored."""
+        catalog = Catalog.open(self.store.path, store_id(self.store))
+        self.catalogs.append(catalog)
+        check = CheckBack(self.store, self.told, policy=Policy(rule), catalog=catalog, by="test", **options)  # type: ignore[arg-type]
+        return check.round(self.stored_ms + after_ms, dry_run=dry_run)
+
+    def close(self) -> None:
+        for catalog in self.catalogs:
+            catalog.close()
+        self.store.close()
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    room = Room(tmp_path / "store")
+    yield room
+    room.close()
+
+
+def state(room: Room, half: Half) -> TransactionState:
+    return room.store.transactions.state(half)
+
+
+def test_what_is_young_is_not_asked_about(room: Room) -> None:
+    room.prepare()
+    report = room.round(5_000)
+    assert (report.in_doubt, report.waiting, report.asked, room.told.asked) == (1, 1, 0, [])
+    assert room.round(6_000).asked == 1
+
+
+def test_a_message_with_immunity_is_left_alone(room: Room) -> None:
+    room.prepare(**{names.CHECK_IMMUNITY_TIME_IN_SECONDS: "600"})
+    assert room.round(9 * MINUTE).waiting == 1
+    assert room.round(10 * MINUTE).asked == 1
+
+
+def test_the_next_check_comes_after_a_growing_interval(room: Room) -> None:
+    """Across restarts: what is remembered lies in the catalog."""
+    room.prepare()
+    asked = [bool(room.round(second * 1000).asked) for second in (6, 35, 36, 95, 96)]
+    assert asked == [True, False, True, False, True]
+
+
+def test_an_attempt_writes_no_byte_of_the_commitlog(room: Room) -> None:
+    room.prepare(count=3)
+    before = room.store.visible_end
+    for second in (6, 36):
+        assert room.round(second * 1000).unknown == 3
+    room.store.sync_now()
+    assert room.store.visible_end == before
+
+
+def test_who_could_not_be_asked_was_not_checked(room: Room) -> None:
+    """A hundred rounds while everything is down or busy: no attempt is counted, nothing is parked."""
+    (half,) = room.prepare()
+    for outcome in (Outcome.DOWN, Outcome.RUNNING):
+        room.told.default = outcome
+        for number in range(1, 51):
+            report = room.round(number * 3_600_000 * (1 if outcome is Outcome.DOWN else 100))
+            assert (report.asked, report.newly_parked) == (1, 0)
+    (attempt,) = attempts_of(room.store.path).values()
+    assert attempt.checks == 0
+    assert state(room, half) is TransactionState.PREPARED
+
+
+def test_answers_are_done(room: Room) -> None:
+    halves = room.prepare(count=3)
+    room.told.outcomes = {
+        halves[0].commitlog_offset: Outcome.COMMITTED,
+        halves[1].commitlog_offset: Outcome.ROLLED_BACK,
+    }
+    report = room.round(MINUTE)
+    assert (report.committed, report.rolled_back, report.unknown) == (1, 1, 1)
+    assert [state(room, half) for half in halves] == [
+        TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.PREPARED,
+    ]  # fmt: skip
+    assert list(attempts_of(room.store.path)) == [halves[2].commitlog_offset]
+
+
+# The limit
+
+
+def wear_out(room: Room, rule: Rule = RULE) -> RoundReport:
+    """Ask until the limit; the report of the round that meets it."""
+    for number in range(3):
+        report = room.round((number + 1) * 10 * MINUTE, rule=rule)
+        assert (report.asked, report.newly_parked) == (1, 0)
+    return room.round(60 * MINUTE, rule=rule)
+
+
+def test_at_the_limit_it_is_parked_and_nothing_is_lost(room: Room) -> None:
+    (half,) = room.prepare()
+    assert wear_out(room).newly_parked == 1
+    assert state(room, half) is TransactionState.PARKED
+    assert len(room.told.asked) == 3
+    later = room.round(10_000 * MINUTE)
+    assert (later.in_doubt, later.parked, later.asked) == (1, 1, 0)
+    room.store.transactions.commit(half)
+    assert state(room, half) is TransactionState.COMMITTED
+
+
+@pytest.mark.parametrize(
+    ("at_limit", "becomes"),
+    [(AtLimit.COMMIT, TransactionState.COMMITTED), (AtLimit.ROLLBACK, TransactionState.ROLLED_BACK)],
+)
+def test_a_policy_may_decide_at_the_limit_and_says_so_in_the_end_record(
+    room: Room, at_limit: AtLimit, becomes: TransactionState
+) -> None:
+    (half,) = room.prepare()
+    rule = Rule(jitter=0.0, most_checks=3, at_limit=at_limit)
+    report = wear_out(room, rule)
+    assert (report.committed, report.rolled_back) == ((1, 0) if at_limit is AtLimit.COMMIT else (0, 1))
+    assert state(room, half) is becomes
+    room.store.sync_now()
+    end = next(
+        record
+        for record in room.store.records()
+        if record.prepared_transaction_offset == half.commitlog_offset
+        and record.commitlog_offset != half.commitlog_offset
+    )
+    assert end.property_map[BY] == "test"
+    assert "asked 3 times" in end.property_map[WHY]
+
+
+@pytest.mark.parametrize("at_limit", list(AtLimit))
+def test_where_a_ledger_will_answer_one_day_the_limit_only_parks(room: Room, at_limit: AtLimit) -> None:
+    """The database is away for longer than the policy bears: neither commit nor rollback may be guessed."""
+    (half,) = room.prepare(**{LEDGER_KEY: new_key(1)})
+    room.told.default = Outcome.DOWN
+    rule = Rule(jitter=0.0, longest_ms=12 * 60 * MINUTE, at_limit=at_limit)
+    report = room.round(13 * 60 * MINUTE, rule=rule)
+    assert (report.newly_parked, report.committed, report.rolled_back) == (1, 0, 0)
+    assert state(room, half) is TransactionState.PARKED
+
+
+def test_at_the_limit_a_ledger_is_asked_once_more(room: Room) -> None:
+    (half,) = room.prepare(**{LEDGER_KEY: new_key(1)})
+    room.told.default = Outcome.COMMITTED
+    report = room.round(13 * 60 * MINUTE, rule=Rule(longest_ms=12 * 60 * MINUTE))
+    assert report.committed == 1
+    assert state(room, half) is TransactionState.COMMITTED
+
+
+# Limits of a round, and fairness
+
+
+def test_a_flood_in_one_topic_does_not_starve_another(room: Room) -> None:
+    room.prepare("flood", 50)
+    room.prepare("orders", 5)
+    report = room.round(MINUTE, limit=10)
+    assert report.topics == {"flood": 5, "orders": 5}
+    assert (report.due, report.left) == (55, 45)
+
+
+def test_the_rounds_come_to_everybody(room: Room) -> None:
+    """Each round asks about others until none is left."""
+    room.prepare("flood", 25)
+    for _ in range(3):
+        room.round(MINUTE, limit=10)
+    assert len({half.commitlog_offset for half in room.told.asked}) == 25
+
+
+def test_a_topic_has_its_own_limit(room: Room) -> None:
+    room.prepare("flood", 20)
+    room.prepare("orders", 5)
+    assert room.round(MINUTE, per_topic=3).topics == {"flood": 3, "orders": 3}
+
+
+def test_the_longest_due_come_first(room: Room) -> None:
+    halves = room.prepare("orders", 5)
+    room.round(MINUTE, limit=2)
+    assert [half.commitlog_offset for half in room.told.asked] == [half.commitlog_offset for half in halves[:2]]
+
+
+def test_a_dry_run_asks_nobody_and_changes_nothing(room: Room) -> None:
+    (half,) = room.prepare()
+    report = room.round(MINUTE, dry_run=True)
+    assert [plan["message_id"] for plan in report.planned] == [half.message_id]
+    assert (room.told.asked, attempts_of(room.store.path)) == ([], {})
+    assert state(room, half) is TransactionState.PREPARED
+
+
+def test_what_is_not_yet_durable_is_not_asked_about(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut could still take the half message back, and with it what it would have decided."""
+    (half,) = room.prepare()
+    monkeypatch.setattr(type(room.store), "visible_end", property(lambda _: half.end - 1))
+    report = room.round(MINUTE)
+    assert (report.in_doubt, report.waiting, report.asked) == (1, 1, 0)
+
+
+def test_a_half_message_whose_producer_died_before_it_was_forced_is_forced(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody might, and it would wait for ever. A dry run forces nothing."""
+    (half,) = room.prepare()
+    forced: list[None] = []
+    monkeypatch.setattr(type(room.store), "visible_end", property(lambda _: half.end - (not forced)))
+    monkeypatch.setattr(room.store, "sync_now", lambda: forced.append(None))
+    assert (room.round(MINUTE, dry_run=True).due, forced) == (0, [])
+    assert (room.round(MINUTE).asked, forced) == (1, [None])
+
+
+# The catalog
+
+
+def test_losing_the_catalog_loses_no_decision(room: Room, tmp_path: Path) -> None:
+    """Deleted between rounds: checks are counted anew, and what was parked stays parked."""
+    first, second = room.prepare(count=2)
+    room.round(MINUTE)
+    room.store.transactions.park(first, "by hand")
+    room.close()
+    path = tmp_path / "store"
+    for file in (path / "checkback").glob("catalog.db*"):
+        file.unlink()
+    again = Room(path)
+    again.stored_ms = room.stored_ms
+    report = again.round(2 * MINUTE)
+    assert (report.parked, report.unknown) == (1, 1)
+    assert [attempt.checks for attempt in attempts_of(str(path)).values()] == [1]
+    assert again.store.transactions.state(second) is TransactionState.PREPARED
+    room.store = again.store
+    again.catalogs[0].close()
+
+
+def test_a_damaged_catalog_is_set_aside(room: Room) -> None:
+    room.prepare()
+    path = Path(path_of(room.store.path))
+    path.write_bytes(b"this is no database, whatever its name says" * 100)
+    assert room.round(MINUTE).unknown == 1
+    assert path.with_name("catalog.db.damaged").exists()
+
+
+def test_the_catalog_may_lie_in_another_database(room: Room, url: object) -> None:
+    """SQLite elsewhere, or PostgreSQL."""
+    from sqlalchemy import URL
+
+    assert isinstance(url, URL)
+    (half,) = room.prepare()
+    catalog = Catalog.open(room.store.path, store_id(room.store), url.render_as_string(hide_password=False))
+    room.catalogs.append(catalog)
+    check = CheckBack(room.store, room.told, catalog=catalog, policy=Policy(RULE), by="test")
+    check.round(room.stored_ms + MINUTE)
+    assert catalog.attempts()[half.commitlog_offset].checks == 1
+    (run,) = catalog.runs()
+    assert (run["unknown"], run["by"]) == (1, "test")
+    assert not Path(path_of(room.store.path)).exists()
+
+
+def test_a_catalog_that_cannot_be_used_is_a_sentence(room: Room) -> None:
+    with pytest.raises(BrokerError, match="cannot be used"):
+        Catalog.open(room.store.path, store_id(room.store), "sqlite:////proc/nowhere/catalog.db")
+
+
+def test_a_round_that_finds_nothing_leaves_no_trace(room: Room) -> None:
+    room.round(MINUTE)
+    assert room.catalogs[-1].runs() == []
+
+
+def test_only_the_last_runs_are_kept(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recovery.catalog._RUNS_KEPT", 3)
+    catalog = Catalog.open(room.store.path, store_id(room.store))
+    room.catalogs.append(catalog)
+    for number in range(6):
+        catalog.note_run(number, "test", {"asked": number})
+    assert [run["asked"] for run in catalog.runs()] == [5, 4, 3]
+
+
+def test_an_end_that_the_store_refuses_is_tried_again(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: the round goes on, says so, and the next one ends it."""
+    (half,) = room.prepare()
+    room.told.default = Outcome.COMMITTED
+    with monkeypatch.context() as patch:
+        patch.setattr(room.store.transactions, "commit", _full)
+        report = room.round(MINUTE)
+        assert (report.down, report.committed) == (1, 0)
+        assert half.message_id in report.errors[0]
+    assert room.round(10 * MINUTE).committed == 1
+
+
+def _full(*_: object, **__: object) -> None:
+    raise broker.StoreFull("no room")
+
+
+def test_the_store_id_is_the_stores(room: Room) -> None:
+    assert len(store_id(room.store)) == 32
+
+
+def test_readers_of_a_store_make_no_catalog(tmp_path: Path, golden: Callable[[str], Path]) -> None:
+    """`pending` on a store of RocketMQ, or on one that check-back never saw."""
+    assert attempts_of(str(golden("rocketmq-3.1.5-clean"))) == {}
+    store: LiveStore = open_store(tmp_path / "store")
+    store.close()
+    assert attempts_of(str(tmp_path / "store")) == {}
+    assert not Path(path_of(str(tmp_path / "store"))).exists()

@@ -1,0 +1,165 @@
+"""CheckService and its lease: one process asks for all, and another takes over when it is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import broker
+from recovery.check_service import CheckService, for_producers
+from recovery.checkback import CheckBack, RoundReport
+from recovery.lease import Lease
+from recovery.policy import Policy, Rule
+from tests.checkback.shop import Shop, open_store, raiser
+from tests.checkback.test_races import leave_in_doubt
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A store, closed."""
+    open_store(tmp_path / "store").close()
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def lease(folder: str) -> Iterator[Lease]:
+    lease = Lease(folder)
+    yield lease
+    lease.release()
+
+
+def test_one_leads(folder: str, lease: Lease) -> None:
+    other = Lease(folder)
+    assert lease.leader() == ""
+    assert lease.try_take()
+    assert lease.try_take()  # it leads already
+    assert not other.try_take()
+    assert other.leader().endswith(f":{os.getpid()}")
+    lease.release()
+    assert other.leader() == ""
+    assert other.try_take()
+    other.release()
+
+
+def test_a_leader_that_is_killed_leaves_the_lead(folder: str, lease: Lease) -> None:
+    """At once, with nothing to wait for."""
+    script = (
+        "import sys; from recovery.lease import Lease; l = Lease(sys.argv[1]); print(l.try_take(), flush=True); input()"
+    )
+    command = [sys.executable, "-c", script, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        assert not lease.try_take()
+        assert lease.leader().endswith(f":{process.pid}")
+        process.kill()
+        process.wait()
+        assert lease.try_take()
+
+
+def test_a_forked_child_neither_leads_nor_keeps_its_parents_lead(folder: str, lease: Lease) -> None:
+    """The child lives on when the parent lets go; another process leads at once."""
+    assert lease.try_take()
+    to_child, from_child = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(from_child[1], b"led" if lease.is_held or lease.try_take() else b"not")
+        os.read(to_child[0], 1)
+        os._exit(0)
+    assert os.read(from_child[0], 3) == b"not"
+    assert lease.is_held
+    lease.release()
+    other = Lease(folder)
+    assert other.try_take()
+    other.release()
+    os.write(to_child[1], b".")
+    os.waitpid(child, 0)
+    for descriptor in (*to_child, *from_child):
+        os.close(descriptor)
+
+
+def later(shop: Shop) -> int:
+    return shop.now_ms() + 60_000
+
+
+def test_the_service_settles_what_is_left(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_in_doubt(shop, monkeypatch, 1, 2)
+    done = threading.Event()
+    check = shop.check()
+    round_ = check.round
+
+    def watched(now_ms: int) -> RoundReport:
+        report = round_(now_ms)
+        done.set()
+        return report
+
+    monkeypatch.setattr(check, "round", watched)
+    with CheckService(check, Lease(shop.store.path), interval_s=0.01, clock_ms=lambda: later(shop)) as service:
+        assert done.wait(30)
+    assert service.status.rounds >= 1
+    assert service.status.leads
+    assert shop.announced() == [1, 2]
+
+
+def test_who_does_not_lead_asks_nobody(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_in_doubt(shop, monkeypatch, 1)
+    first, second = Lease(shop.store.path), Lease(shop.store.path)
+    assert first.try_take()
+    service = CheckService(shop.check(), second, clock_ms=lambda: later(shop))
+    assert service.run_once() is None
+    assert not service.status.leads
+    first.release()
+    report = service.run_once()
+    assert report is not None
+    assert report.committed == 1
+    service.stop()
+
+
+def test_a_round_that_fails_is_tried_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave_in_doubt(shop, monkeypatch, 1)
+    check = shop.check()
+    service = CheckService(check, Lease(shop.store.path), clock_ms=lambda: later(shop))
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckBack, "round", raiser(ZeroDivisionError("a defect")))
+        assert service.run_once() is None
+    assert (service.status.failures, service.status.last_error) == (1, "ZeroDivisionError: a defect")
+    assert "is tried again" in caplog.text
+    report = service.run_once()
+    assert report is not None
+    assert report.committed == 1
+    service.stop()
+
+
+def test_housekeeping_comes_once_an_hour(shop: Shop) -> None:
+    now_ms = [shop.now_ms()]
+    kept: list[int] = []
+    service = CheckService(shop.check(), Lease(shop.store.path), housekeeping=kept.append, clock_ms=lambda: now_ms[0])
+    for _ in range(5):
+        service.run_once()
+        now_ms[0] += 40 * 60_000
+    assert len(kept) == 3
+    service.stop()
+
+
+def test_an_application_serves_its_own_producers(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the ledger where a message names a row, by the resolver where none does; and old rows go."""
+    leave_in_doubt(shop, monkeypatch, 1)
+    by_ledger = shop.producer()
+    by_hand = shop.store.producer("web", topics=["orders"], resolver=lambda message: "commit" * (message.body == b"2"))
+    for number in (2, 3):
+        by_hand.send(broker.Message("orders", b"%d" % number), by_hand.begin_transaction())
+    service = for_producers(shop.store, [by_ledger, by_hand], policy=Policy(Rule(first_check_after_ms=0)))
+    report = service.run_once()
+    service.stop()
+    assert report is not None
+    assert (report.committed, report.unknown, report.down) == (2, 1, 0)
+    assert shop.announced() == [1, 2]
+    assert service.status.last_error == ""

@@ -1,0 +1,394 @@
+"""The ledger row and the tombstone: only one of the two is let in, whoever comes first and however they meet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine, event, insert, select, text
+from sqlalchemy.orm import Session
+
+from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, LedgerEntry, key_time_ms, new_key
+from broker.transaction.events import TransactionState
+from recovery.answers import Answer, Outcome
+from recovery.ledger_resolver import LedgerResolver
+
+STORE = "5" * 32
+
+
+@pytest.fixture
+def resolver(ledger: Ledger, other_engine: Engine) -> LedgerResolver:
+    """Check-back in another process: its own connections."""
+    return LedgerResolver(Ledger(other_engine), STORE, lock_timeout_ms=50)
+
+
+@pytest.fixture
+def orders(engine: Engine) -> Callable[[], list[int]]:
+    """What the application saved."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+
+    def saved() -> list[int]:
+        with engine.connect() as connection:
+            return [number for (number,) in connection.execute(text("SELECT id FROM orders ORDER BY id"))]
+
+    return saved
+
+
+def ask(resolver: LedgerResolver, key: str) -> Answer:
+    return resolver.answers({key: "shop"})[key]
+
+
+def save(session: Session, number: int) -> None:
+    session.execute(text("INSERT INTO orders (id) VALUES (:id)"), {"id": number})
+
+
+def begin(ledger: Ledger, session: Session) -> LedgerEntry:
+    return ledger.begin(session, "shop", STORE)
+
+
+def test_a_committed_transaction_is_answered_committed(
+    ledger: Ledger, engine: Engine, resolver: LedgerResolver
+) -> None:
+    with Session(engine) as session:
+        entry = begin(ledger, session)
+        entry.seal()
+        session.commit()
+    assert ask(resolver, entry.key) == Answer(Outcome.COMMITTED, "its ledger row is there")
+
+
+def test_a_rolled_back_transaction_is_answered_rolled_back(
+    ledger: Ledger, engine: Engine, resolver: LedgerResolver
+) -> None:
+    with Session(engine) as session:
+        entry = begin(ledger, session)
+        entry.seal()
+        session.rollback()
+    assert ask(resolver, entry.key).outcome is Outcome.ROLLED_BACK
+
+
+def test_the_tombstone_stays(ledger: Ledger, resolver: LedgerResolver) -> None:
+    """A second question, by whomever, gets the same answer from the row."""
+    key = new_key(1)
+    assert ask(resolver, key).outcome is Outcome.ROLLED_BACK
+    again = ask(LedgerResolver(ledger, STORE, by="an operator"), key)
+    assert again == Answer(Outcome.ROLLED_BACK, "its ledger row says rolled back, by check-back")
+
+
+def test_a_running_transaction_is_no_verdict(
+    ledger: Ledger, engine: Engine, resolver: LedgerResolver, orders: Callable[[], list[int]]
+) -> None:
+    """Before COMMIT the row, or SQLite's write lock, is held: still running. And then it commits as if nobody asked."""
+    with Session(engine) as session:
+        entry = begin(ledger, session)
+        save(session, 1)
+        session.flush()
+        assert ask(resolver, entry.key).outcome is Outcome.RUNNING
+        entry.seal()
+        assert ask(resolver, entry.key).outcome is Outcome.RUNNING
+        session.commit()
+    assert ask(resolver, entry.key).outcome is Outcome.COMMITTED
+    assert orders() == [1]
+
+
+def test_postgresql_protects_a_transaction_that_has_not_written_yet(
+    postgres_url: URL,
+) -> None:
+    """The row is there from the beginning, so a slow transaction is never taken for a dead one."""
+    engine, other = create_engine(postgres_url), create_engine(postgres_url)
+    ledger = Ledger(engine)
+    ledger.create_all()
+    resolver = LedgerResolver(Ledger(other), STORE, lock_timeout_ms=50)
+    with Session(engine) as session:
+        entry = begin(ledger, session)
+        assert ask(resolver, entry.key).outcome is Outcome.RUNNING
+        entry.seal()
+        session.commit()
+    assert ask(resolver, entry.key).outcome is Outcome.COMMITTED
+    engine.dispose()
+    other.dispose()
+
+
+def test_a_late_commit_after_the_tombstone_saves_nothing_on_sqlite(sqlite_url: URL) -> None:
+    """Only age protects a transaction there that has not written yet; if it was too old, it is told so."""
+    engine, other = create_engine(sqlite_url), create_engine(sqlite_url)
+    ledger = Ledger(engine)
+    ledger.create_all()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+    with Session(engine) as session:
+        entry = begin(ledger, session)
+        assert ask(LedgerResolver(Ledger(other), STORE), entry.key).outcome is Outcome.ROLLED_BACK
+        save(session, 1)
+        with pytest.raises(AlreadyEnded, match="nothing was saved") as caught:
+            entry.seal()
+        assert caught.value.state == ROLLED_BACK
+        session.rollback()
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orders")).scalar() == 0
+    engine.dispose()
+    other.dispose()
+
+
+def test_a_dead_process_leaves_no_lock(postgres_url: URL) -> None:
+    """Its connection breaks, the server rolls back, and then the tombstone goes in."""
+    engine, other = create_engine(postgres_url), create_engine(postgres_url)
+    ledger = Ledger(engine)
+    ledger.create_all()
+    resolver = LedgerResolver(Ledger(other), STORE, lock_timeout_ms=50)
+    session = Session(engine)
+    entry = begin(ledger, session)
+    pid = session.execute(text("SELECT pg_backend_pid()")).scalar()
+    assert ask(resolver, entry.key).outcome is Outcome.RUNNING
+    with other.connect() as connection:
+        connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+    assert ask(resolver, entry.key).outcome is Outcome.ROLLED_BACK
+    session.invalidate()
+    engine.dispose()
+    other.dispose()
+
+
+@pytest.mark.parametrize("level", ["READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_every_isolation_level_of_the_application_is_safe(postgres_url: URL, level: str) -> None:
+    """Running: no verdict. Rolled back: the tombstone. Committed: committed. The check-back's own level is fixed."""
+    engine, other = (
+        create_engine(postgres_url, isolation_level=level),
+        create_engine(postgres_url, isolation_level=level),
+    )
+    ledger = Ledger(engine)
+    ledger.create_all()
+    resolver = LedgerResolver(Ledger(other), STORE, lock_timeout_ms=50)
+    for ending, outcome in ((Session.commit, Outcome.COMMITTED), (Session.rollback, Outcome.ROLLED_BACK)):
+        with Session(engine) as session:
+            entry = begin(ledger, session)
+            session.execute(text("SELECT 1"))
+            assert ask(resolver, entry.key).outcome is Outcome.RUNNING
+            entry.seal()
+            ending(session)
+        assert ask(resolver, entry.key).outcome is outcome
+    engine.dispose()
+    other.dispose()
+
+
+@pytest.mark.parametrize("level", ["READ UNCOMMITTED", "SERIALIZABLE"])
+def test_every_isolation_level_of_sqlite_is_safe(sqlite_url: URL, level: str) -> None:
+    engine, other = create_engine(sqlite_url, isolation_level=level), create_engine(sqlite_url, isolation_level=level)
+    ledger = Ledger(engine)
+    ledger.create_all()
+    resolver = LedgerResolver(Ledger(other), STORE, lock_timeout_ms=50)
+    for ending, outcome in ((Session.commit, Outcome.COMMITTED), (Session.rollback, Outcome.ROLLED_BACK)):
+        with Session(engine) as session:
+            entry = begin(ledger, session)
+            entry.seal()
+            assert ask(resolver, entry.key).outcome is Outcome.RUNNING
+            ending(session)
+        assert ask(resolver, entry.key).outcome is outcome
+    engine.dispose()
+    other.dispose()
+
+
+def test_an_old_snapshot_never_answers(postgres_url: URL) -> None:
+    """A resolver whose engine reads at REPEATABLE READ still sees what was committed a moment ago."""
+    engine, other = create_engine(postgres_url), create_engine(postgres_url, isolation_level="REPEATABLE READ")
+    ledger = Ledger(engine)
+    ledger.create_all()
+    resolver = LedgerResolver(Ledger(other), STORE)
+    key = new_key(1)
+    with resolver._connection() as connection:
+        assert resolver._committed(connection, [key]) == {}
+        with engine.begin() as theirs:
+            ledger.insert(theirs, key, "shop", STORE)
+        assert resolver.decide(key, "shop", ROLLED_BACK, "check-back", connection).outcome is Outcome.COMMITTED
+    engine.dispose()
+    other.dispose()
+
+
+def test_of_many_who_put_a_tombstone_all_say_the_same(ledger: Ledger, url: URL) -> None:
+    """Two check-backs at once, and an application that commits at the same time: one row, one answer."""
+    for _ in range(20):
+        key = new_key(1)
+        found: list[Outcome] = []
+        gate = threading.Barrier(3)
+
+        def check_back(key: str = key, found: list[Outcome] = found, gate: threading.Barrier = gate) -> None:
+            engine = create_engine(url)
+            resolver = LedgerResolver(Ledger(engine), STORE, lock_timeout_ms=2000)
+            gate.wait()
+            found.append(ask(resolver, key).outcome)
+            engine.dispose()
+
+        threads = [threading.Thread(target=check_back) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        gate.wait()
+        committed = True
+        try:
+            with ledger.engine.begin() as connection:
+                ledger.insert(connection, key, "shop", STORE)
+        except Exception:  # noqa: BLE001 - whichever error the driver has for a row that is there
+            committed = False
+        for thread in threads:
+            thread.join()
+        assert set(found) == {Outcome.COMMITTED if committed else Outcome.ROLLED_BACK}
+
+
+def test_a_database_that_is_not_there_is_down(tmp_path: object, postgres_socket: object) -> None:
+    """No verdict, and no attempt either."""
+    engine = create_engine(f"postgresql+psycopg://shop@/shop?host={tmp_path}")
+    answer = ask(LedgerResolver(Ledger(engine), STORE), new_key(1))
+    assert answer.outcome is Outcome.DOWN
+    engine.dispose()
+
+
+def test_a_table_that_is_not_there_is_down(url: URL) -> None:
+    """Nobody called create_all(): that is a mistake of the installation, and no verdict about any transaction."""
+    engine = create_engine(url)
+    assert ask(LedgerResolver(Ledger(engine), STORE), new_key(1)).outcome is Outcome.DOWN
+    engine.dispose()
+
+
+# Many keys at once
+
+
+def test_each_of_many_keys_gets_its_own_answer(ledger: Ledger, resolver: LedgerResolver) -> None:
+    """Committed, tombstoned before, missing, too old, and no key at all: more than one SELECT takes."""
+    resolver.expire(2_000)
+    committed = [new_key(3_000) for _ in range(600)]
+    with ledger.engine.begin() as connection:
+        for key in committed:
+            ledger.insert(connection, key, "shop", STORE)
+    buried, missing, old = new_key(3_000), [new_key(3_000) for _ in range(600)], new_key(1_000)
+    assert ask(resolver, buried).outcome is Outcome.ROLLED_BACK
+    odd = [buried, old, "no key"]
+    answers = resolver.answers(dict.fromkeys([*committed, *odd, *missing], "shop"))
+    assert {answers[key].outcome for key in committed} == {Outcome.COMMITTED}
+    assert {answers[key].outcome for key in missing} == {Outcome.ROLLED_BACK}
+    assert [answers[key].outcome for key in odd] == [Outcome.ROLLED_BACK, Outcome.UNKNOWN, Outcome.UNKNOWN]
+    assert {ask(resolver, key).outcome for key in missing[::100]} == {Outcome.ROLLED_BACK}
+
+
+def test_sqlite_decides_many_keys_in_one_transaction(sqlite_url: URL) -> None:
+    """One forced write for all; a running transaction holds all of them up, and none gets half an answer."""
+    engine, other = create_engine(sqlite_url), create_engine(sqlite_url)
+    ledger = Ledger(engine)
+    ledger.create_all()
+    resolver = LedgerResolver(Ledger(other), STORE, lock_timeout_ms=50)
+    keys = [new_key(1) for _ in range(100)]
+    commits: list[None] = []
+    event.listen(other, "commit", lambda _connection: commits.append(None))
+    with Session(engine) as session:
+        begin(ledger, session).seal()
+        busy = resolver.answers(dict.fromkeys(keys, "shop"))
+        assert {answer.outcome for answer in busy.values()} == {Outcome.RUNNING}
+        commits.clear()
+        session.commit()
+    answers = resolver.answers(dict.fromkeys(keys, "shop"))
+    assert {answer.outcome for answer in answers.values()} == {Outcome.ROLLED_BACK}
+    assert len(commits) == 2  # of the SELECT, and of all tombstones
+    engine.dispose()
+    other.dispose()
+
+
+# Retention
+
+
+def test_what_is_below_the_mark_is_unknown_and_never_tombstoned(ledger: Ledger, resolver: LedgerResolver) -> None:
+    old, young = new_key(1_000), new_key(3_000)
+    with ledger.engine.begin() as connection:
+        ledger.insert(connection, old, "shop", STORE)
+        ledger.insert(connection, young, "shop", STORE)
+    assert resolver.expire(2_000) == 1
+    assert ask(resolver, old).outcome is Outcome.UNKNOWN
+    assert ask(resolver, old).outcome is Outcome.UNKNOWN
+    assert ask(resolver, young).outcome is Outcome.COMMITTED
+    assert ask(resolver, new_key(2_000)).outcome is Outcome.ROLLED_BACK
+
+
+def test_the_mark_never_goes_back(ledger: Ledger, resolver: LedgerResolver) -> None:
+    resolver.expire(2_000)
+    resolver.expire(1_000)
+    assert ask(resolver, new_key(1_500)).outcome is Outcome.UNKNOWN
+
+
+def test_the_rows_of_another_store_stay(ledger: Ledger, other_engine: Engine, resolver: LedgerResolver) -> None:
+    key = new_key(1_000)
+    with ledger.engine.begin() as connection:
+        ledger.insert(connection, key, "shop", "6" * 32)
+    assert resolver.expire(9_000) == 0
+    assert ask(LedgerResolver(Ledger(other_engine), "6" * 32), key).outcome is Outcome.COMMITTED
+
+
+# Mistakes that would take the guarantee away
+
+
+def test_a_savepoint_is_no_place_to_begin(ledger: Ledger, engine: Engine) -> None:
+    with Session(engine) as session:
+        session.begin()
+        with session.begin_nested(), pytest.raises(TransactionError, match="savepoint"):
+            begin(ledger, session)
+
+
+def test_autocommit_is_refused(ledger: Ledger, engine: Engine) -> None:
+    loose = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with Session(loose) as session, pytest.raises(TransactionError, match="AUTOCOMMIT"):
+        begin(ledger, session).seal()
+
+
+def test_another_database_is_refused(ledger: Ledger, tmp_path: object) -> None:
+    elsewhere = create_engine(f"sqlite:///{tmp_path}/elsewhere.db")
+    with Session(elsewhere) as session, pytest.raises(TransactionError, match="one database"):
+        begin(ledger, session)
+    elsewhere.dispose()
+
+
+def test_an_outer_transaction_is_refused(ledger: Ledger, engine: Engine) -> None:
+    """session.commit() would not commit."""
+    with (
+        engine.begin() as connection,
+        Session(connection) as session,
+        pytest.raises(TransactionError, match="outer transaction"),
+    ):
+        begin(ledger, session)
+
+
+def test_a_row_that_was_rolled_back_from_inside_is_missed(postgres_url: URL) -> None:
+    engine = create_engine(postgres_url)
+    ledger = Ledger(engine)
+    ledger.create_all()
+    with Session(engine) as session:
+        entry = begin(ledger, session)
+        session.rollback()
+        assert not entry.is_current
+        with pytest.raises(TransactionError, match="gone"):
+            entry.seal()
+    engine.dispose()
+
+
+def test_a_database_in_memory_is_refused() -> None:
+    with pytest.raises(BrokerError, match="file"):
+        Ledger(create_engine("sqlite://"))
+
+
+# The table
+
+
+def test_the_metadata_has_its_two_tables_and_nothing_else(ledger: Ledger) -> None:
+    assert sorted(ledger.metadata.tables) == ["checkback_ledger", "checkback_ledger_mark"]
+    ledger.create_all()  # again: what is there stays
+    with ledger.engine.connect() as connection:
+        assert connection.execute(select(ledger.rows)).all() == []
+
+
+def test_a_key_says_when_it_was_made() -> None:
+    assert key_time_ms(new_key(1_795_227_717_292)) == 1_795_227_717_292
+    assert new_key(999) < new_key(1000)
+    assert [key_time_ms(text) for text in ("", "x" * 32, "12")] == [None, None, None]
+
+
+def test_the_states_are_rocketmqs(ledger: Ledger) -> None:
+    assert (COMMITTED, ROLLED_BACK) == (TransactionState.COMMITTED, TransactionState.ROLLED_BACK) == (8, 12)
+    assert insert(ledger.rows).compile().params.keys() == {
+        "ledger_key", "state", "producer_group", "store_id", "decided_by",
+    }  # fmt: skip

@@ -1,0 +1,165 @@
+"""A transaction of messages that ends as a database session's does: sessions, async sessions, and their misuse."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import broker
+from broker.errors import TransactionError
+from broker.ledger import LEDGER_KEY, Ledger
+from broker.live import LiveStore
+from broker.local_transaction import SessionTransaction, Stage
+from broker.transaction.events import TransactionState
+from tests.producer.test_producer import delivered
+
+
+def producer_of(store: LiveStore, ledger: Ledger) -> broker.Producer:
+    return store.producer("shop", topics=["orders"], ledger=ledger)
+
+
+def test_the_half_message_is_on_disk_before_commit(
+    store: LiveStore, ledger: Ledger, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the moment of COMMIT the log is durable beyond it."""
+    durable = []
+    commit = Session.commit
+
+    def watched(session: Session) -> None:
+        (half,) = store.transactions.in_doubt()
+        durable.append(store.visible_end >= half.end)
+        commit(session)
+
+    monkeypatch.setattr(Session, "commit", watched)
+    producer = producer_of(store, ledger)
+    with Session(engine) as session, producer.begin_transaction(session) as transaction:
+        producer.send(broker.Message("orders", b"1"), transaction)
+    assert durable == [True]
+
+
+def test_all_messages_of_a_transaction_name_one_ledger_row(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
+    producer = producer_of(store, ledger)
+    with Session(engine) as session, producer.begin_transaction(session) as transaction:
+        for _ in range(3):
+            producer.send(broker.Message("orders", b"1"), transaction)
+    keys = {half.properties[LEDGER_KEY] for half in transaction.halves}
+    with engine.connect() as connection:
+        rows = connection.execute(ledger.rows.select()).all()
+    assert keys == {row.ledger_key for row in rows}
+    assert [(row.state, row.producer_group) for row in rows] == [(TransactionState.COMMITTED, "shop")]
+
+
+def test_commit_and_rollback_can_be_called_without_a_block(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
+    producer = producer_of(store, ledger)
+    with Session(engine) as session:
+        for number, end in ((b"1", SessionTransaction.commit), (b"2", SessionTransaction.rollback)):
+            transaction = producer.begin_transaction(session)
+            producer.send(broker.Message("orders", number), transaction)
+            end(transaction)
+    assert delivered(store) == [b"1"]
+
+
+def test_one_session_may_do_many_transactions(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
+    producer = producer_of(store, ledger)
+    with Session(engine) as session:
+        for number in range(5):
+            with producer.begin_transaction(session) as transaction:
+                producer.send(broker.Message("orders", b"%d" % number), transaction)
+    assert sorted(delivered(store)) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_what_the_session_did_before_belongs_to_it(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
+    """A session that has begun already: its rows and the messages share one COMMIT."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+    producer = producer_of(store, ledger)
+    with Session(engine) as session:
+        session.execute(text("INSERT INTO orders (id) VALUES (1)"))
+        with producer.begin_transaction(session) as transaction:
+            producer.send(broker.Message("orders", b"1"), transaction)
+        assert session.execute(text("SELECT count(*) FROM orders")).scalar() == 1
+
+
+@pytest.mark.parametrize("name", ["commit", "rollback"])
+def test_the_sessions_own_end_inside_of_the_block_is_noticed(
+    store: LiveStore, ledger: Ledger, engine: Engine, name: str
+) -> None:
+    """Nobody here knows then what was saved: the messages are left to check-back, and the caller is told."""
+    producer = producer_of(store, ledger)
+    with Session(engine) as session:
+        transaction = producer.begin_transaction(session)
+        producer.send(broker.Message("orders", b"1"), transaction)
+        getattr(session, name)()
+        with pytest.raises(TransactionError, match="inside of begin_transaction"):
+            transaction.commit()
+    assert transaction.stage is Stage.LEFT
+    assert delivered(store) == []
+    assert len(store.transactions.in_doubt_slots()) == 1
+
+
+def test_a_savepoint_inside_is_fine(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
+    producer = producer_of(store, ledger)
+    with Session(engine) as session, producer.begin_transaction(session) as transaction:
+        with session.begin_nested() as savepoint:
+            savepoint.rollback()
+        producer.send(broker.Message("orders", b"1"), transaction)
+    assert delivered(store) == [b"1"]
+
+
+def test_a_transaction_without_messages_is_a_plain_one(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
+    producer = producer_of(store, ledger)
+    with Session(engine) as session, producer.begin_transaction(session):
+        pass
+    assert len(store.transactions.in_doubt_slots()) == 0
+
+
+@pytest.mark.parametrize("driver", ["sqlite+aiosqlite", "postgresql+psycopg"])
+def test_an_async_session_does_the_same(
+    store: LiveStore, driver: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if driver.startswith("sqlite"):
+        url = f"{driver}:///{tmp_path / 'async.db'}"
+    else:
+        url = request.getfixturevalue("postgres_url")
+
+    async def business() -> tuple[int, list[int]]:
+        engine = create_async_engine(url)
+        ledger = Ledger(engine)
+        await ledger.create_all_async()
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+        producer = producer_of(store, ledger)
+        async with AsyncSession(engine) as session, producer.begin_transaction(session) as transaction:
+            await session.execute(text("INSERT INTO orders (id) VALUES (1)"))
+            await producer.send_async(broker.Message("orders", b"1"), transaction)
+        with pytest.raises(ZeroDivisionError):
+            await _fail_inside(engine, producer)
+        async with AsyncSession(engine) as session:
+            saved = [number for (number,) in await session.execute(text("SELECT id FROM orders"))]
+        await engine.dispose()
+        return len(store.transactions.in_doubt_slots()), saved
+
+    assert asyncio.run(business()) == (0, [1])
+    assert delivered(store) == [b"1"]
+
+
+async def _fail_inside(engine: object, producer: broker.Producer) -> None:
+    async with AsyncSession(engine) as session, producer.begin_transaction(session) as transaction:  # type: ignore[arg-type]
+        await session.execute(text("INSERT INTO orders (id) VALUES (2)"))
+        await producer.send_async(broker.Message("orders", b"2"), transaction)
+        raise ZeroDivisionError
+
+
+def test_plain_messages_can_be_sent_from_a_coroutine(store: LiveStore) -> None:
+    producer = store.producer("web")
+
+    async def send() -> None:
+        await asyncio.gather(*(producer.send_async(broker.Message("carts", b"%d" % number)) for number in range(8)))
+
+    asyncio.run(send())
+    assert sorted(delivered(store, "carts")) == [b"%d" % number for number in range(8)]
