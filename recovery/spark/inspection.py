@@ -1,0 +1,208 @@
+"""What one task does with one split: read it once, take its events out, and compare what can be compared there.
+
+The events go to the tasks that join them; everything else is a `Summary`, which is small while all goes well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from broker.format import properties as names
+from broker.store.segments import Listing
+from broker.transaction.events import BY, EventKind, Evidence
+from recovery.copies import fingerprints
+from recovery.extract import EVENT, OP, Kinds, Rows, diverted_halves, extract, extract_ops
+from recovery.implausible import implausible
+from recovery.records import Records
+from recovery.report import Finding, Findings
+from recovery.scan import Damage
+from recovery.spark.blocks import (
+    EVENTS,
+    KEYED,
+    NAMED,
+    STRINGS,
+    SUMMARY,
+    Block,
+    Numbered,
+    by_half,
+    by_key,
+    by_place,
+    dealt,
+)
+from recovery.spark.derived import Compared, Comparing, Cut
+from recovery.spark.places import Log
+from recovery.spark.splits import Reading, Split
+from recovery.spill import joined, pick
+from recovery.walk import Stop, walk
+
+_LOOK_BYTES = 1 << 16
+
+
+@dataclass
+class Summary:
+    """What a split says besides its events."""
+
+    split: Split
+    first: int | None = None  # the CommitLog offset of its first record
+    end_offset: int | None = None
+    records: int = 0
+    bytes: int = 0
+    last_store_ms: int = 0
+    delivers: bool = False
+    evidence: Evidence = field(default_factory=Evidence)
+    first_slot: int | None = None  # of its prepared records
+    last_slot: int | None = None
+    least_half: dict[int, int] = field(default_factory=dict)  # the least queue offset of a half, by queue
+    damages: list[Damage] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
+    compared: Compared | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every split of a job is asked."""
+
+    log: Log
+    partitions: int
+    crc: bool = True
+    strings: bool = False  # whether somebody wants to see keys
+    compare: bool = False  # whether the derived files are looked at
+    cuts: tuple[Cut, ...] = ()
+
+
+class Inspection:
+    """One split; iterate, then take the blocks."""
+
+    def __init__(self, task: Task, split: Split) -> None:
+        self._task, self._log = task, task.log
+        self.summary = Summary(split)
+        self._reading = Reading(task.log, split)
+        self._names = Numbered()
+        self._events: list[Rows] = []
+        self._ops: list[Rows] = []
+        self._strings: list[pa.Table] = []
+        self._listing = task.log.listing()
+        self._comparing: Comparing | None = None
+        if task.compare:
+            self._comparing = Comparing(task.log.place, task.cuts[split.number], split, self.summary.findings)
+
+    def run(self) -> Iterator[tuple[str, int, Any]]:
+        """Read the split; yields its blocks, then its summary."""
+        summary = self.summary
+        for records in self._reading:
+            self._take(records)
+        summary.first, summary.end_offset = self._reading.first, self._reading.end_offset
+        summary.damages = self._reading.damages
+        if self._comparing is not None:
+            summary.compared = self._comparing.finish()
+        yield from self._blocks()
+        yield SUMMARY, 0, summary
+
+    def _take(self, records: Records) -> None:
+        kinds, summary = Kinds(records), self.summary
+        summary.records += len(records)
+        summary.bytes += int(records.sizes.sum())
+        summary.last_store_ms = max(summary.last_store_ms, int(records.field("store_timestamp_ms").max(initial=0)))
+        self._take_events(records, kinds)
+        self._take_evidence(records, kinds)
+        if self._task.crc:
+            for number in records.bad_crcs().tolist():
+                self._bad_crc(records, number)
+        if self._comparing is not None:
+            summary.delivers |= bool((kinds.types % 2 == 0).any())
+            for number, text in implausible(records, kinds):
+                self._add("record-implausible", int(records.offsets[number]), text)
+            for place in diverted_halves(records, kinds).tolist():
+                text = "a half message with a delay, stored in the schedule topic: no end will ever find it"
+                self._add("half-diverted", place, text)
+            self._comparing.add(records, kinds)
+
+    def _take_events(self, records: Records, kinds: Kinds) -> None:
+        rows = extract(records, kinds, self._names)
+        if len(rows):
+            part = records.take(np.searchsorted(records.offsets, rows["offset"]))
+            rows["copy"] = fingerprints(part, rows["kind"])
+            self._events.append(rows)
+            if self._task.strings:
+                self._take_strings(part, rows)
+        ops = extract_ops(records, kinds)
+        if len(ops):
+            self._ops.append(ops)
+
+    def _take_strings(self, part: Records, rows: Rows) -> None:
+        own = np.isin(rows["kind"], [EventKind.PREPARED, EventKind.HALF])
+        said = np.asarray(part.property(BY).is_valid())
+        which = part.take(np.flatnonzero(own | said))
+        columns = [which.property(name) for name in (names.UNIQ_KEY, names.KEYS, BY)]
+        self._strings.append(pa.Table.from_arrays([pa.array(which.offsets), *columns], schema=STRINGS))
+
+    def _take_evidence(self, records: Records, kinds: Kinds) -> None:
+        """What speaks for each generation; what one split's last slot and the next one's first say is added later."""
+        summary = self.summary
+        slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED]
+        half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
+        gap = state_table = 0
+        if len(slots):
+            state_table = int((slots > 0).sum())
+            before = slots[:1] * 0 + (summary.last_slot if summary.last_slot is not None else -1)
+            gap = int(((slots == 0) & (np.concatenate((before, slots[:-1])) == 0)).sum())
+            summary.first_slot = int(slots[0]) if summary.first_slot is None else summary.first_slot
+            summary.last_slot = int(slots[-1])
+        more = Evidence(state_table, gap, len(slots), half_op)
+        summary.evidence = Evidence(*(a + b for a, b in zip(summary.evidence, more, strict=True)))
+
+    def _bad_crc(self, records: Records, number: int) -> None:
+        """Look again: a record at the end of a log that lives may have been half there."""
+        place, size = int(records.offsets[number]), int(records.sizes[number])
+        again = record_at(self._listing, place)
+        if again is None or len(again.bad_crcs()):
+            self._add("crc-mismatch", place, "the body does not have the CRC that the record states", size=size)
+
+    def _add(self, kind: str, commitlog_offset: int, text: str, **facts: int) -> None:
+        place = self._log.file_at(commitlog_offset)
+        self.summary.findings.add(Finding(kind, commitlog_offset, text, place, dict(facts)))
+
+    def _blocks(self) -> Iterator[tuple[str, int, Any]]:
+        count, raw = self._task.partitions, self._names.raw()
+        rows, ops = joined(self._events, EVENT), joined(self._ops, OP)
+        strings = pa.concat_tables(self._strings) if self._strings else None
+        halves = pick(rows, rows["kind"] == EventKind.HALF)
+        for queue_id in np.unique(halves["queue_id"]).tolist():
+            least = int(halves["queue_offset"][halves["queue_id"] == queue_id].min())
+            self.summary.least_half[queue_id] = least
+        by_unique_key = (rows["kind"] == EventKind.PARKED) & (rows["half"] < 0)
+        parked, rows = pick(rows, by_unique_key), pick(rows, ~by_unique_key)
+        for part, some, _ in dealt(parked, by_key(parked, count)):
+            yield KEYED, part, Block(raw, some)
+        for part, some, _ in dealt(rows, by_half(rows, count)):
+            yield EVENTS, part, Block(raw, some, None if strings is None else strings_of(strings, some["offset"]))
+        for part, some, _ in dealt(ops, by_place(ops, count)):
+            yield NAMED, part, some
+
+
+def strings_of(strings: pa.Table, commitlog_offsets: Any) -> pa.Table:
+    """The strings of the records at some offsets, where they have any."""
+    held = strings.column("offset").to_numpy()
+    return strings.filter(pa.array(np.isin(held, commitlog_offsets)))
+
+
+def record_at(listing: Listing, commitlog_offset: int) -> Records | None:
+    """The record at an offset, read again; None when there is none."""
+    segment = listing.at(commitlog_offset)
+    if segment is None:
+        return None
+    at, segment_end, want = commitlog_offset - segment.base, segment.base + listing.segment_size, _LOOK_BYTES
+    while True:
+        window = np.zeros(max(min(want, segment.size - at), 0), np.uint8)
+        window = window[: segment.read_into(at, window.data)]
+        step = walk(window, commitlog_offset, segment_end)
+        if len(step.records):
+            return step.records.take(slice(0, 1))
+        if step.stop is not Stop.MORE or step.claims <= want:
+            return None
+        want = step.claims

@@ -1,0 +1,146 @@
+"""Which records are wanted: options and pushed-down filters, asked of NumPy columns before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from broker.errors import BrokerError
+from broker.transaction.events import EventKind
+from recovery.extract import Kinds
+from recovery.records import Bools, Records
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+_NUMBERS = ("commitlog_offset", "store_timestamp_ms", "born_timestamp_ms", "queue_id", "queue_offset", "body_length")
+_ENDLESS = 1 << 63
+
+
+class BadOption(BrokerError, ValueError):
+    """An option of the data source that cannot be: the sentence says which ones can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Records of these kinds and topics (all when None), whose numbers lie in the half-open ranges."""
+
+    kinds: frozenset[str] | None = None
+    topics: frozenset[str] | None = None
+    ranges: tuple[tuple[str, int, int], ...] = ()  # column, from, up to but not including
+
+    @property
+    def start(self) -> int:
+        """The least CommitLog offset that can be wanted."""
+        return max((low for name, low, _ in self.ranges if name == "commitlog_offset"), default=0)
+
+    @property
+    def end(self) -> int | None:
+        """The CommitLog offset from which nothing is wanted; None when there is none."""
+        ends = [high for name, _, high in self.ranges if name == "commitlog_offset" and high < _ENDLESS]
+        return min(ends, default=None)
+
+    def choose(self, records: Records) -> Records:
+        """The wanted ones among the records."""
+        wanted = self._mask(records)
+        return records if wanted.all() else records.take(np.flatnonzero(wanted))
+
+    def _mask(self, records: Records) -> Bools:
+        wanted = np.ones(len(records), np.bool_)
+        for name, low, high in self.ranges:
+            values = records.offsets if name == "commitlog_offset" else records.field(name)
+            wanted &= values >= low
+            if high < _ENDLESS:
+                wanted &= values < high
+        if self.kinds is not None or self.topics is not None:
+            kinds = Kinds(records)
+            if self.kinds is not None:
+                wanted &= np.isin(kinds.events, [EventKind[kind.upper()] for kind in self.kinds])
+            if self.topics is not None:
+                names = [topic.decode("utf-8", "replace") in self.topics for topic in kinds.topics]
+                wanted &= np.array(names, np.bool_)[kinds.codes]
+        return wanted
+
+    def narrowed(self, filters: Iterable[Filter]) -> tuple[Selection, list[Filter]]:
+        """With the filters that can be asked here, and those that Spark must ask itself."""
+        selection, rest = self, []
+        for one in filters:
+            narrower = selection._with(one)
+            if narrower is None:
+                rest.append(one)
+            else:
+                selection = narrower
+        return selection, rest
+
+    def _with(self, one: Filter) -> Selection | None:
+        """With one filter more; None for one that this cannot ask."""
+        kind, attribute = type(one).__name__, tuple(getattr(one, "attribute", ()))
+        if len(attribute) != 1:
+            return None
+        name, value = str(attribute[0]), getattr(one, "value", None)
+        if kind in ("EqualTo", "In") and name in ("kind", "topic"):
+            return self._with_words(name, frozenset([value] if kind == "EqualTo" else value or ()))
+        if name in _NUMBERS and isinstance(value, int):
+            spans = {
+                "EqualTo": (value, value + 1),
+                "GreaterThan": (value + 1, _ENDLESS),
+                "GreaterThanOrEqual": (value, _ENDLESS),
+                "LessThan": (-_ENDLESS, value),
+                "LessThanOrEqual": (-_ENDLESS, value + 1),
+            }
+            if kind in spans:
+                return replace(self, ranges=(*self.ranges, (name, *spans[kind])))
+        return None
+
+    def _with_words(self, name: str, words: frozenset[Any]) -> Selection | None:
+        if name == "topic":
+            return replace(self, topics=words if self.topics is None else self.topics & words)
+        known = words & frozenset(KINDS)
+        return replace(self, kinds=known if self.kinds is None else self.kinds & known)
+
+
+KINDS = tuple(kind.name.lower() for kind in EventKind)
+
+
+def selection_of(options: Mapping[str, str]) -> Selection:
+    """What the options kind, topic, startOffset, endOffset, startTime and endTime (ms) say. Raises BadOption."""
+    kinds = _words(options.get("kind", ""))
+    unknown = sorted(kinds - {*KINDS, "all"})
+    if unknown:
+        raise BadOption(f"the option kind knows {', '.join(KINDS)} and all, not {', '.join(unknown)}")
+    topics = _words(options.get("topic", ""))
+    ranges = []
+    for column, low, high in (
+        ("commitlog_offset", "startOffset", "endOffset"),
+        ("store_timestamp_ms", "startTime", "endTime"),
+    ):
+        first, last = whole_number(options, low, 0), whole_number(options, high, _ENDLESS)
+        if first or last < _ENDLESS:
+            ranges.append((column, first, last))
+    every = not kinds or "all" in kinds
+    return Selection(None if every else kinds, topics or None, tuple(ranges))
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(",") if word.strip())
+
+
+def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
+    """An option that is a number of zero or more. Raises BadOption."""
+    text = str(options.get(name, "")).strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()):
+        raise BadOption(f"the option {name} is a whole number of zero or more, not {text!r}")
+    return int(text)
+
+
+def truth(options: Mapping[str, str], name: str) -> bool:
+    """An option that is true or false (the default). Raises BadOption."""
+    text = str(options.get(name, "false")).strip().lower()
+    if text not in ("true", "false"):
+        raise BadOption(f"the option {name} is true or false, not {text!r}")
+    return text == "true"

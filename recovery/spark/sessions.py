@@ -1,0 +1,127 @@
+"""Start a Spark session as these jobs need it, and say in a sentence why it cannot start.
+
+spark = session("local[*]")
+spark = session("spark://master:7077", memory="4g")
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import BrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+_INSTALL = 'Run: pip install "checkback[spark]"'
+
+
+class SparkNotReady(BrokerError):
+    """Spark cannot start here; the sentence says what is missing."""
+
+
+def check_installation() -> str:
+    """The version of Spark that will run.
+
+    Raises SparkNotReady without pyspark, without Java 17 or newer, or when another distribution wrote over pyspark.
+    """
+    try:
+        stated = version("pyspark")
+        from pyspark import __version__ as found
+    except (PackageNotFoundError, ImportError) as error:
+        raise SparkNotReady(f"pyspark is not installed. {_INSTALL}") from error
+    if found != stated:
+        raise SparkNotReady(
+            f"pyspark is damaged: its metadata says {stated}, its files are of {found}. Another distribution "
+            "(pyspark-client, which the Spark provider of Airflow brings from 6.0 on) wrote over them. "
+            "Make a new environment without it"
+        )
+    check_java()
+    return found
+
+
+def check_java() -> None:
+    """Raises SparkNotReady when there is no Java, or an older one than Spark 4 needs."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    where = "JAVA_HOME" if home else "PATH"
+    if not java or not os.path.exists(java):
+        raise SparkNotReady(f"Spark needs Java {JAVA_MIN} or newer, and {where} leads to none. Install a JDK")
+    try:
+        asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SparkNotReady(f"{java} does not run ({error}). Spark needs Java {JAVA_MIN} or newer") from error
+    found = java_version(asked.stderr)
+    if found is not None and found < JAVA_MIN:
+        raise SparkNotReady(f"Spark needs Java {JAVA_MIN} or newer, and {java} is Java {found}. Install a newer JDK")
+
+
+def java_version(said: str) -> int | None:
+    """The major version in what `java -version` says: 17 for "17.0.9", 8 for "1.8.0_392"; None when it says none."""
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    if match is None:
+        return None
+    first, second = int(match[1]), int(match[2] or 0)
+    return second if first == 1 else first
+
+
+def session(
+    master: str = "local[*]",
+    *,
+    app: str = "checkback",
+    memory: str = "1g",
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The running Spark session, or a new one; `master` is Spark's: local[N], spark://host:port, yarn, k8s://...
+
+    `memory` is the heap of the driver and of each executor. Workers run the Python of this process, logs are quiet,
+    and on one machine Spark listens on the loopback only. Raises SparkNotReady.
+    """
+    if master.startswith("sc://"):
+        text = "has no context of the driver, by which code is sent and jobs are watched. Give Spark's own master"
+        raise SparkNotReady(f"{master} is a Spark Connect server: a session there {text}, such as spark://host:7077")
+    check_installation()
+    from pyspark.sql import SparkSession
+
+    local = master.startswith("local")
+    _ready_environment(local=local)
+    settings: dict[str, Any] = {**_settings(memory, local=local), **(config or {})}
+    builder = SparkSession.builder.master(master).appName(app).config(map=settings)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise SparkNotReady(f"Spark did not start with the master {master}: {reason}") from error
+
+
+def _ready_environment(*, local: bool) -> None:
+    """What Spark reads from the environment before its JVM starts; what a user set stays."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _settings(memory: str, *, local: bool) -> dict[str, str]:
+    settings = {
+        "spark.driver.memory": memory,
+        "spark.executor.memory": memory,
+        "spark.log.level": "ERROR",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.python.worker.faulthandler.enabled": "true",
+        "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    }
+    if local:
+        settings["spark.ui.enabled"] = "false"
+        settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
+    return settings

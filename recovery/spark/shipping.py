@@ -1,0 +1,53 @@
+"""The code that executors need, as one zip for `--py-files`, or sent by a running session.
+
+    python -m recovery.spark.jobs package checkback.zip
+    spark-submit --py-files checkback.zip ...
+
+Executors need NumPy and PyArrow besides: from their own Python, or from a packed environment (docs/spark.md).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import broker
+import recovery
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TIME = (1980, 1, 1, 0, 0, 0)  # the same code makes the same zip
+
+
+def package(path: str | os.PathLike[str]) -> str:
+    """Write `broker` and `recovery` into a zip; returns its path. The same code makes the same bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in _sources():
+            archive.writestr(zipfile.ZipInfo(name, _TIME), file.read_bytes())
+    return os.fspath(path)
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    for module in (broker, recovery):
+        root = Path(str(module.__file__)).parent
+        for file in sorted(root.rglob("*.py")):
+            yield str(Path(root.name) / file.relative_to(root)), file
+
+
+# The zips that executors fetch while their session lives, by its id; removed when this process ends.
+_SENT: dict[str, tempfile.TemporaryDirectory[str]] = {}
+
+
+def ship(spark: SparkSession) -> None:
+    """Send the code to the executors of a session, once; on one machine they have it already."""
+    context = spark.sparkContext
+    session_id = str(context.applicationId)
+    if str(context.master).partition("[")[0] == "local" or session_id in _SENT:
+        return
+    folder = _SENT[session_id] = tempfile.TemporaryDirectory(prefix="checkback-")
+    context.addPyFile(package(os.path.join(folder.name, "checkback.zip")))

@@ -1,0 +1,211 @@
+"""How fast the Spark jobs are, beside the local engine with two processes and beside what one would write without us.
+
+    python -m tests.bench.spark                a 2 GB store in a temporary folder
+    python -m tests.bench.spark STORE          a store that is there
+
+Starting the session and the first query are shown apart. Subjects and yardsticks run by turns, and of each the best of
+several runs counts.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from broker.transaction.events import prepared_generation
+from recovery.arrow import record_batch
+from recovery.digest import Digest
+from recovery.spark import scan, session, write_transactions
+from recovery.spark.blocks import (
+    EVENTS,
+    KEYED,
+    NAMED,
+    PARTITION_BYTES,
+    SCHEMA,
+    SUMMARY,
+    VERDICTS,
+    rows_of,
+    values_of,
+)
+from recovery.spark.inspection import Inspection, Task
+from recovery.spark.judging import Court, join_ops, judge_ends, judge_keys
+from recovery.spark.mapping import mapped
+from recovery.spark.pipeline import merged_evidence
+from recovery.spark.places import Log, Place
+from recovery.spark.splits import Reading, Split, plan
+from tests.bench.stores import make_store
+
+COLUMNS = ["commitlog_offset", "queue_id", "queue_offset", "store_timestamp_ms", "topic", "body"]
+TYPES = (pa.int64(), pa.int32(), pa.int64(), pa.int64(), pa.string(), pa.binary())
+ROUNDS = 3
+PIECE_BYTES = 128 << 20
+
+
+# The local engine with two processes
+
+
+def _inspected(task: Task, split: Split) -> pa.Table:
+    return pa.Table.from_batches(rows_of(Inspection(task, split).run()), SCHEMA)
+
+
+def _judged(stage: Callable[[Court], Any], court: Court, table: pa.Table) -> pa.Table:
+    return pa.Table.from_batches(rows_of(stage(court)(table)), SCHEMA)
+
+
+def _of_parts(table: pa.Table, tag: str) -> list[pa.Table]:
+    rows: dict[int, list[int]] = {}
+    for row, (found, part) in enumerate(zip(table["tag"].to_pylist(), table["part"].to_pylist(), strict=True)):
+        if found == tag:
+            rows.setdefault(part, []).append(row)
+    return [table.take(which) for which in rows.values()]
+
+
+def local_transactions(pool: ProcessPoolExecutor, log: Log, out: Path) -> str:
+    """The same list of transactions with CRC, by two processes; returns the digest."""
+    out.mkdir()
+    task, splits = Task(log, -(-log.bytes // PARTITION_BYTES), crc=True, strings=True), plan(log)
+    held = pa.concat_tables(pool.map(_inspected, [task] * len(splits), splits))
+    summaries = sorted(values_of(held, SUMMARY), key=lambda one: one.split.start)
+    evidence = merged_evidence(summaries)
+    court = Court(log, task.partitions, prepared_generation(evidence), log.begin, {}, with_rows=True, folder=str(out))
+    tables = [held]
+    for tag, stage in ((EVENTS, judge_ends), (NAMED, join_ops), (KEYED, judge_keys)):
+        parts = _of_parts(pa.concat_tables(tables), tag)
+        tables.extend(pool.map(_judged, [stage] * len(parts), [court] * len(parts), parts))
+    digest = Digest()
+    for sentence in values_of(pa.concat_tables(tables), VERDICTS):
+        digest.total += sentence.digest
+    return digest.hex()
+
+
+def _decoded(log: Log, split: Split) -> int:
+    rows = 0
+    for records in Reading(log, split):
+        for first in range(0, len(records), 4096):
+            rows += record_batch(records.take(slice(first, first + 4096)), COLUMNS).num_rows
+    return rows
+
+
+def local_rows(pool: ProcessPoolExecutor, log: Log) -> int:
+    """Every record decoded, by two processes."""
+    splits = plan(log)
+    return sum(pool.map(_decoded, [log] * len(splits), splits))
+
+
+# What one would write without us
+
+
+def cut_into_files(log: Log, folder: Path) -> None:
+    """Files of whole records that Spark's binaryFile can hold: it refuses 2 GiB, and a file is one value."""
+    folder.mkdir()
+    listing = log.listing()
+    for split in plan(log, PIECE_BYTES):
+        reading = Reading(log, split)
+        for _ in reading:
+            pass
+        segment = listing.at(split.start)
+        if reading.first is not None and reading.end_offset is not None and segment is not None:
+            raw = segment.read(reading.first - segment.base, reading.end_offset - reading.first)
+            (folder / f"{reading.first:020}").write_bytes(raw)
+
+
+def by_hand(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A parser with struct in a loop: the records of files, without a check."""
+    head, strings = struct.Struct(">iiiiiqqiqiiqiiiqi"), struct.Struct(">b")
+    for batch in batches:
+        for value in batch.column("content"):
+            raw, at, rows = value.as_buffer().to_pybytes(), 0, []
+            while at < len(raw):
+                found = head.unpack_from(raw, at)
+                body_at = at + head.size
+                topic_at = body_at + found[16]
+                (length,) = strings.unpack_from(raw, topic_at)
+                topic = raw[topic_at + 1 : topic_at + 1 + length].decode()
+                rows.append((found[6], found[3], found[5], found[11], topic, raw[body_at:topic_at]))
+                at += found[0]
+                if len(rows) == 4096 or at >= len(raw):
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), TYPES, strict=True)],
+                        names=COLUMNS,
+                    )
+                    rows = []
+
+
+def bench(path: str, folder: Path) -> None:
+    """Measure, and print."""
+    log = Place(path).log()
+    started = time.monotonic()
+    spark = session("local[2]", memory="4g")
+    print(f"session: {time.monotonic() - started:.1f} s")
+    started = time.monotonic()
+    scan(spark, path, columns=COLUMNS, endOffset=4096).count()
+    print(f"first query: {time.monotonic() - started:.1f} s")
+    pieces = folder / "pieces"
+    cut_into_files(log, pieces)
+    kinds = ("bigint", "int", "bigint", "bigint", "string", "binary")
+    ddl = ", ".join(f"{name} {kind}" for name, kind in zip(COLUMNS, kinds, strict=True))
+    digests: set[str] = set()
+    with ProcessPoolExecutor(2) as pool:
+        number = iter(range(1000))
+        subjects: dict[str, Callable[[], Any]] = {
+            "transactions, local, 2 processes": lambda: digests.add(
+                local_transactions(pool, log, folder / f"local{next(number)}")
+            ),
+            "transactions, Spark": lambda: digests.add(
+                write_transactions(spark, path, str(folder / f"out{next(number)}")).digest
+            ),
+            "rows, local, 2 processes": lambda: local_rows(pool, log),
+            "rows, Spark": lambda: _drain(scan(spark, path, columns=COLUMNS)),
+            "rows, binaryFile + mapInArrow": lambda: _without_us(spark, str(pieces), ddl),
+        }
+        best = dict.fromkeys(subjects, float("inf"))
+        for turn in range(ROUNDS):
+            for name, run in subjects.items():
+                started = time.monotonic()
+                run()
+                seconds = time.monotonic() - started
+                best[name] = min(best[name], seconds)
+                print(f"  {turn} {name:<36}{seconds:7.2f} s")
+    megabytes = log.bytes / 1e6
+    for name, seconds in best.items():
+        print(f"{name:<38}{seconds:7.2f} s {megabytes / seconds:7.0f} MB/s")
+    print(f"one digest: {len(digests) == 1}")
+    for name, subject, yardstick in (
+        ("transactions, Spark to local", "transactions, Spark", "transactions, local, 2 processes"),
+        ("rows, Spark to local", "rows, Spark", "rows, local, 2 processes"),
+        ("transactions to binaryFile", "transactions, Spark", "rows, binaryFile + mapInArrow"),
+        ("rows to binaryFile", "rows, Spark", "rows, binaryFile + mapInArrow"),
+    ):
+        print(f"{name:<38}{best[yardstick] / best[subject]:7.2f}")
+    spark.stop()
+
+
+def _without_us(spark: Any, pieces: str, ddl: str) -> None:
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")  # a file is a row
+    _drain(mapped(spark.read.format("binaryFile").load(pieces).select("content"), by_hand, ddl))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
+
+
+def _drain(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def main() -> None:
+    """One store, given or made."""
+    with tempfile.TemporaryDirectory(prefix="checkback-bench-") as folder:
+        path = sys.argv[1] if len(sys.argv) > 1 else str(Path(folder) / "store")
+        if len(sys.argv) < 2:
+            make_store(path, "state-table", 2_000_000_000)
+        bench(path, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

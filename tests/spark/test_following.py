@@ -1,0 +1,69 @@
+"""The stream follows a log that grows, record by record, whatever it holds of the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recovery.spark import stream
+from recovery.spark.following import FollowingReader
+from recovery.spark.source import settings_of
+from tests.scan.logs import Chunk, Log, Wanted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def _append(log: Log, count: int) -> None:
+    for _ in range(count):
+        log.append(Wanted(chunks=(Chunk("bytes", b"x" * 700),)))
+
+
+def _write(log: Log, path: Path) -> None:
+    home = path / "commitlog"
+    home.mkdir(exist_ok=True)
+    for base, held in log.segments.items():
+        with (home / f"{base:020}").open("r+b" if (home / f"{base:020}").exists() else "wb") as file:
+            file.write(held)
+
+
+def test_a_stream_sees_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Appended between micro-batches, over the border of a segment; a query that is started again goes on."""
+    log, seen = Log(8192), []
+    _append(log, 3)
+    store, checkpoint = tmp_path / "store", str(tmp_path / "checkpoint")
+    store.mkdir()
+    _write(log, store)
+
+    def take(batch: Any, _number: int) -> None:
+        seen.extend(row[0] for row in batch.collect())
+
+    for more in (0, 30):
+        _append(log, more)
+        _write(log, store)
+        frame = stream(spark, str(store), columns=["commitlog_offset"], splitBytes=2000)
+        writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(take)
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        assert sorted(seen) == sorted(log.records)
+
+
+def test_half_a_record_waits(tmp_path: Path) -> None:
+    """What is being written is left to the next batch; maxBytes bounds one."""
+    log = Log(8192)
+    _append(log, 4)
+    offsets = list(log.records)
+    whole = bytes(log.segments[0])
+    log.segments[0][offsets[3] + 50 :] = bytes(8192 - offsets[3] - 50)
+    tmp_path.joinpath("store").mkdir()
+    _write(log, tmp_path / "store")
+    path = str(tmp_path / "store")
+    reader = FollowingReader(settings_of({"path": path}), ["commitlog_offset"])
+    assert reader.initialOffset() == {"commitlog_offset": 0}
+    assert reader.latestOffset({"commitlog_offset": 0}) == {"commitlog_offset": offsets[3]}
+    (tmp_path / "store" / "commitlog" / f"{0:020}").write_bytes(whole)
+    assert reader.latestOffset({"commitlog_offset": 0}) == {"commitlog_offset": log.end}
+    slow = FollowingReader(settings_of({"path": path, "maxBytes": "1000"}), ["commitlog_offset"])
+    assert slow.latestOffset({"commitlog_offset": 0}) == {"commitlog_offset": offsets[1]}
+    assert slow.latestOffset({"commitlog_offset": log.end}) == {"commitlog_offset": log.end}
+    assert slow.partitions({"commitlog_offset": 5}, {"commitlog_offset": 5}) == []

@@ -1,0 +1,113 @@
+"""A verification that is cut into splits and partitions says what the local engine says, damage included.
+
+The tasks run here without Spark, which is fast enough for many examples; `test_jobs` runs some through Spark itself.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recovery.spark import splits
+from recovery.spark.places import Place
+from recovery.verify import verify
+from tests.operations import small_stores
+from tests.operations.small_broker import GENERATIONS
+from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
+from tests.spark.by_hand import comparable, verify_by_hand
+
+GOLDEN = ("rocketmq-3.1.5-killed", "rocketmq-3.1.5-recovered", "rocketmq-5.3.3-killed", "rocketmq-5.3.3-clean")
+
+
+@pytest.fixture(scope="module", params=GENERATIONS, ids=lambda kind: kind.name)
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small store of each generation."""
+    path = tmp_path_factory.mktemp("small") / "store"
+    small_stores.build(request.param, path)
+    return path
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("split_bytes", [1 << 30, 70_000])
+def test_golden_stores(golden: Callable[[str], Path], name: str, split_bytes: int) -> None:
+    """The stores of real brokers: killed ones, and one whose table the broker broke."""
+    path = str(golden(name))
+    assert comparable(verify_by_hand(path, split_bytes)) == comparable(verify(path))
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 1 << 30), split_bytes=st.integers(1024, 3000) | st.just(1 << 30))
+def test_flipped_bits(small: Path, seed: int, split_bytes: int) -> None:
+    """Bits flipped anywhere in the store, derived files included: finding for finding the same."""
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store"
+        shutil.copytree(small, path)
+        files = [one for one in sorted(path.rglob("*")) if one.is_file() and one.stat().st_size]
+        for _ in range(dice.randint(1, 4)):
+            file = dice.choice(files)
+            raw = bytearray(file.read_bytes())
+            filled = [at for at, byte in enumerate(raw) if byte] or [0]
+            raw[dice.choice(filled)] ^= 1 << dice.randrange(8)
+            file.write_bytes(raw)
+        assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(verify(path))
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1 << 30), split_bytes=st.integers(1024, 3000))
+def test_units_and_items_that_changed_places(small: Path, seed: int, split_bytes: int) -> None:
+    """Runs of units in a derived file swapped, doubled or zeroed, across the borders of splits."""
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store"
+        shutil.copytree(small, path)
+        files = [one for one in sorted(path.rglob("*")) if one.is_file() and one.name.isdecimal()]
+        file = dice.choice([one for one in files if "commitlog" not in one.parts])
+        raw = bytearray(file.read_bytes())
+        last = max((at for at, byte in enumerate(raw) if byte), default=0)
+        width = 24 if "statetable" in file.parts else 20
+        for _ in range(dice.randint(1, 3)):
+            first, second = (dice.randrange(last // width + 1) * width for _ in range(2))
+            here, there = raw[first : first + width], raw[second : second + width]
+            if len(here) == len(there) == width:
+                raw[first : first + width] = dice.choice((there, bytes(width)))
+                raw[second : second + width] = here
+        file.write_bytes(raw)
+        assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(verify(path))
+
+
+@settings(max_examples=60)
+@given(logs(deltas=truths_and_lies), st.integers(1024, 4096))
+def test_bodies_that_deceive(log: object, split_bytes: int) -> None:
+    """Whole fake records, blanks and magic codes in bodies: no split falls for them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(log.write(Path(folder)))  # type: ignore[attr-defined]
+        assert comparable(verify_by_hand(path, split_bytes)) == comparable(verify(path))
+
+
+def test_a_body_larger_than_what_is_looked_back_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A split that begins with a record in a body is found out by the chain of records, and its segment read whole."""
+    log = Log(8192)
+    log.append(Wanted(chunks=(Chunk("bytes", bytes(1500)), Chunk("record", b"x" * 9, 0), Chunk("bytes", bytes(900)))))
+    log.append(Wanted(chunks=(Chunk("bytes", bytes(300)),)))
+    path = str(log.write(tmp_path))
+    monkeypatch.setattr(splits, "LOOK_BACK_BYTES", 0)
+    fooled = [
+        split for split in splits.plan(Place(path).log(), 1024) if _first(path, split) not in (None, *log.records)
+    ]
+    assert fooled, "without looking back a split takes the record in the body for one"
+    assert comparable(verify_by_hand(path, 1024)) == comparable(verify(path))
+
+
+def _first(path: str, split: splits.Split) -> int | None:
+    reading = splits.Reading(Place(path).log(), split)
+    for _ in reading:
+        pass
+    return reading.first

@@ -1,0 +1,76 @@
+"""Why Spark cannot start here, in a sentence."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from recovery.spark import sessions
+from recovery.spark.sessions import SparkNotReady, check_installation, java_version
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ('openjdk version "17.0.9" 2023-10-17', 17),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+        ("no such thing", None),
+    ],
+)
+def test_the_version_of_java(said: str, version: int | None) -> None:
+    """Java counted from 1.x once."""
+    assert java_version(said) == version
+
+
+def _java(folder: Path, said: str) -> None:
+    file = folder / "java"
+    file.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+
+
+def test_an_old_java_or_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark itself only says that its gateway exited."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SparkNotReady, match="PATH leads to none"):
+        check_installation()
+    _java(tmp_path, 'openjdk version "11.0.2" 2019-01-15')
+    with pytest.raises(SparkNotReady, match=r"needs Java 17 or newer, and .*java is Java 11"):
+        check_installation()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    with pytest.raises(SparkNotReady, match="JAVA_HOME leads to none"):
+        check_installation()
+
+
+def test_pyspark_that_another_distribution_wrote_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its metadata and its files do not say the same."""
+    monkeypatch.setattr(sessions, "version", lambda _: "4.2.0")
+    with pytest.raises(SparkNotReady, match=r"damaged: its metadata says 4\.2\.0.*pyspark-client"):
+        check_installation()
+
+
+def test_no_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra is named."""
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(SparkNotReady, match=r"checkback\[spark\]"):
+        check_installation()
+
+
+def test_spark_connect_is_refused() -> None:
+    """With the reason, not with a missing attribute later."""
+    with pytest.raises(SparkNotReady, match=r"Spark Connect server.*spark://host:7077"):
+        sessions.session("sc://somewhere")
+
+
+def test_the_session_runs_this_python(spark: SparkSession) -> None:
+    """Not the first python3 on the path, which may lack everything."""
+    assert spark.sparkContext.pythonExec == sys.executable
+    assert spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect() == [sys.executable]

@@ -1,0 +1,161 @@
+"""The data source: a CommitLog as a table, in Spark itself."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from broker.errors import NotAStore
+from recovery.scan import scan as local_scan
+from recovery.spark import findings, register, scan
+from recovery.spark.selection import BadOption
+from recovery.spark.source import NAME, OPTIONS, settings_of, spark_schema
+from tests.scan.logs import Chunk, Log, Wanted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STORE = "rocketmq-5.3.3-clean"
+
+
+def _all(path: Path) -> pa.Table:
+    return pa.Table.from_batches(local_scan(path))
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    return table.sort_by("commitlog_offset").to_pylist()
+
+
+@pytest.mark.parametrize("split_bytes", [1 << 30, 300_000])
+def test_all_columns_are_those_of_the_local_scan(
+    spark: SparkSession, golden: Callable[[str], Path], split_bytes: int
+) -> None:
+    """Every value of every record, whatever the splits."""
+    path = golden(STORE)
+    assert _rows(scan(spark, str(path), splitBytes=split_bytes).toArrow()) == _rows(_all(path))
+
+
+def test_a_schema_chooses_columns(spark: SparkSession, golden: Callable[[str], Path]) -> None:
+    """Only what is asked for is decoded, in that order; a count needs none."""
+    path = golden(STORE)
+    frame = scan(spark, str(path), columns=["topic", "commitlog_offset"])
+    assert frame.columns == ["topic", "commitlog_offset"]
+    assert _rows(frame.toArrow()) == _rows(_all(path).select(["topic", "commitlog_offset"]))
+    assert frame.count() == len(_all(path))
+
+
+def test_filters_are_asked_where_the_records_are_read(spark: SparkSession, golden: Callable[[str], Path]) -> None:
+    """Handled filters leave the plan, and cut the splits; others stay with Spark."""
+    path = golden(STORE)
+    every = _all(path)
+    frame = scan(spark, str(path), splitBytes=100_000).where(
+        "commitlog_offset >= 200000 and commitlog_offset < 500000 and kind in ('half', 'op') and length(keys) > 3"
+    )
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    assert ">= 200000" not in plan
+    assert "length(keys" in plan
+    offsets = every["commitlog_offset"]
+    wanted = pc.and_(pc.greater_equal(offsets, 200_000), pc.less(offsets, 500_000))
+    wanted = pc.and_(wanted, pc.is_in(every["kind"], pa.array(["half", "op"])))
+    wanted = pc.and_(wanted, pc.fill_null(pc.greater(pc.utf8_length(every["keys"]), 3), fill_value=False))
+    assert _rows(frame.toArrow()) == _rows(every.filter(wanted))
+
+
+def test_options_do_the_same_without_push_down(spark: SparkSession, golden: Callable[[str], Path]) -> None:
+    """A session that does not push filters down reads the source all the same."""
+    path = golden(STORE)
+    register(spark)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        reader = spark.read.format(NAME).options(kind="half", topic="RMQ_SYS_TRANS_HALF_TOPIC", endOffset=400_000)
+        found = _rows(reader.load(str(path)).toArrow())
+        assert scan(spark, str(path)).where("kind = 'half' and commitlog_offset < 400000").count() == len(found)
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    every = _all(path)
+    below = pc.less(every["commitlog_offset"], 400_000)
+    assert found == _rows(every.filter(pc.and_(below, pc.equal(every["kind"], "half"))))
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A log of 40 records, one of which lost its head and one of which has a body that changed."""
+    log = Log(8192)
+    offsets = [log.append(Wanted(chunks=(Chunk("bytes", b"x" * 300),))) for _ in range(40)]
+    log.segments[0][offsets[5] + 4] ^= 0xFF
+    log.segments[0][offsets[9] + 100] ^= 0xFF
+    return log.write(tmp_path)
+
+
+def test_damage_is_reported_passed_over_or_fatal(spark: SparkSession, damaged: Path) -> None:
+    """onCorrupt: report keeps what can be read, skip leaves out what fails its CRC, fail says where and ends."""
+    path = str(damaged)
+    assert scan(spark, path, splitBytes=2000).where("not crc_ok").count() == 1
+    assert scan(spark, path, splitBytes=2000).count() == 39
+    assert scan(spark, path, splitBytes=2000, crc=True, onCorrupt="skip").count() == 38
+    found = findings(spark, path, splitBytes=2000).orderBy("commitlog_offset").collect()
+    assert [row["kind"] for row in found] == ["corrupt-region", "crc-mismatch"]
+    with pytest.raises(Exception, match=r"no record begins here.*onCorrupt=report"):
+        scan(spark, path, onCorrupt="fail").count()
+
+
+def test_compressed_segments_and_uris(spark: SparkSession, golden: Callable[[str], Path], tmp_path: Path) -> None:
+    """An archive with a compressed segment is the same table; so is a store that a URI names."""
+    path = golden(STORE)
+    archive = tmp_path / "archive" / "commitlog"
+    archive.mkdir(parents=True)
+    for segment in (path / "commitlog").iterdir():
+        (archive / f"{segment.name}.gz").write_bytes(gzip.compress(segment.read_bytes(), 1))
+    columns = ["commitlog_offset", "topic", "body"]
+    expected = _rows(_all(path).select(columns))
+    for place in (str(archive.parent), archive.parent.as_uri(), path.as_uri()):
+        assert _rows(scan(spark, place, columns=columns, splitBytes=100_000).toArrow()) == expected
+
+
+def test_mistakes_are_said_on_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+    """A wrong path, a column there is not: one sentence, before any task starts."""
+    with pytest.raises(BadOption, match="no column colour; it has"):
+        scan(spark, str(tmp_path), columns=["colour"])
+    with pytest.raises(Exception, match="holds no commitlog"):
+        scan(spark, str(tmp_path)).count()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "needs the path"),
+        ({"path": "x", "colour": "red"}, "no option colour; it has path"),
+        ({"path": "x", "kind": "hlaf"}, "knows plain, prepared.*not hlaf"),
+        ({"path": "x", "splitBytes": "many"}, "whole number"),
+        ({"path": "x", "splitBytes": "10"}, "at least 1024"),
+        ({"path": "x", "crc": "maybe"}, "true or false"),
+        ({"path": "x", "onCorrupt": "explode"}, "report, skip, fail"),
+        ({"path": "x", "table": "chairs"}, "records or findings"),
+    ],
+)
+def test_options_are_checked(options: dict[str, str], sentence: str) -> None:
+    """Each mistake names what is allowed."""
+    with pytest.raises(BadOption, match=sentence):
+        settings_of(options)
+
+
+def test_options_ignore_case_and_are_documented() -> None:
+    """Spark's options do; the page has a line for each."""
+    assert settings_of({"PATH": "x", "SPLITBYTES": "2048"}).split_bytes == 2048
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    for name in (*OPTIONS, *spark_schema().fieldNames()):
+        assert f"`{name}`" in page, name
+
+
+def test_a_wrong_path_is_a_sentence() -> None:
+    """The same that the other verbs say."""
+    from recovery.spark.places import Place
+
+    with pytest.raises(NotAStore, match="there is no such folder"):
+        Place("nowhere/at/all").log()

@@ -1,0 +1,82 @@
+"""However a log is split, its splits hold the records and the damage that one reader of the whole finds."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from recovery.scan import Scan
+from recovery.spark.places import Place
+from recovery.spark.splits import Reading, plan
+from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
+
+split_sizes = st.integers(1024, 4096) | st.just(1 << 30)
+
+
+def _whole(path: Path) -> tuple[list[tuple[int, int]], list[object]]:
+    scan = Scan(Place(str(path)).log().listing())
+    found = [(int(at), int(size)) for one in scan for at, size in zip(one.offsets, one.sizes, strict=True)]
+    return found, sorted(map(repr, scan.damages))
+
+
+def _split(path: Path, size: int) -> tuple[list[tuple[int, int]], list[object]]:
+    log = Place(str(path)).log()
+    found, damages = [], []
+    for split in plan(log, size):
+        reading = Reading(log, split)
+        found += [(int(at), int(size)) for one in reading for at, size in zip(one.offsets, one.sizes, strict=True)]
+        damages += reading.damages
+    return found, sorted(map(repr, damages))
+
+
+def _deceived() -> Log:
+    """A body that holds a record with its own true place, behind where a split begins."""
+    log = Log(4096)
+    log.append(Wanted(chunks=(Chunk("bytes", bytes(1200)), Chunk("record", b"x" * 9, 0))))
+    return log
+
+
+@given(logs(deltas=truths_and_lies, min_size=3), split_sizes)
+@example(_deceived(), 1024)
+def test_splits_hold_what_the_whole_log_holds(log: Log, size: int) -> None:
+    """No record twice, none left out, none that lies in a body."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = log.write(Path(folder))
+        assert _split(path, size) == _whole(path)
+        assert _whole(path)[0] == [(at, len(raw)) for at, raw in log.records.items()]
+
+
+@given(logs(deltas=truths_and_lies, min_size=3), split_sizes, st.data())
+def test_splits_find_the_damage_of_the_whole_log(log: Log, size: int, data: st.DataObject) -> None:
+    """Bytes overwritten anywhere: the same records are left, the same regions are lost, torn is torn."""
+    for _ in range(data.draw(st.integers(1, 3))):
+        segment = log.segments[data.draw(st.sampled_from(sorted(log.segments)))]
+        at = data.draw(st.integers(0, len(segment) - 1))
+        raw = data.draw(st.sampled_from((b"\0" * 8, b"\xff" * 90, b"\0" * 2000, b"\x01")))
+        segment[at : at + len(raw)] = raw[: len(segment) - at]
+    with tempfile.TemporaryDirectory() as folder:
+        path = log.write(Path(folder))
+        assert _split(path, size) == _whole(path)
+
+
+def test_a_segment_that_is_missing_or_cut_leaves_the_others(tmp_path: Path) -> None:
+    """What is left is read, by whatever splits."""
+    log = Log(4096)
+    for _ in range(40):
+        log.append(Wanted(chunks=(Chunk("bytes", b"x" * 300),)))
+    path = log.write(tmp_path)
+    segments = sorted((path / "commitlog").iterdir())
+    segments[1].unlink()
+    segments[2].write_bytes(segments[2].read_bytes()[:1700])
+    for size in (1024, 1500, 1 << 20):
+        assert _split(path, size) == _whole(path)
+
+
+def test_a_split_has_a_least_size(tmp_path: Path) -> None:
+    """A split of a few bytes would be a task for each record."""
+    with pytest.raises(ValueError, match="at least 1024"):
+        plan(Place(str(Log(4096).write(tmp_path))).log(), 1000)
