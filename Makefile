@@ -38,7 +38,7 @@ run: setup ## Judge the stores in tests/golden, which real RocketMQ brokers wrot
 	done
 
 test: lint ## Lint, then run every test that needs nothing but Python
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup
 
 lint: setup ## Check style, format and types
 	$(BIN)/ruff check .

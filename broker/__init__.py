@@ -35,6 +35,8 @@ from broker.errors import (
 if TYPE_CHECKING:
     import os
 
+    from broker.consumer import Consumer
+    from broker.dedup import Processed
     from broker.ledger import Ledger
     from broker.live import LiveStore
     from broker.message import Message, ReceivedMessage
@@ -55,6 +57,7 @@ __all__ = [
     "AlreadyEnded",
     "BrokerError",
     "CheckListener",
+    "Consumer",
     "CorruptRecord",
     "CorruptStore",
     "Ended",
@@ -67,6 +70,7 @@ __all__ = [
     "MessageRejected",
     "NotAStore",
     "NotPermitted",
+    "Processed",
     "Producer",
     "ReceivedMessage",
     "SendResult",
@@ -85,6 +89,7 @@ __all__ = [
 
 _HOMES = {
     "CheckListener": "broker.transaction.service",
+    "Consumer": "broker.consumer",
     "Ended": "broker.transaction.service",
     "Half": "broker.transaction.service",
     "HalfReference": "broker.transaction.service",
@@ -92,6 +97,7 @@ _HOMES = {
     "LiveStore": "broker.live",
     "LocalTransactionState": "broker.transaction.service",
     "Message": "broker.message",
+    "Processed": "broker.dedup",
     "Producer": "broker.producer",
     "ReceivedMessage": "broker.message",
     "SendResult": "broker.producer",

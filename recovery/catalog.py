@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, create_engine, event, select
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
@@ -182,16 +183,22 @@ def path_of(store_path: str) -> str:
 
 
 def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
-    """What the catalog of a store remembers, without making one; empty when there is none."""
+    """What the catalog of a store remembers, read without changing or making one; empty when there is none.
+
+    Raises BrokerError when its database cannot be read.
+    """
     disk, paths = Disk(), Paths(store_path)
     if disk.entry(paths.store_json) is None or (url is None and disk.entry(path_of(store_path)) is None):
         return {}
     store_id = str(json.loads(disk.read(paths.store_json))["id"])
-    catalog = Catalog.open(store_path, store_id, url)
+    engine = create_engine(url or f"sqlite:///file:{quote(os.path.abspath(path_of(store_path)))}?mode=ro&uri=true")
     try:
-        return catalog.attempts()
+        with _sentences(engine), engine.connect() as connection:
+            columns = [_attempts.c[name] for name in _NAMES]
+            rows = connection.execute(select(*columns).where(_attempts.c.store_id == store_id))
+            return {row[0]: Attempt(*row) for row in rows}
     finally:
-        catalog.close()
+        engine.dispose()
 
 
 def _sqlite(path: str) -> Engine:

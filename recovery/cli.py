@@ -58,7 +58,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Transactional messages in Apache RocketMQ's format: write, read, judge and repair stores, settle what is in doubt.",
+    help="Transactional messages in Apache RocketMQ's format: write, read, judge, repair; settle what is in doubt.",
     epilog="Exit codes: 0 well, 1 findings, 2 usage, 3 locked, 4 corrupt, 70 a defect of checkback (details: --debug)",
 )
 

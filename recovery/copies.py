@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from broker.format import properties as names
 from broker.format.sysflag import TRANSACTION_MASK
-from broker.format.topics import HALF_TOPIC
+from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from broker.transaction.events import BY, WHY, EventKind
 from recovery.extract import numbers_in
 from recovery.records import Records
@@ -25,6 +25,7 @@ Numbers = npt.NDArray[np.uint64]
 
 _COPIED = ("flag", "born_timestamp_ms", "born_port", "store_port", "reconsume_times")
 _ADDRESSES = ("born_address", "store_address")
+_ELSEWHERE = (HALF_TOPIC.encode(), SCHEDULE_TOPIC.encode())  # topics whose records are meant for another
 _OF_ITS_OWN = frozenset((names.CRC32, WHY, BY))  # what a record may say that the other does not
 # Odd, so that a single bit that differs in one field changes the sum, whatever the others are.
 _ODD = tuple(0x9E3779B97F4A7C15 * (2 * number + 1) & 0xFFFFFFFFFFFFFFFF | 1 for number in range(64))
@@ -47,11 +48,11 @@ def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
 
 
 def _target_queues(part: Records, events: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """The queue that consumers will read it from. A half message keeps it in a property."""
+    """The queue that consumers will read it from. A half message keeps it in a property, and so does what waits."""
     queue_ids = part.field("queue_id")
-    halves = events == EventKind.HALF
-    if halves.any():
-        queue_ids = np.where(halves, numbers_in(part.values(names.REAL_QID)), queue_ids)
+    elsewhere = (events == EventKind.HALF) | part.in_topic(SCHEDULE_TOPIC.encode())
+    if elsewhere.any():
+        queue_ids = np.where(elsewhere, numbers_in(part.values(names.REAL_QID)), queue_ids)
     return queue_ids
 
 
@@ -69,6 +70,6 @@ def _meaning(record: Records) -> dict[str, Any]:
     fields |= {name: bytes(record.address(name)[0]).rstrip(b"\0") for name in _ADDRESSES}
     fields["sys_flag"] = int(record.sys_flags[0]) & ~TRANSACTION_MASK
     said = names.decode(record.properties.array[0].as_py())
-    is_half = record.topics.array[0].as_py() == HALF_TOPIC.encode()
-    fields["queue_id"] = said.get(names.REAL_QID, "0") if is_half else str(int(record.field("queue_id")[0]))
+    elsewhere = record.topics.array[0].as_py() in _ELSEWHERE
+    fields["queue_id"] = said.get(names.REAL_QID, "0") if elsewhere else str(int(record.field("queue_id")[0]))
     return fields | {f"property {name}": value for name, value in said.items() if name not in _OF_ITS_OWN}

@@ -166,6 +166,12 @@ class Records:
         """A small number for the topic of each record, and the topics that those numbers stand for."""
         return Slices(self.window, *self._topic).codes()
 
+    def in_topic(self, topic: bytes) -> Bools:
+        """Which of these are in a topic."""
+        starts, lengths = self._topic
+        found = lengths == len(topic)
+        return found & text_at(self.window, starts, topic) if found.any() else np.asarray(found)
+
     @cached_property
     def properties(self) -> Strings:
         """The properties as stored, for `columns.property_values`."""

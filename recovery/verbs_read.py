@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from broker.errors import BrokerError
 from recovery.cli_output import Bar, print_entry, print_json, print_json_list, show, warn
 from recovery.verbs import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail
 
@@ -23,6 +26,10 @@ def verify(
     store: Store,
     as_json: AsJson = False,
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="List at most N findings.")] = None,
+    spark: Annotated[
+        str | None,
+        typer.Option(metavar="MASTER", help="On Spark: local[*], spark://HOST:PORT; the same answer."),
+    ] = None,
 ) -> None:
     """Read everything, compare everything: which transactions are in doubt, lost, delivered twice?
 
@@ -32,7 +39,12 @@ def verify(
     from recovery.verify import verify as judge
 
     with Bar("Verifying") as progress:
-        report = judge(store, progress=progress)
+        if spark is None:
+            report = judge(store, progress=progress)
+        else:
+            from recovery.spark.verification import verify_with
+
+            report = verify_with(spark, store, progress)
     if as_json:
         answer = report.as_json()
         if limit is not None and len(answer["findings"]) > limit:
@@ -51,8 +63,8 @@ def pending(
 ) -> None:
     """List the transactions in doubt: half messages that nobody committed or rolled back.
 
-    From the CommitLog alone. Exits with 4 when the log is damaged: then an end may be lost, and what is listed may
-    have been settled.
+    From the CommitLog; how often check-back asked is the catalog's word. Exits with 4 when the log is damaged: then an
+    end may be lost, and what is listed may have been settled.
     """
     from recovery import screen
     from recovery.pending import Pending
@@ -61,7 +73,11 @@ def pending(
         found = Pending(store, time.time_ns() // 1_000_000, parked=parked, progress=progress)
         halves = iter(found)
         first = next(halves, None)
-    rest = halves if first is None else _chain(first, halves)
+    asked = _checks(store)
+    rest = (
+        replace(half, checks=half.checks + asked.get(half.commitlog_offset, 0)) if asked else half
+        for half in (halves if first is None else _chain(first, halves))
+    )
     if as_json:
         print_json_list(half.as_json(with_state=parked) for half in rest)
     else:
@@ -210,6 +226,21 @@ def installed_version(name: str = "checkback") -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def _checks(store: str) -> dict[int, int]:
+    """How often check-back asked about each half message; a catalog that cannot be read is no reason to say nothing."""
+    if not os.path.isdir(os.path.join(store, "checkback")):
+        return {}
+    try:
+        from recovery.catalog import attempts_of
+
+        return {at: attempt.checks for at, attempt in attempts_of(store).items()}
+    except ImportError:  # without the extra `sql` nobody of this installation asked
+        return {}
+    except BrokerError as error:
+        warn(f"{error}. So the checks are those of the half messages alone")
+        return {}
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

@@ -37,6 +37,12 @@ def message_type(properties: Mapping[str, str], *, prepared: bool) -> str:
     return "FIFO" if names.SHARDING_KEY in properties else "NORMAL"
 
 
+def _types(properties: Mapping[str, str], *, prepared: bool) -> tuple[str, ...]:
+    """The types of topics that take a message: a delayed transaction, which RocketMQ lacks, is of two."""
+    kind = message_type(properties, prepared=prepared)
+    return (kind, "DELAY") if prepared and names.DELAY in properties else (kind,)
+
+
 def delay_level(properties: Mapping[str, str]) -> int:
     """The delay level that a message asks for; 0 for none. Levels above the last mean the last.
 
@@ -97,7 +103,7 @@ class Admission:
             if topic in SEND_REFUSED_TOPICS:
                 raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
             said = rules.message_type
-            if said and said != "MIXED" and said != message_type(properties, prepared=prepared):
+            if said and said != "MIXED" and said not in _types(properties, prepared=prepared):
                 raise MessageRejected(_wrong_type(topic, said, message_type(properties, prepared=prepared)))
         if not rules.may_write:
             raise NotPermitted(f"the topic {topic} may not be written: its perm in config/topics.json lacks 2")

@@ -29,7 +29,7 @@ from broker.store.cells import CELL_WORDS
 from broker.store.control import STATE, STATE_AT, ControlPage, Word
 from broker.store.disk import Missing
 from broker.store.dispatch import Dispatcher, wrapped_s
-from broker.store.draft import Draft, check_size, draft_of, place
+from broker.store.draft import Draft, check_size, draft_of, place, target_topic
 from broker.store.layout import StoreLayout
 from broker.store.locks import AppendLock
 from broker.store.mapped import MappedQueue, zero
@@ -149,7 +149,8 @@ class Appender:
             half, record = draft_of(self.read(end.prepared_offset))
         except (CorruptRecord, Missing):  # none is there, or not any more
             return -1
-        own = half.kind is TransactionType.PREPARED and (half.group_hash, half.topic) == (end.group_hash, end.topic)
+        meant = (end.group_hash, target_topic(end))
+        own = half.kind is TransactionType.PREPARED and (half.group_hash, half.topic) == meant
         return record.queue_offset if own else -1
 
     def read(self, commitlog_offset: int) -> bytes:

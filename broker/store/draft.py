@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import mul
 from typing import Any
@@ -24,12 +24,14 @@ from broker.format.commitlog import (
     RecordHead,
     RecordMiddle,
     decode,
+    encode,
     head_struct,
     record_crc_item,
 )
 from broker.format.index import key_hash
 from broker.format.java import Host, string_hash
 from broker.format.sysflag import TransactionType, transaction_type
+from broker.format.topics import SCHEDULE_TOPIC, parse_delay_levels
 
 LOCAL_HOST = Host(bytes((127, 0, 0, 1)), 10911)
 
@@ -54,7 +56,10 @@ _DIGITS_AT = _NO_CRC.index(b"0")  # in the property that states a record's CRC
 _POWERS = [pow(31, exponent, 1 << 32) for exponent in range(256)][::-1]
 _MASK, _SHIFT = 0xFFFFFFFF, 31**4
 _ROLLBACK = TransactionType.ROLLBACK
+_PREPARED = TransactionType.PREPARED
 _UNIQ_KEY, _KEYS, _TAGS, _PGROUP = names.UNIQ_KEY, names.KEYS, names.TAGS, names.PGROUP
+_DELAY = names.DELAY
+_LEVELS = len(parse_delay_levels())
 
 tag_hash = lru_cache(maxsize=4096)(string_hash)
 group_hash = lru_cache(maxsize=4096)(string_hash)
@@ -108,6 +113,7 @@ class Draft:
     index_codes: tuple[int, ...]  # of its unique key and keys; none for a rollback
     prepared_offset: int = 0  # of an end: the half it names
     slot: int = -1  # of an end: the slot it settles
+    delay_queue: int = -1  # of a half whose message is to wait: its queue in the schedule topic
 
     @property
     def size(self) -> int:
@@ -150,7 +156,22 @@ def _with_facts(raw: bytes, topic: str, queue_id: int, kind: TransactionType, pr
             codes = (index_code(topic, unique_key),)
         if keys:
             codes += tuple([index_code(topic, key) for key in keys.split(names.KEY_SEPARATOR) if key])
-    return Draft(raw, topic, queue_id, kind, tag_hash(said(_TAGS, "")), group_hash(said(_PGROUP, "")), codes)
+    made = Draft(raw, topic, queue_id, kind, tag_hash(said(_TAGS, "")), group_hash(said(_PGROUP, "")), codes)
+    if kind is _PREPARED and _DELAY in properties:
+        made.delay_queue = _delay_queue(properties)
+    return made
+
+
+def _delay_queue(half_properties: dict[str, str]) -> int:
+    """Where in the schedule topic the commit of a half message waits; -1 when it is not to be delayed.
+
+    RocketMQ delays no transaction, whatever DELAY says. One that is to be delayed names the topic it is meant for
+    besides, as only ours do.
+    """
+    level = half_properties[_DELAY]
+    if names.REAL_TOPIC not in half_properties or not (level.isascii() and level.isdigit() and len(level) < 10):
+        return -1
+    return min(int(level), _LEVELS) - 1
 
 
 def end_draft(half: Draft, half_offset: int, slot: int, kind: TransactionType) -> Draft:
@@ -158,6 +179,8 @@ def end_draft(half: Draft, half_offset: int, slot: int, kind: TransactionType) -
 
     RocketMQ: EndTransactionProcessor.endMessageTransaction (3.1.4).
     """
+    if half.delay_queue >= 0 and kind is not _ROLLBACK:
+        return _delayed_commit(half, half_offset, slot)
     raw = bytearray(half.raw)
     codes = half.index_codes
     if kind is _ROLLBACK:
@@ -170,6 +193,29 @@ def end_draft(half: Draft, half_offset: int, slot: int, kind: TransactionType) -
     raw[_LAST_OF_TYPE_AT] = raw[_LAST_OF_TYPE_AT] & ~0xC | kind
     _LONG.pack_into(raw, _PREPARED_AT, half_offset)
     return Draft(bytes(raw), half.topic, half.queue_id, kind, half.tags_code, half.group_hash, codes, half_offset, slot)
+
+
+def _delayed_commit(half: Draft, half_offset: int, slot: int) -> Draft:
+    """The same into the schedule topic: the delay counts from here. Its delivery, of type 0, is no end (DECISIONS 17).
+
+    REAL_TOPIC and REAL_QID stand in the half message already, so that properties are a copy here, too.
+    """
+    known = decode(half.raw, check_crc=False)
+    kind = TransactionType.COMMIT
+    end = replace(
+        known, topic=SCHEDULE_TOPIC, queue_id=half.delay_queue, sys_flag=known.sys_flag & ~0xC | kind,
+        prepared_transaction_offset=half_offset,
+    )  # fmt: skip
+    made = _with_facts(encode(end), end.topic, end.queue_id, kind, known.property_map)
+    made.prepared_offset, made.slot = half_offset, slot
+    return made
+
+
+def target_topic(draft: Draft) -> str:
+    """Where consumers will find a record: of a delayed commit, the topic that its half names."""
+    if draft.topic != SCHEDULE_TOPIC:
+        return draft.topic
+    return decode(draft.raw, check_crc=False).property_map.get(names.REAL_TOPIC, draft.topic)
 
 
 def draft_of(raw: bytes) -> tuple[Draft, Record]:

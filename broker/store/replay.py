@@ -14,7 +14,7 @@ from broker.format import properties as names
 from broker.format.commitlog import BODY_AT, MAGIC_BLANK, MAGIC_V1, RecordHead, RecordMiddle
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.store.control import Word
-from broker.store.draft import Draft, draft_of, group_hash, index_code, tag_hash
+from broker.store.draft import Draft, draft_of, group_hash, index_code, tag_hash, target_topic
 from broker.store.tail import WINDOW_BYTES, LogReader
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Replay:
             half, record = draft_of(self._log.read(half_offset, int.from_bytes(head, "big", signed=True)))
         except (CorruptRecord, ValueError):
             return -1
-        own = half.kind is _PREPARED and (half.group_hash, half.topic) == (end.group_hash, end.topic)
+        own = half.kind is _PREPARED and (half.group_hash, half.topic) == (end.group_hash, target_topic(end))
         same = end.kind is _ROLLBACK or (record.body_crc, record.born_timestamp_ms) == (body_crc, born_ms)
         return record.queue_offset if own and same else -1
 

@@ -67,7 +67,7 @@ class Ended:
 
     state: TransactionState
     commitlog_offset: int | None  # of the end record; None when it was written before, by whomever
-    queue_offset: int | None  # of a commit: where consumers find the message
+    queue_offset: int | None  # of a commit: where consumers find the message; None while it waits for its delay
     again: bool = False  # it had been decided the same way before; nothing was written
 
 
@@ -130,8 +130,9 @@ class TransactionalMessageService(abc.ABC):
     ) -> Half:
         """Store a half message; as durable as the sync mode says when this returns.
 
-        `extra_properties` may have names that are RocketMQ's own. Raises MessageRejected, NotPermitted, StoreFull,
-        SyncFailed. RocketMQ: TransactionalMessageService.prepareMessage.
+        `extra_properties` may have names that are RocketMQ's own. With DELAY, a level, the message is delivered that
+        long after its commit. Raises MessageRejected, NotPermitted, StoreFull, SyncFailed.
+        RocketMQ: TransactionalMessageService.prepareMessage.
         """
 
     @abc.abstractmethod

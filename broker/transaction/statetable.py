@@ -20,6 +20,7 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.statetable import SLOT_SIZE, STATE_AT, Slot
 from broker.format.sysflag import TransactionType
+from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, ReceivedMessage
 from broker.store.admission import delay_level
 from broker.store.appender import Appended
@@ -124,12 +125,13 @@ class StateTableService(TransactionalMessageService):
         properties[names.UNIQ_KEY] = new_unique_key(now_ms)
         properties[names.TRAN_MSG] = "true"
         properties[names.PGROUP] = group
+        level = 0
         if extra:
             for name, value in extra.items():
                 names.check(name, value)
             properties.update(extra)
-            if delay_level(properties):
-                raise MessageRejected(f"a half message cannot be delayed: send it without {names.DELAY}")
+            if level := delay_level(properties):  # its commit goes there, and needs to know where it belongs
+                properties |= {names.REAL_TOPIC: message.topic, names.REAL_QID: str(queue_id)}
         made = draft(
             message.topic,
             message.body,
@@ -141,6 +143,9 @@ class StateTableService(TransactionalMessageService):
         if len(made.raw) > self._record_bytes_max:
             check_size(len(made.raw), self._record_bytes_max)
         self._admission.admit(message.topic, properties, queue_id, now_ms, prepared=True)
+        if level:
+            check_size(len(end_draft(made, 0, 0, TransactionType.COMMIT).raw), self._record_bytes_max)
+            self._admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
         return made, (message.keys, now_ms, properties)
 
     def _half(self, made: Draft, sent: _Sent, group: str, placed: Appended) -> Half:
@@ -191,7 +196,8 @@ class StateTableService(TransactionalMessageService):
             return self._ended_before(half, kind, TransactionState(held))
         if self._sync_each:
             writing.settle(placed.end)
-        return Ended(_STATES[kind], placed.commitlog_offset, placed.queue_offset if kind is _COMMIT else None)
+        is_found = kind is _COMMIT and known.delay_queue < 0
+        return Ended(_STATES[kind], placed.commitlog_offset, placed.queue_offset if is_found else None)
 
     def _known(self, half: Reference) -> Draft:
         """The half message that a reference names, once it is sure that it names this one.

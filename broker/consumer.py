@@ -1,0 +1,299 @@
+"""Consumer: gives an application the messages of its group, each until it is acknowledged.
+
+    with store.consumer("billing", "orders") as consumer:
+        for message in consumer:                   # waits for the next; begins where the group stopped
+            charge(order_id=int(message.body))
+            consumer.ack(message)                  # without it the message comes again: charge() must bear that
+
+A group shares the queues of its topics among all its consumers, in any number of threads and processes. When one
+dies, the others have its queues within a second, from its lowest unacknowledged message on. So a message is delivered
+at least once; `process` makes it once, in the application's own database transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from broker.consuming.keeper import Keeper
+from broker.consuming.leases import Leases
+from broker.consuming.membership import Membership
+from broker.consuming.positions import Positions, Start
+from broker.consuming.processing import AsyncProcessing, Processing
+from broker.consuming.reading import readable_end
+from broker.consuming.redelivery import RETRIES_MAX, sent_back
+from broker.consuming.tags import Selection
+from broker.errors import BrokerError, MessageRejected, StoreError
+from broker.format.topics import DLQ_PREFIX, SCHEDULE_TOPIC, check_topic_name, dlq_topic, retry_topic
+from broker.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+    from broker.dedup import Processed
+    from broker.live import LiveStore
+
+ACK_TIMEOUT_S = 900.0  # RocketMQ: consumeTimeout, 15 minutes
+_GROUP_SIZE_MAX = 119  # its retry topic must fit in a record
+_PAUSE_FIRST_S, _PAUSE_LAST_S = 0.0005, 0.004  # between looks: soon after a message, later when nothing comes
+_SUSPEND_MS = 1000  # RocketMQ: suspendCurrentQueueTimeMillis
+_DELAY_LEVELS = 18
+
+
+class Consumer:
+    """One member of a consumer group. Threads share it; a forked child opens its own. Close it, or use `with`."""
+
+    def __init__(
+        self,
+        store: LiveStore,
+        group: str,
+        topic: str | Sequence[str],
+        *,
+        tags: str = "*",
+        ordered: bool = False,
+        start: str | int | datetime = "first",
+        max_retries: int = RETRIES_MAX,
+        retry_delay_level: int | None = None,
+        ack_timeout_s: float = ACK_TIMEOUT_S,
+        processed: Processed | None = None,
+    ) -> None:
+        """See `LiveStore.consumer`."""
+        self.group, self.ordered = group, ordered
+        self.topics = (topic,) if isinstance(topic, str) else tuple(topic)
+        self._store, self._max_retries, self._processed = store, max_retries, processed
+        self._retry_delay_level = retry_delay_level
+        selection, begin = Selection.parse(tags), Start.parse(start)
+        _check_names(group, self.topics)
+        self._pid, self._closed = os.getpid(), threading.Event()
+        self._make_topic(retry_topic(group))
+        self._positions = Positions(store)
+        try:
+            for one in self.topics:
+                self._positions.begin(group, one, begin)
+            self._positions.begin(group, retry_topic(group), Start())
+            consumed = (*self.topics, retry_topic(group))
+            self._member = Membership(self._positions.cells, group, consumed)
+        except BaseException:
+            self._positions.close()
+            raise
+        self._leases = Leases(
+            store, self._positions, self._member, group, consumed, selection=selection, ordered=ordered
+        )
+        self._keeper = Keeper(
+            store, self._positions, self._member, self._leases, ack_timeout_s=ack_timeout_s, send_back=self.retry
+        )
+        try:
+            self._keeper.start()
+        except BaseException:
+            self._give_back()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<broker.Consumer {self.group!r} of {', '.join(self.topics)}>"
+
+    # Receive
+
+    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """The next message; waits for it. None when none came in `timeout_s`, or when the consumer was closed.
+
+        Raises CorruptStore when a message cannot be read, StoreError when the store was closed.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = _PAUSE_FIRST_S
+        while not self._closed.is_set():
+            try:
+                found = self.receive_now()
+            except StoreError:
+                if self._closed.is_set():  # by another thread, at this moment
+                    return None
+                raise
+            if found is not None:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            self._closed.wait(pause_s)
+            pause_s = min(pause_s * 1.3, _PAUSE_LAST_S)
+        return None
+
+    def receive_now(self) -> ReceivedMessage | None:
+        """The next message if there is one."""
+        self._check()
+        try:
+            return self._leases.take(readable_end(self._store))
+        except ValueError as error:  # a map that was closed under us
+            raise StoreError(f"{self._store.path} was closed before its consumer: {error}") from error
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        while (message := self.receive()) is not None:
+            yield message
+
+    def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        return self._receive_async()
+
+    async def _receive_async(self) -> AsyncIterator[ReceivedMessage]:
+        import asyncio
+
+        pause_s = _PAUSE_FIRST_S
+        while not self._closed.is_set():
+            found = self.receive_now()
+            if found is None:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 1.3, _PAUSE_LAST_S)
+            else:
+                await asyncio.sleep(0)  # also where messages never end, others have their turn
+                yield found
+                pause_s = _PAUSE_FIRST_S
+
+    # Say what became of a message
+
+    def ack(self, message: ReceivedMessage) -> bool:
+        """The message is done: the group never gets it again.
+
+        False when it is not in this consumer's hands any more, because it held it for too long or the position was
+        reset: then it comes again, here or elsewhere.
+        """
+        self._check()
+        return self._leases.acknowledge(message.commitlog_offset)
+
+    def retry(self, message: ReceivedMessage, delay_level: int | None = None) -> bool:
+        """The message could not be processed: the group gets it again later.
+
+        By default after 10 s, 30 s, 1 min … 2 h, or as the consumer's `retry_delay_level` says; after `max_retries`
+        times it goes to the dead letters of the group (`checkback dlq`). `delay_level` is one of RocketMQ's 18 levels
+        (1: 1 s, 3: 10 s … 18: 2 h), 0 for at once, -1 for the dead letters. An ordered consumer keeps it before all
+        that follow it, pauses its queue for a second and hands it out again; only -1 takes it out of the way. False as
+        for `ack`. Raises StoreFull.
+        """
+        self._check()
+        if self.ordered and (delay_level is None or delay_level >= 0):
+            return self._leases.again(message.commitlog_offset, _SUSPEND_MS)
+        with self._leases.sending_back(message.commitlog_offset) as is_ours:
+            if not is_ours:
+                return False
+            if delay_level is None:
+                delay_level = self._retry_delay_level
+            record = self._store.commitlog.read(message.commitlog_offset)
+            if record is not None:  # else it expired
+                made = sent_back(record, self.group, delay_level=delay_level, retries_max=self._max_retries)
+                self._make_topic(made.topic)
+                self._store.writing.append([made])
+        return self._leases.acknowledge(message.commitlog_offset)
+
+    @overload
+    def process(self, message: ReceivedMessage, session: Session) -> Processing: ...
+
+    @overload
+    def process(self, message: ReceivedMessage, session: AsyncSession) -> AsyncProcessing: ...
+
+    def process(self, message: ReceivedMessage, session: Any) -> Processing | AsyncProcessing:
+        """Process a message once, in one transaction with its effects.
+
+            with consumer.process(message, session) as first:
+                if first: session.add(...)
+
+        Leaving well commits the session and acknowledges. An exception rolls back, lets the message come again later
+        (`retry`) and goes on to you. `first` is False when the group processed the message before: what the body does
+        then is rolled back, so that even one that does not look at `first` does nothing twice.
+        The table is `broker.Processed`; make it once with `create_all`.
+        """
+        kind = AsyncProcessing if hasattr(session, "run_sync") else Processing
+        return kind(self, message, session)
+
+    def first_time(self, message: ReceivedMessage, session: Session) -> bool:
+        """Note in the session's transaction that the group processes a message; False when it did so before.
+
+        For a transaction that is committed elsewhere, by `producer.begin_transaction` for one. Acknowledge after it.
+        """
+        return self.processed.first_time(session, self.group, message)
+
+    @property
+    def processed(self) -> Processed:
+        """The table of what the group processed."""
+        if self._processed is None:
+            from broker.dedup import Processed
+
+            self._processed = Processed()
+        return self._processed
+
+    # Where it stands
+
+    @property
+    def queues(self) -> list[tuple[str, int]]:
+        """The queues that are this consumer's now: topic and queue id."""
+        return self._leases.queues
+
+    def positions(self) -> dict[tuple[str, int], int]:
+        """Of each queue of the group the queue offset of the lowest message that is not acknowledged."""
+        cells = self._positions.cells
+        return {
+            (topic, queue_id): cells.position(cell)
+            for cell, (group, topic, queue_id) in cells.all()
+            if group == self.group and queue_id >= 0
+        }
+
+    # The end
+
+    def close(self) -> None:
+        """Give the queues back to the group and write the positions. Closing twice is no fault."""
+        if not self._closed.is_set():
+            self._closed.set()
+            if self._pid == os.getpid():
+                self._keeper.stop()
+                self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            self._leases.release()
+            self._positions.exchange.export(at_once=True)
+        finally:
+            self._member.leave()
+            self._positions.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            text = f"the consumer of group {self.group} belongs to process {self._pid}, of which this one was forked"
+            raise StoreError(f"{text}: open the store and the consumer here", path=self._store.path)
+        if self._closed.is_set():
+            raise StoreError(f"the consumer of group {self.group} was closed", path=self._store.path)
+        if self._keeper.failure is not None:
+            raise self._keeper.failure
+
+    def _make_topic(self, topic: str) -> None:
+        """RocketMQ makes a group's retry topic when a consumer registers, the others when they are needed."""
+        if self._store.topic(topic) is None:
+            queues = _DELAY_LEVELS if topic == SCHEDULE_TOPIC else 1
+            self._store.create_topic(topic, queues=queues, message_type="")
+
+
+def _check_names(group: str, topics: Sequence[str]) -> None:
+    if not topics:
+        raise BrokerError(f"group {group}: name a topic to consume")
+    check_topic_name(retry_topic(group))
+    if not group or len(group) > _GROUP_SIZE_MAX:
+        raise MessageRejected(f"a consumer group has from 1 to {_GROUP_SIZE_MAX} characters, not {len(group)}")
+    for topic in topics:
+        check_topic_name(topic)
+        if topic.startswith(DLQ_PREFIX) and topic == dlq_topic(group):
+            raise BrokerError(f"group {group} cannot consume its own dead letters: run checkback dlq")

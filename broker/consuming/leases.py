@@ -1,0 +1,241 @@
+"""The queues that one consumer has, and the messages of them that are in hand.
+
+A lease says: this queue is read by this consumer, under this fencing number. Whoever lost it, because it hung, because
+others joined, or because a position was reset, moves nothing any more. What it had in hand comes again to another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from broker.consuming.membership import Membership, monotonic_ms, share
+from broker.consuming.positions import Positions
+from broker.consuming.reading import fetch
+from broker.consuming.tags import Selection
+from broker.consuming.window import Window
+from broker.format import properties as names
+from broker.format.topics import RETRY_PREFIX
+from broker.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from broker.live import LiveStore
+
+PREFETCH = 32  # RocketMQ: pullBatchSize
+IN_HAND_MAX = 1000  # of one queue. RocketMQ: pullThresholdForQueue
+_DRAIN_MS = 30_000  # how long a queue that falls to another waits for what is in hand
+
+
+@dataclass(slots=True)
+class Lease:
+    """One queue that is ours."""
+
+    topic: str
+    queue_id: int
+    cell: int
+    fence: int
+    window: Window
+    ready: deque[tuple[int, ReceivedMessage]] = field(default_factory=deque)  # read, not handed out
+    in_hand: int = 0
+    not_before_ms: int = 0  # ordered: the pause before the same message again
+    drain_until_ms: int = 0  # falls to another member: nothing more is handed out
+    seen_end: int = -1  # where the readable log ended when nothing more was found
+
+
+@dataclass(slots=True)
+class InHand:
+    """A message that was handed out and not acknowledged."""
+
+    lease: Lease
+    queue_offset: int
+    message: ReceivedMessage
+    since_ms: int
+    leaves: bool = False  # it is being sent back
+
+
+class Leases:
+    """All queues of one consumer. Threads share it: `mutex` is held for every change."""
+
+    def __init__(
+        self, store: LiveStore, positions: Positions, member: Membership, group: str, topics: Sequence[str], *,
+        selection: Selection, ordered: bool,
+    ) -> None:  # fmt: skip
+        self._store, self._positions, self._member = store, positions, member
+        self._cells = positions.cells
+        self._group, self._topics = group, tuple(topics)
+        self._selection, self._ordered = selection, ordered
+        self.mutex = threading.RLock()
+        self._held: dict[int, Lease] = {}  # by cell
+        self._hands: dict[int, InHand] = {}  # by CommitLog offset
+        self._turn: list[Lease] = []
+        self._next = 0
+
+    # Which queues are ours
+
+    def rebalance(self) -> None:
+        """Take what falls to us and is free, give back what falls to others."""
+        members, now_ms = self._member.numbers(), monotonic_ms()
+        wanted: dict[int, tuple[str, int]] = {}
+        for topic in self._topics:
+            queues = share(self._positions.queues(topic), members, self._member.number, crc32(topic.encode()))
+            wanted.update({self._positions.cell(self._group, topic, queue): (topic, queue) for queue in queues})
+        with self.mutex:
+            for cell, lease in list(self._held.items()):
+                if not self._cells.is_current(cell, lease.fence):
+                    self._drop(lease)
+                elif cell in wanted:
+                    lease.drain_until_ms = 0
+                elif not lease.drain_until_ms:
+                    lease.drain_until_ms = now_ms + _DRAIN_MS
+            self._give_back(now_ms)
+            for cell, (topic, queue_id) in wanted.items():
+                if cell not in self._held:
+                    self._take(cell, topic, queue_id)
+            self._turn = list(self._held.values())
+
+    def _take(self, cell: int, topic: str, queue_id: int) -> None:
+        owner, place = self._cells.owner(cell)
+        if owner and owner != self._member.number and self._member.lives(owner, place):
+            return
+        with self._cells.lock:
+            if self._cells.owner(cell)[0] not in (0, owner):  # another was quicker
+                return
+            fence = self._cells.give(cell, self._member.number, self._member.place)
+            position = self._cells.position(cell)
+        self._held[cell] = Lease(topic, queue_id, cell, fence, Window(position))
+
+    def _give_back(self, now_ms: int) -> None:
+        for lease in list(self._held.values()):
+            if lease.drain_until_ms and (not lease.in_hand or now_ms >= lease.drain_until_ms):
+                with self._cells.lock:
+                    self._cells.free(lease.cell, lease.fence)
+                self._drop(lease)
+
+    def _drop(self, lease: Lease) -> None:
+        self._held.pop(lease.cell, None)
+        self._hands = {at: hand for at, hand in self._hands.items() if hand.lease is not lease}
+        self._turn = list(self._held.values())
+
+    def release(self) -> None:
+        """Give every queue back: what is in hand comes again, to whoever takes it next."""
+        with self.mutex:
+            for lease in list(self._held.values()):
+                with self._cells.lock:
+                    self._cells.free(lease.cell, lease.fence)
+                self._drop(lease)
+
+    @property
+    def queues(self) -> list[tuple[str, int]]:
+        """The queues that are ours now."""
+        with self.mutex:
+            return sorted((lease.topic, lease.queue_id) for lease in self._held.values())
+
+    # Which message is next
+
+    def take(self, readable_end: int) -> ReceivedMessage | None:
+        """The next message of any of our queues, by turns; None when there is none below the end."""
+        with self.mutex:
+            now_ms = monotonic_ms()
+            for step in range(len(self._turn)):
+                lease = self._turn[(self._next + step) % len(self._turn)]
+                found = self._from(lease, readable_end, now_ms)
+                if found is not None:
+                    self._next = (self._next + step + 1) % len(self._turn)
+                    return found
+        return None
+
+    def _from(self, lease: Lease, readable_end: int, now_ms: int) -> ReceivedMessage | None:
+        if lease.drain_until_ms or lease.in_hand >= (1 if self._ordered else IN_HAND_MAX):
+            return None
+        if now_ms < lease.not_before_ms:
+            return None
+        if not lease.ready and (lease.seen_end == readable_end or not self._fill(lease, readable_end)):
+            return None
+        queue_offset, message = lease.ready.popleft()
+        lease.in_hand += 1
+        self._hands[message.commitlog_offset] = InHand(lease, queue_offset, message, now_ms)
+        return message
+
+    def _fill(self, lease: Lease, readable_end: int) -> bool:
+        """Read on. What was passed over moves the position too, when nothing before it is open."""
+        retried = lease.topic.startswith(RETRY_PREFIX)
+        before = lease.window.next
+        selection = Selection() if retried else self._selection
+        found = fetch(self._store, lease.topic, lease.queue_id, lease.window, selection, PREFETCH)
+        if found:
+            lease.ready.extend((at, _as_sent(message) if retried else message) for at, message in found)
+            return True
+        if lease.window.next == before:
+            lease.seen_end = readable_end
+        elif not len(lease.window):
+            self._advance(lease, lease.window.position)
+        return False
+
+    # What became of it
+
+    @contextlib.contextmanager
+    def sending_back(self, commitlog_offset: int) -> Iterator[bool]:
+        """Whether a message is ours to be sent back: not lost, and no other thread is at it."""
+        with self.mutex:
+            hand = self._hands.get(commitlog_offset)
+            is_ours = hand is not None and not hand.leaves and self._cells.is_current(hand.lease.cell, hand.lease.fence)
+            if hand is not None and is_ours:
+                hand.leaves = True
+        try:
+            yield is_ours
+        except BaseException:
+            if hand is not None and is_ours:
+                hand.leaves = False
+            raise
+
+    def acknowledge(self, commitlog_offset: int) -> bool:
+        """Take a message out of our hands for good; False when it is not ours any more."""
+        with self.mutex:
+            hand = self._hands.pop(commitlog_offset, None)
+            if hand is None:
+                return False
+            lease = hand.lease
+            lease.in_hand -= 1
+            before = lease.window.position
+            position = lease.window.acknowledge(hand.queue_offset)
+            if position == before:
+                return self._cells.is_current(lease.cell, lease.fence)
+            return self._advance(lease, position)
+
+    def _advance(self, lease: Lease, position: int) -> bool:
+        if self._cells.advance(lease.cell, lease.fence, position):
+            return True
+        self._drop(lease)
+        return False
+
+    def again(self, commitlog_offset: int, pause_ms: int) -> bool:
+        """Ordered: hand the same message out once more after a pause, before all that follow it."""
+        with self.mutex:
+            hand = self._hands.pop(commitlog_offset, None)
+            if hand is None:
+                return False
+            lease = hand.lease
+            lease.in_hand -= 1
+            times = hand.message.reconsume_times + 1
+            lease.ready.appendleft((hand.queue_offset, dataclasses.replace(hand.message, reconsume_times=times)))
+            lease.not_before_ms = monotonic_ms() + pause_ms
+            return True
+
+    def overdue(self, before_ms: int) -> list[ReceivedMessage]:
+        """What was handed out before a time and not acknowledged."""
+        with self.mutex:
+            late = itertools.takewhile(lambda hand: hand.since_ms < before_ms, self._hands.values())
+            return [hand.message for hand in late]
+
+
+def _as_sent(message: ReceivedMessage) -> ReceivedMessage:
+    """A message of the retry topic, under the topic it was sent to. RocketMQ: resetRetryAndNamespace (5.3.3)."""
+    topic = message.properties.get(names.RETRY_TOPIC)
+    return dataclasses.replace(message, topic=topic) if topic else message

@@ -1,0 +1,144 @@
+"""Who takes part in a consumer group, and which queues fall to whom.
+
+    STORE/checkback/members/17       the lock file of place 17: held as long as its member lives
+
+The system lets go of the lock when the process dies, however it dies: its queues go to the others at once. A member
+that hangs stops its heartbeat and loses its queues after a minute; what it acknowledges later is refused by the fence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from zlib import crc32
+
+from broker.consuming.cells import MEMBERS, ConsumerCells
+from broker.errors import StoreError
+from broker.store.disk import Missing
+
+SILENT_MS = 60_000  # RocketMQ gives a queue's lock 60 s, too: RebalanceLockManager (5.3.3)
+
+
+def monotonic_ms() -> int:
+    """A clock that all processes of a boot share and that nobody sets."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Membership:
+    """One consumer's place in its group, from join to leave."""
+
+    def __init__(self, cells: ConsumerCells, group: str, topics: Sequence[str]) -> None:
+        """Raises StoreError when a living member of the group consumes other topics."""
+        self._cells = cells
+        self._folder = os.path.join(cells.folder, "members")
+        if cells.disk.entry(self._folder) is None:
+            cells.disk.create_folder(self._folder)
+        with cells.lock:
+            self._group = cells.make(group, "", -1, 0)
+            self._topics = crc32("\n".join(sorted(topics)).encode())
+            if self._others(same_topics=False):
+                text = f"group {group} consumes other topics elsewhere: all its members must ask for the same topics"
+                raise StoreError(f"{text}, else one would get what another asked for", path=cells.folder)
+            self.place, self._descriptor = self._take_place()
+            self.number = cells.join(self.place, self._group, self._topics, monotonic_ms())
+        _forked.add(self)
+
+    def _take_place(self) -> tuple[int, int]:
+        for place in range(MEMBERS):
+            descriptor = self._try_lock(place)
+            if descriptor is not None:
+                return place, descriptor
+        raise StoreError(f"{self._folder}: {MEMBERS} consumers are at work, and there is no room for more")
+
+    def _try_lock(self, place: int) -> int | None:
+        descriptor = self._cells.disk.open_lock(os.path.join(self._folder, str(place)))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def beat(self) -> None:
+        """Say that this member lives."""
+        self._cells.beat(self.place, monotonic_ms())
+
+    def lives(self, number: int, place: int) -> bool:
+        """Whether the member that had this number still has its place, its process lives, and it is not silent."""
+        held, _, _, _ = self._cells.member(place)
+        if number != held:
+            return False
+        return number == self.number or self._is_there(place)
+
+    def _is_locked(self, place: int) -> bool:
+        """Two that ask at one moment may both be told yes; the next time they are told the truth."""
+        try:
+            descriptor = self._cells.disk.open_lock(os.path.join(self._folder, str(place)), write=False)
+        except Missing:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def numbers(self) -> list[int]:
+        """The numbers of all living members of the group, in order of age."""
+        return sorted([self.number, *self._others(same_topics=True)])
+
+    def _others(self, *, same_topics: bool) -> list[int]:
+        found = []
+        own = self.__dict__.get("number")
+        for place in self._cells.members():
+            number, _, group, topics = self._cells.member(place)
+            asked = number and number != own and group == self._group and (topics == self._topics) == same_topics
+            if asked and self._is_there(place):
+                found.append(number)
+        return found
+
+    def _is_there(self, place: int) -> bool:
+        _, beat_ms, _, _ = self._cells.member(place)
+        return monotonic_ms() - beat_ms < SILENT_MS and self._is_locked(place)
+
+    def leave(self) -> None:
+        """Give the place back."""
+        if self._descriptor >= 0:
+            with self._cells.lock:
+                self._cells.leave(self.place, self.number)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def share(queues: Sequence[int], members: Sequence[int], own: int, turn: int = 0) -> list[int]:
+    """The queues of one topic that fall to a member: neighbours together, no share larger by more than one.
+
+    `turn` moves the larger shares on, so that of many topics with one queue each they do not all fall to one member.
+    RocketMQ: AllocateMessageQueueAveragely.allocate (5.3.3).
+    """
+    index = (list(members).index(own) + turn) % len(members)
+    size, rest = divmod(len(queues), len(members))
+    start = index * size + min(index, rest)
+    return list(queues[start : start + size + (index < rest)])
+
+
+_forked: weakref.WeakSet[Membership] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child is no member: it must not keep its parent's place after the parent's death."""
+    for membership in list(_forked):
+        with contextlib.suppress(OSError):
+            membership._let_go()  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,131 @@
+"""Where a group begins, where it stands, and how both are changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.consuming.cells import UNSET, ConsumerCells
+from broker.consuming.exchange import SCHEDULE_GROUP, Exchange
+from broker.errors import BrokerError
+from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
+
+if TYPE_CHECKING:
+    from broker.live import LiveStore
+
+_LEVELS = len(DELAY_LEVELS.split())
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a group begins that never consumed a topic: `first`, `last`, or a time in milliseconds."""
+
+    word: str = "first"
+    time_ms: int = 0
+
+    @classmethod
+    def parse(cls, start: str | int | datetime) -> Start:
+        """Raises BrokerError for anything but first, last, milliseconds since 1970, and a datetime with a time zone."""
+        if isinstance(start, datetime):
+            if start.tzinfo is None:
+                raise BrokerError(f"start={start!r} has no time zone: nobody knows which moment is meant")
+            return cls("time", int(start.timestamp() * 1000))
+        if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+            return cls("time", start)
+        if start in ("first", "last"):
+            return cls(str(start))
+        raise BrokerError(f"start is 'first', 'last' or a time (milliseconds, or a datetime), not {start!r}")
+
+    def position(self, store: LiveStore, topic: str, queue_id: int) -> int:
+        """The queue offset of the first message to be consumed."""
+        first, end = store.queue_range(topic, queue_id)
+        if self.word == "last":
+            return end
+        return store.offset_at_time(topic, queue_id, self.time_ms) if self.word == "time" else first
+
+
+class Positions:
+    """The positions of all groups of one store. Threads share them; close them."""
+
+    def __init__(self, store: LiveStore) -> None:
+        self._store = store
+        writing = store.writing
+        number = int(writing.disk.boot_id().replace("-", "") or "0", 16)
+        boot = number >> 64, number & ((1 << 64) - 1)
+        self.cells = ConsumerCells(writing.disk, writing.paths.own, boot, self._clamp)
+        self.exchange = Exchange(self.cells, writing.paths, store.queue_end)
+        with self.cells.lock:
+            self.exchange.take_over()
+
+    def close(self) -> None:
+        self.exchange.close()
+        self.cells.close()
+
+    def _clamp(self, cells: ConsumerCells) -> None:
+        """After a machine crash a queue may end before a position: what comes next is new to the group."""
+        for cell, (_, topic, queue_id) in list(cells.all()):
+            position = cells.position(cell)
+            if queue_id >= 0 and position != UNSET:
+                end = self._store.queue_end(topic, queue_id)
+                if position > end:
+                    cells.set_position(cell, end)
+
+    def queues(self, topic: str) -> list[int]:
+        """The queues of a topic: those that it is said to have, and those that are there."""
+        known = self._store.topic(topic)
+        count = 0 if known is None else known.read_queue_count
+        return sorted({*range(count), *self._store.queues(topic)})
+
+    def begin(self, group: str, topic: str, start: Start) -> None:
+        """Give each queue of a topic a position for a group, at once and on disk; what it has already, it keeps.
+
+        A queue that appears later begins with its first message, whatever `start` says: nothing is skipped.
+        """
+        if self.cells.find(group, topic, -1) is not None:
+            return
+        with self.cells.lock:
+            told = self.exchange.offsets().positions.get((topic, group))
+            for queue_id in self.queues(topic) if told is None else sorted(told):
+                position = start.position(self._store, topic, queue_id) if told is None else max(0, told[queue_id])
+                end = self._store.queue_end(topic, queue_id)
+                self.cells.make(group, topic, queue_id, min(position, end))
+            self.cells.make(group, topic, -1, 0)
+        if start.word != "first":
+            self.exchange.export(at_once=True)
+
+    def cell(self, group: str, topic: str, queue_id: int) -> int:
+        """The cell of one queue; it begins with the first message if it has none."""
+        found = self.cells.find(group, topic, queue_id)
+        if found is None:
+            with self.cells.lock:
+                found = self.cells.make(group, topic, queue_id, self._first(group, topic, queue_id))
+        return found
+
+    def _first(self, group: str, topic: str, queue_id: int) -> int:
+        if group == SCHEDULE_GROUP:
+            return max(0, self.exchange.delays().positions.get(queue_id + 1, 0))
+        told = self.exchange.offsets().positions.get((topic, group), {}).get(queue_id, 0)
+        return min(max(0, told), self._store.queue_end(topic, queue_id))
+
+    def levels(self) -> list[int]:
+        """The cells of the delay levels, level 1 first."""
+        return [self.cell(SCHEDULE_GROUP, SCHEDULE_TOPIC, queue_id) for queue_id in range(_LEVELS)]
+
+    def reset(self, group: str, topic: str, start: Start | int, queue_id: int | None = None) -> dict[int, int]:
+        """Put a group back or forward, in one queue or in all; returns the new positions.
+
+        An int is a queue offset. Consumers at work notice within a second and go on from there; what they acknowledge
+        of the time before counts no more.
+        """
+        self.begin(group, topic, Start())
+        new: dict[int, int] = {}
+        for one in self.queues(topic) if queue_id is None else [queue_id]:
+            first, end = self._store.queue_range(topic, one)
+            position = start if isinstance(start, int) else start.position(self._store, topic, one)
+            cell = self.cell(group, topic, one)
+            new[one] = min(max(position, first), end)
+            with self.cells.lock:
+                self.cells.set_position(cell, new[one])
+        self.exchange.export(at_once=True)
+        return new

@@ -1,0 +1,108 @@
+"""`with consumer.process(message, session) as first:` — the message's effects and its row, in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from broker.dedup import Processed
+from broker.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+
+class Acknowledges(Protocol):
+    """What a consumer does with a message in the end."""
+
+    group: str
+
+    @property
+    def processed(self) -> Processed: ...
+    def ack(self, message: ReceivedMessage) -> bool: ...
+    def retry(self, message: ReceivedMessage) -> bool: ...
+
+
+class Processing:
+    """One message being processed. Entering tells whether it is the first time."""
+
+    def __init__(self, consumer: Acknowledges, message: ReceivedMessage, session: Session) -> None:
+        self._consumer, self._message, self._session = consumer, message, session
+        self._first = True
+
+    def __enter__(self) -> bool:
+        try:
+            self._first = self._consumer.processed.first_time(self._session, self._consumer.group, self._message)
+        except Exception:
+            self._session.rollback()
+            self._consumer.retry(self._message)
+            raise
+        return self._first
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not self._first:  # its effects are there: whatever the body did or failed to do is undone
+            self._session.rollback()
+            self._consumer.ack(self._message)
+            return isinstance(error, Exception)
+        if error is None:
+            try:
+                self._session.commit()
+            except Exception:  # perhaps it did commit: the row will tell when the message comes again
+                self._session.rollback()
+                self._consumer.retry(self._message)
+                raise
+            self._consumer.ack(self._message)
+        else:
+            self._session.rollback()
+            if isinstance(error, Exception):
+                self._consumer.retry(self._message)
+        return False
+
+
+class AsyncProcessing:
+    """The same for an async session: `async with consumer.process(message, session) as first:`."""
+
+    def __init__(self, consumer: Acknowledges, message: ReceivedMessage, session: AsyncSession) -> None:
+        self._consumer, self._message, self._session = consumer, message, session
+        self._first = True
+
+    async def __aenter__(self) -> bool:
+        consumer = self._consumer
+        try:
+            self._first = await self._session.run_sync(
+                lambda session: consumer.processed.first_time(session, consumer.group, self._message)
+            )
+        except Exception:
+            await self._session.rollback()
+            await self._retry()
+            raise
+        return self._first
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not self._first:
+            await self._session.rollback()
+            self._consumer.ack(self._message)
+            return isinstance(error, Exception)
+        if error is None:
+            try:
+                await self._session.commit()
+            except Exception:
+                await self._session.rollback()
+                await self._retry()
+                raise
+            self._consumer.ack(self._message)
+        else:
+            await self._session.rollback()
+            if isinstance(error, Exception):
+                await self._retry()
+        return False
+
+    async def _retry(self) -> None:
+        """It waits for the disk: not in the event loop."""
+        await asyncio.to_thread(self._consumer.retry, self._message)

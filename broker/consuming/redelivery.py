@@ -1,0 +1,86 @@
+"""How a message comes back to its group: retry topic, delay, dead letters; pure but for the drafts it makes.
+
+    not consumed ──► SCHEDULE_TOPIC_XXXX, queue level - 1 ──due──► %RETRY%group ──► the group again
+    16 times     ──► %DLQ%group ──checkback dlq──► %RETRY%group
+
+All of these records have transaction type 0, also those of a committed transaction: a copy of a commit is no end
+(DECISIONS 1). RocketMQ: SendMessageProcessor.consumerSendMsgBack, ScheduleMessageService.messageTimeUp (5.3.3), which
+keep the type of what they copy.
+"""
+
+from __future__ import annotations
+
+from broker.errors import CorruptRecord
+from broker.format import properties as names
+from broker.format.commitlog import Record
+from broker.format.java import encode_message_id
+from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK
+from broker.format.topics import SCHEDULE_TOPIC, dlq_topic, parse_delay_levels, retry_topic
+from broker.store.draft import Draft, draft
+
+DELAYS_MS = parse_delay_levels()
+RETRIES_MAX = 16
+_FIRST_LEVEL = 3  # 10 s: a first failure waits as long as RocketMQ's
+_BODY_FLAGS = COMPRESSED | COMPRESSION_MASK
+
+
+def sent_back(record: Record, group: str, *, delay_level: int | None = None, retries_max: int = RETRIES_MAX) -> Draft:
+    """The record that brings a message back to a group later, or to its dead letters after `retries_max` times.
+
+    Without a level the delay grows: 10 s, 30 s, 1 min … 2 h. A level below 0 means: give up now.
+    """
+    properties = _bare(record)
+    if delay_level is None:
+        delay_level = _FIRST_LEVEL + record.reconsume_times
+    given_up = delay_level < 0 or record.reconsume_times >= retries_max
+    properties.setdefault(names.RETRY_TOPIC, record.topic)
+    properties.setdefault(names.ORIGIN_MESSAGE_ID, encode_message_id(record.store_host, record.commitlog_offset))
+    if given_up:
+        properties.setdefault(names.DLQ_ORIGIN_TOPIC, properties[names.RETRY_TOPIC])
+        properties.setdefault(names.DLQ_ORIGIN_MESSAGE_ID, properties[names.ORIGIN_MESSAGE_ID])
+        return _copy(record, dlq_topic(group), 0, properties, record.reconsume_times + 1)
+    if delay_level == 0:
+        return _copy(record, retry_topic(group), 0, properties, record.reconsume_times + 1)
+    level = min(delay_level, len(DELAYS_MS))
+    properties |= {names.DELAY: str(level), names.REAL_TOPIC: retry_topic(group), names.REAL_QID: "0"}
+    return _copy(record, SCHEDULE_TOPIC, level - 1, properties, record.reconsume_times + 1)
+
+
+def due(record: Record) -> Draft:
+    """What a record in the schedule topic becomes when its time has come. Raises CorruptRecord without REAL_TOPIC."""
+    properties = _bare(record)
+    topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "0")
+    if not topic or not queue_id.isdecimal():
+        reason = f"a delayed message without a place to go: {names.REAL_TOPIC} {topic!r}, {names.REAL_QID} {queue_id!r}"
+        raise CorruptRecord(reason, commitlog_offset=record.commitlog_offset)
+    for name in (names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELIVER_MS):
+        properties.pop(name, None)
+    return _copy(record, topic, int(queue_id), properties, record.reconsume_times)
+
+
+def resent(record: Record, group: str) -> Draft:
+    """A dead letter that goes to its group again, with all its retries before it."""
+    properties = _bare(record)
+    properties.setdefault(names.RETRY_TOPIC, properties.get(names.DLQ_ORIGIN_TOPIC, record.topic))
+    return _copy(record, retry_topic(group), 0, properties, 0)
+
+
+def _bare(record: Record) -> dict[str, str]:
+    """The properties that go with a copy: those that speak of this one record stay behind."""
+    properties = dict(record.property_map)
+    for name in (names.CRC32, names.TRAN_MSG, names.DELAY):
+        properties.pop(name, None)
+    return properties
+
+
+def _copy(record: Record, topic: str, queue_id: int, properties: dict[str, str], reconsume_times: int) -> Draft:
+    return draft(
+        topic,
+        record.body,
+        properties,
+        queue_id=queue_id,
+        born_timestamp_ms=record.born_timestamp_ms,
+        flag=record.flag,
+        sys_flag=record.sys_flag & _BODY_FLAGS,
+        reconsume_times=reconsume_times,
+    )

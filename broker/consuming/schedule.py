@@ -1,0 +1,115 @@
+"""Deliver what is due: one consumer of the store does it for all, by lease.
+
+    SCHEDULE_TOPIC_XXXX, queue level - 1 ──► the topic that each record names
+
+A queue holds one delay level, so it is due in order: only its head is looked at. Killed between the delivery and the
+position, the next one delivers a message twice; its unique key is the same. RocketMQ: ScheduleMessageService (5.3.3).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.consuming.exchange import SCHEDULE_GROUP
+from broker.consuming.membership import Membership
+from broker.consuming.positions import Positions
+from broker.consuming.reading import readable_end
+from broker.consuming.redelivery import DELAYS_MS, due
+from broker.format.commitlog import Record
+from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms
+from broker.store.consumequeue import ConsumeQueue
+
+if TYPE_CHECKING:
+    from broker.live import LiveStore
+
+_BATCH = 32
+_BATCH_BYTES = 256 << 10  # what is appended together must fit in one segment
+
+
+class Schedule:
+    """One consumer's part in it: tries for the lease, and delivers while it has it."""
+
+    def __init__(self, store: LiveStore, positions: Positions, member: Membership) -> None:
+        self._store, self._positions, self._member = store, positions, member
+        self._cells = positions.cells
+        self._fence: int | None = None
+        self._lease_cell: int | None = None
+        self._due_ms: dict[tuple[int, int], int] = {}  # (level's queue, queue offset) of a head → when it is due
+        self._seen_end = -1
+
+    def deliver(self, now_ms: int) -> int:
+        """Deliver what is due by the wall clock; returns how many. Raises StoreFull, CorruptStore."""
+        if not self._store.queues(SCHEDULE_TOPIC):
+            return 0
+        if not self._has_lease():
+            return 0
+        return sum(self._level(queue_id, now_ms) for queue_id in self._store.queues(SCHEDULE_TOPIC))
+
+    def _has_lease(self) -> bool:
+        if self._lease_cell is None:
+            self._positions.levels()
+            with self._cells.lock:
+                self._lease_cell = self._cells.make(SCHEDULE_GROUP, SCHEDULE_TOPIC, -1, 0)
+        cell = self._lease_cell
+        if self._fence is not None and self._cells.is_current(cell, self._fence):
+            return True
+        self._fence = None
+        owner, place = self._cells.owner(cell)
+        if owner and owner != self._member.number and self._member.lives(owner, place):
+            return False
+        with self._cells.lock:
+            if self._cells.owner(cell)[0] not in (0, owner):
+                return False
+            self._fence = self._cells.give(cell, self._member.number, self._member.place)
+        return True
+
+    def release(self) -> None:
+        """Let another do it."""
+        if self._fence is not None and self._lease_cell is not None:
+            with self._cells.lock:
+                self._cells.free(self._lease_cell, self._fence)
+            self._fence = None
+
+    def _level(self, queue_id: int, now_ms: int) -> int:
+        queue = self._store.consumequeues.queue(SCHEDULE_TOPIC, queue_id)
+        if queue is None:
+            return 0
+        delivered = 0
+        while (records := self._due(queue, queue_id, now_ms)) and self._has_lease():
+            self._store.writing.append([due(record) for _, record in records])
+            self._move(queue_id, records[-1][0] + 1)
+            delivered += len(records)
+        return delivered
+
+    def _due(self, queue: ConsumeQueue, queue_id: int, now_ms: int) -> list[tuple[int, Record]]:
+        """The records at the head whose time has come, with their queue offsets."""
+        cell = self._positions.cell(SCHEDULE_GROUP, SCHEDULE_TOPIC, queue_id)
+        position = max(self._cells.position(cell), queue.units.first)
+        if self._due_ms.get((queue_id, position), 0) > now_ms:
+            return []
+        found: list[tuple[int, Record]] = []
+        end, size = readable_end(self._store), 0
+        size_max = min(_BATCH_BYTES, self._store.writing.layout.record_bytes_max)
+        for queue_offset, unit in enumerate(queue.walk(position, position + _BATCH), position):
+            size += unit.size
+            if unit.is_filler or unit.commitlog_offset + unit.size > end or (found and size > size_max):
+                break
+            record = self._store.commitlog.read(unit.commitlog_offset, unit.size)
+            if record is None:
+                continue
+            due_ms = deliver_time_ms(queue_id + 1, record.store_timestamp_ms, DELAYS_MS)
+            if due_ms > now_ms:
+                self._due_ms[queue_id, queue_offset] = due_ms
+                break
+            found.append((queue_offset, record))
+        return found
+
+    def _move(self, queue_id: int, position: int) -> None:
+        """Only the holder of the lease moves these positions, and only forward."""
+        cell = self._positions.cell(SCHEDULE_GROUP, SCHEDULE_TOPIC, queue_id)
+        self._due_ms = {key: at for key, at in self._due_ms.items() if key[0] != queue_id}
+        with self._cells.lock:
+            mine = self._fence is not None and self._lease_cell is not None
+            mine = mine and self._cells.is_current(self._lease_cell or 0, self._fence or 0)
+            if mine and self._cells.position(cell) < position:
+                self._cells.put(cell, position)

@@ -1,0 +1,111 @@
+"""Process each message once: one row in the consumer's own database, in its own transaction.
+
+    processed = broker.Processed()
+    processed.create_all(engine)                   # or with Alembic: processed.metadata
+
+    checkback_processed    consumer_group, message_key, processed_ms
+
+The key is the UNIQ_KEY of the message, which its producer made: it is the same when the message is delivered again,
+when it comes back through the retry topic, and when check-back makes a commit anew that a power cut took. Of two
+transactions that insert one key, one commits; the other sees that the message is processed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import BrokerError
+from broker.format import properties as names
+from broker.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, MetaData, Table
+    from sqlalchemy.orm import Session
+
+_ON_CONFLICT = ("sqlite", "postgresql")
+
+
+def message_key(message: ReceivedMessage) -> str:
+    """What tells a message from every other, however often it is delivered.
+
+    RocketMQ before 3.2 has no UNIQ_KEY: there it is the id of the record that was sent first.
+    """
+    return message.unique_key or message.properties.get(names.ORIGIN_MESSAGE_ID) or message.message_id
+
+
+class Processed:
+    """The table `checkback_processed`."""
+
+    def __init__(self, *, table: str = "checkback_processed", schema: str | None = None) -> None:
+        self.metadata, self.rows = _table(table, schema)
+
+    def create_all(self, engine: Engine) -> None:
+        """Make the table, where it is not there yet."""
+        self.metadata.create_all(engine)
+
+    def first_time(self, session: Session, group: str, message: ReceivedMessage) -> bool:
+        """Note in the session's transaction that a group processes a message; False when it did so before.
+
+        Another transaction that is processing the same message at this moment is waited for.
+        """
+        row = {
+            "consumer_group": group,
+            "message_key": message_key(message),
+            "processed_ms": time.time_ns() // 1_000_000,
+        }
+        dialect = session.get_bind(clause=self.rows).dialect.name
+        if dialect in _ON_CONFLICT:
+            statement = _insert_of(dialect)(self.rows).values(row).on_conflict_do_nothing()
+            # Without the option psycopg's count is gone by the time it is asked for, and reads -1.
+            count = _count(session.execute(statement, execution_options={"preserve_rowcount": True}))
+            if count not in (0, 1):
+                raise BrokerError(f"{dialect} did not say whether the message is new (a count of {count})")
+            return bool(count)
+        from sqlalchemy.exc import IntegrityError
+
+        try:
+            with session.begin_nested():
+                session.execute(self.rows.insert(), row)
+        except IntegrityError:
+            return False
+        return True
+
+    def forget(self, session: Session, older_than_ms: int) -> int:
+        """Remove rows older than a time, by this machine's clock, and return how many. Commit yourself.
+
+        A message that is delivered again after its row went is processed again: keep rows longer than messages live.
+        """
+        if older_than_ms < 0:
+            raise BrokerError(f"older_than_ms is milliseconds since 1970, not {older_than_ms}")
+        return _count(session.execute(self.rows.delete().where(self.rows.c.processed_ms < older_than_ms)))
+
+
+def _count(result: Any) -> int:
+    return int(result.rowcount)
+
+
+def _insert_of(dialect: str) -> Any:
+    if dialect == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+        return sqlite_insert
+    from sqlalchemy.dialects.postgresql import insert
+
+    return insert
+
+
+def _table(table: str, schema: str | None) -> tuple[MetaData, Table]:
+    """The table, in a metadata of its own, which Alembic takes in `target_metadata`."""
+    from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table
+
+    metadata = MetaData(schema=schema)
+    rows = Table(
+        table,
+        metadata,
+        Column("consumer_group", String(128), primary_key=True),
+        Column("message_key", String(64), primary_key=True),
+        Column("processed_ms", BigInteger, nullable=False),
+        Index(f"{table}_ms", "processed_ms"),
+    )
+    return metadata, rows

@@ -1,0 +1,215 @@
+"""The processes of the demo: each opens the store and the database for itself and works until it is killed.
+
+order    sells, and announces the lock           desk        turns locks into orders
+pay      takes the money, and announces it       stockroom, shipping, points    each does its step
+check    asks after what is in doubt
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+import broker
+from broker.consumer import Consumer
+from broker.dedup import Processed
+from broker.ledger import Ledger
+from broker.live import LiveStore
+from broker.message import ReceivedMessage
+from broker.producer import store_id
+from broker.testkit import SMALL
+from recovery.answers import Answer, Outcome
+from recovery.check_service import CheckService
+from recovery.checkback import CheckBack
+from recovery.demo import shop
+from recovery.demo.crashes import CONSUMER_FAILS, LOCAL_FAILS, OF_CONSUMERS, OF_PRODUCERS, Crashes, Failure, die
+from recovery.lease import Lease
+from recovery.ledger_resolver import LedgerResolver
+from recovery.policy import Policy, Rule
+
+CHECK_BACK, DEDUP, TOMBSTONE, DISPATCH = "check-back", "dedup", "tombstone", "dispatch"
+SWITCHES = (CHECK_BACK, DEDUP, TOMBSTONE, DISPATCH)
+STEPS: dict[str, tuple[str, Callable[[Session, ReceivedMessage], None]]] = {
+    "desk": (shop.STOCK_LOCKED, shop.create_order),
+    "stockroom": (shop.ORDER_PAID, shop.deduct_stock),
+    "shipping": (shop.ORDER_PAID, shop.ship),
+    "points": (shop.ORDER_PAID, shop.grant_points),
+}
+ROLES = ("order", "order", "pay", "desk", "desk", "stockroom", "shipping", "points", "check")
+
+_PAUSE_S = 0.02  # of a customer
+_HESITATES, _HESITATES_S = 0.1, 0.7  # longer than check-back waits: it answers for a transaction that still runs
+_CHANGES_MIND = 0.1
+_CONSUMERS_SHARE = 0.3  # four messages are consumed for each transaction
+_CHECK_EVERY_S = 0.2
+_RETRY_LEVEL = 1  # a second
+_RULE = Rule(first_check_after_ms=300, interval_ms=200, backoff=1.0, most_checks=None)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every process is told."""
+
+    store: str
+    database: str  # a URL of SQLAlchemy
+    crash_log: str
+    stop_selling: str  # when this file is there, nobody buys any more, and nothing crashes
+    rate: float
+    off: frozenset[str] = frozenset()
+
+    @property
+    def is_over(self) -> bool:
+        return Path(self.stop_selling).exists()
+
+
+def connect(url: str) -> Engine:
+    """The shop's database. SQLite waits for whoever is writing, and forces as seldom as it may."""
+    if not url.startswith("sqlite"):
+        return create_engine(url)
+    engine = create_engine(url, connect_args={"timeout": 30})
+
+    @event.listens_for(engine, "connect")
+    def _(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    return engine
+
+
+def ledger(engine: Engine) -> Ledger:
+    return Ledger(engine, table="flash_sale_ledger")
+
+
+def processed() -> Processed:
+    return Processed(table="flash_sale_processed")
+
+
+def play(role: str, setting: Setting, seed: int) -> None:
+    """Be one process of the shop, until it is killed or the one that started it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us ends us
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    logging.getLogger("broker").addHandler(logging.NullHandler())  # what fails here fails on purpose
+    logging.getLogger("recovery").addHandler(logging.NullHandler())
+    rate = setting.rate * (_CONSUMERS_SHARE if role in STEPS else 1)
+    engine, crashes = connect(setting.database), Crashes(setting.crash_log, seed, rate)
+    with open_store(setting) as store:
+        if role in STEPS:
+            _consume(store, engine, crashes, role, setting)
+        elif role == "check":
+            _check(store, engine, setting)
+        else:
+            crashes.into_store(store)
+            _sell(store, engine, crashes, setting) if role == "order" else _collect(store, engine, crashes, setting)
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        die()
+
+
+def open_store(setting: Setting) -> LiveStore:
+    """The store; with dispatch completion off, what a killed process published is not put into its queue."""
+    store = broker.open(setting.store, layout=SMALL)
+    if DISPATCH in setting.off:
+        appender: Any = store.writing.appender
+
+        def forget(_start: int, stop: int) -> None:
+            from broker.store.control import Word
+
+            appender.control[Word.DISPATCHED] = stop
+
+        appender.replay = forget
+    return store
+
+
+def _sell(store: LiveStore, engine: Engine, crashes: Crashes, setting: Setting) -> None:
+    producer = store.producer("flash-sale-orders", topics=[shop.STOCK_LOCKED], ledger=ledger(engine))
+    with Session(engine) as session:
+        skus = session.scalars(select(shop.Product.sku)).all()
+    chance = crashes.chance
+    while True:
+        if setting.is_over:
+            time.sleep(_PAUSE_S)
+            continue
+        crashes.draw(OF_PRODUCERS)
+        hesitates = chance.random() < _HESITATES
+
+        def hesitate(pause_s: float = _HESITATES_S if hesitates else 0.0) -> None:
+            time.sleep(pause_s)
+            crashes.raise_if(LOCAL_FAILS)
+
+        with (
+            contextlib.suppress(broker.BrokerError, SQLAlchemyError, Failure, shop.SoldOut),
+            Session(engine) as session,
+        ):
+            lock_id = shop.buy(session, producer, chance.choice(skus), hesitate=hesitate)
+            if chance.random() < _CHANGES_MIND:
+                shop.change_mind(session, lock_id)
+        time.sleep(_PAUSE_S * chance.random())
+
+
+def _collect(store: LiveStore, engine: Engine, crashes: Crashes, setting: Setting) -> None:
+    producer = store.producer("flash-sale-payments", topics=[shop.ORDER_PAID], ledger=ledger(engine))
+    for turn in itertools.count(crashes.chance.randrange(8)):
+        with Session(engine) as session:
+            order = shop.next_unpaid(session, turn)
+        if order is None:
+            time.sleep(_PAUSE_S)
+            continue
+        crashes.calm() if setting.is_over else crashes.draw(OF_PRODUCERS)
+        hurdles = (broker.BrokerError, SQLAlchemyError, Failure, shop.NothingToPay)
+        with contextlib.suppress(*hurdles), Session(engine) as session:
+            shop.pay(session, producer, order, hesitate=lambda: crashes.raise_if(LOCAL_FAILS))
+
+
+def _consume(store: LiveStore, engine: Engine, crashes: Crashes, role: str, setting: Setting) -> None:
+    topic, step = STEPS[role]
+    table = processed()
+    if DEDUP in setting.off:
+        table.first_time = lambda *_: True  # type: ignore[method-assign]
+    with store.consumer(f"flash-sale-{role}", topic, processed=table, retry_delay_level=_RETRY_LEVEL) as consumer:
+        crashes.into_consumer(consumer)
+        for message in consumer:
+            crashes.calm() if setting.is_over else crashes.draw(OF_CONSUMERS)
+            with contextlib.suppress(SQLAlchemyError, Failure):
+                _process(engine, consumer, message, step, crashes)
+
+
+def _process(
+    engine: Engine,
+    consumer: Consumer,
+    message: ReceivedMessage,
+    step: Callable[[Session, ReceivedMessage], None],
+    crashes: Crashes,
+) -> None:
+    with Session(engine) as session, consumer.process(message, session) as first:
+        if first:
+            step(session, message)
+            session.flush()
+            crashes.raise_if(CONSUMER_FAILS)
+
+
+def _check(store: LiveStore, engine: Engine, setting: Setting) -> None:
+    resolver = LedgerResolver(ledger(engine), store_id(store))
+    if TOMBSTONE in setting.off:
+        resolver.decide = lambda *_, **__: Answer(Outcome.ROLLED_BACK, "no row")  # type: ignore[method-assign]
+    if CHECK_BACK in setting.off:
+        while True:
+            time.sleep(_CHECK_EVERY_S)
+    check = CheckBack(store, resolver, policy=Policy(_RULE))
+    CheckService(check, Lease(store.path), interval_s=_CHECK_EVERY_S).run()

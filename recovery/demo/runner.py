@@ -1,0 +1,185 @@
+"""Run the flash sale: start its processes, kill them at random, let it come to rest, and reconcile.
+
+Demo("folder", seed=7).run()      -> Reconciliation
+
+sale: crashes and kills ──► everything struck often enough ──► calm: nobody buys, nothing crashes ──► at rest ──► sums
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Collection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from unittest import mock
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from broker.consuming.cells import UNSET
+from broker.consuming.positions import Positions
+from broker.errors import BrokerError
+from broker.format.topics import SCHEDULE_TOPIC, retry_topic
+from broker.live import LiveStore
+from recovery.demo.crashes import KILLED, counted, note
+from recovery.demo.reconcile import Reconciliation, reconcile
+from recovery.demo.roles import ROLES, STEPS, SWITCHES, Setting, connect, ledger, open_store, play, processed
+from recovery.demo.shop import Base, Effect, Lock, Order, Product
+
+LEAST = 20  # how often each kind of crash must have hit
+_LOOK_S = 0.02
+_KILL_EVERY_S = 0.8
+_REST_S, _STALLED_S = 30.0, 3.0
+_LONGER = 2.0  # so much longer than asked for, until every kind of crash hit often enough
+_HOT_STOCK = [(f"hot-{number}", 12) for number in range(4)]
+_PLENTY_STOCK = [(f"plenty-{number}", 1000) for number in range(4)]
+
+
+class Demo:
+    """One sale in a folder of its own. `database` is a URL; without one it is a SQLite file in the folder.
+
+    Tables named flash_sale_… are made anew in it. `off` switches safeguards off, to see that they are needed:
+    check-back, dedup, tombstone, dispatch. Raises BrokerError for an unknown one.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        database: str | None = None,
+        seed: int = 0,
+        seconds: float = 20.0,
+        least: int = LEAST,
+        rate: float = 0.35,
+        off: Collection[str] = (),
+        say: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        if unknown := set(off) - set(SWITCHES):
+            raise BrokerError(f"{', '.join(sorted(unknown))}: only {', '.join(SWITCHES)} can be switched off")
+        url = database or f"sqlite:///{os.path.join(folder, 'shop.db')}"
+        names = ("store", "crashes", "calm")
+        store, crash_log, calm = (os.path.join(folder, name) for name in names)
+        self.setting = Setting(store, url, crash_log, calm, rate, frozenset(off))
+        self._seconds, self._least, self._say = seconds, least, say
+        self._chance = random.Random(seed)
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["recovery.demo.nursery"])
+        self._processes: list[tuple[str, BaseProcess]] = []
+
+    def run(self) -> Reconciliation:
+        """The whole sale; no process of it is left when this returns."""
+        started = time.monotonic()
+        self._engine = connect(self.setting.database)
+        try:
+            self._open_shop()
+            with open_store(self.setting) as store:
+                try:
+                    self._processes = [(role, self._start(role)) for role in ROLES]
+                    self._sale()
+                    self._calm(store)
+                finally:
+                    for _, process in self._processes:
+                        process.kill()
+                        process.join()
+            crashes, spent = counted(self.setting.crash_log), time.monotonic() - started
+            return reconcile(self._engine, crashes, round(spent, 1), least=self._least)
+        finally:
+            self._engine.dispose()
+
+    def _open_shop(self) -> None:
+        """Empty tables and full shelves, of which some are soon sold out."""
+        for metadata in (Base.metadata, ledger(self._engine).metadata, processed().metadata):
+            metadata.drop_all(self._engine)
+            metadata.create_all(self._engine)
+        with Session(self._engine) as session:
+            for sku, stock in (*_HOT_STOCK, *_PLENTY_STOCK):
+                session.add(Product(sku=sku, first_stock=stock, stock=stock))
+            session.commit()
+
+    def _start(self, role: str) -> BaseProcess:
+        seed = self._chance.getrandbits(32)
+        process = self._context.Process(target=play, args=(role, self.setting, seed), daemon=True)
+        main = sys.modules["__main__"]
+        with mock.patch.multiple(main, __file__=None, __spec__=None, create=True):  # else each child imports it anew
+            process.start()
+        return process
+
+    def _look_after(self) -> None:
+        """Start those again that were killed, by us or by their fate."""
+        for index, (role, process) in enumerate(self._processes):
+            if not process.is_alive():
+                process.join()
+                self._processes[index] = role, self._start(role)
+
+    def _sale(self) -> None:
+        """Until the time is over and every kind of crash hit often enough; then it ends anyway."""
+        began = last_kill = time.monotonic()
+        while (now := time.monotonic()) - began < _LONGER * self._seconds:
+            if now - began >= self._seconds and min(counted(self.setting.crash_log).values()) >= self._least:
+                break
+            if now - last_kill >= _KILL_EVERY_S * self._chance.uniform(0.5, 1.5):
+                last_kill = now
+                self._kill_one()
+            self._look_after()
+            time.sleep(_LOOK_S)
+        self._say(f"the sale is over after {time.monotonic() - began:.0f} s; waiting until all is done")
+
+    def _kill_one(self) -> None:
+        _, process = self._chance.choice(self._processes)
+        if process.is_alive():
+            process.kill()
+            note(self.setting.crash_log, KILLED)
+
+    def _calm(self, store: LiveStore) -> None:
+        """Nobody buys and nothing crashes; until everything came to rest, or nothing moves any more."""
+        with open(self.setting.stop_selling, "wb"):
+            pass
+        began = moved = time.monotonic()
+        before: object = None
+        open_work = 0
+        with contextlib.closing(Positions(store)) as positions:
+            while (now := time.monotonic()) - began < _REST_S and now - moved < _STALLED_S:
+                self._look_after()
+                open_work, state = self._open_work(store, positions)
+                if not open_work:
+                    return
+                if state != before:
+                    before, moved = state, now
+                time.sleep(10 * _LOOK_S)
+        self._say(f"it did not come to rest: {open_work} things are still to be done")
+
+    def _open_work(self, store: LiveStore, positions: Positions) -> tuple[int, object]:
+        """How much is to be done yet, and something that changes when anything is done."""
+        with Session(self._engine) as session:
+            locks = session.scalar(select(func.count()).where(Lock.state == "locked")) or 0
+            orders = session.scalar(select(func.count()).where(Order.state == "created")) or 0
+            effects = session.scalar(select(func.count(Effect.id)))
+        in_doubt, behind = len(store.transactions.in_doubt_slots()), _lag(store, positions)
+        return locks + orders + in_doubt + behind, (locks, orders, effects, in_doubt, behind)
+
+
+def _lag(store: LiveStore, positions: Positions) -> int:
+    """Messages that a group has yet to acknowledge, delayed ones included."""
+    topics = (
+        {topic for topic, _ in STEPS.values()} | {SCHEDULE_TOPIC} | {retry_topic(f"flash-sale-{one}") for one in STEPS}
+    )
+    cells, behind = positions.cells, 0
+    for cell, (_, topic, queue_id) in cells.all():
+        position = cells.position(cell)
+        if queue_id >= 0 and topic in topics and position != UNSET:
+            behind += max(0, store.queue_range(topic, queue_id)[1] - position)
+    return behind
+
+
+def new_folder(path: str) -> str:
+    """Make a folder for a sale. Raises BrokerError when something is there already."""
+    try:
+        os.makedirs(path)
+    except FileExistsError:
+        raise BrokerError(f"{path} is there already: a demo is kept in a folder of its own") from None
+    return path

@@ -1,0 +1,202 @@
+"""Where a group stands: shared by all processes, exported for RocketMQ, never ahead of what was acknowledged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.consuming.cells import BOOT
+from broker.consuming.exchange import Exchange
+from broker.consuming.positions import Positions, Start
+from broker.format.config import ConsumerOffsets, decode_consumer_offsets, encode_consumer_offsets
+from broker.live import LiveStore
+from broker.testing import SMALL
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def opened(path: Path) -> LiveStore:
+    return broker.open(path, layout=SMALL, sync="os")
+
+
+def send(store: LiveStore, count: int) -> None:
+    for number in range(count):
+        store.append(broker.Message("orders", b"%d" % number))
+
+
+def consume(store: LiveStore, count: int, group: str = "billing") -> list[int]:
+    with store.consumer(group, "orders") as consumer:
+        found = []
+        for _ in range(count):
+            message = consumer.receive(WAIT_S)
+            assert message is not None, f"only {found}"
+            found.append(int(message.body))
+            assert consumer.ack(message)
+        return found
+
+
+def offsets(path: Path) -> dict[tuple[str, str], dict[int, int]]:
+    said = decode_consumer_offsets((path / "config/consumerOffset.json").read_bytes())
+    return {key: dict(value) for key, value in said.positions.items()}
+
+
+def test_positions_are_exported_as_rocketmq_keeps_them(path: Path) -> None:
+    """Whatever else the file holds stays in it, and the version before is beside it."""
+    with opened(path) as store:
+        send(store, 3)
+        before = ConsumerOffsets({("else", "other"): {0: 5}}, extra={"unknown": 1})
+        (path / "config/consumerOffset.json").write_bytes(encode_consumer_offsets(before))
+        consume(store, 2)
+    assert offsets(path)["orders", "billing"][0] == 2
+    assert offsets(path)["else", "other"] == {0: 5}
+    assert decode_consumer_offsets((path / "config/consumerOffset.json").read_bytes()).extra["unknown"] == 1
+    assert (path / "config/consumerOffset.json.bak").exists()
+
+
+def test_a_position_that_another_program_wrote_wins(path: Path) -> None:
+    """A real broker ran on the store in between: the group goes on where it was there."""
+    with opened(path) as store:
+        send(store, 5)
+        assert consume(store, 3) == [0, 1, 2]
+        said = offsets(path)
+        said["orders", "billing"][0] = 1
+        (path / "config/consumerOffset.json").write_bytes(encode_consumer_offsets(ConsumerOffsets(said)))
+        assert consume(store, 4) == [1, 2, 3, 4]
+
+
+def test_a_consumer_at_work_goes_over_to_such_a_position(path: Path) -> None:
+    with opened(path) as store, store.consumer("billing", "orders") as consumer:
+        send(store, 2)
+        for _ in range(2):
+            message = consumer.receive(WAIT_S)
+            assert message is not None
+            consumer.ack(message)
+        consumer._positions.exchange.export(at_once=True)
+        said = offsets(path)
+        said["orders", "billing"][0] = 0
+        (path / "config/consumerOffset.json").write_bytes(encode_consumer_offsets(ConsumerOffsets(said)))
+        consumer._positions.exchange.export(at_once=True)
+        message = consumer.receive(WAIT_S)
+        assert message is not None
+        assert message.body == b"0"
+
+
+def test_losing_our_folder_redelivers_and_never_skips(path: Path) -> None:
+    """What was exported counts; what was acknowledged since comes again."""
+    with opened(path) as store:
+        send(store, 4)
+        consume(store, 2)
+        kept = (path / "config/consumerOffset.json").read_bytes()
+        consume(store, 1)
+    (path / "config/consumerOffset.json").write_bytes(kept)
+    for name in ("consumers", "consumers.lock", "export.lock"):
+        (path / "checkback" / name).unlink()
+    shutil.rmtree(path / "checkback" / "members")
+    with opened(path) as store:
+        assert consume(store, 2) == [2, 3]
+
+
+def test_losing_our_folder_does_not_make_an_old_group_a_new_one(path: Path) -> None:
+    """`last` counts once: what came since the group began is its own."""
+    with opened(path) as store:
+        send(store, 1)
+        store.consumer("billing", "orders", start="last").close()
+        send(store, 2)
+    (path / "checkback" / "consumers").unlink()
+    with opened(path) as store, store.consumer("billing", "orders", start="last") as consumer:
+        message = consumer.receive(WAIT_S)
+        assert message is not None
+        assert message.queue_offset == 1
+
+
+def test_damaged_cells_are_thrown_away_and_made_anew(path: Path) -> None:
+    """A flipped bit in a name is found; the export says where the group stands."""
+    with opened(path) as store:
+        send(store, 3)
+        consume(store, 2)
+    raw = bytearray((path / "checkback/consumers").read_bytes())
+    raw[raw.index(b"billingorders")] ^= 1
+    (path / "checkback/consumers").write_bytes(bytes(raw))
+    with opened(path) as store:
+        assert consume(store, 1) == [2]
+
+
+def test_after_a_machine_crash_no_position_lies_beyond_its_queue(path: Path) -> None:
+    """Else what comes next, and is new, would be skipped: opening the store sets it right, before anything is sent."""
+    with opened(path) as store:
+        send(store, 2)
+        consume(store, 2)
+        positions = Positions(store)
+        with positions.cells.lock:
+            positions.cells.put(positions.cell("billing", "orders", 0), 50)  # the queue was longer before the crash
+            positions.cells.set_head(BOOT, 0)
+        positions.close()
+    with opened(path) as store:
+        send(store, 1)
+        assert consume(store, 1) == [0]
+
+
+def test_a_reset_takes_effect_under_a_consumer_at_work(path: Path) -> None:
+    """What it had in hand then counts no more."""
+    with opened(path) as store:
+        send(store, 3)
+        with store.consumer("billing", "orders") as consumer:
+            held = consumer.receive(WAIT_S)
+            assert held is not None
+            positions = Positions(store)
+            assert positions.reset("billing", "orders", 1, 0) == {0: 1}
+            positions.close()
+            assert not consumer.ack(held)
+            found = []
+            while len(found) < 2:
+                message = consumer.receive(WAIT_S)
+                assert message is not None
+                if consumer.ack(message):
+                    found.append(int(message.body))
+            assert found == [1, 2]
+
+
+def test_a_reset_stays_within_the_queue(path: Path) -> None:
+    with opened(path) as store:
+        send(store, 3)
+        positions = Positions(store)
+        assert positions.reset("billing", "orders", 99, 0) == {0: 3}
+        assert positions.reset("billing", "orders", Start("first"), 0) == {0: 0}
+        assert positions.reset("billing", "orders", Start("last"))[0] == 3
+        positions.close()
+
+
+def test_our_own_export_is_never_taken_for_anothers(path: Path) -> None:
+    """Killed between the note and the file, or between the file and the next note: the cells stand."""
+    with opened(path) as store:
+        send(store, 3)
+        consume(store, 1)
+        before = (path / "config/consumerOffset.json").read_bytes()
+        consume(store, 1)
+        (path / "config/consumerOffset.json").write_bytes(before)  # killed before the rename
+        assert consume(store, 1) == [2]
+
+
+def test_a_start_must_be_a_moment() -> None:
+    with pytest.raises(broker.BrokerError, match="start is"):
+        Start.parse("yesterday")
+    from datetime import datetime
+
+    with pytest.raises(broker.BrokerError, match="time zone"):
+        Start.parse(datetime(2026, 1, 1))  # noqa: DTZ001 - that is the point
+
+
+def test_the_exchange_needs_no_file(path: Path) -> None:
+    with opened(path) as store:
+        positions = Positions(store)
+        assert isinstance(positions.exchange, Exchange)
+        assert not positions.exchange.offsets().positions
+        positions.close()

@@ -1,0 +1,47 @@
+"""What a power cut may leave of the positions: each is one that the group had, or earlier; none is ahead."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import broker
+from broker.consuming.positions import Positions
+from broker.live import open_live
+from broker.store.layout import StoreLayout
+from broker.testing import CrashDisk, Crashed
+
+TINY = StoreLayout(
+    segment_bytes=1 << 14, consume_queue_bytes=2000, state_table_bytes=2400, redo_log_bytes=2000, index_slots=8,
+    index_items=32,
+)  # fmt: skip
+ACKNOWLEDGED, EXPORTED = 4, 2
+
+
+def test_nothing_is_skipped_after_a_power_cut(tmp_path: Path) -> None:
+    """What was exported counts for good; what was acknowledged since may come again; the rest comes for certain."""
+    disk = CrashDisk(tmp_path / "disk")
+    with contextlib.suppress(Crashed), open_live(f"{disk.root}/store", disk=disk, layout=TINY, sync="each") as store:
+        for number in range(6):
+            store.append(broker.Message("orders", b"%d" % number))
+        positions = Positions(store)
+        cell = positions.cell("billing", "orders", 0)
+        with positions.cells.lock:
+            fence = positions.cells.give(cell, 1, 1)
+        for position in range(1, ACKNOWLEDGED + 1):
+            assert positions.cells.advance(cell, fence, position)
+            if position == EXPORTED:
+                positions.exchange.export(at_once=True)
+        disk.crash()
+        positions.close()
+    starts = set()
+    for seed in range(6):
+        with open_live(f"{disk.survivors(seed)}/store") as store, store.consumer("billing", "orders") as consumer:
+            found = []
+            while (message := consumer.receive(0.2)) is not None:
+                found.append(int(message.body))
+                consumer.ack(message)
+        assert found == list(range(found[0], 6))
+        assert EXPORTED <= found[0] <= ACKNOWLEDGED
+        starts.add(found[0])
+    assert len(starts) > 1, "the cuts took nothing: this proves nothing"

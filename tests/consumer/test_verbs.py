@@ -1,0 +1,109 @@
+"""The verbs `dlq` and `consumer`, as they are typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import broker
+from broker.testing import SMALL
+from recovery import verbs_consume
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A store with three messages: the group read two and gave one of them up."""
+    path = str(tmp_path / "store")
+    with broker.open(path, layout=SMALL, sync="os") as store:
+        for key in ("a", "b", "c"):
+            store.append(broker.Message("orders", key.encode(), tag="t", keys=[key]))
+        with store.consumer("billing", "orders") as consumer:
+            for give_up in (True, False):
+                message = consumer.receive(WAIT_S)
+                assert message is not None
+                consumer.retry(message, delay_level=-1) if give_up else consumer.ack(message)
+    return path
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    app = typer.Typer()
+    verbs_consume.register(app)
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_dlq_lists_groups_and_their_letters(path: str) -> None:
+    assert json.loads(run("dlq", path, "--json")) == {"billing": 1}
+    (letter,) = json.loads(run("dlq", path, "billing", "--json"))
+    assert (letter["topic"], letter["keys"], letter["resent"]) == ("orders", ["a"], False)
+    assert "1 dead letter" in run("dlq", path, "billing")
+    assert "billing" in run("dlq", path)
+
+
+def test_dlq_sends_them_again_once(path: str) -> None:
+    """They reach the group with their retries before them; what was resent is not sent again."""
+    (letter,) = json.loads(run("dlq", path, "billing", "--resend", "--json"))
+    assert json.loads(run("dlq", path, "billing", "--resend", "--json")) == []
+    assert json.loads(run("dlq", path, "billing", "--json")) == []
+    assert [one["resent"] for one in json.loads(run("dlq", path, "billing", "--all", "--json"))] == [True]
+    with broker.open(path) as store, store.consumer("billing", "orders") as consumer:
+        found = {}
+        while len(found) < 2:
+            message = consumer.receive(WAIT_S)
+            assert message is not None
+            found[message.body] = (message.reconsume_times, message.unique_key, message.topic)
+            consumer.ack(message)
+        assert found[b"a"] == (0, letter["unique_key"], "orders")
+
+
+def test_dlq_sends_one_of_them(path: str) -> None:
+    (letter,) = json.loads(run("dlq", path, "billing", "--json"))
+    sent = json.loads(run("dlq", path, "billing", "--resend", "--id", letter["unique_key"], "--json"))
+    assert [one["message_id"] for one in sent] == [letter["message_id"]]
+
+
+def test_consumer_shows_how_far_behind_a_group_is(path: str) -> None:
+    found = json.loads(run("consumer", path, "billing", "--topic", "orders", "--json"))
+    assert [(one["position"], one["end"], one["lag"]) for one in found if one["queue_id"] == 0] == [(2, 3, 1)]
+    assert "billing" in run("consumer", path)
+
+
+@pytest.mark.parametrize(("to", "position"), [("first", 0), ("last", 3), ("1", 1), ("2000-01-01T00:00Z", 0)])
+def test_consumer_puts_a_group_back_or_forward(path: str, to: str, position: int) -> None:
+    run("consumer", path, "billing", "--topic", "orders", "--reset", to, "--queue", "0")
+    found = json.loads(run("consumer", path, "billing", "--topic", "orders", "--json"))
+    assert [one["position"] for one in found if one["queue_id"] == 0] == [position]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("consumer", "STORE", "--reset", "first"),
+        ("consumer", "STORE", "billing", "--reset", "first"),
+        ("dlq", "STORE", "--resend"),
+    ],
+)
+def test_what_is_missing_is_said(path: str, arguments: tuple[str, ...]) -> None:
+    run(*(path if word == "STORE" else word for word in arguments), code=2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("consumer", "STORE", "billing", "--topic", "orders", "--reset", "soon"),
+        ("consumer", "STORE", "billing", "--topic", "nothing", "--reset", "first"),
+        ("dlq", "STORE", "billing", "--resend", "--id", "X"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error_in_a_sentence(path: str, arguments: tuple[str, ...]) -> None:
+    app = typer.Typer()
+    verbs_consume.register(app)
+    done = CliRunner().invoke(app, [path if word == "STORE" else word for word in arguments])
+    assert isinstance(done.exception, broker.BrokerError)

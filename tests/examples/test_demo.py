@@ -1,0 +1,137 @@
+"""The flash sale in short: it adds up, and it would not without each of its safeguards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from sqlalchemy import URL, create_engine, delete, update
+from sqlalchemy.orm import Session
+from typer.testing import CliRunner
+
+import broker
+from recovery import verbs_consume
+from recovery.demo import shop
+from recovery.demo.crashes import ALL
+from recovery.demo.reconcile import Line, reconcile
+from recovery.demo.runner import Demo
+from recovery.verify import verify
+
+SECONDS = 5
+FEW = 1  # in so short a sale; the long ones are in tests/torture
+
+
+def test_it_adds_up_whatever_crashes(tmp_path: Path) -> None:
+    """And the store that all the killed processes left is whole, too."""
+    result = Demo(str(tmp_path), seed=1, seconds=SECONDS, least=FEW).run()
+    assert result.ok, (result.faults, result.rare)
+    assert min(result.crashes.values()) >= FEW
+    report = verify(str(tmp_path / "store"))
+    assert report.ok, [str(finding) for finding in report.findings]
+
+
+def test_it_adds_up_on_postgresql(tmp_path: Path, postgres_url: URL) -> None:
+    url = postgres_url.render_as_string(hide_password=False)
+    result = Demo(str(tmp_path), database=url, seed=2, seconds=SECONDS, least=0).run()
+    assert result.ok, result.faults
+    assert sum(result.crashes.values()) >= FEW
+
+
+@pytest.mark.parametrize(
+    ("switched_off", "rate"),
+    [("check-back", 0.6), ("dedup", 0.6), ("dispatch", 0.6), ("tombstone", 0.05)],  # it is for those that do commit
+)
+def test_it_does_not_add_up_without(switched_off: str, rate: float, tmp_path: Path) -> None:
+    """A reconciliation that cannot fail proves nothing."""
+    result = Demo(str(tmp_path), seed=3, seconds=SECONDS, least=0, rate=rate, off=[switched_off]).run()
+    assert result.faults
+
+
+def test_the_verb_shows_the_sums(tmp_path: Path) -> None:
+    """In a second not every crash hits often enough: that is a fault, too."""
+    app = typer.Typer()
+    verbs_consume.register(app)
+    done = CliRunner().invoke(
+        app, ["demo", "--seconds", "1", "--seed", "4", "--json", "--keep", str(tmp_path / "kept")]
+    )
+    said = json.loads(done.output)
+    assert done.exit_code == (0 if said["ok"] else 1)
+    assert set(said["crashes"]) == set(ALL)
+    assert (tmp_path / "kept/store/commitlog").is_dir()
+    assert said["faults"] == []
+    assert bool(said["rare"]) is not said["ok"]
+
+
+def test_what_cannot_be_switched_off_is_said(tmp_path: Path) -> None:
+    with pytest.raises(broker.BrokerError, match=r"only check-back, dedup, tombstone, dispatch"):
+        Demo(str(tmp_path), off=["luck"])
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    shop.Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add(shop.Product(sku="a", first_stock=2, stock=1))
+        session.add(shop.Lock(id="1", customer="c", sku="a", state="ordered"))
+        session.add(shop.Order(lock_id="1", sku="a", state="paid"))
+        session.add(shop.Shipment(lock_id="1"))
+        session.add(shop.Points(lock_id="1", points=shop.POINTS))
+        for kind in ("locked", "created", "cart emptied", "paid", "deducted", "shipped", "points"):
+            session.add(shop.Effect(lock_id="1", kind=kind))
+        session.commit()
+        yield session
+    engine.dispose()
+
+
+def faults(session: Session) -> list[str]:
+    session.commit()
+    return reconcile(session.get_bind(), dict.fromkeys(ALL, 20), least=20).faults
+
+
+def test_one_order_with_one_effect_of_each_kind_is_right(session: Session) -> None:
+    assert faults(session) == []
+
+
+@pytest.mark.parametrize("kind", ["created", "paid", "deducted", "shipped", "points", "released"])
+def test_an_effect_too_many_is_a_fault(session: Session, kind: str) -> None:
+    session.add(shop.Effect(lock_id="1", kind=kind))
+    assert faults(session)
+
+
+@pytest.mark.parametrize("kind", ["locked", "created", "cart emptied", "paid", "deducted", "shipped", "points"])
+def test_an_effect_too_few_is_a_fault(session: Session, kind: str) -> None:
+    session.execute(delete(shop.Effect).where(shop.Effect.kind == kind))
+    assert faults(session)
+
+
+def test_an_effect_without_an_order_is_a_fault(session: Session) -> None:
+    session.add(shop.Effect(lock_id="2", kind="shipped"))
+    assert any("without a lock" in fault for fault in faults(session))
+
+
+def test_a_lock_that_nobody_heard_of_is_a_fault(session: Session) -> None:
+    session.add(shop.Lock(id="2", customer="d", sku="a"))
+    session.add(shop.Effect(lock_id="2", kind="locked"))
+    assert any("became no order" in fault for fault in faults(session))
+
+
+def test_overselling_is_a_fault(session: Session) -> None:
+    session.execute(update(shop.Product).values(first_stock=0, stock=-1))
+    assert "products oversold: expected 0, found 1" in faults(session)
+
+
+def test_a_second_order_for_a_lock_is_a_fault(session: Session) -> None:
+    session.add(shop.Order(lock_id="1", sku="a", state="paid"))
+    assert any("2 orders" in fault for fault in faults(session))
+
+
+def test_too_few_crashes_prove_nothing(session: Session) -> None:
+    crashes = {**dict.fromkeys(ALL, 20), ALL[0]: 19}
+    result = reconcile(session.get_bind(), crashes, least=20)
+    assert result.faults == []
+    assert result.rare == [f"{ALL[0]}: only 19 times, which proves little"]
+    assert not result.ok
+    assert result.counts[0] == Line("locks", 1, 1)
