@@ -150,7 +150,7 @@ def test_the_library_may_write_to_system_topics(tmp_path: Path) -> None:
 
 
 def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
-    """With the place where it belongs; delays that need RocketMQ's timer, and delayed halves, are refused."""
+    """With the place where it belongs; delays that need RocketMQ's timer are refused."""
     with opened(tmp_path, sync="each") as store:
         later = broker.Message("later", b"x")
         for level, queue_id in (("3", 2), ("99", 17)):
@@ -166,8 +166,6 @@ def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
         for wrong in ({"DELAY": "soon"}, {"TIMER_DELAY_MS": "5"}):
             with pytest.raises(broker.MessageRejected, match="level"):
                 store.append(later, extra_properties=wrong)
-        with pytest.raises(broker.MessageRejected, match="cannot be delayed"):
-            store.transactions.prepare(broker.Message("half", b"x"), "shop", extra_properties={"DELAY": "1"})
         assert end(store) == before
 
 

@@ -25,7 +25,7 @@ from recovery.verify import verify
 from tests.transaction.rebuilt import COMMIT, PREPARED, Seen, assert_one_truth
 
 TINY = StoreLayout(8192, 400, 240, 200, 16, 24)
-TOPICS = ("plain", "half")
+TOPICS = ("plain", "half", "SCHEDULE_TOPIC_" + "X" * 4)
 STATES = {"commit": 8, "rollback": 12}
 BUSY = ("prepare", "prepare", *STATES, "again commit", "again rollback", "park")
 
@@ -93,10 +93,20 @@ class Histories(RuleBasedStateMachine):
         self.plain.setdefault(("plain", 1), []).extend(range(self.number - count + 1, self.number + 1))
         self.forced()
 
-    @rule(who=who, queue_id=st.integers(0, 3), size=st.integers(0, 600), group=st.sampled_from(["shop", "Bücher"]))
-    def prepare(self, who: int, queue_id: int, size: int, group: str) -> None:
-        half = self.store(who).transactions.prepare(self.message("half", size), group, queue_id=queue_id)
-        self.halves[self.number] = {"half": half, "state": PREPARED, "parked": False}
+    @rule(
+        who=who,
+        queue_id=st.integers(0, 3),
+        size=st.integers(0, 600),
+        group=st.sampled_from(["shop", "Bücher"]),
+        level=st.sampled_from([0, 0, 1, 18]),
+    )
+    def prepare(self, who: int, queue_id: int, size: int, group: str, level: int) -> None:
+        extra = {"DELAY": str(level)} if level else {}
+        half = self.store(who).transactions.prepare(
+            self.message("half", size), group, queue_id=queue_id, extra_properties=extra
+        )
+        goes_to = (TOPICS[2], level - 1) if level else ("half", queue_id)
+        self.halves[self.number] = {"half": half, "state": PREPARED, "parked": False, "goes to": goes_to}
         assert half.slot == len(self.halves) - 1
         self.forced()
 
@@ -110,7 +120,7 @@ class Histories(RuleBasedStateMachine):
         assert not end(half).again
         known["state"] = STATES[decision]
         if decision == "commit":
-            self.plain.setdefault(("half", known["half"].queue_id), []).append(number)
+            self.plain.setdefault(known["goes to"], []).append(number)
         self.soft.add(number)
         self.forced(end=True)
 
@@ -148,7 +158,7 @@ class Histories(RuleBasedStateMachine):
         for what, who, which in calls:
             settled = {known["state"] != PREPARED for known in self.halves.values()}
             if what == "prepare":
-                self.prepare(who=who, queue_id=which % 4, size=which % 99, group="shop")
+                self.prepare(who=who, queue_id=which % 4, size=which % 99, group="shop", level=which % 3)
             elif what == "park" and settled:
                 self.park(who=who, which=which, parks=which % 2 == 0)
             elif what in STATES and False in settled:
@@ -249,7 +259,7 @@ class Histories(RuleBasedStateMachine):
                 queue = self.plain.setdefault((one.topic, one.queue_id), [])
                 queue.insert(one.queue_offset, number)
             else:
-                known = self.halves.setdefault(number, {"parked": False})
+                known = self.halves.setdefault(number, {"parked": False, "goes to": ("half", one.queue_id)})
                 known.setdefault("half", self.openers[0].transactions.half(one.offset))
                 ends = [end.kind for end in log if end.kind > PREPARED and end.names == one.offset]
                 known["state"] = ends[0] if ends else PREPARED
