@@ -8,7 +8,7 @@ EXTRAS := sql http spark airflow fast dev
 GOLDEN := build/golden
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format compat torture bench oldest lock clean
+.PHONY: help setup run judge test lint format compat torture bench oldest lock clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +30,10 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@echo "$(CURDIR)" > $@
 
-run: setup ## Judge the stores in tests/golden, which real RocketMQ brokers wrote
+run: setup ## Airflow with the recovery service, a flash sale that is killed at random, and its reconciliation
+	$(BIN)/checkback up --demo --home build/up
+
+judge: setup ## Judge the stores in tests/golden, which real RocketMQ brokers wrote
 	@$(BIN)/python tests/golden/unpack.py $(GOLDEN)
 	@for store in $(GOLDEN)/*/; do \
 		echo; echo "$$ checkback verify --limit 2 $${store%/}"; \
@@ -57,6 +60,9 @@ torture: setup ## Flip every bit, cut at every byte, kill at every step (minutes
 
 bench: setup ## Measure speed and memory: the figures in the README
 	$(BIN)/python -m tests.bench.run
+	$(BIN)/python -m tests.bench.write
+	$(BIN)/python -m tests.bench.transactions
+	$(BIN)/python -m tests.bench.spark
 
 oldest: setup ## Run the tests with the oldest dependencies that pyproject.toml allows
 	@mkdir -p build

@@ -1,0 +1,82 @@
+"""Where a person decides, on Airflow's own page of required actions: approve a repair, settle a parked transaction.
+
+While it waits a task takes no worker. Who answered and when is kept by Airflow; a decision about a transaction also
+carries it in the store, in the record that ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
+from airflow.sdk import Context, Param
+from airflow.sdk.exceptions import AirflowSkipException
+
+from recovery.airflow.operators import StoreOperator, now_ms
+
+COMMIT, ROLLBACK, ASK_AGAIN, LEAVE = "Commit", "Roll back", "Ask again", "Leave"
+
+
+class AskOperator(ApprovalOperator):
+    """Stands between a plan and its application: asks a person, goes on by itself, or skips what needs not be done.
+
+    `question` is what the plan returned under that name: ask, go on, or nothing to do.
+    """
+
+    template_fields: Sequence[str] = (*ApprovalOperator.template_fields, "question")
+
+    def __init__(self, *, question: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.question = question
+
+    def execute(self, context: Context) -> Any:
+        """Raises AirflowSkipException when there is nothing to do: the run is well, and what follows is skipped."""
+        if self.question == "nothing to do":
+            raise AirflowSkipException("there is nothing to do")
+        if self.question == "go on":
+            return None
+        return super().execute(context)
+
+
+class DecideOperator(HITLOperator):
+    """Asks a person about one parked transaction; without an answer in time it is left as it is."""
+
+    template_fields: Sequence[str] = (*HITLOperator.template_fields, "parked")
+
+    def __init__(self, *, parked: Any, **kwargs: Any) -> None:
+        why = Param("", type=["string", "null"], title="Why", description="Kept in the record that ends it.")
+        options = [COMMIT, ROLLBACK, ASK_AGAIN, LEAVE]
+        kwargs["params"] = {"why": why}  # instead of the DAG's, which are no part of this form
+        super().__init__(subject="A parked transaction", options=options, defaults=LEAVE, **kwargs)
+        self.parked = parked
+
+    def execute(self, context: Context) -> Any:
+        """Put the transaction on the page, and wait."""
+        self.subject, self.body = self.parked["subject"], self.parked["body"]
+        return super().execute(context)
+
+
+class ResolveOperator(StoreOperator):
+    """Does what a person decided about a parked transaction. The first decision stands; a second one says so."""
+
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "parked", "answer")
+
+    def __init__(self, *, parked: Any, answer: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.parked, self.answer = parked, answer
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """What became of it."""
+        from recovery import tasks
+
+        (decision,) = self.answer["chosen_options"]
+        who = self.answer.get("responded_by_user") or {}
+        by = f"airflow:{who.get('name') or who.get('id')}" if who else "airflow:nobody answered in time"
+        why = str((self.answer.get("params_input") or {}).get("why") or "")
+        settings, offset = self.settings(), int(self.parked["commitlog_offset"])
+        when, what = now_ms(context), DECISIONS[decision]
+        return tasks.resolve(**settings, commitlog_offset=offset, decision=what, now_ms=when, why=why, by=by)
+
+
+DECISIONS = {COMMIT: "commit", ROLLBACK: "rollback", ASK_AGAIN: "ask-again", LEAVE: "leave"}

@@ -1,0 +1,248 @@
+"""Operators: each does one kind of work on one store, by a function of `recovery.tasks`.
+
+    VerifyOperator(task_id="verify", path="/srv/shop.store")
+    CheckBackOperator(task_id="check_back", connection="shop")      # path, ledger, policy from the connection
+
+The result is JSON, small enough for XCom. `now` is the time at which the run was due, so a retry asks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import Asset, BaseHook, BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
+
+from recovery.airflow.hook import CheckbackHook
+
+SETTINGS = ("path", "ledger", "resolver", "resolvers", "catalog", "policy")
+SPARK_CONNECTION = "spark_default"
+
+
+class StoreOperator(BaseOperator):
+    """What the operators share: which store, and who is asked about it.
+
+    What is given here goes before what the connection says. `engine` is local, spark, or auto: Spark where the
+    connection `spark_default` names a master and Java is there.
+    """
+
+    template_fields: Sequence[str] = (*SETTINGS, "connection", "engine")
+    template_fields_renderers = {"policy": "json", "resolvers": "json"}
+    ui_color = "#e8f1fb"
+
+    def __init__(
+        self,
+        *,
+        path: str = "",
+        connection: str | None = None,
+        store: str = "",
+        ledger: str | None = None,
+        resolver: str | None = None,
+        catalog: str | None = None,
+        resolvers: Mapping[str, Any] | None = None,
+        policy: Mapping[str, Any] | None = None,
+        engine: str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.path, self.connection, self.store = path, connection, store
+        self.ledger, self.resolver, self.resolvers = ledger, resolver, resolvers
+        self.catalog, self.policy, self.engine = catalog, policy, engine
+
+    def settings(self) -> dict[str, Any]:
+        """path, ledger, resolver(s), catalog and policy: from the connection, and over it what was given."""
+        given = {name: getattr(self, name) or None for name in SETTINGS}
+        found = dict(given)
+        if self.connection or not self.path:
+            found = CheckbackHook(self.connection or CheckbackHook.default_conn_name).settings
+        return {**found, **{name: value for name, value in given.items() if value is not None}}
+
+    def store_path(self) -> str:
+        """The store's folder."""
+        return str(self.settings()["path"])
+
+    def engine_settings(self) -> dict[str, Any]:
+        """The engine, and the Spark master that the connection `spark_default` names, if there is one."""
+        return {"engine": self.engine, "master": spark_master()}
+
+    def publish(self, context: Context, found: Mapping[str, Any]) -> None:
+        """Put what was found on the event of each asset that this task announces."""
+        for outlet in self.outlets:
+            if isinstance(outlet, Asset):
+                context["outlet_events"][outlet].extra.update(found)
+
+
+def now_ms(context: Context) -> int:
+    """When the run was due, in milliseconds."""
+    due = context["dag_run"].run_after
+    return int(due.timestamp() * 1000)
+
+
+def spark_master() -> str | None:
+    """The master that the connection `spark_default` names; None without the connection."""
+    try:
+        connection = BaseHook.get_connection(SPARK_CONNECTION)
+    except AirflowNotFoundException:
+        return None
+    host = connection.host or ""
+    return f"{host}:{connection.port}" if host and connection.port else host or None
+
+
+class CheckBackOperator(StoreOperator):
+    """One round of check-back: everything that is due is asked about, in batches. Finding nothing writes nothing."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """What the round did, in numbers."""
+        from recovery import tasks
+
+        return tasks.check_back(**self.settings(), now_ms=now_ms(context))
+
+
+class PlanRecoveryOperator(StoreOperator):
+    """What a crash left, and what would be done about it. Changes nothing."""
+
+    def __init__(self, *, ask: bool | str = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ask = ask
+
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "ask")
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """The plan; `question` says whether a person is asked: ask, go on, or nothing to do."""
+        from recovery import tasks
+
+        plan = tasks.plan_recovery(self.store_path())
+        return {**plan, "question": question(plan["needed"], is_true(self.ask) or plan["must_ask"])}
+
+
+class RecoverOperator(StoreOperator):
+    """Do what the plan says. A second time there is nothing left to do.
+
+    `broker_is_stopped` is a person's word: true only behind an approval, for a store that another program wrote.
+    """
+
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "broker_is_stopped")
+
+    def __init__(self, *, broker_is_stopped: bool | str = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.broker_is_stopped = broker_is_stopped
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """What was done."""
+        from recovery import tasks
+
+        word, when = is_true(self.broker_is_stopped), now_ms(context)
+        found = tasks.recover(self.store_path(), now_ms=when, broker_is_stopped=word)
+        self.publish(context, found)
+        return found
+
+
+class CompareTableOperator(StoreOperator):
+    """Rebuild the state table beside the real one and say where they differ. The real one is not touched."""
+
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "ask")
+
+    def __init__(self, *, ask: bool | str = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ask = ask
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """The differences; `question` as for PlanRecoveryOperator."""
+        from recovery import tasks
+
+        found = tasks.compare_table(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
+        return {**found, "question": question(found["needed"], is_true(self.ask))}
+
+
+class RebuildOperator(StoreOperator):
+    """Rebuild the state table and swap it in, while applications go on."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """What was swapped."""
+        from recovery import tasks
+
+        found = tasks.rebuild_table(self.store_path(), now_ms=now_ms(context))
+        self.publish(context, found)
+        return found
+
+
+class VerifyOperator(StoreOperator):
+    """Compare the log with everything derived from it, keep the report, publish the summary."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """The report without its long lists."""
+        from recovery import tasks
+
+        found = tasks.verify(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
+        self.publish(context, {name: found[name] for name in ("ok", "counts", "digest", "transactions", "report")})
+        return found
+
+
+class NoFindingsOperator(BaseOperator):
+    """Fails when a verification found something, so that the run is red and the alert goes out.
+
+    A task of its own: one that fails announces no asset, and what was found is wanted most just then.
+    """
+
+    template_fields: Sequence[str] = ("verify_task_id",)
+    ui_color = "#fde8e8"
+
+    def __init__(self, *, verify_task_id: str = "verify", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.verify_task_id = verify_task_id
+
+    def execute(self, context: Context) -> None:
+        """Raises AirflowFailException with the findings, the kinds first."""
+        report = context["ti"].xcom_pull(task_ids=self.verify_task_id)
+        if report["ok"]:
+            return
+        kinds = ", ".join(f"{count} {kind}" for kind, count in report["counts"].items())
+        first = report["findings"][0]["text"] if report["findings"] else ""
+        raise AirflowFailException(f"{kinds}; the first: {first}. The whole report: {report['report']}")
+
+
+class ParkedOperator(StoreOperator):
+    """The parked transactions, or the one that the run's form names; one page's worth."""
+
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "only")
+
+    def __init__(self, *, only: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.only = only
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """One entry for each, with what a person needs to decide."""
+        from recovery import tasks
+
+        only = int(self.only) if self.only not in (None, "", "None") else None
+        return tasks.parked(self.store_path(), now_ms=now_ms(context), only=only)
+
+
+class RetentionOperator(StoreOperator):
+    """Remove segments, ledger rows and catalog entries that are old enough and that nobody needs any more."""
+
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "keep", "disk_share")
+
+    def __init__(self, *, keep: str = "72h", disk_share: float = 0.75, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.keep, self.disk_share = keep, disk_share
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """What was removed, and which transaction pins what could not be."""
+        from recovery import tasks
+
+        when = now_ms(context)
+        return tasks.retain(**self.settings(), now_ms=when, keep=self.keep, disk_share=float(self.disk_share))
+
+
+def question(needed: bool, ask: bool) -> str:
+    """What stands before an apply: nothing to do, ask a person, or go on."""
+    if not needed:
+        return "nothing to do"
+    return "ask" if ask else "go on"
+
+
+def is_true(value: bool | str) -> bool:
+    """A template gives text."""
+    return str(value).strip().lower() in ("true", "1", "yes")

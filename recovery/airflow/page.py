@@ -1,0 +1,118 @@
+"""The page inside of Airflow's UI: stores, what is in doubt and parked, the story of one transaction, the last report.
+
+Whoever may see Airflow's website may see it, and nobody else: FastAPI apps of plugins have no login by themselves. It
+shows keys and properties of messages, never their bodies. It changes nothing: to act it starts DAGs, through Airflow's
+own API and with the rights of whoever clicks.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import requires_access_view
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.responses import HTMLResponse
+
+from broker.errors import BrokerError
+from recovery.airflow.overview import last_report, overview, story
+from recovery.airflow.settings import StoreSettings, stores
+
+PAGE = Path(__file__).with_name("page.html")
+WORK = ("check_back", "verify_store", "rebuild_state_table", "recover_after_crash", "resolve_parked", "retention")
+LISTED = 200
+
+
+def make_app() -> FastAPI:
+    """The app; every route asks Airflow first who is there."""
+    logged_in = Depends(requires_access_view(AccessView.WEBSITE))
+    app = FastAPI(title="checkback", dependencies=[logged_in], docs_url=None, redoc_url=None, openapi_url=None)
+    app.get("/", response_class=HTMLResponse)(show_page)
+    app.get("/api/stores")(list_stores)
+    app.get("/api/stores/{name}")(show_store)
+    app.get("/api/stores/{name}/transactions/{commitlog_offset}")(show_transaction)
+    return app
+
+
+def show_page() -> str:
+    """One file of HTML; its script asks for the rest."""
+    return PAGE.read_text(encoding="utf-8")
+
+
+def list_stores() -> list[dict[str, Any]]:
+    """Each store of the settings in a line; one that cannot be read says why."""
+    return [_line(store) for store in _stores()]
+
+
+def show_store(name: str) -> dict[str, Any]:
+    """One store: its waiting transactions and its last verification."""
+    store = _named(name)
+    try:
+        path = path_of(store)
+        seen = overview(path, _now_ms(), limit=LISTED).as_json()
+    except (BrokerError, OSError) as error:
+        raise HTTPException(409, str(error)) from None
+    report = last_report(path)
+    return {"name": name, "path": path, **seen, "report": report and _short(report), "dags": dags_of(name)}
+
+
+def show_transaction(name: str, commitlog_offset: int) -> dict[str, Any]:
+    """All that the store says about one transaction, in order."""
+    try:
+        steps = story(path_of(_named(name)), commitlog_offset)
+    except (BrokerError, OSError) as error:
+        raise HTTPException(409, str(error)) from None
+    if not steps:
+        raise HTTPException(404, f"no half message begins at CommitLog offset {commitlog_offset}")
+    return {"name": name, "commitlog_offset": commitlog_offset, "steps": steps}
+
+
+def dags_of(name: str) -> dict[str, str]:
+    """The DAGs of a store, by their work."""
+    return {work: f"{name}.{work}" for work in WORK}
+
+
+def path_of(store: StoreSettings) -> str:
+    """Where a store is, from its settings or its connection. Raises BadSettings."""
+    if store.path or not store.connection:
+        return store.path
+    from recovery.airflow.hook import CheckbackHook
+
+    return CheckbackHook(store.connection).path
+
+
+def _line(store: StoreSettings) -> dict[str, Any]:
+    from recovery.tasks import crashed
+
+    line: dict[str, Any] = {"name": store.name, "path": store.path, "dags": dags_of(store.name), "error": None}
+    try:
+        path = path_of(store)
+        seen, report = overview(path, _now_ms(), limit=LISTED), last_report(path)
+        facts = {"path": path, "counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path))}
+        return {**line, **facts, "report": report and _short(report)}
+    except (BrokerError, OSError) as error:
+        return {**line, "error": str(error)}
+
+
+def _short(report: dict[str, Any]) -> dict[str, Any]:
+    return {**report, "findings": report["findings"][:20]}
+
+
+def _stores() -> list[StoreSettings]:
+    try:
+        return stores()
+    except BrokerError as error:
+        raise HTTPException(500, str(error)) from None
+
+
+def _named(name: str) -> StoreSettings:
+    for store in _stores():
+        if store.name == name:
+            return store
+    raise HTTPException(404, f"the settings name no store {name!r}")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

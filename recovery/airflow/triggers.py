@@ -1,0 +1,165 @@
+"""What Airflow's triggerer waits for: a store crashed, transactions in doubt for too long, a message arrived.
+
+Each is an event trigger: it starts DAGs through an asset's watcher, and with `once=True` it ends a deferral. They look
+every few seconds, in a thread, so that a slow disk does not hold up the triggers of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from broker.errors import BrokerError
+
+_POSITIONS = "positions:"
+
+
+class StoreTrigger(BaseEventTrigger):
+    """Looks at one store every `poll_s` seconds; what `look` finds is an event when it is not what was found before.
+
+    A store that cannot be read at the moment is looked at again: a trigger that fails takes its DAG's start with it.
+    """
+
+    def __init__(self, *, path: str, poll_s: float = 2.0, once: bool = False) -> None:
+        super().__init__()
+        self.path, self.poll_s, self.once = path, poll_s, once
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class, and the arguments that make it anew in the triggerer."""
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", self.arguments()
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `__init__`."""
+        return {"path": self.path, "poll_s": self.poll_s, "once": self.once}
+
+    def look(self) -> dict[str, Any] | None:
+        """What there is to tell at this moment; None when there is nothing. Runs in a thread."""
+        raise NotImplementedError
+
+    def key(self, found: dict[str, Any]) -> Any:
+        """What makes one finding another than the last."""
+        return sorted(found.items())
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """One event for each thing found; with `once` the first alone."""
+        told: Any = None
+        while True:
+            found = await self._look_again()
+            if found is None:
+                told = None
+            elif self.key(found) != told:
+                told = self.key(found)
+                yield TriggerEvent({"path": self.path, **found})
+                if self.once:
+                    return
+            await asyncio.sleep(self.poll_s)
+
+    async def _look_again(self) -> dict[str, Any] | None:
+        try:
+            return await asyncio.to_thread(self.look)
+        except (BrokerError, OSError) as error:
+            self.log.warning("%s: %s", self.path, error)
+            return None
+
+
+class CrashTrigger(StoreTrigger):
+    """A store crashed: its file `abort` is there, and nobody has the store open."""
+
+    def look(self) -> dict[str, Any] | None:
+        """The abort file, and since when it is there."""
+        from recovery.tasks import crashed
+
+        return crashed(self.path)
+
+
+class InDoubtTrigger(StoreTrigger):
+    """Transactions are in doubt for longer than `older_than_s`; parked ones do not count, they wait for a person."""
+
+    def __init__(self, *, path: str, older_than_s: float, poll_s: float = 10.0, once: bool = False) -> None:
+        super().__init__(path=path, poll_s=poll_s, once=once)
+        self.older_than_s = older_than_s
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `__init__`."""
+        return super().arguments() | {"older_than_s": self.older_than_s}
+
+    def look(self) -> dict[str, Any] | None:
+        """How many there are, and the oldest."""
+        from recovery.tasks import in_doubt_longer
+
+        return in_doubt_longer(self.path, self.older_than_s, time.time_ns() // 1_000_000)
+
+    def key(self, found: dict[str, Any]) -> Any:
+        """The same one waiting on is no news."""
+        return found["commitlog_offset"]
+
+
+class MessageTrigger(BaseEventTrigger):
+    """Messages arrived on a topic. An event tells of all that came since the last one: the range of each queue.
+
+    `starts` is where each queue is read from; without it what is there by now counts as known. As an asset's watcher it
+    remembers its positions in Airflow's asset state, so that nothing that came while no triggerer ran is missed; after
+    a kill an event may come twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        topic: str,
+        starts: dict[str, int] | None = None,
+        poll_s: float = 1.0,
+        once: bool = False,
+    ) -> None:
+        super().__init__()
+        self.path, self.topic, self.starts, self.poll_s, self.once = path, topic, starts, poll_s, once
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class, and the arguments that make it anew in the triggerer."""
+        names = ("path", "topic", "starts", "poll_s", "once")
+        return f"{type(self).__module__}.MessageTrigger", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """One event for each batch of messages; with `once` the first alone."""
+        known = self.starts if self.starts is not None else await self._remembered()
+        while True:
+            ends = await self._ends()
+            if ends is not None:
+                if known is None:
+                    known = ends
+                    await self._remember(known)
+                news = {queue: [known.get(queue, 0), end] for queue, end in ends.items() if end > known.get(queue, 0)}
+                if news:
+                    count = sum(end - begin for begin, end in news.values())
+                    yield TriggerEvent({"path": self.path, "topic": self.topic, "queues": news, "count": count})
+                    if self.once:
+                        return
+                    known = {**known, **ends}
+                    await self._remember(known)
+            await asyncio.sleep(self.poll_s)
+
+    async def _ends(self) -> dict[str, int] | None:
+        """The next queue offset of each queue; None when the store cannot be read at the moment."""
+        from recovery.tasks import queue_ends
+
+        try:
+            return await asyncio.to_thread(queue_ends, self.path, self.topic)
+        except (BrokerError, OSError) as error:
+            self.log.warning("%s: %s", self.path, error)
+            return None
+
+    async def _remembered(self) -> dict[str, int] | None:
+        """The positions in the asset's state; None without an asset, or before the first event."""
+        if self.asset_state_store is None:
+            return None
+        found = await self.asset_state_store.aget(_POSITIONS + self.topic)
+        return {str(queue): int(end) for queue, end in found.items()} if isinstance(found, dict) else None
+
+    async def _remember(self, known: dict[str, int]) -> None:
+        if self.asset_state_store is not None:
+            await self.asset_state_store.aset(_POSITIONS + self.topic, known)

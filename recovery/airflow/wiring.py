@@ -1,0 +1,71 @@
+"""What the DAGs share: retries, time-outs, deadlines, alerts and names, each with its reason.
+
+- One run of a DAG at a time for a store (`max_active_runs`), and no catching up: each run looks at what is there now.
+- A store that is locked is tried again soon; one that is corrupt is not, for trying does not mend it.
+- Spark has a pool, where one is set: two sessions on one machine would get into each other's way.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import ExceptionRetryPolicy, Param, RetryAction, RetryRule
+from airflow.sdk.definitions.callback import SyncCallback
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
+
+from recovery.airflow.alerts import StoreAlert
+from recovery.airflow.settings import StoreSettings
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+RETRIES = ExceptionRetryPolicy(
+    [
+        RetryRule("broker.errors.StoreLocked", RetryAction.RETRY, timedelta(seconds=30), "the store is locked"),
+        RetryRule("broker.errors.StoreFull", RetryAction.RETRY, timedelta(minutes=5), "the disk is full"),
+        RetryRule("broker.errors.CorruptStore", RetryAction.FAIL, None, "the store is corrupt"),
+        RetryRule("broker.errors.BrokerError", RetryAction.FAIL, None, "trying again would not help"),
+    ]
+)
+
+
+def shared(
+    store: StoreSettings,
+    work: str,
+    *,
+    retries: int = 3,
+    most: timedelta = timedelta(hours=6),
+    within: timedelta | None = None,
+) -> dict[str, Any]:
+    """The arguments of a store's DAG. `most`: of one task; `within`: a run that takes longer is an alert."""
+    alert = StoreAlert(store=store.name, connection=store.alerts)
+    tasks = {
+        "retries": retries,
+        "retry_delay": timedelta(seconds=10),
+        "retry_policy": RETRIES,
+        "execution_timeout": most,
+        "on_failure_callback": [alert],
+    }
+    found: dict[str, Any] = {
+        "dag_id": f"{store.name}.{work}",
+        "start_date": BEGIN,
+        "catchup": False,
+        "max_active_runs": 1,
+        "default_args": tasks,
+        "tags": ["checkback", f"store:{store.name}"],
+    }
+    if within is not None:
+        what = f"{work} is not done after {within}"
+        late = SyncCallback("recovery.airflow.alerts.deadline_missed", {"store": store.name, "what": what})
+        found["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, within, late)
+    return found
+
+
+def engine_pool(store: StoreSettings) -> dict[str, Any]:
+    """The pool of a task that may start Spark; the default pool where none is set."""
+    return {"pool": store.pool} if store.pool else {}
+
+
+def ask_param(store: StoreSettings) -> Param:
+    """The tick box of a form: whether a person approves before anything is changed."""
+    return Param(store.ask, type="boolean", title="Ask first", description="Wait for approval before anything changes.")

@@ -1,0 +1,53 @@
+"""What `checkback up` needs of a machine, looked at before anything is started: a sentence for whatever is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+
+from broker.errors import BrokerError
+
+LOOPBACK = "127.0.0.1"
+NEEDED_BYTES = 1 << 30  # Airflow's database and logs, and the first segments of a store
+
+
+class NotHere(BrokerError):
+    """This machine lacks something, or something is in the way."""
+
+
+def check_airflow() -> None:
+    """Raises NotHere without Airflow."""
+    if importlib.util.find_spec("airflow") is None:
+        text = "Airflow is not installed: pip install 'checkback[airflow]'. Without it the same work is done by hand:"
+        raise NotHere(f"{text} checkback check-back, recover, verify, rebuild")
+
+
+def check_port(port: int) -> None:
+    """Raises NotHere when another program listens there: Airflow would start, and we would talk to the other one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            text = f"port {port} of {LOOPBACK} cannot be used ({error.strerror}): another program has it, perhaps"
+            raise NotHere(f"{text} another `checkback up`. Stop that, or give another one: --port {port + 1}") from None
+
+
+def check_disk(folder: str) -> None:
+    """Raises NotHere when there is not enough room."""
+    free = shutil.disk_usage(folder).free
+    if free < NEEDED_BYTES:
+        text = f"{folder} has {free >> 20} MiB free and {NEEDED_BYTES >> 20} MiB are needed. Make room, or give another"
+        raise NotHere(f"{text} folder with --home")
+
+
+def has_java() -> bool:
+    """Whether Spark would find a Java that it can use."""
+    from recovery.spark.sessions import SparkNotReady, check_java
+
+    try:
+        check_java()
+    except SparkNotReady:
+        return False
+    return True

@@ -1,0 +1,231 @@
+"""The DAGs themselves: they parse, cheaply, for any number of stores, and each does its work with the real engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+from fastapi.testclient import TestClient
+
+from recovery import tasks
+from recovery.airflow.bundle import dags_folder
+from recovery.airflow.overview import overview, story
+from tests.airflow.people import somebody
+from tests.airflow.shops import ANSWERS, bodies, killed_shop, park, shop, spoil_slot
+
+WORK = {"check_back", "recover_after_crash", "rebuild_state_table", "resolve_parked", "retention", "verify_store"}
+PARSE_S = 0.5
+
+# Airflow's own import is not counted: what our six files cost on top of it, and what they load.
+PROBE = """
+import sys, time
+import airflow.sdk
+from airflow.dag_processing.dagbag import DagBag
+from recovery.airflow.bundle import dags_folder
+began = time.process_time()
+bag = DagBag(dags_folder())
+spent = time.process_time() - began
+assert not bag.import_errors, bag.import_errors
+heavy = [name for name in ("pyspark", "pyarrow", "numpy", "broker.ledger", "recovery.catalog") if name in sys.modules]
+print(spent, len(bag.dags), *heavy)
+"""
+
+
+@pytest.fixture
+def dag(database: None, looked_after: Callable[..., None]) -> Callable[..., DAG]:
+    """`dag("verify_store", path=...)` is that DAG for a store called shop."""
+
+    def load(work: str, **settings: Any) -> DAG:
+        looked_after(shop={"resolver": ANSWERS, "engine": "local", **settings})
+        bag = DagBag(dags_folder() / f"{work}.py")
+        assert not bag.import_errors
+        found = bag.dags[f"shop.{work}"]
+        found.deadline = None  # Airflow 3.3.2: dag.test() of a DAG with a deadline fails when its tasks are done
+        return found
+
+    return load
+
+
+def run(dag: DAG, conf: dict[str, Any] | None = None, **options: Any) -> dict[str, str]:
+    """One run in this process; the state of each task, and of the run under "run"."""
+    ran = dag.test(run_conf=conf, **options)
+    states = {instance.task_id: str(instance.state) for instance in ran.get_task_instances()}
+    return {**states, "run": str(ran.state)}
+
+
+def probe(count: int) -> tuple[float, int, list[str]]:
+    stores = {f"s{number}": {"path": f"/nowhere/{number}"} for number in range(count)}
+    environment = {**os.environ, "AIRFLOW__CHECKBACK__STORES": json.dumps({"stores": stores})}
+    ran = subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, text=True, env=environment)
+    spent, found, *heavy = ran.stdout.strip().splitlines()[-1].split()
+    return float(spent), int(found), heavy
+
+
+def test_parsing_is_cheap_and_loads_nothing_heavy() -> None:
+    """Ten stores: less than half a second of CPU on top of Airflow's import; no Spark, Arrow, NumPy or SQL models."""
+    spent, found, heavy = probe(10)
+    assert found == 10 * len(WORK)
+    assert not heavy
+    assert spent < PARSE_S
+
+
+def test_a_hundred_stores_cost_ten_times_as_much_as_ten() -> None:
+    """Linear, with room for noise."""
+    (ten, _, _), (hundred, found, _) = probe(10), probe(100)
+    assert found == 100 * len(WORK)
+    assert hundred < 10 * ten + 1.0
+
+
+def test_every_dag_survives_serialization(looked_after: Callable[..., None]) -> None:
+    """The scheduler knows a DAG only by its JSON; the runbook, the tags and one run at a time are in it."""
+    looked_after(shop={"path": "/nowhere", "pool": "spark"}, other={"connection": "other"})
+    bag = DagBag(dags_folder())
+    assert not bag.import_errors
+    assert set(bag.dags) == {f"{store}.{work}" for store in ("shop", "other") for work in WORK}
+    for one in bag.dags.values():
+        again = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(one))))
+        assert again.max_active_runs == 1
+        assert not again.catchup
+        assert len(again.doc_md) > 200
+        assert "checkback" in again.tags
+
+
+def test_the_dag_files_are_wiring_only() -> None:
+    """At most 60 lines, and no function of their own but a task group."""
+    files = sorted(dags_folder().glob("*.py"))
+    assert {file.stem for file in files} == WORK
+    for file in files:
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= 60
+
+
+def test_no_stores_no_dags(looked_after: Callable[..., None]) -> None:
+    """A setting that is empty is no error."""
+    looked_after()
+    bag = DagBag(dags_folder())
+    assert (bag.dags, bag.import_errors) == ({}, {})
+
+
+def test_check_back_ends_what_the_application_knows(dag: Callable[..., DAG], tmp_path: Path) -> None:
+    """Ten in doubt: five committed, five rolled back; a second run finds nothing."""
+    path = shop(tmp_path / "shop")
+    check_back = dag("check_back", path=path, policy={"*": {"first_check_after": "0s"}})
+    for _ in range(2):
+        assert run(check_back) == {"check_back": "success", "run": "success"}
+    assert sorted(bodies(path)) == [b"order %d" % number for number in (0, 2, 4, 6, 8)]
+
+
+def test_verification_of_a_sound_store_is_green(dag: Callable[..., DAG], tmp_path: Path) -> None:
+    """And its report is kept."""
+    path = shop(tmp_path / "shop")
+    assert run(dag("verify_store", path=path)) == {"verify": "success", "no_findings": "success", "run": "success"}
+    assert (path / "checkback/reports/verify-latest.json").exists()
+
+
+def test_a_planted_wrong_slot_is_red_and_mended_after_approval(
+    dag: Callable[..., DAG], tmp_path: Path, api: TestClient
+) -> None:
+    """The verification fails on it; the rebuild asks; rejected, nothing changes; approved, it is right again."""
+    path = shop(tmp_path / "shop")
+    spoil_slot(path, 3)
+    red = {"verify": "success", "no_findings": "failed", "run": "failed"}
+    assert run(dag("verify_store", path=path)) == red
+    rebuild = dag("rebuild_state_table", path=path)
+    with somebody(api, lambda question: ("Reject", "")) as person:
+        assert run(rebuild)["rebuild"] == "skipped"
+    assert "statetable" in person.questions[0]["body"]
+    assert not tasks.verify(str(path), now_ms=1)["ok"]
+    with somebody(api, lambda question: ("Approve", "")):
+        assert run(rebuild)["rebuild"] == "success"
+    assert tasks.verify(str(path), now_ms=2)["ok"]
+
+
+def test_a_rebuild_without_a_difference_is_green_and_does_nothing(dag: Callable[..., DAG], tmp_path: Path) -> None:
+    """What follows the comparison is skipped."""
+    states = run(dag("rebuild_state_table", path=shop(tmp_path / "shop")))
+    assert states == {"compare": "success", "approve": "skipped", "rebuild": "skipped", "run": "success"}
+
+
+def test_a_killed_store_is_recovered_asked_about_and_verified(dag: Callable[..., DAG], tmp_path: Path) -> None:
+    """Without being asked for approval, since it is our own store and the settings do not want it."""
+    path = killed_shop(tmp_path / "shop")
+    recover = dag("recover_after_crash", path=path, policy={"*": {"first_check_after": "0s"}})
+    states = run(recover, {"ask": False})
+    assert set(states.values()) == {"success"}
+    assert tasks.crashed(str(path)) is None
+    assert sorted(bodies(path)) == sorted(b"order %d" % number for number in (0, 2, 4, 6, 8, 11))
+    again = run(recover)
+    assert (again["plan"], again["approve"], again["recover"]) == ("success", "skipped", "skipped")
+
+
+def test_recovery_asks_first_when_the_form_says_so(dag: Callable[..., DAG], tmp_path: Path, api: TestClient) -> None:
+    """Rejected, nothing is changed."""
+    path = killed_shop(tmp_path / "shop")
+    with somebody(api, lambda question: ("Reject", "")) as person:
+        states = run(dag("recover_after_crash", path=path), {"ask": True})
+    assert (states["plan"], states["recover"], states["run"]) == ("success", "skipped", "success")
+    assert len(person.questions) == 1
+    assert tasks.crashed(str(path))
+
+
+def test_a_store_of_rocketmq_always_asks_first(
+    dag: Callable[..., DAG], golden_copy: Callable[[str], Path], api: TestClient
+) -> None:
+    """Whatever the form says: a person has to know that its broker is stopped."""
+    path = golden_copy("rocketmq-3.1.5-killed")
+    with somebody(api, lambda question: ("Reject", "")) as person:
+        states = run(dag("recover_after_crash", path=path), {"ask": False})
+    assert len(person.questions) == 1
+    assert states["recover"] == "skipped"
+    assert tasks.crashed(str(path))
+
+
+def test_a_person_decides_about_each_parked_transaction(
+    dag: Callable[..., DAG], tmp_path: Path, api: TestClient
+) -> None:
+    """Four are parked, four questions: each answer is done, with its why."""
+    path = shop(tmp_path / "shop", orders=4)
+    offsets = park(path)
+    wanted = dict(zip(map(str, offsets), ("Commit", "Roll back", "Ask again", "Leave"), strict=True))
+
+    def answer(question: dict[str, Any]) -> tuple[str, str]:
+        (offset,) = [one for one in wanted if f"half message {one} " in question["subject"]]
+        return wanted[offset], "looked it up"
+
+    with somebody(api, answer) as person:
+        assert run(dag("resolve_parked", path=path))["run"] == "success"
+    assert len(person.questions) == 4
+    assert bodies(path) == [b"order 0"]
+    counts = overview(str(path), 0).counts
+    assert counts == {"in_doubt": 1, "committed": 1, "rolled_back": 1, "parked": 1}
+    end = story(str(path), offsets[0])[-1]
+    assert (end["why"], end["by"]) == ("looked it up", "airflow:admin")
+
+
+def test_the_form_may_name_one_parked_transaction(dag: Callable[..., DAG], tmp_path: Path, api: TestClient) -> None:
+    """Then nothing is asked about the others."""
+    path = shop(tmp_path / "shop", orders=3)
+    offsets = park(path)
+    with somebody(api, lambda question: ("Commit", "it is paid")) as person:
+        assert run(dag("resolve_parked", path=path), {"commitlog_offset": offsets[1]})["run"] == "success"
+    assert len(person.questions) == 1
+    assert bodies(path) == [b"order 1"]
+
+
+def test_now_is_the_runs_own_time() -> None:
+    """Not the clock's: a retry asks the same."""
+    from recovery.airflow.operators import now_ms
+
+    class Ran:
+        run_after = datetime(2026, 1, 1, tzinfo=UTC)
+
+    assert now_ms({"dag_run": Ran()}) == 1767225600000  # type: ignore[typeddict-item]

@@ -1,0 +1,185 @@
+"""Triggers and sensors, without a triggerer: each fires when it should, once, and can be made anew from its JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.module_loading import import_string
+from airflow.triggers.base import BaseEventTrigger
+
+import broker
+from recovery.airflow.sensors import CrashSensor, InDoubtSensor, MessageSensor
+from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger
+from tests.airflow.shops import SMALL, in_child, killed_shop, park, shop
+
+FAST_S = 0.02
+
+
+async def first(events: AsyncIterator[Any], within_s: float = 10.0) -> dict[str, Any]:
+    """The payload of the next event."""
+    event = await asyncio.wait_for(anext(events), within_s)
+    return dict(event.payload)
+
+
+def again(trigger: BaseEventTrigger) -> BaseEventTrigger:
+    """As the triggerer makes it: from the class's path and arguments that went through JSON."""
+    path, arguments = trigger.serialize()
+    return import_string(path)(**json.loads(json.dumps(arguments)))  # type: ignore[no-any-return]
+
+
+def test_a_crash_is_told_once_and_the_next_one_too(tmp_path: Path) -> None:
+    """While nothing changes there is no second event; after the recovery another crash is news."""
+    path = killed_shop(tmp_path / "shop")
+    trigger = again(CrashTrigger(path=str(path), poll_s=FAST_S))
+
+    async def watch() -> None:
+        events = trigger.run()
+        assert (await first(events))["path"] == str(path)
+        with pytest.raises(asyncio.TimeoutError):
+            await first(events, 10 * FAST_S)
+
+    asyncio.run(watch())
+
+    async def watch_again() -> None:
+        events = CrashTrigger(path=str(path), poll_s=FAST_S).run()
+        await first(events)
+        pending = asyncio.ensure_future(anext(events))
+        with broker.open(str(path)):
+            await asyncio.sleep(5 * FAST_S)
+        await asyncio.sleep(5 * FAST_S)
+        assert not pending.done()
+        in_child(lambda: (broker.open(str(path)), os.kill(os.getpid(), signal.SIGKILL)))  # type: ignore[arg-type,return-value]
+        assert (await asyncio.wait_for(pending, 10)).payload["path"] == str(path)
+
+    asyncio.run(watch_again())
+
+
+def test_a_store_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    """A trigger that failed would take its DAG's start with it."""
+    path = tmp_path / "shop"
+
+    async def watch() -> None:
+        pending = asyncio.ensure_future(
+            anext(MessageTrigger(path=str(path), topic="news", poll_s=FAST_S, starts={}).run())
+        )
+        await asyncio.sleep(5 * FAST_S)
+        with broker.open(str(path), layout=SMALL) as store:
+            store.append(broker.Message("news", b"first"))
+        event = await asyncio.wait_for(pending, 10)
+        assert event.payload["queues"] == {"0": [0, 1]}
+
+    asyncio.run(watch())
+
+
+def test_old_doubts_are_told_and_parked_ones_are_not(tmp_path: Path) -> None:
+    """The oldest names the event: it is told once."""
+    path = shop(tmp_path / "shop", orders=2)
+
+    async def watch(older_than_s: float, within_s: float) -> dict[str, Any]:
+        trigger = again(InDoubtTrigger(path=str(path), older_than_s=older_than_s, poll_s=FAST_S, once=True))
+        return await first(trigger.run(), within_s)
+
+    assert asyncio.run(watch(0.0, 10))["count"] == 2
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(watch(3600.0, 0.3))
+    park(path)
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(watch(0.0, 0.3))
+
+
+def test_messages_are_told_in_ranges_and_none_twice(tmp_path: Path) -> None:
+    """What was there before counts as known; three at once are one event."""
+    with broker.open(str(tmp_path / "shop"), layout=SMALL) as store:
+        store.append(broker.Message("news", b"old"))
+
+        async def watch() -> None:
+            events = again(MessageTrigger(path=store.path, topic="news", poll_s=FAST_S)).run()
+            pending = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0.5)
+            store.append_batch([broker.Message("news", b"%d" % number) for number in range(3)])
+            event = await asyncio.wait_for(pending, 10)
+            assert event.payload["queues"] == {"0": [1, 4]}
+            assert event.payload["count"] == 3
+            store.append(broker.Message("news", b"more"), queue_id=1)
+            assert (await first(events))["queues"] == {"1": [0, 1]}
+
+        asyncio.run(watch())
+
+
+def test_positions_outlive_the_triggerer(tmp_path: Path) -> None:
+    """As an asset's watcher it goes on where the last one stopped: what came meanwhile is told."""
+
+    class State:
+        def __init__(self) -> None:
+            self.values: dict[str, Any] = {}
+
+        async def aget(self, key: str) -> Any:
+            return self.values.get(key)
+
+        async def aset(self, key: str, value: Any) -> None:
+            self.values[key] = json.loads(json.dumps(value))
+
+    state = State()
+    with broker.open(str(tmp_path / "shop"), layout=SMALL) as store:
+        store.append(broker.Message("news", b"old"))
+
+        def started() -> MessageTrigger:
+            trigger = MessageTrigger(path=store.path, topic="news", poll_s=FAST_S)
+            trigger.asset_state_store = state  # type: ignore[assignment]
+            return trigger
+
+        async def begin() -> None:
+            with pytest.raises(asyncio.TimeoutError):
+                await first(started().run(), 0.5)
+
+        asyncio.run(begin())
+        store.append(broker.Message("news", b"while nobody looked"))
+
+        async def go_on() -> None:
+            assert (await first(started().run()))["queues"] == {"0": [1, 2]}
+
+        asyncio.run(go_on())
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_sensor_defers_with_where_the_queues_end(tmp_path: Path, connection: Callable[..., str]) -> None:
+    """Nothing falls between the task and its trigger; the event is the task's result."""
+    with broker.open(str(tmp_path / "shop"), layout=SMALL) as store:
+        store.append(broker.Message("news", b"old"))
+    sensor = MessageSensor(task_id="wait", connection=connection("shop", path=tmp_path / "shop"), topic="news")
+    with pytest.raises(TaskDeferred) as deferred:
+        sensor.execute({})  # type: ignore[typeddict-item]
+    trigger = deferred.value.trigger
+    assert (trigger.starts, trigger.once) == ({"0": 1}, True)
+    assert sensor.execute_complete({}, {"count": 1}) == {"count": 1}  # type: ignore[typeddict-item]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_sensor_can_poke(tmp_path: Path) -> None:
+    """Where there is no triggerer."""
+    path = str(killed_shop(tmp_path / "shop"))
+    assert CrashSensor(task_id="wait", path=path, deferrable=False).execute({})["abort"]  # type: ignore[typeddict-item]
+    old = InDoubtSensor(task_id="old", path=path, older_than_s="0", deferrable=False)  # type: ignore[arg-type]
+    assert old.execute({})["count"] == 10  # type: ignore[typeddict-item]
+    news = MessageSensor(task_id="news", path=path, topic="orders", starts={}, deferrable=False)
+    assert news.execute({})["queues"] == {"0": [0, 1]}  # type: ignore[typeddict-item]
+
+
+def test_watching_a_hundred_stores_is_cheap(tmp_path: Path) -> None:
+    """A look at a store in order is a few system calls."""
+    from recovery.tasks import crashed
+
+    path = str(shop(tmp_path / "shop", orders=1))
+    began = time.process_time()
+    for _ in range(100):
+        assert crashed(path) is None
+    assert time.process_time() - began < 0.5

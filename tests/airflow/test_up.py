@@ -1,0 +1,122 @@
+"""`checkback up`, but for Airflow itself: what is in the way is said in a sentence; what was started is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from recovery import verbs_up
+from recovery.up import surroundings
+from recovery.up.rest import Run
+from recovery.up.standalone import Standalone, _has_mark, _processes
+from recovery.up.surroundings import NotHere
+from recovery.up.telling import runs, standing
+from tests.airflow.shops import shop
+
+# Three that ignore SIGINT and SIGTERM: one leaves the session, one writes a title over its environment as
+# LocalExecutor's workers do.
+STUBBORN = """
+import os, signal, sys, time
+from setproctitle import setproctitle
+signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0: os.setsid()
+elif os.fork() == 0: setproctitle("another " * 1000)
+open(sys.argv[1] + str(os.getpid()), "w").close()
+time.sleep(600)
+"""
+
+
+def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path) -> None:
+    """With what to do; nothing is left behind."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(NotHere, match=f"port {port} .* --port {port + 1}"):
+            surroundings.check_port(port)
+        app = typer.Typer()
+        verbs_up.register(app)
+        ran = CliRunner().invoke(app, [str(tmp_path / "shop"), "--port", str(port), "--home", str(tmp_path / "home")])
+        assert isinstance(ran.exception, NotHere)
+    assert not (tmp_path / "shop").exists()
+    surroundings.check_port(port)
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much is free, how much is needed."""
+    monkeypatch.setattr(surroundings, "NEEDED_BYTES", 1 << 60)
+    with pytest.raises(NotHere, match="MiB are needed"):
+        surroundings.check_disk(str(tmp_path))
+
+
+def test_no_java_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the local engine does it."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert not surroundings.has_java()
+
+
+def test_what_ignores_every_signal_is_stopped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by its mark, whoever its parent is by now."""
+    monkeypatch.setattr("recovery.up.standalone._PATIENCE_S", 1.0)
+    airflow = Standalone(str(tmp_path), 1, "")
+    with (tmp_path / "log").open("wb") as log:
+        airflow._process = airflow.child(["-c", STUBBORN, f"{tmp_path}/started-"], log)
+    deadline = time.monotonic() + 20
+    while len(list(tmp_path.glob("started-*"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(airflow.left()) == 3
+    airflow.stop()
+    assert not airflow.left()
+    airflow.stop()
+
+
+def test_its_children_end_with_it(tmp_path: Path) -> None:
+    """Killed by SIGKILL it cannot stop anything; the system tells its child to end."""
+    script = (
+        "import sys, os, signal, time; from recovery.up.standalone import Standalone\n"
+        "one = Standalone(sys.argv[1], 1, ''); out = open(os.devnull, 'wb')\n"
+        "child = one.child(['-c', 'import time; time.sleep(600)'], out); print(child.pid, one._mark, flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        _, mark = up.stdout.readline().split()
+        up.send_signal(signal.SIGKILL)
+        up.wait()
+    deadline = time.monotonic() + 10
+    while any(_has_mark(pid, mark) for pid in _processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_has_mark(pid, mark) for pid in _processes())
+
+
+def test_airflow_is_told_to_stay_on_this_machine(tmp_path: Path) -> None:
+    """Loopback, few workers, no examples, DAGs on, our bundle and the user's folder."""
+    told = Standalone(str(tmp_path), 8123, "stores.toml", spark_master="local[*]").environment
+    assert told["AIRFLOW__API__HOST"] == "127.0.0.1"
+    assert told["AIRFLOW__CORE__PARALLELISM"] == "4"
+    assert told["AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION"] == "False"
+    names = [one["name"] for one in json.loads(told["AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"])]
+    assert names == ["checkback", "dags-folder"]
+    assert json.loads(told["AIRFLOW_CONN_SPARK_DEFAULT"])["host"] == "local[*]"
+    assert told["PATH"].startswith(os.path.dirname(sys.executable))
+
+
+def test_lines_say_how_things_stand(tmp_path: Path) -> None:
+    """One for each store, one for the DAGs."""
+    path = shop(tmp_path / "shop", orders=3)
+    assert standing("shop", str(path), 0).startswith("shop: 3 in doubt (oldest 0 s, 0 asked before), 0 committed")
+    assert "no such folder" in standing("gone", str(tmp_path / "gone"), 0)
+    last = {"shop.check_back": Run("shop.check_back", "r", "success", None)}
+    assert runs(["shop"], last) == "DAGs: check_back ok"
+    assert runs(["shop"], {}) == "DAGs: none has run yet"
