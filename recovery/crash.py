@@ -66,9 +66,11 @@ def apply(
     disk: Disk | None = None,
     still_s: float = STILL_S,
     wait: Callable[[float], None] = time.sleep,
+    move: bool = False,
 ) -> Report:
     """Do what a plan says; a store that changed since is looked at again. The store is closed well afterwards.
 
+    With `move` a store is taken over though two half messages claim one slot: `recovery.moving` sees to that next.
     Raises CorruptStore when no crash explains the log, StoreLocked and StoreError when another program may be at work.
     """
     disk, started, path = disk or Disk(), time.monotonic(), made.survey.path
@@ -79,7 +81,7 @@ def apply(
         raise error
     if owner in (Owner.STRANGER, Owner.FOREIGN):
         check_still(path, disk, broker_is_stopped=broker_is_stopped, still_s=still_s, wait=wait)
-        _take_over(path, disk, made.survey)
+        _take_over(path, disk, made.survey, move=move)
     before = set(_kept(disk, path))
     with showing(progress):
         Writing(path, disk, sync="os").close()
@@ -92,14 +94,14 @@ def _kept(disk: Disk, path: str) -> list[str]:
     return [entry.path for entry in disk.entries(folder)] if disk.entry(folder) else []
 
 
-def _take_over(path: str, disk: Disk, found: Survey) -> None:
+def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
     """Accept what another program wrote: its records below the log's end are no strangers from now on."""
     paths = Paths(path)
     report = rebuild(path, disk=disk)
     if report.generation not in _TAKEN_OVER:
         text = f"{path} holds transactions of the generation {report.generation}, which this version only reads"
         raise StoreError(text, path=path)
-    if report.refusal:
+    if report.refusal and not move:
         raise StoreError(f"{path}: {report.refusal}", path=path)
     if disk.entry(paths.own) is None:
         disk.create_folder(paths.own)

@@ -14,7 +14,7 @@ from broker.format.commitlog import Record, decode, encode
 from broker.format.recordcrc import record_crc_reserve, record_crc_said
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.store.draft import Draft, draft_of, end_draft
-from broker.transaction.events import BY, WHY
+from broker.transaction.events import BY, MOVED_FROM, WHY
 
 EXTRA = frozenset((WHY, BY))
 
@@ -50,6 +50,17 @@ def make_end(half: Draft, half_offset: int, slot: int, kind: TransactionType, ex
     texts = "".join([f"{name}\x01{value}\x02" for name, value in extra.items()]).encode()
     end.raw = _with_texts(decode(end.raw, check_crc=False), texts)
     return end
+
+
+def moved(raw: bytes, why: str, by: str) -> tuple[Draft, Draft]:
+    """A half message once more, which will get a slot of its own, and the rollback that settles the one it was.
+
+    For a half whose slot another one owns: nobody can settle it there. Raises as `half_draft`.
+    """
+    found, record = half_draft(raw)
+    again, _ = draft_of(_with_texts(record, f"{MOVED_FROM}\x01{record.commitlog_offset}\x02".encode()))
+    said = {WHY: why, BY: by}
+    return again, make_end(found, record.commitlog_offset, record.queue_offset, TransactionType.ROLLBACK, said)
 
 
 def _with_texts(record: Record, texts: bytes) -> bytes:

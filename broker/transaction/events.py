@@ -99,6 +99,9 @@ PARKED = "PARKED"
 WHY = "CHECKBACK_WHY"
 BY = "CHECKBACK_BY"
 
+# What a half of ours says that took the place of another: the CommitLog offset of that one, which is rolled back.
+MOVED_FROM = "CHECKBACK_MOVED_FROM"
+
 
 def topic_kind(topic: str) -> TopicKind:
     """Which of the topics that mean something to transactions this is."""
@@ -209,6 +212,7 @@ __all__ = [
     "BY",
     "EVENTS",
     "HALF_OP_STATES",
+    "MOVED_FROM",
     "PARKED",
     "PARKED_OFFSET",
     "STATE_OF_END",

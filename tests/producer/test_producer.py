@@ -66,11 +66,15 @@ def test_a_delayed_message_waits_in_the_schedule_topic(store: LiveStore) -> None
         producer.send(broker.Message("carts", BODY), delay_level=-1)
 
 
-def test_a_half_message_cannot_be_delayed(store: LiveStore) -> None:
+def test_a_delayed_half_message_waits_from_its_commit_on(store: LiveStore) -> None:
+    """RocketMQ has no such thing. See tests/transaction/test_delayed_commit.py."""
     producer = store.producer("shop", topics=["orders"], resolver=was_saved)
     transaction = producer.begin_transaction()
-    with pytest.raises(MessageRejected, match="cannot be delayed"):
-        producer.send(broker.Message("orders", BODY), transaction, delay_level=3)
+    producer.send(broker.Message("orders", BODY), transaction, delay_level=3)
+    assert store.queue_range("SCHEDULE_TOPIC_XXXX", 2) == (0, 0)
+    transaction.commit()
+    store.sync_now()
+    assert store.queue_range("SCHEDULE_TOPIC_XXXX", 2) == (0, 1)
 
 
 def test_a_batch_lies_together(store: LiveStore) -> None:

@@ -1,0 +1,7 @@
+"""The clock that delays are waited for with."""
+
+from __future__ import annotations
+
+from broker.pytest_plugin import checkback_clock
+
+__all__ = ["checkback_clock"]
