@@ -345,6 +345,17 @@ def _byte_0(kind: int) -> bytes:
     return kind.to_bytes(2, sys.byteorder) + bytes(14) + (1).to_bytes(8, sys.byteorder) + bytes(8)
 
 
+def flock_holder(path: str) -> int | None:
+    """The process that took the flock of a file, where the system tells; it may have passed it on by a fork."""
+    try:
+        file = f":{os.stat(path).st_ino} "
+        with open("/proc/locks", encoding="ascii") as locks:
+            held = [line.split() for line in locks if " FLOCK " in line and file in line and "->" not in line]
+    except OSError:
+        return None
+    return int(held[0][4]) if held and held[0][4].isdecimal() else None
+
+
 def _holder_in_proc(lock: os.stat_result) -> int | None:
     """The process with an open-file-description lock on a file: the kernel names none, but each lists its own."""
     file = f":{lock.st_ino} "

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -31,7 +32,7 @@ from broker.store.disk import Disk
 from broker.store.dispatch import Dispatcher
 from broker.store.draft import Draft
 from broker.store.layout import StoreLayout
-from broker.store.locks import AppendLock, StoreLock
+from broker.store.locks import AppendLock, StoreLock, flock_holder
 from broker.store.mapped import MappedQueue
 from broker.store.paths import Paths
 from broker.store.sync import Syncer
@@ -39,6 +40,8 @@ from broker.store.upkeep import Upkeep
 
 SYNC_MODES = ("each", "group", "os")
 _LAYOUT_VERSION = 1
+JOIN_S = 10.0  # for how long who joins waits for an append of another process to end
+_POLL_S = 0.002
 
 
 class Writing:
@@ -60,6 +63,7 @@ class Writing:
             self._admit(alone=alone)
         except BaseException:
             self.lock.release()
+            self._close_parts()
             raise
         _open.add(self)
 
@@ -130,10 +134,23 @@ class Writing:
             self.lock.downgrade()
             return
         self.control[Word.CROWD] = 1
+        self._meet_others()
         if self.control[Word.POISON] and self.control.is_initialised():
             raise poisoned(self.path)
         if not trusted:
             raise StoreLocked(f"{self.path} is open in a process of another version: close it there", path=self.path)
+
+    def _meet_others(self) -> None:
+        """See that the append lock goes round: who is stopped while it has it would keep us waiting for ever."""
+        deadline = time.monotonic() + JOIN_S
+        while not self.append_lock.try_acquire():
+            if time.monotonic() >= deadline:
+                holder = flock_holder(self.paths.append_lock)
+                who = f"process {holder}" if holder else "another process"
+                text = f"{self.path}: {who} is inside of an append and does not come out"
+                raise StoreLocked(f"{text}. If it is stopped, continue or end it", path=self.path)
+            time.sleep(_POLL_S)
+        self.append_lock.release()
 
     def _is_trusted(self, boot: tuple[int, int], inode: int, *, alone: bool) -> bool:
         """Whether the control page tells of this store as it is now. Else the log must be walked.
@@ -244,12 +261,17 @@ class Writing:
         if self.lock.held and self.lock.try_exclusive():
             leave(self)
         self.lock.release()
-        self.dispatcher.close()
-        self.appender.log.close()
-        self.syncer.close()
-        self.cells.close()
-        self.control.close()
-        self.append_lock.close()
+        self._close_parts()
+
+    def _close_parts(self) -> None:
+        """Let go of files and maps; a store that was not admitted may lack some."""
+        if hasattr(self, "upkeep"):
+            self.dispatcher.close()
+            self.appender.log.close()
+            self.syncer.close()
+            self.cells.close()
+            self.control.close()
+            self.append_lock.close()
 
 
 _open: weakref.WeakSet[Writing] = weakref.WeakSet()

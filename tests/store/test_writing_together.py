@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from broker.errors import StoreError, StoreLocked, SyncFailed
 from broker.format.sysflag import TransactionType
-from broker.store import maps
+from broker.store import maps, writing
 from broker.store.control import Word
 from broker.store.disk import Disk
 from broker.store.draft import end_draft
@@ -83,6 +84,40 @@ def test_a_lone_writer_makes_room_for_one_who_joins(tmp_path: Path) -> None:
     fill(store, 3_000_000, 30)
     store.close()
     assert verify(tmp_path).ok
+
+
+def test_who_joins_is_told_of_a_process_that_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped while it keeps the append lock it would keep everybody waiting for ever; one sentence names it."""
+
+    def write() -> None:
+        store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+        first = 0
+        while True:
+            fill(store, first, 30)
+            first += 30
+
+    child = FORK.Process(target=write)
+    child.start()
+    assert child.pid
+    while not (tmp_path / "checkback" / "checkpoint").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    monkeypatch.setattr(writing, "JOIN_S", 0.2)
+    told = None
+    for _ in range(20):  # it lets go now and then: stop it until it is inside
+        os.kill(child.pid, signal.SIGSTOP)
+        try:
+            Writing(str(tmp_path), Disk(), sync="os").close()
+        except StoreLocked as error:
+            told = error
+        os.kill(child.pid, signal.SIGCONT)
+        if told is not None:
+            break
+        time.sleep(0.01)
+    child.kill()
+    child.join()
+    assert told is not None
+    assert f"process {child.pid} is inside of an append" in str(told)
 
 
 def test_the_last_to_leave_may_be_a_child(tmp_path: Path) -> None:
