@@ -174,14 +174,15 @@ class Appender:
         is stored at each, are those of `append_locked` and `Dispatcher.dispatch`.
         """
         raw, kind, words, derived = draft.raw, draft.kind, self._words, self.dispatcher
-        tail, intent, dispatched, _, generation, poison, slots, units, _, last_ms, _, _ = _look(self._page, STATE_AT)
+        tail, intent, done, _, generation, poison, slots, units, _, last_ms, _, number = _look(self._page, STATE_AT)
         size = len(raw)
         log_base, log = self.log.last
         redo_base, redo = derived.redo_log.last
         unit_at, at, end = units * UNIT_SIZE - redo_base, tail - log_base, tail + size
-        ready = tail == intent == dispatched and not poison and generation == derived.generation
-        index = derived.index.room_for(len(draft.index_codes))
-        ready = ready and 0 <= at <= self._size_max - size and index is not None
+        ready = tail == intent == done and not poison and generation == derived.generation
+        codes = draft.index_codes
+        room = derived.index.room_for(len(codes), number)
+        ready = ready and 0 <= at <= self._size_max - size
         ready = ready and (not kind or 0 <= unit_at < self._redo_bytes)
         queue_offset, cell, place_at, table = slots, -1, 0, log  # `place_at` is in the state table or the ConsumeQueue
         if kind == _PREPARED:
@@ -198,7 +199,7 @@ class Appender:
                 base, table = derived.queues[cell].last
                 place_at = queue_offset * UNIT_SIZE - base
                 ready = 0 <= place_at < self._queue_bytes
-        if not ready or index is None:
+        if not ready or room is None:
             return self.append_locked((draft,))[0]
         now_ms = _now_ns() // 1_000_000
         if now_ms > last_ms:
@@ -221,8 +222,8 @@ class Appender:
             if kind != _ROLLBACK:
                 _pack_unit(table, place_at, tail, size, draft.tags_code)
                 self._cell_words[cell * CELL_WORDS] = queue_offset + 1
-        if draft.index_codes:
-            derived.index.put_into(index, draft.index_codes, tail, last_ms)
+        if codes:
+            derived.index.put_into(room, codes, tail, last_ms)
         words[_DISPATCHED] = end
         return _new_tuple(Appended, (tail, queue_offset, size, last_ms))
 

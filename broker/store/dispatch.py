@@ -40,7 +40,7 @@ class Dispatcher:
     def __init__(self, disk: Disk, paths: Paths, layout: StoreLayout, control: ControlPage, cells: QueueCells) -> None:
         self._disk, self._paths, self._layout = disk, paths, layout
         self._control, self.cells = control, cells
-        self._words = control.words
+        self._words, self._table_bytes = control.words, layout.state_table_bytes
         self.queues: dict[int, MappedQueue] = {}  # by cell, those that were touched
         self.table = MappedQueue(disk, paths.state_table, layout.state_table_bytes)
         self.redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
@@ -137,10 +137,13 @@ class Dispatcher:
     def settle(self, slot: int, half_offset: int, kind: int) -> None:
         """Put the state of an end into its slot, once. RocketMQ: TransactionStateService.updateTransactionState."""
         if 0 <= slot < self._words[_SLOTS]:
-            view, at = self.table.at(slot * SLOT_SIZE)
+            base, view = self.table.last
+            at = slot * SLOT_SIZE - base
+            if not 0 <= at < self._table_bytes:
+                view, at = self.table.at(slot * SLOT_SIZE)
             held_offset, size, _, _, state = _unpack_slot(view, at)
             if state == _PREPARED and held_offset == half_offset and size > 0:
-                view[at + _LAST_OF_STATE] = int(kind)
+                view[at + _LAST_OF_STATE] = kind
 
     def slot(self, slot: int) -> Slot:
         """What the state table holds; needs no lock. Raises Missing for a slot whose file is not there."""

@@ -154,8 +154,10 @@ def _with_facts(raw: bytes, topic: str, queue_id: int, kind: TransactionType, pr
         unique_key, keys = said(_UNIQ_KEY), said(_KEYS)
         if unique_key:
             codes = (index_code(topic, unique_key),)
-        if keys:
+        if keys and names.KEY_SEPARATOR in keys:
             codes += tuple([index_code(topic, key) for key in keys.split(names.KEY_SEPARATOR) if key])
+        elif keys:
+            codes += (index_code(topic, keys),)
     made = Draft(raw, topic, queue_id, kind, tag_hash(said(_TAGS, "")), group_hash(said(_PGROUP, "")), codes)
     if kind is _PREPARED and _DELAY in properties:
         made.delay_queue = _delay_queue(properties)

@@ -11,6 +11,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 from broker.errors import MessageRejected
 from broker.format.index import (
@@ -36,6 +37,9 @@ _BEGIN_AT, _END_AT = IndexHeader.OFFSET["begin_commitlog_offset"], IndexHeader.O
 _COUNTS = slice(IndexHeader.OFFSET["used_slots"], HEADER_SIZE)  # used slots and items, in 8 aligned bytes
 _COUNT_AT = IndexHeader.OFFSET["item_count"]
 _INDEX = int(Word.INDEX)
+_after_s = lru_cache(maxsize=16)(time_diff_s)  # many records share a millisecond
+
+Room = tuple["memoryview[int]", tuple[int, ...]]  # an index file and its header, as IndexHeader names the numbers
 
 
 class IndexWriter:
@@ -59,13 +63,14 @@ class IndexWriter:
         if max(1, _unpack_int(opened.view, _COUNT_AT)[0]) + count > self._items:
             self._roll(opened)
 
-    def room_for(self, count: int) -> memoryview[int] | None:
-        """The file in use, if it is mapped here and has room for so many items; None where `reserve` is needed."""
+    def room_for(self, count: int, number: int) -> Room | None:
+        """The file in use, `number`, if it is mapped here and has room for so many items; else `reserve` is needed."""
         opened = self._map
-        if opened is None or self._number != self._words[_INDEX]:
+        if opened is None or self._number != number:
             return None
         view = opened.view
-        return view if _unpack_int(view, _COUNT_AT)[0] + count < self._items else None
+        header = _unpack_header(view, 0)
+        return (view, header) if header[5] + count < self._items else None
 
     def put(self, codes: Sequence[int], commitlog_offset: int, store_timestamp_ms: int, *, again: bool = False) -> None:
         """Add an item for each hash of a record's keys; `again` leaves out those that are there already."""
@@ -77,24 +82,23 @@ class IndexWriter:
                 self._roll(self._newest())
                 view = self._newest().view
         if codes:
-            self.put_into(view, codes, commitlog_offset, store_timestamp_ms)
+            self.put_into((view, _unpack_header(view, 0)), codes, commitlog_offset, store_timestamp_ms)
 
-    def put_into(
-        self, view: memoryview[int], codes: Sequence[int], commitlog_offset: int, store_timestamp_ms: int
-    ) -> None:
+    def put_into(self, room: Room, codes: Sequence[int], commitlog_offset: int, store_timestamp_ms: int) -> None:
         """Add an item for each hash to the file in use, which has room for them.
 
         What others read while it changes is stored at one blow, by a copy of at most 8 bytes: a slot, and both counts
         together. `pack_into` writes byte by byte, and a kill could leave half a number.
         """
-        begin_ms, _, _, _, used, count = _unpack_header(view, 0)
+        view, (begin_ms, end_ms, _, _, used, count) = room
         if count <= 1:
             count, begin_ms = 1, store_timestamp_ms
             _pack_long(view, _BEGIN_MS_AT, begin_ms)
             _pack_long(view, _BEGIN_AT, commitlog_offset)
-        _pack_long(view, _END_MS_AT, store_timestamp_ms)
+        if store_timestamp_ms != end_ms:
+            _pack_long(view, _END_MS_AT, store_timestamp_ms)
         _pack_long(view, _END_AT, commitlog_offset)
-        after_s = time_diff_s(store_timestamp_ms, begin_ms)
+        after_s = _after_s(store_timestamp_ms, begin_ms)
         slots, item_at = self._slots, self._items_at + ITEM_SIZE * count
         for code in codes:
             slot_at = HEADER_SIZE + SLOT_SIZE * (code % slots)
