@@ -41,8 +41,13 @@ class Processed:
         self.metadata, self.rows = _table(table, schema)
 
     def create_all(self, engine: Engine) -> None:
-        """Make the table, where it is not there yet."""
-        self.metadata.create_all(engine)
+        """Make the table, where it is not there yet; other processes may do so at the same moment."""
+        from sqlalchemy.exc import DatabaseError
+
+        try:
+            self.metadata.create_all(engine)
+        except DatabaseError:  # SQLAlchemy looks, and then makes: another process came between
+            self.metadata.create_all(engine)
 
     def first_time(self, session: Session, group: str, message: ReceivedMessage) -> bool:
         """Note in the session's transaction that a group processes a message; False when it did so before.

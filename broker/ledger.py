@@ -94,8 +94,13 @@ class Ledger:
         return self.dialect != _SQLITE
 
     def create_all(self) -> None:
-        """Make the tables, where they are not there yet."""
-        self.metadata.create_all(self.engine)
+        """Make the tables, where they are not there yet; other processes may do so at the same moment."""
+        from sqlalchemy.exc import DatabaseError
+
+        try:
+            self.metadata.create_all(self.engine)
+        except DatabaseError:  # SQLAlchemy looks, and then makes: another process came between
+            self.metadata.create_all(self.engine)
 
     async def create_all_async(self) -> None:
         """The same, for an async engine."""

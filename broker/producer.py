@@ -151,8 +151,8 @@ class Producer:
 
         With a `transaction` it is a half message, which is delivered when that commits. Messages with the same
         `sharding_key` go to the same queue and are consumed in the order of sending; transactional ones in the order of
-        their commits. `delay_level` 1 to 18 delivers later, by RocketMQ's table from 1 s to 2 h; a half message
-        cannot be delayed. Raises MessageRejected, NotPermitted, StoreFull, StoreLocked, SyncFailed, TransactionError.
+        their commits. `delay_level` 1 to 18 delivers later, by RocketMQ's table from 1 s to 2 h; with a transaction
+        from its commit on. Raises MessageRejected, NotPermitted, StoreFull, StoreLocked, SyncFailed, TransactionError.
         """
         extra = {} if sharding_key is None else {names.SHARDING_KEY: sharding_key}
         if delay_level is not None:

@@ -36,5 +36,5 @@ for store in stores():
             response_timeout=timedelta(seconds=store.answer_within_s),
             execution_timeout=None,
         )
-        rebuild = RebuildOperator(task_id="rebuild", outlets=[rebuilt(store.name)], **target)
+        rebuild = RebuildOperator(task_id="rebuild", outlets=[rebuilt(store.name)], **engine_pool(store), **target)
         compare >> approve >> rebuild

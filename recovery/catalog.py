@@ -97,7 +97,7 @@ class Catalog:
         self._engine, self._store_id = engine, store_id
         self._columns = [_attempts.c[name] for name in _NAMES]
         with _sentences(engine):
-            metadata.create_all(engine)
+            _make_tables(engine)
 
     @classmethod
     def open(cls, store_path: str, store_id: str, url: str | None = None) -> Catalog:
@@ -212,6 +212,14 @@ def _sqlite(path: str) -> Engine:
         connection.execute("PRAGMA synchronous = NORMAL")
 
     return engine
+
+
+def _make_tables(engine: Engine) -> None:
+    """Where they are not there yet. SQLAlchemy looks and then makes: another process may come between."""
+    try:
+        metadata.create_all(engine)
+    except DatabaseError:
+        metadata.create_all(engine)
 
 
 class _sentences:  # noqa: N801 - reads as a word of the language: with _sentences(engine)

@@ -88,20 +88,22 @@ def setup(
 
 
 def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = LATEST) -> str | None:
-    """Write a report to STORE/checkback/reports and say where; None for a store in which this user may not write."""
+    """Write a report to STORE/checkback/reports and say where; None for a store in which this user may not write.
+
+    Call it under the lease of the work: what `latest` names is written by that work alone.
+    """
     folder = os.path.join(Paths(path).own, REPORTS)
     try:
         os.makedirs(folder, exist_ok=True)
         for each in (name, latest):
-            _write_whole(os.path.join(folder, each), report)
+            _write_whole(os.path.join(folder, each), os.path.join(folder, f".{latest}.new"), report)
     except OSError:
         return None
     return os.path.join(folder, name)
 
 
-def _write_whole(path: str, report: Mapping[str, Any]) -> None:
-    """A reader sees the old one or the new one."""
-    beside = f"{path}.{os.getpid()}"
+def _write_whole(path: str, beside: str, report: Mapping[str, Any]) -> None:
+    """A reader sees the old one or the new one; what a killed run left beside it is written over."""
     with open(beside, "w", encoding="utf-8") as file:
         json.dump(report, file)
     os.replace(beside, path)

@@ -10,12 +10,14 @@ other's way. Nothing heavy is imported before it is needed, so that a trigger's 
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from typing import Any
 
 import broker
 from broker.store.disk import Disk
 from broker.store.locks import is_held
 from broker.store.paths import Paths
+from broker.store.survey import survey
 from broker.transaction.events import TransactionState
 from recovery.task_setup import alone, keep_report, opened, setup
 
@@ -58,9 +60,27 @@ def in_doubt_longer(path: str, older_than_s: float, now_ms: int) -> dict[str, An
 
 
 def queue_ends(path: str, topic: str) -> dict[str, int]:
-    """The next queue offset of each queue of a topic, by queue id (as text: JSON); empty while there is none."""
+    """Where the durable messages of each queue of a topic end, by queue id (as text: JSON); empty while there is none.
+
+    As consumers see it: while a process has the store open, what it has not yet forced to disk does not count.
+    """
     with broker.open(path, read_only=True) as store:
-        return {str(queue): store.queue_range(topic, queue)[1] for queue in store.queues(topic)}
+        bound = survey(path, Disk()).durable if is_held(Paths(path).lock) else None
+        return {str(queue): _queue_end(store, topic, queue, bound) for queue in store.queues(topic)}
+
+
+def _queue_end(store: broker.Store, topic: str, queue_id: int, bound: int | None) -> int:
+    """The queue offset behind the last message that begins below `bound`, a CommitLog offset."""
+    first, end = store.queue_range(topic, queue_id)
+    queue = store.consumequeues.queue(topic, queue_id)
+    if bound is None or queue is None:
+        return end
+
+    def is_beyond(queue_offset: int) -> bool:
+        unit = queue.get(queue_offset)
+        return unit is None or unit.commitlog_offset >= bound
+
+    return first + bisect_left(range(first, end), True, key=is_beyond)
 
 
 # Verification
@@ -85,13 +105,16 @@ def _verification(path: str, engine: str, master: str | None) -> dict[str, Any]:
         from recovery.verify import verify as judge
 
         return {**judge(path).as_json(), "engine": "local"}
-    from recovery.spark import sessions, verification
+    from recovery.spark.sessions import running
 
-    spark = sessions.session(master or LOCAL_SPARK)
-    try:
-        return {**verification.verify(spark, path).as_json(), "engine": f"spark ({spark.sparkContext.master})"}
-    finally:
-        spark.stop()
+    with running(master or LOCAL_SPARK) as spark:
+        return _verification_on(spark, path)
+
+
+def _verification_on(spark: Any, path: str) -> dict[str, Any]:
+    from recovery.spark import verification
+
+    return {**verification.verify(spark, path).as_json(), "engine": f"spark ({spark.sparkContext.master})"}
 
 
 def _on_spark(engine: str, master: str | None) -> bool:
@@ -139,19 +162,35 @@ def compare_table(path: str, *, now_ms: int, engine: str = "local", master: str 
     return {**found, **{name: report[name] for name in ("generation", "records", "seconds")}, "now_ms": now_ms}
 
 
-def rebuild_table(path: str, *, now_ms: int) -> dict[str, Any]:
+def rebuild_table(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
     """Make the derived files anew and exchange them, while applications go on. A second time nothing is exchanged.
 
-    Raises StoreError for a store that another program may write to, and when two halves claim one slot in doubt.
+    Spark's executors write what is new into the store's folder. Raises StoreError for a store that another program may
+    write to, and when two halves claim one slot in doubt.
     """
+    with alone(path, "rebuild"):
+        report = _rebuilt_on_spark(path, master) if _on_spark(engine, master) else _rebuilt(path)
+        kept = keep_report(path, f"rebuild-{now_ms}.json", {"now_ms": now_ms, **report}, latest="rebuild-latest.json")
+    return {name: report[name] for name in ("applied", "counts", "records", "seconds")} | {"report": kept}
+
+
+def _rebuilt(path: str) -> dict[str, Any]:
     from recovery.rebuild import rebuild
 
-    with alone(path, "rebuild"):
-        report = rebuild(path).as_json()
-        if not report["ok"]:
-            report = rebuild(path, apply=True).as_json()
-    kept = keep_report(path, f"rebuild-{now_ms}.json", {"now_ms": now_ms, **report}, latest="rebuild-latest.json")
-    return {name: report[name] for name in ("applied", "counts", "records", "seconds")} | {"report": kept}
+    compared = rebuild(path)
+    return (compared if compared.ok else rebuild(path, apply=True)).as_json()
+
+
+def _rebuilt_on_spark(path: str, master: str | None) -> dict[str, Any]:
+    """The comparison reads only, so that executors need no folder in common for a store in order."""
+    from recovery.spark.rebuilding import rebuild
+    from recovery.spark.sessions import running
+
+    with running(master or LOCAL_SPARK) as spark:
+        seen = _verification_on(spark, path)
+        if any(kind.startswith(_DERIVED) for kind in seen["counts"]):
+            return rebuild(spark, path, apply=True).as_json()
+    return {**seen, "applied": False, "counts": {}}
 
 
 # After a crash
@@ -193,7 +232,7 @@ def recover(path: str, *, now_ms: int, broker_is_stopped: bool = False) -> dict[
         if crashed(path):  # only processes died: whoever opens it next finishes what they left
             with broker.open(path) as store:
                 store.sync_now()
-    kept = keep_report(path, f"recover-{now_ms}.json", {"now_ms": now_ms, **report}, latest="recover-latest.json")
+        kept = keep_report(path, f"recover-{now_ms}.json", {"now_ms": now_ms, **report}, latest="recover-latest.json")
     return {"case": report["case"], "applied": report["applied"], "kept": report["kept"], "report": kept}
 
 
@@ -260,7 +299,7 @@ def resolve(
         return {"commitlog_offset": commitlog_offset, "result": "unchanged", "why": "left as it is"}
     from recovery import resolve as by_hand
 
-    reason = why.strip() or "no reason was given"
+    reason, by = why.strip() or "no reason was given", by.strip() or "somebody in Airflow"
     with opened(path, catalog, must_answer=False, **asked) as shop:
         half = shop.store.transactions.half(commitlog_offset)
         if decision == "ask-again":

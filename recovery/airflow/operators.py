@@ -162,7 +162,7 @@ class RebuildOperator(StoreOperator):
         """What was swapped."""
         from recovery import tasks
 
-        found = tasks.rebuild_table(self.store_path(), now_ms=now_ms(context))
+        found = tasks.rebuild_table(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
         self.publish(context, found)
         return found
 

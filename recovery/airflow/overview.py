@@ -23,14 +23,14 @@ from broker.format.statetable import Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import PARK_TOPIC
 from broker.store.paths import Paths
-from broker.transaction.events import BY, PARKED, PARKED_OFFSET, WHY, target_topic
+from broker.transaction.events import BY, PARKED, PARKED_OFFSET, WHY, EventKind, kind_of
+from recovery.airflow.half_op import delivered, half_op_story, prepared, when
 from recovery.pending import Pending
 from recovery.store_files import StoreFiles
 from recovery.task_setup import LATEST, REPORTS
 from recovery.units import Units
 
 if TYPE_CHECKING:
-    from broker.format.commitlog import Record
     from broker.message import ReceivedMessage
 
 _SLOT, _UNIT = np.dtype(Slot.DTYPE), np.dtype(Unit.DTYPE)
@@ -145,14 +145,15 @@ def parked_halves(store: broker.Store) -> dict[int, str]:
 def story(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
     """What is known of one transaction, in order: prepared, asked about, parked and taken back, decided, delivered.
 
-    Empty when no half message begins there.
-
-    For stores with a state table; what other generations say is in `checkback dump --key`.
+    Empty when no half message begins there. What 3.1.5 to 4.2 wrote has no slots: there it is the half message alone.
     """
     with broker.open(path, read_only=True) as store, contextlib.suppress(broker.CorruptRecord):
         half = store.record(commitlog_offset)
-        if half is not None and half.transaction_type is TransactionType.PREPARED:
-            steps = [_prepared(half), *_parkings(store, commitlog_offset), *_ends(path, store, commitlog_offset)]
+        kind = half and kind_of(half.topic, half.transaction_type)
+        if half is not None and kind is EventKind.HALF:
+            return half_op_story(store, half)
+        if half is not None and kind is EventKind.PREPARED:
+            steps = [prepared(half), *_parkings(store, commitlog_offset), *_ends(path, store, commitlog_offset)]
             return sorted(steps, key=lambda step: int(step["commitlog_offset"])) + _asked(path, commitlog_offset)
     return []
 
@@ -221,19 +222,6 @@ def _park_records(store: broker.Store) -> Iterator[ReceivedMessage]:
                 yield message
 
 
-def _prepared(half: Record) -> dict[str, Any]:
-    said = half.property_map
-    facts = {
-        "slot": half.queue_offset,
-        "producer_group": said.get(names.PGROUP, ""),
-        "topic": target_topic(half.topic, said),
-        "keys": names.keys(said),
-        "unique_key": said.get(names.UNIQ_KEY),
-        "bytes": len(half.plain_body),
-    }
-    return {"what": "prepared", **_when(half), **facts}
-
-
 def _asked(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
     """The checks, as far as the catalog in the store remembers them: of what is still in doubt."""
     attempt = attempts_at(path).get(commitlog_offset)
@@ -273,13 +261,5 @@ def _ends(path: str, store: broker.Store, commitlog_offset: int) -> Iterator[dic
             ):
                 said = end.property_map
                 decided = {"why": said.get(WHY, ""), "by": said.get(BY, "")}
-                place = (
-                    f"{end.topic}/{end.queue_id} at {end.queue_offset}"
-                    if end.transaction_type is TransactionType.COMMIT
-                    else ""
-                )
-                yield {"what": kinds[end.transaction_type], **_when(end), **decided, "delivered": place}
-
-
-def _when(record: Record) -> dict[str, Any]:
-    return {"commitlog_offset": record.commitlog_offset, "stored_ms": record.store_timestamp_ms}
+                place = delivered(end) if end.transaction_type is TransactionType.COMMIT else ""
+                yield {"what": kinds[end.transaction_type], **when(end), **decided, "delivered": place}

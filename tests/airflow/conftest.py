@@ -64,7 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(room):
             for kind in ("DeprecationWarning", "PendingDeprecationWarning", "UserWarning", "ResourceWarning"):
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{kind}"))
-            item.add_marker(pytest.mark.timeout(90))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(90))
             item.add_marker(pytest.mark.xdist_group("airflow"))
             item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
 

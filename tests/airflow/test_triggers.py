@@ -17,8 +17,10 @@ from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import BaseEventTrigger
 
 import broker
+from broker.store import upkeep
 from recovery.airflow.sensors import CrashSensor, InDoubtSensor, MessageSensor
 from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger
+from recovery.tasks import queue_ends
 from tests.airflow.shops import SMALL, in_child, killed_shop, park, shop
 
 FAST_S = 0.02
@@ -113,6 +115,22 @@ def test_messages_are_told_in_ranges_and_none_twice(tmp_path: Path) -> None:
             assert (await first(events))["queues"] == {"1": [0, 1]}
 
         asyncio.run(watch())
+
+
+def test_what_is_not_yet_forced_to_disk_has_not_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut could take it back; once it is forced it is there, and when the store is closed everything is."""
+    monkeypatch.setattr(upkeep.Upkeep, "start", lambda self: None)  # nobody forces but this test
+    path = str(tmp_path / "shop")
+    with broker.open(path, layout=SMALL, sync="os") as store:
+        for number in range(3):
+            store.append(broker.Message("news", b"%d" % number))
+        store.sync_now()
+        store.append_batch([broker.Message("news", b"%d" % number) for number in range(5)])
+        assert queue_ends(path, "news") == {"0": 3}
+        store.sync_now()
+        assert queue_ends(path, "news") == {"0": 8}
+        store.append(broker.Message("news", b"last"))
+    assert queue_ends(path, "news") == {"0": 9}
 
 
 def test_positions_outlive_the_triggerer(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ SHADOWS = {"broker", "recovery", "dags", "docker"}
 # Who else may print, exit or read the environment, and why.
 SPEAKERS: dict[str, str] = {
     "examples.flash_sale.one_sale": "a program of its own",
+    "examples.spark_in_doubt": "a program of its own",
     "recovery.cli": "the command line",
     "recovery.verbs": "how a verb ends",
     "recovery.cli_output": "what the command line writes, and where",

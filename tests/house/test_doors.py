@@ -5,17 +5,16 @@ from __future__ import annotations
 import configparser
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.house.tree import ROOT, files, product
+from tests.house.tree import ROOT, product
+from tests.house.wheel import build_wheel
 
 IMPORT_S = 0.05
 
@@ -66,14 +65,8 @@ def test_all_is_the_whole_door(package: str) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
-    """The wheel, built from a copy of the tree by the backend that the lock pins: no network."""
-    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
-    for path in files():
-        (tree / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / path, tree / path)
-    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(out)!r})"
-    subprocess.run([sys.executable, "-c", build], check=True, cwd=tree, capture_output=True)
-    (path,) = Path(out).glob("*.whl")
+    """The wheel as a folder."""
+    path = build_wheel(tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel"))
     return zipfile.Path(path)
 
 
