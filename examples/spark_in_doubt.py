@@ -9,6 +9,7 @@ left is in doubt. The judgement of a whole store, with all of RocketMQ's rules, 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from recovery.spark import session, stream
@@ -38,9 +39,12 @@ def main(path: str) -> None:
     kinds = "prepared,half,committed,rolled_back"
     query = stream(spark, path, columns=COLUMNS, kind=kinds).writeStream.foreachBatch(InDoubt().take).start()
     try:
-        query.awaitTermination()
+        while query.isActive:
+            time.sleep(1)  # in Python: a call to the JVM that waits cannot be interrupted in one piece
+        query.awaitTermination()  # says why it ended
     except KeyboardInterrupt:
         query.stop()
+    spark.stop()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ from broker.transaction.events import Generation
 from recovery.extract import Kinds
 from recovery.indexes import open_index
 from recovery.keys import Rule, expected_items
-from recovery.rebuild_build import Build, Claim
+from recovery.rebuild_build import Build
+from recovery.rebuild_cells import Claim
 from recovery.rebuild_compare import Difference, differences
 from recovery.report import Findings
 from recovery.scan import Damage, Scan
@@ -80,7 +81,8 @@ class RebuildReport:
             return ""
         one = doubtful[0]
         text = f"{len(doubtful)} slots are claimed by two half messages each, of which one is in doubt: slot {one.slot}"
-        return f"{text} by those at {one.lost_offset} and {one.owner_offset}. Settle them first with their old broker"
+        text = f"{text} by those at {one.lost_offset} and {one.owner_offset}, and nobody could settle both"
+        return f"{text}. Give each a slot of its own with --apply --move; checkback writes to the store from then on"
 
     def as_json(self) -> dict[str, Any]:
         """Its public form."""
@@ -113,26 +115,27 @@ def rebuild(
     progress: Progress = lambda _done, _total: None,
     disk: Disk | None = None,
     still_s: float = STILL_S,
+    kind: Callable[..., Rebuilding] | None = None,
 ) -> RebuildReport:
-    """Build, compare, and with `apply` put in place.
+    """Build, compare, and with `apply` put in place; `kind` is who reads the log (default: this process).
 
     Raises NotAStore, CorruptStore when the log itself is damaged, and with `apply` StoreError or StoreLocked when
     another program may be at work on the store, or when two halves claim one slot and one is in doubt.
     """
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
-    started = time.monotonic()
+    started, make = time.monotonic(), kind or Rebuilding
     files = StoreFiles.open(text)
     ours = read_layout(disk, Paths(text)) is not None
     if not apply:
         with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
-            return _Rebuild(text, disk, progress, ours=ours).compare_only(files, folder, started)
+            return make(text, disk, progress, ours=ours).compare_only(files, folder, started)
     if ours:
-        return _Rebuild(text, disk, progress, ours=True).apply_to_ours(started)
+        return make(text, disk, progress, ours=True).apply_to_ours(started)
     check_still(text, disk, broker_is_stopped=broker_is_stopped, still_s=still_s)
-    return _Rebuild(text, disk, progress, ours=False).apply_to_foreign(started)
+    return make(text, disk, progress, ours=False).apply_to_foreign(started)
 
 
-class _Rebuild:
+class Rebuilding:
     """One rebuild of one store."""
 
     def __init__(self, path: str, disk: Disk, progress: Progress, *, ours: bool) -> None:
@@ -146,7 +149,7 @@ class _Rebuild:
         """The differences; nothing in the store is touched."""
         build = self._build(files, folder)
         try:
-            self._scan(build, files)
+            self._read(build, files)
             build.finish()
             return self._report(build, files, started)
         finally:
@@ -160,7 +163,7 @@ class _Rebuild:
             files = StoreFiles.open(self.path)
             build = self._build(files, self.paths.rebuild)
             try:
-                self._scan(build, files, end=store.control[Word.TAIL])
+                self._read(build, files, end=store.control[Word.TAIL])
                 with store.append_lock:
                     store.appender.heal()
                     self._scan(build, StoreFiles.open(self.path), start=self._end, end=store.control[Word.TAIL])
@@ -188,7 +191,7 @@ class _Rebuild:
             files = StoreFiles.open(self.path)
             build = self._build(files, self.paths.rebuild)
             try:
-                self._scan(build, files)
+                self._read(build, files)
                 build.finish()
                 report = self._report(build, files, started, applied=True)
                 self._refuse_claims(report)
@@ -208,10 +211,17 @@ class _Rebuild:
         self.disk.create_folder(self.paths.rebuild)
 
     def _build(self, files: StoreFiles, folder: str) -> Build:
-        return Build(files, sizes_of(files, self.disk), folder, self.disk, self._rule(files), ours=self.ours)
+        return Build(*self._build_arguments(files, folder), ours=self.ours)
+
+    def _build_arguments(self, files: StoreFiles, folder: str) -> tuple[StoreFiles, StoreLayout, str, Disk, Rule]:
+        return files, sizes_of(files, self.disk), folder, self.disk, self._rule(files)
 
     def _rule(self, files: StoreFiles) -> Rule:
         return Rule.V5 if self.ours else index_rule(files)
+
+    def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
+        """The first pass, which is the long one; what is appended meanwhile follows by `_scan`."""
+        self._scan(build, files, end=end)
 
     def _scan(self, build: Build, files: StoreFiles, *, start: int = 0, end: int | None = None) -> None:
         total = files.commitlog_bytes
@@ -220,8 +230,11 @@ class _Rebuild:
             if len(records):
                 build.add(records)
         self._end = max(self._end, scan.end_offset)
-        self._damages += scan.damages
-        for damage in scan.damages:
+        self._refuse_damages(scan.damages)
+
+    def _refuse_damages(self, damages: list[Damage]) -> None:
+        self._damages += damages
+        for damage in damages:
             if damage.kind != "torn-tail":
                 text = f"{damage.file} at CommitLog offset {damage.commitlog_offset}: {damage.reason}. What is derived "
                 raise CorruptStore(f"{text}from a damaged log is no better. Run: checkback salvage {self.path} OUT")

@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from broker.format.consumequeue import UNIT_SIZE, Unit
+from broker.format.consumequeue import UNIT_SIZE
 from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, file_size, item_at, slot_at
-from broker.format.statetable import Slot
 from broker.store.disk import Disk, Map
 from broker.store.mapped import MappedQueue
 from recovery.keys import Rule
+from recovery.rebuild_cells import SLOT, UNIT
 from recovery.units import Ints, Rows
 
-UNIT = np.dtype(Unit.DTYPE)
-SLOT = np.dtype(Slot.DTYPE)
 _ITEM = np.dtype(IndexItem.DTYPE)
 _SECONDS_MAX = (1 << 31) - 1
 
@@ -68,6 +66,11 @@ class UnitFiles:
             done += part
         return rows
 
+    def holds(self, begin: int, end: int) -> None:
+        """That units begin … end - 1 were written by others, into the files of this folder."""
+        self.begin = begin if self.begin < 0 else min(self.begin, begin)
+        self.end = max(self.end, end)
+
     def bases(self) -> Iterator[int]:
         """Where each file begins."""
         if self.begin >= 0:
@@ -96,7 +99,7 @@ class IndexFiles:
         whole_records: bool = False,
     ) -> None:  # fmt: skip
         self._disk, self._folder, self._slots, self._items = disk, folder, slots, items
-        self._rule, self._names, self._whole_records = rule, list(names), whole_records
+        self._rule, self._names, self.whole_records = rule, list(names), whole_records
         self.numbers: list[int] = []
         self._map: Map | None = None
         self._newest = np.zeros(slots, np.int32)
@@ -110,7 +113,7 @@ class IndexFiles:
                 self._begin(items[0])
             room = self._items - self._header.next_item
             count = min(len(items), room)
-            if self._whole_records and count < len(items):  # our writer begins a file when a record does not fit
+            if self.whole_records and count < len(items):  # our writer begins a file when a record does not fit
                 at = items["commitlog_offset"]
                 count = int(np.searchsorted(at[:count], at[count], side="left"))
             if count:
@@ -119,11 +122,25 @@ class IndexFiles:
             if len(items):
                 self._end()
 
-    def _begin(self, first: Any) -> None:
-        moment_ms = int(first["store_ms"])
+    def name(self, moment_ms: int) -> int:
+        """The number by which the next file goes: that of the live file, else the time of its first record."""
         text = time.strftime("%Y%m%d%H%M%S", time.localtime(moment_ms // 1000)) + f"{moment_ms % 1000:03}"
         known = self._names[len(self.numbers)] if len(self.numbers) < len(self._names) else int(text)
-        number = max(known, self.numbers[-1] + 1 if self.numbers else 0)
+        return max(known, self.numbers[-1] + 1 if self.numbers else 0)
+
+    def resume(self, numbers: Sequence[int], last_full_ms: int) -> None:
+        """Go on behind files that others filled by the same rule; the last may have room."""
+        self.numbers, self.last_full_ms = list(numbers), last_full_ms
+        if not self.numbers:
+            return
+        path = os.path.join(self._folder, f"{self.numbers[-1]:017}")
+        self._map = self._disk.open_map(path, file_size(self._slots, self._items))
+        self._header = IndexHeader.unpack_from(bytes(self._map.view[:HEADER_SIZE]))
+        held = self._map.view[slot_at(0) : slot_at(self._slots)]
+        self._newest = np.frombuffer(bytes(held), ">i4").astype(np.int32)
+
+    def _begin(self, first: Any) -> None:
+        moment_ms, number = int(first["store_ms"]), self.name(int(first["store_ms"]))
         size = file_size(self._slots, self._items)
         path = os.path.join(self._folder, f"{number:017}")
         if self._disk.entry(self._folder) is None:

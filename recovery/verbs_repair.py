@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recovery.cli_output import Bar, print_json, show
+from recovery.cli_output import Bar, print_json, show, warn
 from recovery.verbs import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail
 
 if TYPE_CHECKING:
@@ -18,6 +18,16 @@ Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without this nothin
 Stopped = Annotated[
     bool,
     typer.Option("--broker-is-stopped", help="You have stopped the RocketMQ broker of this store."),
+]
+Move = Annotated[
+    bool,
+    typer.Option("--move", help="Of two half messages with one slot, give each in doubt a slot of its own."),
+]
+
+
+Spark = Annotated[
+    str | None,
+    typer.Option("--spark", metavar="MASTER", help="Read the log on Spark: local[*], spark://HOST:PORT."),
 ]
 
 
@@ -65,7 +75,10 @@ def _report_lines(report: Report) -> Iterator[str]:
     yield f"Recovered in {report.seconds:.1f} s. See for yourself with: checkback verify {path}"
 
 
-def rebuild(store: Store, as_json: AsJson = False, apply: Apply = False, broker_is_stopped: Stopped = False) -> None:
+def rebuild(
+    store: Store, as_json: AsJson = False, apply: Apply = False, broker_is_stopped: Stopped = False,
+    move: Move = False, spark: Spark = None,
+) -> None:  # fmt: skip
     """Make the derived files again from the CommitLog and compare them with the live ones. With --apply: put in place.
 
     ConsumeQueues and index; of a 3.x or checkback store the state table and the redo log as well. Slots stay what the
@@ -74,8 +87,21 @@ def rebuild(store: Store, as_json: AsJson = False, apply: Apply = False, broker_
     """
     from recovery.rebuild import rebuild as make
 
+    if move and not apply:
+        raise typer.BadParameter("it writes to the store: give --apply, too", param_hint="--move")
+    if move:
+        from recovery.moving import move as move_claimed
+
+        for one in move_claimed(store, broker_is_stopped=broker_is_stopped):
+            text = f"the half message at {one.old_offset} (slot {one.old_slot}) was prepared again"
+            warn(f"{text} at {one.commitlog_offset} (slot {one.slot})")
     with Bar("Rebuilding") as progress:
-        report = make(store, apply=apply, broker_is_stopped=broker_is_stopped, progress=progress)
+        if spark is None:
+            report = make(store, apply=apply, broker_is_stopped=broker_is_stopped, progress=progress)
+        else:
+            from recovery.spark.rebuilding import rebuild_with
+
+            report = rebuild_with(spark, store, apply=apply, broker_is_stopped=broker_is_stopped, progress=progress)
     print_json(report.as_json()) if as_json else show(_rebuild_lines(report))
     if apply and report.refusal:
         fail(report.refusal, FINDINGS)
@@ -106,6 +132,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     ),
     rebuild: examples(
         "rebuild shop.store", "rebuild shop.store --apply", "rebuild rocketmq/store --apply --broker-is-stopped",
+        "rebuild rocketmq/store --apply --move --broker-is-stopped", 'rebuild shop.store --spark "local[*]"',
     ),
 }  # fmt: skip
 

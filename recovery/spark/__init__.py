@@ -18,6 +18,7 @@ _DOORS = {
     "check_installation": "recovery.spark.sessions",
     "findings": "recovery.spark.tables",
     "package": "recovery.spark.shipping",
+    "rebuild": "recovery.spark.rebuilding",
     "register": "recovery.spark.tables",
     "scan": "recovery.spark.tables",
     "session": "recovery.spark.sessions",

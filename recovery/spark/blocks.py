@@ -55,6 +55,13 @@ def values_of(table: pa.Table, tag: str) -> Iterator[Any]:
             yield pickle.loads(payload.as_py())  # noqa: S301
 
 
+def each_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, Any]]:
+    """The tag, the partition and the value of each row: what `rows_of` was given."""
+    tags, parts = batch.column("tag").to_pylist(), batch.column("part").to_pylist()
+    for tag, part, payload in zip(tags, parts, batch.column("payload"), strict=True):
+        yield tag, part, pickle.loads(payload.as_py())  # noqa: S301 - as above
+
+
 def gathered(blocks: Iterable[Block], names: Names) -> tuple[Rows, pa.Table]:
     """The events of many blocks in log order, with one numbering of their names, and their strings."""
     parts: list[Rows] = []

@@ -35,6 +35,7 @@ from recovery.spark.blocks import (
     dealt,
 )
 from recovery.spark.derived import Compared, Comparing, Cut
+from recovery.spark.making import Counts, Maker, Making
 from recovery.spark.places import Log
 from recovery.spark.splits import Reading, Split
 from recovery.spill import joined, pick
@@ -61,6 +62,7 @@ class Summary:
     damages: list[Damage] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)
     compared: Compared | None = None
+    made: Counts | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Task:
     strings: bool = False  # whether somebody wants to see keys
     compare: bool = False  # whether the derived files are looked at
     cuts: tuple[Cut, ...] = ()
+    making: Making | None = None  # whether derived files are made
 
 
 class Inspection:
@@ -90,6 +93,7 @@ class Inspection:
         self._comparing: Comparing | None = None
         if task.compare:
             self._comparing = Comparing(task.log.place, task.cuts[split.number], split, self.summary.findings)
+        self._maker = Maker(task.making) if task.making is not None else None
 
     def run(self) -> Iterator[tuple[str, int, Any]]:
         """Read the split; yields its blocks, then its summary."""
@@ -100,6 +104,9 @@ class Inspection:
         summary.damages = self._reading.damages
         if self._comparing is not None:
             summary.compared = self._comparing.finish()
+        if self._maker is not None:
+            summary.made = self._maker.counts()
+            yield from self._maker.blocks(summary.split.number)
         yield from self._blocks()
         yield SUMMARY, 0, summary
 
@@ -121,6 +128,8 @@ class Inspection:
                 text = "a half message with a delay, stored in the schedule topic: no end will ever find it"
                 self._add("half-diverted", place, text)
             self._comparing.add(records, kinds)
+        if self._maker is not None:
+            self._maker.add(records, kinds)
 
     def _take_events(self, records: Records, kinds: Kinds) -> None:
         rows = extract(records, kinds, self._names)

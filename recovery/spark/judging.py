@@ -22,6 +22,7 @@ from broker.transaction.events import EventKind, Generation, TransactionState
 from recovery.copies import difference
 from recovery.digest import Digest
 from recovery.extract import Names, Redeliveries, Rows
+from recovery.rebuild_cells import slots_of
 from recovery.report import Findings
 from recovery.spark.blocks import (
     EVENTS,
@@ -39,6 +40,7 @@ from recovery.spark.blocks import (
 )
 from recovery.spark.derived import Held, PartTable
 from recovery.spark.inspection import record_at, strings_of
+from recovery.spark.making import CELLS, TABLE, Making, Target, pieces
 from recovery.spark.places import Log, filesystem_of
 from recovery.spill import joined, pick
 from recovery.transactions import Transactions, Verdicts
@@ -95,6 +97,7 @@ class Court:
     with_rows: bool = False  # list the transactions
     now_ms: int = 0
     folder: str | None = None  # where files with the rows go; else they travel to Spark
+    making: Making | None = None  # make the slots of the state table
 
 
 @dataclass
@@ -149,6 +152,8 @@ def judge_ends(court: Court) -> Callable[[pa.Table], Iterator[tuple[str, int, An
         _pronounce(court, sentence, verdicts, names)
         if court.with_rows:
             yield from _told(court, sentence, listed(court, verdicts, rows, names, strings))
+        if court.making is not None:
+            yield from _slots(court.making, verdicts, names)
         yield VERDICTS, 0, sentence
         raw, count = names.raw(), court.partitions
         for some in part.named:
@@ -160,6 +165,14 @@ def judge_ends(court: Court) -> Callable[[pa.Table], Iterator[tuple[str, int, An
                 yield KEYED, to, Block(raw, dealt_rows, said)
 
     return judge
+
+
+def _slots(making: Making, found: list[Verdicts], names: Names) -> Iterator[tuple[str, int, Any]]:
+    """The slots of these transactions, dealt to the files of the state table."""
+    for verdicts in found:
+        rows = pick(verdicts.rows, verdicts.rows["generation"] == Generation.STATE_TABLE)
+        for piece in pieces(making, Target(TABLE, 0), 0, *slots_of(rows, names)):
+            yield CELLS, piece.target.part, piece
 
 
 def join_ops(court: Court) -> Callable[[pa.Table], Iterator[tuple[str, int, Any]]]:

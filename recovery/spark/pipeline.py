@@ -83,9 +83,9 @@ class Judgement:
                 for number in batch.column(0).to_pylist():
                     yield from rows_of(Inspection(task, every[number]).run())
 
-        numbers = self._spark.range(0, len(splits), 1, self._tasks(len(splits)))
-        self._events = self._keep(mapped(numbers, inspect, SCHEMA_DDL))
-        found = self._events.where(f"tag = '{SUMMARY}'").toArrow()
+        numbers = self._spark.range(0, len(splits), 1, self.tasks(len(splits)))
+        self.events = self._keep(mapped(numbers, inspect, SCHEMA_DDL))
+        found = self.events.where(f"tag = '{SUMMARY}'").toArrow()
         self.summaries: list[Summary] = sorted(values_of(found, SUMMARY), key=lambda one: one.split.start)
 
     def _settle(self) -> None:
@@ -119,13 +119,13 @@ class Judgement:
 
     def blocks(self, court: Court) -> DataFrame:
         """What the joins say, as blocks with the tags `verdicts` and `rows`, among others."""
-        first = self._joined(self._events.where(f"tag = '{EVENTS}'"), judge_ends(court))
+        first = self._joined(self.events.where(f"tag = '{EVENTS}'"), judge_ends(court))
         if not self.evidence.half_op:
             return first
         first = self._keep(first)
-        named = first.unionAll(self._events).where(f"tag = '{NAMED}'")
+        named = first.unionAll(self.events).where(f"tag = '{NAMED}'")
         second = self._keep(self._joined(named, join_ops(court)))
-        keyed = first.unionAll(second).unionAll(self._events).where(f"tag = '{KEYED}'")
+        keyed = first.unionAll(second).unionAll(self.events).where(f"tag = '{KEYED}'")
         third = self._joined(keyed, judge_keys(court))
         return first.unionAll(second).unionAll(third)
 
@@ -140,13 +140,13 @@ class Judgement:
             for table in _by_part(batches):
                 yield from rows_of(judge(table))
 
-        tasks = self._tasks(self.task.partitions)
+        tasks = self.tasks(self.task.partitions)
         dealt = blocks.repartitionById(tasks, blocks["part"] % tasks)
         if tasks < self.task.partitions:
             dealt = dealt.sortWithinPartitions("part")
         return mapped(dealt, apply, SCHEMA_DDL)
 
-    def _tasks(self, wanted: int) -> int:
+    def tasks(self, wanted: int) -> int:
         """Starting a task takes 10 to 20 ms: many small pieces of work share one."""
         return max(1, min(wanted, _TASKS_PER_CORE * self._spark.sparkContext.defaultParallelism))
 

@@ -6,12 +6,14 @@ spark = session("spark://master:7077", memory="4g")
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +104,28 @@ def session(
         raise SparkNotReady(f"Spark did not start with the master {master}: {reason}") from error
 
 
+@contextlib.contextmanager
+def running(master: str = "local[*]") -> Iterator[SparkSession]:
+    """A session for one piece of work, stopped after it; one that this process had already goes on.
+
+    Raises SparkNotReady.
+    """
+    check_installation()
+    from pyspark.sql import SparkSession
+
+    before = SparkSession.getActiveSession()
+    made = session(master)
+    try:
+        yield made
+    finally:
+        if before is None:
+            made.stop()
+
+
 def _ready_environment(*, local: bool) -> None:
     """What Spark reads from the environment before its JVM starts; what a user set stays."""
+    # Py4J logs what it raises, with a traceback: a Ctrl-C that comes while it waits for the JVM would show one.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if local:

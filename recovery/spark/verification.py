@@ -126,7 +126,9 @@ class _Scanned:
     """What the local verification asks of its scan, when the reading is done."""
 
     def __init__(self, log: Log, summaries: list[Summary]) -> None:
-        files = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in log.damages]
+        now = log.place.log().damages  # a segment in the middle may have gone, or been cut, while the tasks read
+        every = [*log.damages, *(one for one in now if one not in log.damages)]
+        files = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in every]
         self.damages = [*files, *(damage for summary in summaries for damage in summary.damages)]
         ends = [summary.end_offset for summary in summaries if summary.end_offset is not None]
         self.end_offset = max(ends, default=log.begin)

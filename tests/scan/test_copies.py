@@ -98,3 +98,18 @@ def test_every_flipped_bit_of_the_properties_changes_the_number() -> None:
             changed[at] ^= 1 << bit
             first, second = prints(*both(HALF, dataclasses.replace(END, properties=bytes(changed))))
             assert first != second, (at, bit)
+
+
+def test_a_delayed_commit_is_a_copy_of_its_half() -> None:
+    """It lies in the schedule topic, in the queue of its level; where consumers will find it is the same."""
+    half = dataclasses.replace(HALF, topic="Orders", queue_id=3, sys_flag=4, queue_offset=7)
+    end = dataclasses.replace(half, topic="SCHEDULE_TOPIC_XXXX", queue_id=2, sys_flag=8)
+    for number, fields in ((3, ""), (1, "queue_id")):
+        said = properties.encode({**SAID, "REAL_TOPIC": "Orders", "REAL_QID": str(number)})
+        pair = both(dataclasses.replace(half, properties=said), dataclasses.replace(end, properties=said))
+        kinds = (EventKind.PREPARED, EventKind.COMMITTED)
+        first, second = (
+            fingerprints(part, np.array([kind], np.uint8))[0] for part, kind in zip(pair, kinds, strict=True)
+        )
+        assert bool(first == second) is (fields == "")
+        assert difference(*pair) == fields

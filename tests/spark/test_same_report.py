@@ -21,7 +21,7 @@ from recovery.verify import verify
 from tests.operations import small_stores
 from tests.operations.small_broker import GENERATIONS
 from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
-from tests.spark.by_hand import comparable, verify_by_hand
+from tests.spark.by_hand import JudgementByHand, comparable, verify_by_hand
 
 GOLDEN = ("rocketmq-3.1.5-killed", "rocketmq-3.1.5-recovered", "rocketmq-5.3.3-killed", "rocketmq-5.3.3-clean")
 
@@ -104,6 +104,40 @@ def test_a_body_larger_than_what_is_looked_back_for(tmp_path: Path, monkeypatch:
     ]
     assert fooled, "without looking back a split takes the record in the body for one"
     assert comparable(verify_by_hand(path, 1024)) == comparable(verify(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [("missing", {"segment-missing": 1}), ("cut", {"segment-size": 1, "corrupt-region": 1}), ("appended", {})],
+    ids=["missing", "cut", "appended"],
+)
+def test_a_segment_that_changes_after_the_splits_were_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, kinds: dict[str, int]
+) -> None:
+    """It expires, is cut, is written to: the job goes on, and what it cannot tell is a finding."""
+    log = Log(8192)
+    offsets = [log.append(Wanted(chunks=(Chunk("bytes", b"x" * 700),))) for _ in range(40)]
+    path = log.write(tmp_path)
+    segments = sorted((path / "commitlog").iterdir())
+    whole = segments[-1].read_bytes()
+    if change == "appended":
+        last = offsets[-1] % 8192
+        segments[-1].write_bytes(whole[: last + 40] + bytes(len(whole) - last - 40))
+    read = JudgementByHand._read
+
+    def changed(judgement: JudgementByHand, planned: list[splits.Split]) -> None:
+        if change == "missing":
+            segments[1].unlink()
+        elif change == "cut":
+            segments[1].write_bytes(segments[1].read_bytes()[:3000])
+        else:
+            segments[-1].write_bytes(whole)
+        read(judgement, planned)
+
+    monkeypatch.setattr(JudgementByHand, "_read", changed)
+    report = verify_by_hand(str(path), 3000)
+    assert dict(report.findings.counts) == kinds
+    assert report.records == {"missing": 30, "cut": 33, "appended": 40}[change]
 
 
 def _first(path: str, split: splits.Split) -> int | None:

@@ -105,8 +105,23 @@ def test_damage_is_reported_passed_over_or_fatal(spark: SparkSession, damaged: P
         scan(spark, path, onCorrupt="fail").count()
 
 
-def test_compressed_segments_and_uris(spark: SparkSession, golden: Callable[[str], Path], tmp_path: Path) -> None:
-    """An archive with a compressed segment is the same table; so is a store that a URI names."""
+@pytest.mark.parametrize(("suffix", "compression"), [("gz", "gzip"), ("zst", "zstd"), ("lz4", "lz4")])
+def test_compressed_segments(
+    spark: SparkSession, golden: Callable[[str], Path], tmp_path: Path, suffix: str, compression: str
+) -> None:
+    """An archive with compressed segments is the same table."""
+    path = golden(STORE)
+    (tmp_path / "commitlog").mkdir()
+    for segment in (path / "commitlog").iterdir():
+        target = str(tmp_path / "commitlog" / f"{segment.name}.{suffix}")
+        with pa.output_stream(target, compression=compression) as file:
+            file.write(segment.read_bytes())
+    columns = ["commitlog_offset", "topic", "body"]
+    assert _rows(scan(spark, str(tmp_path), columns=columns).toArrow()) == _rows(_all(path).select(columns))
+
+
+def test_uris(spark: SparkSession, golden: Callable[[str], Path], tmp_path: Path) -> None:
+    """A store that a URI names is the same table, archived or not."""
     path = golden(STORE)
     archive = tmp_path / "archive" / "commitlog"
     archive.mkdir(parents=True)
@@ -116,6 +131,23 @@ def test_compressed_segments_and_uris(spark: SparkSession, golden: Callable[[str
     expected = _rows(_all(path).select(columns))
     for place in (str(archive.parent), archive.parent.as_uri(), path.as_uri()):
         assert _rows(scan(spark, place, columns=columns, splitBytes=100_000).toArrow()) == expected
+
+
+def test_segments_that_go_while_the_query_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """One expires and one is cut after the splits were planned: the other records come, and no task fails."""
+    log = Log(8192)
+    offsets = [log.append(Wanted(chunks=(Chunk("bytes", b"x" * 700),))) for _ in range(40)]
+    path = log.write(tmp_path)
+    segments = sorted((path / "commitlog").iterdir())
+    frame = scan(spark, str(path), columns=["commitlog_offset"], splitBytes=3000)
+    frame._jdf.queryExecution().executedPlan()  # now the splits are planned
+    segments[0].unlink()
+    segments[2].write_bytes(segments[2].read_bytes()[:3000])
+    found = {row[0] for row in frame.collect()}
+    cut_at = 2 * 8192 + 3000
+    lost = {at for at in offsets if at < 8192 or (at < 3 * 8192 and at + len(log.records[at]) > cut_at)}
+    assert len(lost) > 10
+    assert found == set(offsets) - lost
 
 
 def test_mistakes_are_said_on_the_driver(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,0 +1,270 @@
+"""The derived files of a store made by Spark; compared and put in place by the local engine.
+
+    report = rebuild(spark, "shop.store")                  compare only
+    report = rebuild(spark, "shop.store", apply=True)      and exchange, while applications go on
+
+The log is read once. What it says has a place, or gets one from the counts of all splits (`recovery.spark.making`);
+each file is written by one task. The driver sees counts. What applications append meanwhile it takes itself, under the
+append lock, as `recovery.rebuild` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from broker.errors import StoreError
+from broker.format.sysflag import TransactionType
+from broker.transaction.events import Generation, TransactionState
+from recovery.extract import Kinds
+from recovery.rebuild import Progress, Rebuilding, RebuildReport
+from recovery.rebuild import rebuild as rebuild_by
+from recovery.rebuild_build import Build
+from recovery.records import Records
+from recovery.scan import Damage, Scan
+from recovery.spark.blocks import SCHEMA_DDL, each_of, rows_of, values_of
+from recovery.spark.inspection import Task, record_at
+from recovery.spark.making import (
+    CELLS,
+    FILED,
+    INDEX,
+    ITEMS,
+    QUEUE,
+    REDO,
+    REDO_LOG,
+    TABLE,
+    Filed,
+    Layout,
+    Making,
+    boundary,
+    file_writer,
+    least_and_most,
+    piece_rows,
+    placed,
+    prefix_sums,
+)
+from recovery.spark.mapping import mapped
+from recovery.spark.pipeline import Judgement
+from recovery.spark.places import Log, Place, log_of
+from recovery.spark.progress import watched
+from recovery.spark.sessions import session
+from recovery.spark.shipping import ship
+from recovery.spark.splits import SPLIT_BYTES
+from recovery.store_files import StoreFiles
+from recovery.units import Ints, Rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PREPARED = int(TransactionState.PREPARED)
+
+
+def _silent(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def rebuild(
+    spark: SparkSession,
+    path: str,
+    *,
+    apply: bool = False,
+    broker_is_stopped: bool = False,
+    progress: Progress = _silent,
+    split_bytes: int = SPLIT_BYTES,
+) -> RebuildReport:
+    """Build on Spark, compare, and with `apply` put in place: the report, and the errors, of `recovery.rebuild`.
+
+    Without `apply` the files go to a temporary folder (TMPDIR), which all executors must see.
+    """
+    if not Place(path).is_local:
+        text = f"{path}: a rebuild exchanges folders, which only a mounted file system can. Give the path where it is"
+        raise StoreError(f"{text} mounted", path=path)
+    ship(spark)
+    kind = partial(_OnSpark, spark, split_bytes)
+    return rebuild_by(path, apply=apply, broker_is_stopped=broker_is_stopped, progress=progress, kind=kind)
+
+
+def rebuild_with(
+    master: str,
+    path: str,
+    *,
+    apply: bool = False,
+    broker_is_stopped: bool = False,
+    progress: Progress = _silent,
+) -> RebuildReport:
+    """Rebuild on a session of its own: what `checkback rebuild --spark MASTER` does. Raises SparkNotReady."""
+    StoreFiles.open(path)  # a wrong path is said before Spark starts
+    spark = session(master)
+    try:
+        return rebuild(spark, path, apply=apply, broker_is_stopped=broker_is_stopped, progress=progress)
+    finally:
+        spark.stop()
+
+
+class _OnSpark(Rebuilding):
+    """One rebuild whose first pass runs on Spark."""
+
+    def __init__(self, spark: SparkSession, split_bytes: int, path: str, *args: Any, **options: Any) -> None:
+        super().__init__(path, *args, **options)
+        self._spark, self._split_bytes = spark, split_bytes
+
+    def _build(self, files: StoreFiles, folder: str) -> Build:
+        return SparkBuild(*self._build_arguments(files, folder), ours=self.ours)
+
+    def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
+        assert isinstance(build, SparkBuild)
+        log = _up_to(log_of(Place(self.path), files.commitlog), end)
+        with watched(self._spark, self._progress, log.bytes):
+            judgement = Judgement(
+                self._spark, log, split_bytes=self._split_bytes,
+                prepare=lambda _splits: Task(log, 1, crc=False, making=build.making),
+            )  # fmt: skip
+            try:
+                summaries = judgement.summaries
+                ends = [summary.end_offset for summary in summaries if summary.end_offset is not None]
+                self._end = max([self._end, log.begin, *ends])
+                self._refuse_damages([*_of_files(log), *(one for each in summaries for one in each.damages)])
+                build.take(self._spark, judgement)
+            finally:
+                judgement.close()
+
+
+class SparkBuild(Build):
+    """A build whose files Spark's tasks write; what is appended afterwards is taken as the local engine takes it."""
+
+    @property
+    def making(self) -> Making:
+        """What the tasks are told."""
+        whole_records = self.index.whole_records
+        return Making(Place(self.files.path), self.paths.store, self._sizes, self.rule, whole_records)
+
+    def take(self, spark: SparkSession, judgement: Judgement) -> None:
+        """Have the files written, and know what they hold."""
+        summaries, told = judgement.summaries, self.judgement
+        self._read_to = max((one.end_offset for one in summaries if one.end_offset is not None), default=0)
+        self._added_to, self._named = self._read_to, set[int]()
+        told.evidence = judgement.evidence
+        told.records = sum(summary.records for summary in summaries)
+        told.bytes = sum(summary.bytes for summary in summaries)
+        told.last_store_ms = max((summary.last_store_ms for summary in summaries), default=0)
+        counts = [summary.made for summary in summaries if summary.made is not None]
+        with_table = self.generation is Generation.STATE_TABLE
+        redo = prefix_sums([one.redo for one in counts], self.redo_units)
+        items = prefix_sums([one.items for one in counts])
+        layout = Layout(redo, items, *self._index_files(judgement, items, sum(one.items for one in counts)), with_table)
+        filed = self._filed(spark, judgement, layout, with_table=with_table)
+        if with_table:
+            self.redo_units += sum(one.redo for one in counts)
+        self._know(filed, layout)
+
+    def _index_files(self, judgement: Judgement, items: list[int], total: int) -> tuple[list[int], list[int]]:
+        """Where each index file begins, and its name: a file has room for one item less than it has."""
+        starts: list[int] = []
+        at, room = 0, self._sizes.index_items - 1
+        while at < total:
+            split = int(np.searchsorted(items, at, side="right")) - 1
+            start, moment_ms = _boundary(judgement, split, items[split], at, whole_records=self.index.whole_records)
+            start = start if not starts or start > starts[-1] else at  # a record with more items than a file
+            starts.append(start)
+            self.index.numbers.append(self.index.name(moment_ms))
+            at = start + room
+        return starts, self.index.numbers
+
+    def _filed(self, spark: SparkSession, judgement: Judgement, layout: Layout, *, with_table: bool) -> list[Filed]:
+        making = self.making
+        blocks = judgement.events
+        if with_table:
+            blocks = blocks.unionAll(judgement.blocks(judgement.court(making=making)))
+
+        def place(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for tag, part, rows in each_of(batch):
+                    yield from piece_rows(placed(making, layout, tag, part, rows))
+
+        found = mapped(blocks.where(f"tag in ('{CELLS}', '{REDO}', '{ITEMS}')"), place, SCHEMA_DDL)
+        tasks = judgement.tasks(judgement.log.bytes // SPLIT_BYTES * 2 + spark.sparkContext.defaultParallelism)
+        dealt = found.repartitionById(tasks, found["part"] % tasks).sortWithinPartitions("part", "tag")
+        filed = list(values_of(mapped(dealt, file_writer(making), SCHEMA_DDL).toArrow(), FILED))
+        for one in filed:
+            if one.error:
+                raise StoreError(one.error, path=self.paths.store)
+            if self._disk.entry(one.target.path(making)) is None:
+                text = f"{one.target.path(making)} was written by an executor, and is not here: set TMPDIR to a folder"
+                raise StoreError(f"{text} that all machines share", path=self.paths.store)
+        return filed
+
+    def _know(self, filed: list[Filed], layout: Layout) -> None:
+        """What the files hold, so that more can be added."""
+        for (kind, topic, queue_id), (begin, end) in least_and_most(filed).items():
+            files = {REDO_LOG: self.redo_log, TABLE: self.table}.get(kind)
+            files = self._queue(topic, queue_id) if kind == QUEUE else files
+            if files is not None:
+                files.holds(begin, end)
+        self.claims += sorted((claim for one in filed for claim in one.claims), key=lambda one: one.slot)
+        end_ms = {one.target.file: one.end_ms for one in filed if one.target.kind == INDEX}
+        names = list(layout.index_names)
+        self.index.resume(names, end_ms[names[-2]] if len(names) > 1 else 0)
+
+    # What is appended while the tasks run
+
+    def _judge(self, records: Records, kinds: Kinds) -> None:
+        """Judged when all are there (`finish`): the halves that ends name come first, as in the log."""
+        ends = (kinds.types << 2 == TransactionType.COMMIT) | (kinds.types << 2 == TransactionType.ROLLBACK)
+        self._named.update(records.field("prepared_transaction_offset")[ends].tolist())
+        self._added_to = int(records.offsets[-1] + records.sizes[-1])
+
+    def finish(self) -> None:
+        """Judge what was appended while the tasks ran, then do what is done after any scan."""
+        told, read_to = self.judgement, self._read_to
+        if self._added_to > read_to:
+            counted = told.evidence, told.records, told.bytes, told.last_store_ms
+            listing = StoreFiles.open(self.files.path).commitlog
+            for place in sorted(place for place in self._named if 0 <= place < read_to):
+                half = record_at(listing, place)
+                if half is not None:
+                    told.add(half)
+            told.evidence, told.records, told.bytes, told.last_store_ms = counted
+            for records in Scan(listing, read_to, self._added_to):
+                told.add(records)
+        super().finish()
+
+    def _write_slots(self, numbers: Ints, slots: Rows) -> None:
+        """A slot that Spark wrote is this half's already: what it decided stays."""
+        if len(numbers) and self.table.end > int(numbers.min()):
+            before = self._built_slots(numbers)
+            own = (before["size"] > 0) & (before["commitlog_offset"] == slots["commitlog_offset"])
+            open_still = own & (before["state"] == _PREPARED)
+            self.table.write(numbers[open_still], slots[open_still])
+            numbers, slots = numbers[~own], slots[~own]
+        super()._write_slots(numbers, slots)
+
+
+def _of_files(log: Log) -> list[Damage]:
+    """What is wrong with the segments as files."""
+    return [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in log.damages]
+
+
+def _up_to(log: Log, end: int | None) -> Log:
+    """The log without what lies from an offset on."""
+    if end is None:
+        return log
+    files = [replace(file, size=min(file.size, end - file.base)) for file in log.files if file.base < end]
+    return replace(log, files=tuple(files))
+
+
+def _boundary(judgement: Judgement, split: int, first: int, wanted: int, *, whole_records: bool) -> tuple[int, int]:
+    """Asked where the items are: two numbers come back."""
+
+    def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for items in values_of(pa.Table.from_batches([batch]), ITEMS):
+                yield from rows_of([(ITEMS, split, boundary(items, first, wanted, whole_records=whole_records))])
+
+    asked = judgement.events.where(f"tag = '{ITEMS}' and part = {split}")
+    found: tuple[int, int] = next(iter(values_of(mapped(asked, ask, SCHEMA_DDL).toArrow(), ITEMS)))
+    return found

@@ -1,0 +1,112 @@
+"""The derived files that Spark makes are the live ones, byte for byte; and they repair what a real broker broke."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from broker.errors import CorruptStore, StoreError
+from broker.format.sysflag import TransactionType
+from broker.store.disk import Disk
+from broker.store.layout import StoreLayout
+from broker.store.writing import Writing
+from recovery.pending import Pending
+from recovery.rebuild import rebuild as local_rebuild
+from recovery.spark import rebuild
+from recovery.spark.pipeline import Judgement
+from recovery.verify import verify
+from tests.operations.test_rebuild import derived, store_of
+from tests.store.test_writing import end_draft, fill, half
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_the_rebuild_of_our_store_is_the_live_one_byte_for_byte(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    """Files of any size, splits that end anywhere: state table, redo log, queues, index with its chains and headers."""
+    chance = random.Random(seed)
+    layout = StoreLayout(
+        8192, 20 * chance.randint(20, 300), 24 * chance.randint(10, 100), 20 * chance.randint(10, 100),
+        chance.choice([16, 100]), chance.choice([80, 150]),
+    )  # fmt: skip
+    path = store_of(tmp_path / "store", 150, layout)
+    before = derived(path)
+    for file in before:
+        if not file.startswith("index"):
+            (path / file).write_bytes(bytes((path / file).stat().st_size))
+    shutil.rmtree(path / "index")
+    report = rebuild(spark, str(path), apply=True, split_bytes=5000)
+    assert report.applied
+    assert derived(path) == before
+    assert verify(path).ok
+
+
+def test_it_repairs_what_the_real_broker_broke(spark: SparkSession, golden_copy: Callable[[str], Path]) -> None:
+    """RocketMQ 3.1.5 renumbered the slots; the report is the local engine's, and afterwards the store is well."""
+    path = golden_copy("rocketmq-3.1.5-recovered")
+    expected = local_rebuild(path).as_json()
+    compared = rebuild(spark, str(path), split_bytes=100_000).as_json()
+    assert {**compared, "seconds": 0} == {**expected, "seconds": 0}
+    assert not compared["ok"]
+    twin = shutil.copytree(path, path.with_name("twin"))
+    local_rebuild(twin, apply=True, broker_is_stopped=True, still_s=0.1)
+    rebuild(spark, str(path), apply=True, broker_is_stopped=True)
+    assert derived(path) == derived(twin)
+    assert verify(path).ok
+
+
+def test_the_rebuild_of_a_5x_store_is_the_live_one(spark: SparkSession, golden: Callable[[str], Path]) -> None:
+    """A generation without a state table; the log is read as far as the broker wrote it."""
+    path = golden("rocketmq-5.3.3-clean")
+    report = rebuild(spark, str(path), split_bytes=200_000)
+    assert report.ok
+    assert report.as_json()["counts"] == {}
+    assert report.parts == ("consumequeue", "index")
+
+
+def test_what_is_appended_while_spark_reads_is_in_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New messages, and ends of what was in doubt: slots, queues and index go on where Spark's part ends."""
+    layout = StoreLayout(8192, 400, 240, 200, 16, 60)
+    path = store_of(tmp_path / "store", 90, layout)
+    halves = {half.slot: half.commitlog_offset for half in Pending(str(path), 0)}
+    assert set(range(2, 90, 3)) == set(halves)
+    settle = Judgement._settle
+
+    def append(judgement: Judgement) -> None:
+        settle(judgement)
+        store = Writing(str(path), Disk(), layout, sync="os")
+        store.append([end_draft(half(2), halves[2], 2, TransactionType.COMMIT)])
+        fill(store, 90, 60)
+        store.append([end_draft(half(5), halves[5], 5, TransactionType.ROLLBACK)])
+        store.close()
+
+    monkeypatch.setattr(Judgement, "_settle", append)
+    report = rebuild(spark, str(path), apply=True, split_bytes=5000)
+    assert report.applied
+    assert report.differences == ()
+    assert not {2, 5} & {one.slot for one in Pending(str(path), 0)}
+    after = derived(path)
+    assert local_rebuild(path, apply=True).differences == ()
+    assert derived(path) == after
+    assert verify(path).ok
+
+
+def test_a_damaged_log_is_no_ground_to_build_on(spark: SparkSession, golden_copy: Callable[[str], Path]) -> None:
+    """As the local engine says it; a store that is no folder of this machine is refused before anything is read."""
+    path = golden_copy("rocketmq-3.1.5-killed")
+    segment = min((path / "commitlog").iterdir())
+    with segment.open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"\xff" * 5000)
+    with pytest.raises(CorruptStore, match="checkback salvage"):
+        rebuild(spark, str(path), split_bytes=50_000)
+    with pytest.raises(StoreError, match="mounted"):
+        rebuild(spark, "s3://bucket/store")
