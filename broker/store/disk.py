@@ -14,6 +14,7 @@ force it later or can do without.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -28,6 +29,8 @@ from broker.store.faults import NotSupported as NotSupported
 from broker.store.faults import explained as explained
 from broker.store.faults import free_bytes, refused
 from broker.store.maps import Map as Map
+
+_WARM_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,12 @@ class ReadFile:
             raise explained(error, self.path) from error
         return done
 
+    def warm(self, start: int, stop: int) -> None:
+        """Have these bytes in the system's cache, in one call, during which other threads go on."""
+        pieces = (stop - start) // _WARM_PIECE_BYTES  # all of them into one, which nobody looks at
+        with contextlib.suppress(OSError):  # whoever stores to them will be told
+            os.preadv(self._descriptor, [bytearray(_WARM_PIECE_BYTES)] * pieces, start)
+
     def next_data(self, at: int) -> int:
         """The first position at or after `at` that may hold a byte other than zero; the file's size when none does."""
         try:
@@ -83,6 +92,23 @@ class ReadFile:
             if error.errno in (errno.EINVAL, errno.ENOTSUP):  # this file system does not know its holes
                 return at
             raise explained(error, self.path) from error
+
+    def filled(self, start: int) -> list[tuple[int, int]]:
+        """The stretches from `start` on that may hold a byte other than zero, found before any of them is read.
+
+        Whoever reads fills the system's cache ahead of himself, and what lies in it is no hole any more.
+        """
+        found: list[tuple[int, int]] = []
+        size = os.fstat(self._descriptor).st_size
+        at = self.next_data(start) if start < size else size
+        while at < size:
+            try:
+                stop = os.lseek(self._descriptor, at, os.SEEK_HOLE)
+            except OSError:  # as above: no holes are known here
+                stop = size
+            found.append((at, stop))
+            at = self.next_data(stop) if stop < size else size
+        return found
 
 
 class Disk(Calls):

@@ -1,7 +1,7 @@
 """Cut the index at a checkpoint: later files go, later items are cleared, and no slot names one of them.
 
-The cost is that of the items behind the checkpoint, and of one look over the slots: an index file of RocketMQ's usual
-size has 420 MB.
+The cost is that of one look over the slots, of the hashes before the checkpoint, and of what lies behind it: an index
+file of RocketMQ's usual size has 420 MB, most of them a hole.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from sys import byteorder
 
 from broker.format.index import HEADER_SIZE, ITEM_SIZE, SLOT_SIZE, IndexHeader, file_size
-from broker.store.disk import Disk, Map
+from broker.store.disk import Disk, ReadFile
 
 _PIECE_ITEMS = 1 << 16
 
@@ -23,28 +23,28 @@ def cut_index(disk: Disk, folder: str, slots: int, items: int, number: int, head
             disk.remove(entry.path)
     if not number:
         return
-    opened = disk.open_map(f"{folder}/{number:017}", file_size(slots, items))
+    path = f"{folder}/{number:017}"
+    opened = disk.open_map(path, file_size(slots, items))
     try:
-        _cut(opened, slots, bytes.fromhex(header))
+        count = _cut(opened.view, slots, bytes.fromhex(header))
+        _clear(opened.view, disk.open_read(path), HEADER_SIZE + SLOT_SIZE * slots + ITEM_SIZE * count)
         opened.sync()
     finally:
         opened.close()
 
 
-def _cut(opened: Map, slots: int, header: bytes) -> None:
-    view = opened.view
+def _cut(view: memoryview[int], slots: int, header: bytes) -> int:
+    """Bring header and slots back; returns how many items stay."""
     count = max(1, IndexHeader.unpack_from(header).item_count)
     view[:HEADER_SIZE] = header
     late = _late_slots(view, slots, count)
-    if late:
-        heads = dict.fromkeys(late, 0)
-        for item, code in _codes(view, slots, count):
-            if code % slots in heads:
-                heads[code % slots] = item
-        for slot, item in heads.items():
-            at = HEADER_SIZE + SLOT_SIZE * slot
-            view[at : at + SLOT_SIZE] = item.to_bytes(SLOT_SIZE, "big")
-    _clear(view, HEADER_SIZE + SLOT_SIZE * slots + ITEM_SIZE * count)
+    heads = dict.fromkeys(late, 0)
+    for first, codes in _codes(view, slots, count) if late else ():
+        heads.update([(slot, item) for item, code in enumerate(codes, first) if (slot := code % slots) in heads])
+    for slot, item in heads.items():
+        at = HEADER_SIZE + SLOT_SIZE * slot
+        view[at : at + SLOT_SIZE] = item.to_bytes(SLOT_SIZE, "big")
+    return count
 
 
 def _late_slots(view: memoryview[int], slots: int, count: int) -> list[int]:
@@ -63,22 +63,23 @@ def _late_slots(view: memoryview[int], slots: int, count: int) -> list[int]:
     return found
 
 
-def _codes(view: memoryview[int], slots: int, count: int) -> Iterator[tuple[int, int]]:
-    """The items before the checkpoint with their hashes."""
-    items_at = HEADER_SIZE + SLOT_SIZE * slots
+def _codes(view: memoryview[int], slots: int, count: int) -> Iterator[tuple[int, array[int]]]:
+    """The hashes of the items before the checkpoint, piece by piece, with the number of the first of each."""
+    items_at, words = HEADER_SIZE + SLOT_SIZE * slots, ITEM_SIZE // SLOT_SIZE
     for first in range(1, count, _PIECE_ITEMS):
         stop = min(count, first + _PIECE_ITEMS)
-        raw = bytes(view[items_at + ITEM_SIZE * first : items_at + ITEM_SIZE * stop])
-        codes = array("I", b"".join(raw[at : at + 4] for at in range(0, len(raw), ITEM_SIZE)))
+        raw = memoryview(bytes(view[items_at + ITEM_SIZE * first : items_at + ITEM_SIZE * stop]))
+        codes = array("I", raw.cast("I")[::words].tobytes())
         if byteorder == "little":
             codes.byteswap()
-        yield from enumerate(codes, first)
+        yield first, codes
 
 
-def _clear(view: memoryview[int], start: int) -> None:
-    """Zero everything from a position on, without touching what is zero already."""
+def _clear(view: memoryview[int], file: ReadFile, start: int) -> None:
+    """Zero everything from a position on, without touching what is zero already, or looking into a hole."""
     piece = _PIECE_ITEMS * ITEM_SIZE
-    for at in range(start, len(view), piece):
-        data = bytes(view[at : at + piece])
-        if data.count(0) != len(data):
-            view[at : at + len(data)] = bytes(len(data))
+    for first, stop in file.filled(start):
+        for at in range(first, stop, piece):
+            data = bytes(view[at : min(stop, at + piece)])
+            if data.count(0) != len(data):
+                view[at : at + len(data)] = bytes(len(data))

@@ -93,16 +93,12 @@ class LogReader:
             at = max(start, base)
             if at >= base + self.segment_bytes:
                 continue
-            file, stop = self._disk.open_read(self.files[base].path), self.files[base].size
-            at = file.next_data(at - base) + base if at - base < stop else base + stop
-            while at < base + stop:
-                data = file.pread(min(WINDOW_BYTES, base + stop - at), at - base)
-                if data.count(0) != len(data):
-                    yield at, data
-                at += len(data)
-                if not data:
-                    break
-                at = file.next_data(at - base) + base if at - base < stop else at
+            file = self._disk.open_read(self.files[base].path)
+            for first, stop in file.filled(at - base):
+                for place in range(first, stop, WINDOW_BYTES):
+                    data = file.pread(min(WINDOW_BYTES, stop - place), place)
+                    if data.count(0) != len(data):
+                        yield base + place, data
 
 
 def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, quick: bool = False) -> Tail:

@@ -1,6 +1,7 @@
 """What a store needs done now and then, by a thread that no append waits for.
 
     every 20 ms     the append lock is let go, if a process that is alone with the store kept it
+                    the log is read ahead of a process that appends fast: its pages are ready when it comes to them
                     what was appended and not forced becomes durable, so that consumers see it   (modes each, group)
     every second    the log is forced                                                             (mode os)
                     a lower bound of what is durable is put on disk: STORE/checkback/durable
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from broker.errors import BrokerError
 from broker.store.control import Word
+from broker.store.disk import ReadFile
 from broker.store.locks import AppendLock
 from broker.store.point import seal
 
@@ -37,6 +39,8 @@ BOUND_EVERY_S = 0.5
 LOOK_EVERY_S = 5.0  # for files that retention removed
 CHECKPOINT_BYTES = 64 << 20  # a checkpoint each time the log grew by so much
 CHECKPOINT_EVERY_S = 60.0  # or when it grew at all
+WARM_BYTES = 16 << 20  # are ready ahead of who appends
+WARM_RATE = 1 << 20  # bytes in SHARE_EVERY_S: who appends less fast does not wait for pages
 _CROWD = int(Word.CROWD)
 _AHEAD_SHARE = 4  # the next segment is made when less than a quarter is left of this one
 
@@ -55,7 +59,8 @@ class Upkeep:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
-        self._bound = self._seen = 0
+        self._bound = self._seen = self._warm = 0
+        self._warmed: ReadFile | None = None
         self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = time.monotonic()
 
     def start(self) -> None:
@@ -91,7 +96,24 @@ class Upkeep:
         lock.let_go()
         if tail != self._seen and not self._words[Word.CROWD] and not self._stop.is_set():
             lock.keep(self._is_alone)
-        self._seen = tail
+        grown, self._seen = tail - self._seen, tail
+        if grown < WARM_RATE:
+            self._warmed = None
+        else:
+            self._warm_up(tail)
+
+    def _warm_up(self, tail: int) -> None:
+        """Read what the log will come to. A new page must be cleared first, which here is done on another core."""
+        log = self._writing.appender.log
+        base = tail - tail % log.file_size
+        start, stop = max(tail, self._warm), min(tail + WARM_BYTES, base + log.file_size)
+        if stop - start < WARM_BYTES // 4:
+            return
+        path = log.path_of(base)
+        if self._warmed is None or self._warmed.path != path:  # kept: the system reads in larger pages as it goes on
+            self._warmed = self._disk.open_read(path)
+        self._warmed.warm(start - base, stop - base)
+        self._warm = stop
 
     def _is_alone(self) -> bool:
         return not self._words[_CROWD]

@@ -56,6 +56,31 @@ def test_allocate_where_the_system_cannot(tmp_path: Path, monkeypatch: pytest.Mo
     assert path.stat().st_blocks * 512 >= 2 << 20
 
 
+def test_what_is_filled_is_told_from_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when reading one stretch brings what follows it into memory, and where no holes are known."""
+    path = tmp_path / "segment"
+    size, places = 32 << 20, (0, 5 << 20, (32 << 20) - 4096)
+    DISK.allocate(str(path), size)
+    with path.open("r+b") as file:
+        for place in places:
+            file.seek(place)
+            file.write(b"\x01" * 4096)
+    file = DISK.open_read(str(path))
+    found = file.filled(0)
+    assert all(any(start <= place and place + 4096 <= stop for start, stop in found) for place in places)
+    assert found == sorted(found)
+    assert file.filled(size) == []
+    assert file.filled(size - 10) == [(size - 10, size)]
+    file.warm(0, size)
+    assert path.read_bytes().count(1) == len(places) * 4096
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, "not here")
+
+    monkeypatch.setattr(os, "lseek", refuse)
+    assert file.filled(17) == [(17, size)]
+
+
 def test_allocate_needs_its_folder(tmp_path: Path) -> None:
     with pytest.raises(Missing):
         DISK.allocate(str(tmp_path / "none" / "segment"), 4096)

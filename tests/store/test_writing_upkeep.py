@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from broker.errors import BrokerError
 from broker.format.sysflag import TransactionType
 from broker.store import upkeep
 from broker.store.control import Word
-from broker.store.disk import Disk
+from broker.store.disk import Disk, ReadFile
 from broker.store.draft import draft, end_draft
 from broker.store.layout import StoreLayout
 from broker.store.point import Checkpoint, read_number, read_point
@@ -53,6 +54,30 @@ def test_the_next_segment_is_there_before_it_is_needed(tmp_path: Path) -> None:
     assert made.stat().st_ino == inode
     store.close()
     assert verify(tmp_path).ok
+
+
+@pytest.mark.usefixtures("still")
+def test_the_log_is_read_ahead_of_one_who_appends_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece at a time, never beyond the segment, and what was read before not again."""
+    monkeypatch.setattr(upkeep, "WARM_RATE", 1024)
+    monkeypatch.setattr(upkeep, "WARM_BYTES", 65_536)
+    read: list[tuple[int, int]] = []
+    monkeypatch.setattr(ReadFile, "warm", lambda file, start, stop: read.append((start, stop)))
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    look = store.upkeep._share
+    fill(store, 0, 1)
+    look()
+    assert read == []
+    while store.control[Word.TAIL] < SMALL.segment_bytes // 2:
+        fill(store, 0, 10)
+        look()
+    assert len(read) > 1
+    assert all(stop - start >= 65_536 // 4 for start, stop in read)
+    assert all(stop <= SMALL.segment_bytes for _, stop in read)
+    assert all(one[1] <= following[0] for one, following in itertools.pairwise(read))
+    look()
+    assert store.upkeep._warmed is None
+    store.close()
 
 
 @pytest.mark.usefixtures("still")
