@@ -154,9 +154,7 @@ class Producer:
         their commits. `delay_level` 1 to 18 delivers later, by RocketMQ's table from 1 s to 2 h; with a transaction
         from its commit on. Raises MessageRejected, NotPermitted, StoreFull, StoreLocked, SyncFailed, TransactionError.
         """
-        extra = {} if sharding_key is None else {names.SHARDING_KEY: sharding_key}
-        if delay_level is not None:
-            extra[names.DELAY] = str(delay_level)
+        extra = _extra(sharding_key, delay_level)
         if transaction is not None:
             return SendResult.of_half(self._prepare(message, transaction, extra))
         self._check_plain()
@@ -170,12 +168,17 @@ class Producer:
         return self._on_a_queue(message.topic, sharding_key, append)
 
     async def send_async(
-        self, message: Message, transaction: AsyncTransaction | None = None, *, sharding_key: str | None = None
+        self,
+        message: Message,
+        transaction: AsyncTransaction | None = None,
+        *,
+        sharding_key: str | None = None,
+        delay_level: int | None = None,
     ) -> SendResult:
         """The same without blocking the event loop while the disk writes."""
         if transaction is None:
-            return await asyncio.to_thread(self.send, message, sharding_key=sharding_key)
-        extra = {} if sharding_key is None else {names.SHARDING_KEY: sharding_key}
+            return await asyncio.to_thread(self.send, message, sharding_key=sharding_key, delay_level=delay_level)
+        extra = _extra(sharding_key, delay_level)
         self._check_half(message, transaction)
 
         def prepare(queue_id: int) -> Any:
@@ -331,6 +334,14 @@ class Producer:
 def _result(topic: str, queue_id: int, placed: Appended, unique_key: str | None) -> SendResult:
     message_id = encode_message_id(LOCAL_HOST, placed.commitlog_offset)
     return SendResult(message_id, unique_key, topic, queue_id, placed.queue_offset, placed.commitlog_offset)
+
+
+def _extra(sharding_key: str | None, delay_level: int | None) -> dict[str, str]:
+    """The properties that RocketMQ keeps an order and a delay in."""
+    extra = {} if sharding_key is None else {names.SHARDING_KEY: sharding_key}
+    if delay_level is not None:
+        extra[names.DELAY] = str(delay_level)
+    return extra
 
 
 def _check_names(message: Message) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 REPORTS = "reports"
 LATEST = "verify-latest.json"
+_RUN = re.compile(r"[a-z]+-(\d+)\.json")  # the report of the run of a time in ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,17 @@ def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = L
     except OSError:
         return None
     return os.path.join(folder, name)
+
+
+def remove_reports(path: str, before_ms: int) -> int:
+    """Remove the reports of runs before a time; the latest of each kind has a copy under a name of its own."""
+    folder = os.path.join(Paths(path).own, REPORTS)
+    old = []
+    with contextlib.suppress(FileNotFoundError):
+        old = [name for name in os.listdir(folder) if (said := _RUN.fullmatch(name)) and int(said[1]) < before_ms]
+    for name in old:
+        os.remove(os.path.join(folder, name))
+    return len(old)
 
 
 def _write_whole(path: str, beside: str, report: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from broker.store.locks import is_held
 from broker.store.paths import Paths
 from broker.store.survey import survey
 from broker.transaction.events import TransactionState
-from recovery.task_setup import alone, keep_report, opened, setup
+from recovery.task_setup import alone, keep_report, opened, remove_reports, setup
 
 FINDINGS_SHOWN = 50  # in a task's result; the report has all
 _DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild mends
@@ -319,7 +319,7 @@ def resolve(
 def retain(
     path: str, *, now_ms: int, keep: str, disk_share: float = 1.0, catalog: str | None = None, **asked: Any
 ) -> dict[str, Any]:
-    """Remove what is older than `keep` (as 72h): segments, ledger rows, and what the catalog remembers of the ended.
+    """Remove what is older than `keep` (as 72h): segments, ledger rows, reports; and the ended from the catalog.
 
     While more of the disk than `disk_share` is in use, the oldest segments go whatever their age. `pinned` is the
     transaction in doubt that keeps a segment which is due, with what a person needs to decide about it.
@@ -335,8 +335,10 @@ def retain(
         in_doubt = {half.commitlog_offset for half in shop.store.transactions.in_doubt()}
         forgotten = [at for at in shop.catalog.attempts() if at not in in_doubt]
         shop.catalog.remember((), forgotten)
+        reports = remove_reports(path, now_ms - keep_ms)
     numbers = {"segments": len(gone.segments), "derived_files": len(gone.derived), "begin_offset": gone.begin}
-    return {**numbers, "ledger_rows": rows, "catalog_rows": len(forgotten), "pinned_by": gone.pinned_by}
+    rest = {"ledger_rows": rows, "catalog_rows": len(forgotten), "reports": reports}
+    return {**numbers, **rest, "pinned_by": gone.pinned_by}
 
 
 # A store as a connection describes it

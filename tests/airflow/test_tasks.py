@@ -187,3 +187,13 @@ def test_retention_takes_whole_segments_and_names_what_pins_one(tmp_path: Path) 
     assert gone["segments"] >= 1
     assert gone["pinned_by"] is None
     assert tasks.verify(str(path), now_ms=1)["ok"]
+
+
+def test_retention_takes_old_reports_and_leaves_the_latest(tmp_path: Path) -> None:
+    """What the page shows is a copy under another name."""
+    path = shop(tmp_path / "shop", orders=1)
+    for at_ms in (1_000, 2_000, 3_000):
+        assert tasks.verify(str(path), now_ms=at_ms)["report"]
+    assert tasks.retain(str(path), now_ms=3_500, keep="1s")["reports"] == 2
+    left = {file.name for file in (path / "checkback" / "reports").iterdir()}
+    assert left == {"verify-3000.json", "verify-latest.json"}

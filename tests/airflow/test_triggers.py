@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import BaseEventTrigger
@@ -115,6 +116,20 @@ def test_messages_are_told_in_ranges_and_none_twice(tmp_path: Path) -> None:
             assert (await first(events))["queues"] == {"1": [0, 1]}
 
         asyncio.run(watch())
+
+
+def test_airflows_own_queue_trigger_is_ours(tmp_path: Path) -> None:
+    """MessageQueueTrigger finds us among the providers that are installed; the triggerer makes ours from its JSON."""
+    path = str(tmp_path / "shop")
+    with broker.open(path, layout=SMALL) as store:
+        store.append(broker.Message("news", b"first"))
+    trigger = MessageQueueTrigger(scheme="checkback", path=path, topic="news", starts={}, poll_s=FAST_S)
+    made = again(trigger)
+    assert type(made) is MessageTrigger
+    for one in (trigger, made):
+        assert asyncio.run(first(one.run()))["queues"] == {"0": [0, 1]}
+    with pytest.raises(ValueError, match="not recognized"):
+        _ = MessageQueueTrigger(scheme="nobody", path=path).trigger
 
 
 def test_what_is_not_yet_forced_to_disk_has_not_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import pytest
@@ -74,6 +75,13 @@ def test_a_delayed_half_message_waits_from_its_commit_on(store: LiveStore) -> No
     assert store.queue_range("SCHEDULE_TOPIC_XXXX", 2) == (0, 0)
     transaction.commit()
     store.sync_now()
+    assert store.queue_range("SCHEDULE_TOPIC_XXXX", 2) == (0, 1)
+
+
+def test_a_coroutine_may_delay_as_well(store: LiveStore) -> None:
+    """See tests/producer/test_sessions.py for one in a transaction."""
+    producer = store.producer("web")
+    asyncio.run(producer.send_async(broker.Message("carts", BODY), delay_level=3))
     assert store.queue_range("SCHEDULE_TOPIC_XXXX", 2) == (0, 1)
 
 

@@ -139,13 +139,18 @@ def test_an_async_session_does_the_same(
             await producer.send_async(broker.Message("orders", b"1"), transaction)
         with pytest.raises(ZeroDivisionError):
             await _fail_inside(engine, producer)
+        async with AsyncSession(engine) as session, producer.begin_transaction(session) as transaction:
+            await session.execute(text("INSERT INTO orders (id) VALUES (3)"))
+            await producer.send_async(broker.Message("orders", b"3"), transaction, delay_level=4)
+            assert store.queue_range("SCHEDULE_TOPIC_XXXX", 3) == (0, 0)
         async with AsyncSession(engine) as session:
             saved = [number for (number,) in await session.execute(text("SELECT id FROM orders"))]
         await engine.dispose()
         return len(store.transactions.in_doubt_slots()), saved
 
-    assert asyncio.run(business()) == (0, [1])
+    assert asyncio.run(business()) == (0, [1, 3])
     assert delivered(store) == [b"1"]
+    assert store.queue_range("SCHEDULE_TOPIC_XXXX", 3) == (0, 1)
 
 
 async def _fail_inside(engine: object, producer: broker.Producer) -> None:
