@@ -1,4 +1,4 @@
-"""A shop: a store, an application's database (SQLite or PostgreSQL), and check-back on connections of its own."""
+"""A shop: a store, an application's database of each kind, and check-back on connections of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,27 @@ from sqlalchemy import Engine
 
 from broker.ledger import Ledger
 from tests.checkback.shop import Shop
-from tests.ledger.databases import engine, ledger, other_engine, postgres_socket, postgres_url, sqlite_url, url
+from tests.ledger.databases import (
+    engine,
+    ledger,
+    mariadb_socket,
+    mariadb_url,
+    other_engine,
+    postgres_socket,
+    postgres_url,
+    sqlite_url,
+    url,
+)  # fmt: skip
 
-__all__ = ["engine", "ledger", "other_engine", "postgres_socket", "postgres_url", "sqlite_url", "url"]
+__all__ = [
+    "engine", "ledger", "mariadb_socket", "mariadb_url", "other_engine", "postgres_socket", "postgres_url",
+    "sqlite_url", "url",
+]  # fmt: skip
 
 
 @pytest.fixture
 def shop(tmp_path: Path, engine: Engine, other_engine: Engine, ledger: Ledger) -> Iterator[Shop]:
-    """The same test on SQLite and on PostgreSQL."""
+    """The same test on each database."""
     shop = Shop(tmp_path / "store", ledger, Ledger(other_engine))
     yield shop
     shop.close()

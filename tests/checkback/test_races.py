@@ -77,10 +77,16 @@ def test_two_check_backs_at_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) ->
     assert shop.in_doubt() == 0
 
 
+_CONNECTION = {  # how a connection is called, and how the server ends it
+    "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(:number, 5000)"),
+    "mariadb": ("SELECT CONNECTION_ID()", "KILL HARD CONNECTION :number"),
+}
+
+
 def test_a_late_commit_after_the_tombstone(shop: Shop) -> None:
     """Check-back decided first, so COMMIT comes too late: the application is told, and nothing is saved.
 
-    SQLite: only age protects a transaction that has not written yet. PostgreSQL: its row protects it as long as its
+    SQLite: only age protects a transaction that has not written yet. Elsewhere its row protects it as long as its
     connection lives; here the server ends that, and the application does not know.
     """
     producer = shop.producer()
@@ -89,9 +95,10 @@ def test_a_late_commit_after_the_tombstone(shop: Shop) -> None:
         announce(producer, transaction, 1)
         if shop.ledger.holds_a_lock:
             assert shop.check_back().running == 1
-            pid = session.execute(text("SELECT pg_backend_pid()")).scalar()
+            own, end = _CONNECTION[shop.ledger.dialect]
+            number = session.execute(text(own)).scalar()
             with shop.resolvers_ledger.engine.connect() as connection:
-                connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+                connection.execute(text(end), {"number": number})
         assert shop.check_back(10_000_000).rolled_back == 1
         with pytest.raises((AlreadyEnded, OperationalError)):
             _late(session, transaction)

@@ -19,6 +19,7 @@ from broker.message import ReceivedMessage
 from broker.testing import FakeClock, lose_the_commit
 
 WAIT_S = 20
+_ASYNC = {"sqlite": "sqlite+aiosqlite", "mariadb+pymysql": "mariadb+aiomysql"}  # psycopg is both
 
 
 class Base(DeclarativeBase):
@@ -33,7 +34,7 @@ class Charge(Base):
 
 @pytest.fixture
 def engine(url: URL) -> Iterator[Engine]:
-    """Once SQLite, once PostgreSQL."""
+    """One of each kind."""
     engine = create_engine(url)
     Base.metadata.create_all(engine)
     Processed().create_all(engine)
@@ -150,7 +151,7 @@ def test_with_an_async_session(checkback_store: LiveStore, engine: Engine, url: 
 
     async def work() -> list[bool]:
         answers = []
-        async_engine = create_async_engine(url.set(drivername=url.drivername.replace("sqlite", "sqlite+aiosqlite")))
+        async_engine = create_async_engine(url.set(drivername=_ASYNC.get(url.drivername, url.drivername)))
         async with checkback_store.consumer("billing", "orders") as consumer:
             async for message in consumer:
                 async with AsyncSession(async_engine) as session:

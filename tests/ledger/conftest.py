@@ -1,5 +1,18 @@
 """The databases of this room."""
 
-from tests.ledger.databases import engine, ledger, other_engine, postgres_socket, postgres_url, sqlite_url, url
+from tests.ledger.databases import (
+    engine,
+    ledger,
+    mariadb_socket,
+    mariadb_url,
+    other_engine,
+    postgres_socket,
+    postgres_url,
+    sqlite_url,
+    url,
+)  # fmt: skip
 
-__all__ = ["engine", "ledger", "other_engine", "postgres_socket", "postgres_url", "sqlite_url", "url"]
+__all__ = [
+    "engine", "ledger", "mariadb_socket", "mariadb_url", "other_engine", "postgres_socket", "postgres_url",
+    "sqlite_url", "url",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fixtures: the application's database, once SQLite and once PostgreSQL. Other rooms import them, too."""
+"""Fixtures: the application's database: SQLite, PostgreSQL, MariaDB. Other rooms import them, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, make_url, text
 
 from broker.ledger import Ledger
-from tests.ledger import postgres
+from tests.ledger import mariadb, postgres
 
 _numbers = itertools.count()
 
@@ -39,15 +39,38 @@ def postgres_url(postgres_socket: Path) -> Iterator[URL]:
     engine.dispose()
 
 
+@pytest.fixture(scope="session")
+def mariadb_socket() -> Iterator[Path]:
+    """The socket of a running MariaDB server."""
+    if reason := mariadb.missing():
+        pytest.skip(reason)
+    with mariadb.server() as socket:
+        yield socket
+
+
+@pytest.fixture
+def mariadb_url(mariadb_socket: Path) -> Iterator[URL]:
+    """An empty database of the server."""
+    root = make_url(f"mariadb+pymysql://root@localhost/mysql?unix_socket={quote(str(mariadb_socket))}")
+    name = f"shop{next(_numbers)}"
+    engine = create_engine(root, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    yield root.set(database=name)
+    with engine.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name}"))
+    engine.dispose()
+
+
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> URL:
     return make_url(f"sqlite:///{tmp_path / 'shop.db'}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def url(request: pytest.FixtureRequest) -> URL:
     """The database of an application, empty."""
-    found = request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param])
+    found = request.getfixturevalue(f"{request.param}_url")
     assert isinstance(found, URL)
     return found
 

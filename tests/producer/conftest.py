@@ -9,9 +9,22 @@ import pytest
 
 from broker.live import LiveStore
 from tests.checkback.shop import open_store
-from tests.ledger.databases import engine, ledger, other_engine, postgres_socket, postgres_url, sqlite_url, url
+from tests.ledger.databases import (
+    engine,
+    ledger,
+    mariadb_socket,
+    mariadb_url,
+    other_engine,
+    postgres_socket,
+    postgres_url,
+    sqlite_url,
+    url,
+)  # fmt: skip
 
-__all__ = ["engine", "ledger", "other_engine", "postgres_socket", "postgres_url", "sqlite_url", "url"]
+__all__ = [
+    "engine", "ledger", "mariadb_socket", "mariadb_url", "other_engine", "postgres_socket", "postgres_url",
+    "sqlite_url", "url",
+]  # fmt: skip
 
 
 @pytest.fixture

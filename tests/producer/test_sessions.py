@@ -118,14 +118,14 @@ def test_a_transaction_without_messages_is_a_plain_one(store: LiveStore, ledger:
     assert len(store.transactions.in_doubt_slots()) == 0
 
 
-@pytest.mark.parametrize("driver", ["sqlite+aiosqlite", "postgresql+psycopg"])
+@pytest.mark.parametrize("driver", ["sqlite+aiosqlite", "postgresql+psycopg", "mariadb+aiomysql"])
 def test_an_async_session_does_the_same(
     store: LiveStore, driver: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if driver.startswith("sqlite"):
         url = f"{driver}:///{tmp_path / 'async.db'}"
     else:
-        url = request.getfixturevalue("postgres_url")
+        url = request.getfixturevalue(f"{'postgres' if 'psycopg' in driver else 'mariadb'}_url").set(drivername=driver)
 
     async def business() -> tuple[int, list[int]]:
         engine = create_async_engine(url)
