@@ -5,6 +5,7 @@ Under the append lock:
     intent = where the records will end     from here on, bytes beyond `tail` are nobody's
     the bytes                               beyond the tail: no reader looks there
     tail   = where they end                 one move instruction: now they exist
+    store time                              of the newest record; behind the tail, so that it is never that of none
     derived files                           ConsumeQueue, redo log, state table, index
     dispatched = tail
 
@@ -138,6 +139,7 @@ class Appender:
             if draft.kind is TransactionType.COMMIT:
                 draft.slot = self.slot_of(draft)
             self.dispatcher.dispatch(draft, at, record.queue_offset, record.store_timestamp_ms, again=True)
+            self._words[_STORE_MS] = max(self._words[_STORE_MS], record.store_timestamp_ms)
             at += size
             self.control[Word.DISPATCHED] = at
 
@@ -201,16 +203,17 @@ class Appender:
                 ready = 0 <= place_at < self._queue_bytes
         if not ready or room is None:
             return self.append_locked((draft,))[0]
-        now_ms = _now_ns() // 1_000_000
-        if now_ms > last_ms:
-            words[_STORE_MS] = last_ms = now_ms
+        store_ms = _now_ns() // 1_000_000
+        if store_ms < last_ms:
+            store_ms = last_ms
         words[_INTENT] = end
-        place(log, at, raw, queue_offset, tail, last_ms)
+        place(log, at, raw, queue_offset, tail, store_ms)
         words[_TAIL] = end
+        words[_STORE_MS] = store_ms
         if kind == _PREPARED:
             _pack_unit(redo, unit_at, tail, size, PREPARED_TAG)
             words[_REDO_UNITS] = units + 1
-            _pack_slot(table, place_at, tail, size, wrapped_s(last_ms), draft.group_hash, _PREPARED)
+            _pack_slot(table, place_at, tail, size, wrapped_s(store_ms), draft.group_hash, _PREPARED)
             words[_SLOTS] = slots + 1
             if size <= _RECENT_BYTES_MAX:
                 self._recent[slots % _RECENT] = (tail, draft)
@@ -223,9 +226,9 @@ class Appender:
                 _pack_unit(table, place_at, tail, size, draft.tags_code)
                 self._cell_words[cell * CELL_WORDS] = queue_offset + 1
         if codes:
-            derived.index.put_into(room, codes, tail, last_ms)
+            derived.index.put_into(room, codes, tail, store_ms)
         words[_DISPATCHED] = end
-        return _new_tuple(Appended, (tail, queue_offset, size, last_ms))
+        return _new_tuple(Appended, (tail, queue_offset, size, store_ms))
 
     def append_locked(self, drafts: Sequence[Draft]) -> list[Appended]:
         """Append records together; for a caller that holds the lock."""
@@ -248,8 +251,8 @@ class Appender:
             place(view, position, draft.raw, queue_offset, at, store_ms)
             appended.append(Appended(at, queue_offset, len(draft.raw), store_ms))
             at += len(draft.raw)
-        words[_STORE_MS] = store_ms
         words[_TAIL] = at
+        words[_STORE_MS] = store_ms
         for draft, done in zip(drafts, appended, strict=True):
             self.dispatcher.dispatch(draft, done.commitlog_offset, done.queue_offset, store_ms)
             if draft.kind == _PREPARED and done.size <= _RECENT_BYTES_MAX:

@@ -15,6 +15,7 @@ import broker
 from broker.errors import StoreError
 from broker.format.index import key_hash
 from broker.format.sysflag import TransactionType
+from broker.store import appender
 from broker.store.control import Word
 from broker.store.disk import Disk
 from broker.store.draft import Draft, draft, end_draft, index_code
@@ -143,6 +144,32 @@ def test_an_intent_that_was_never_published_leaves_no_trace(tmp_path: Path) -> N
     fill(store, 3, 3)
     store.close()
     assert_right(tmp_path, 2, 2, 2)
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["before", "behind"])
+def test_the_time_of_the_newest_record_is_that_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool
+) -> None:
+    """An append that is killed before its record exists leaves no time of it, and one killed behind that does."""
+    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 6)
+    newest = store.control[Word.STORE_MS]
+    time.sleep(0.003)
+
+    def killed(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(appender, "_pack_unit" if published else "place", killed)
+        with pytest.raises(SystemExit):
+            store.append_one(half(6))
+    store.append_lock.acquire()
+    store.appender.heal()
+    store.append_lock.release()
+    assert (store.control[Word.STORE_MS] > newest) is published
+    store.close()
+    report = verify(tmp_path)
+    assert report.ok, report.as_json()["findings"]
 
 
 def test_the_hash_of_a_key_is_the_formats() -> None:
