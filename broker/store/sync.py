@@ -29,7 +29,7 @@ class Syncer:
         self, disk: Disk, log: MappedQueue, control: ControlPage, lock: AppendLock, on_failure: Callable[[], None]
     ) -> None:
         self._disk, self.log, self._words = disk, log, control.words
-        self._lock, self._on_failure = lock, on_failure
+        self.lock, self._on_failure = lock, on_failure
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -56,7 +56,7 @@ class Syncer:
 
     def _lead(self, commitlog_offset: int) -> None:
         try:
-            with self._lock:
+            with self.lock:
                 if self._words[_DURABLE] < commitlog_offset:  # else the leader of another process has forced it
                     self._force()
         finally:
@@ -110,4 +110,4 @@ class Syncer:
 
     def close(self) -> None:
         self.log.close()
-        self._lock.close()
+        self.lock.close()

@@ -1,6 +1,6 @@
 """What a store needs done now and then, by a thread that no append waits for.
 
-    every 20 ms     the append lock is let go, if a process that is alone with the store kept it
+    every 20 ms     the append and sync locks are let go, if a process that is alone with the store kept them
                     the log is read ahead of a process that appends fast: its pages are ready when it comes to them
                     what was appended and not forced becomes durable, so that consumers see it   (modes each, group)
     every second    the log is forced                                                             (mode os)
@@ -50,6 +50,7 @@ class Upkeep:
 
     def __init__(self, writing: Writing, lock: AppendLock) -> None:
         self._writing, self._lock = writing, lock
+        self._kept = (writing.append_lock, writing.syncer.lock)
         self._words, self._disk, self._paths = writing.control.words, writing.disk, writing.paths
         self.after_fork()
 
@@ -82,20 +83,26 @@ class Upkeep:
                 thread.start()
 
     def _loop(self, work: Callable[[], None], every_s: float) -> None:
-        stop, lock = self._stop, self._writing.append_lock
+        stop = self._stop
         try:
             while not stop.wait(every_s):
                 with contextlib.suppress(BrokerError):  # a full disk, a store that failed: the next append says so
                     work()
         finally:
-            lock.let_go()
+            for lock in self._kept:
+                lock.let_go()
 
     def _share(self) -> None:
-        """Let others have the append lock, and keep it while this process is alone and appends one after another."""
-        lock, tail = self._writing.append_lock, self._words[Word.TAIL]
-        lock.let_go()
-        if tail != self._seen and not self._words[Word.CROWD] and not self._stop.is_set():
-            lock.keep(self._is_alone)
+        """Let others have both locks, and keep them while this process is alone and appends one after another.
+
+        A call of the system to lock a file lets another thread run meanwhile, and that one does not hurry.
+        """
+        tail = self._words[Word.TAIL]
+        keeps = tail != self._seen and not self._words[Word.CROWD] and not self._stop.is_set()
+        for lock in self._kept:
+            lock.let_go()
+            if keeps:
+                lock.keep(self._is_alone)
         grown, self._seen = tail - self._seen, tail
         if grown < WARM_RATE:
             self._warmed = None
