@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -25,7 +26,7 @@ import broker
 from recovery import tasks
 from recovery.up.rest import NoAnswer, Rest, Run
 from recovery.up.standalone import Standalone
-from tests.airflow.shops import ANSWERS, SMALL, bodies, in_child, killed_shop, park, prepare, shop
+from tests.airflow.shops import ANSWERS, SMALL, bodies, in_child, killed_shop, park, prepare, shop, spoil_slot
 from tests.house.tree import ROOT
 
 READY_S, RUN_S = 300.0, 120.0
@@ -153,15 +154,21 @@ def test_a_person_decides_by_rest(alive: Alive) -> None:
         prepare(store, range(100, 101))
     (offset,) = park(alive.sold)
     alive.rest.trigger("sold.resolve_parked")
+    question = commit_what_is_parked(alive)
+    assert alive.until(lambda: alive.finished("sold.resolve_parked")).state == "success"
+    assert b"order 100" in bodies(alive.sold)
+    assert str(offset) in question["subject"]
+
+
+def commit_what_is_parked(alive: Alive) -> dict[str, Any]:
+    """Answer the question that waits, and give it."""
     path = "/api/v2/dags/~/dagRuns/~/hitlDetails?response_received=false&state=awaiting_input"
-    (question,) = alive.until(lambda: alive.rest.ask("GET", path)["hitl_details"])
+    (question,) = alive.until(lambda: alive.rest.ask("GET", path)["hitl_details"], READY_S)
     task = question["task_instance"]
     where = f"/api/v2/dags/{task['dag_id']}/dagRuns/{task['dag_run_id']}/taskInstances/{task['task_id']}"
     said = {"chosen_options": ["Commit"], "params_input": {"why": "paid in cash"}}
     alive.rest.ask("PATCH", f"{where}/{task['map_index']}/hitlDetails", said)
-    assert alive.until(lambda: alive.finished("sold.resolve_parked")).state == "success"
-    assert b"order 100" in bodies(alive.sold)
-    assert str(offset) in question["subject"]
+    return dict(question)
 
 
 def test_a_message_starts_a_dag_and_ends_a_deferral(alive: Alive) -> None:
@@ -239,13 +246,8 @@ def test_the_page_is_seen_in_a_browser(alive: Alive, tmp_path: Path) -> None:
     assert (tmp_path / "stores.png").stat().st_size > 10_000
 
 
-def test_killing_all_of_airflow_loses_and_doubles_nothing(alive: Alive) -> None:
-    """SIGKILL for every process at once, while a round runs; started again, it does what was left."""
-    with broker.open(str(alive.sold)) as store:
-        prepare(store, range(1000, 3000))
-    before = len(bodies(alive.sold))
-    alive.rest.trigger("sold.check_back")
-    alive.until(lambda: len(bodies(alive.sold)) > before)  # the round is at work
+def kill_everything(alive: Alive) -> None:
+    """SIGKILL for every process of Airflow, and start it again."""
     while left := alive.airflow.left():
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -253,6 +255,16 @@ def test_killing_all_of_airflow_loses_and_doubles_nothing(alive: Alive) -> None:
     alive.airflow.stop()
     alive.airflow.start()
     alive.until(lambda: not alive.rest.unhealthy(), READY_S)
+
+
+def test_killing_all_of_airflow_loses_and_doubles_nothing(alive: Alive) -> None:
+    """SIGKILL for every process at once, while a round runs; started again, it does what was left."""
+    with broker.open(str(alive.sold)) as store:
+        prepare(store, range(1000, 3000))
+    before = len(bodies(alive.sold))
+    alive.rest.trigger("sold.check_back")
+    alive.until(lambda: len(bodies(alive.sold)) > before)  # the round is at work
+    kill_everything(alive)
     alive.until(lambda: tasks.crashed(str(alive.sold)) is None, READY_S)
     run = alive.rest.trigger("sold.check_back")
     assert alive.rest.wait("sold.check_back", run, READY_S).state == "success"
@@ -260,3 +272,50 @@ def test_killing_all_of_airflow_loses_and_doubles_nothing(alive: Alive) -> None:
     assert len(found) == len(set(found))
     assert {b"order %d" % number for number in range(1000, 3000, 2)} <= set(found)
     assert tasks.verify(str(alive.sold), now_ms=2)["ok"]
+
+
+def begin(alive: Alive, work: str) -> tuple[str, str]:
+    """Have something for a DAG to do, and start it: the DAG and its run."""
+    if work == "recover_after_crash":  # starts by itself
+        dag_id = "crashing.recover_after_crash"
+        known = {run.run_id for run in alive.rest.last_runs().values()}
+        shutil.rmtree(alive.crashing)
+        killed_shop(alive.crashing)
+
+        def news() -> Run | None:
+            run = alive.rest.last_runs().get(dag_id)
+            return run if run is not None and run.run_id not in known else None
+
+        return dag_id, alive.until(news).run_id
+    if work == "resolve_parked":
+        with broker.open(str(alive.sold)) as store:
+            prepare(store, range(5000, 5001))
+        park(alive.sold)
+    if work == "rebuild_state_table":
+        spoil_slot(alive.sold, 3)
+    conf = {"ask": False} if work == "rebuild_state_table" else {}
+    return f"sold.{work}", alive.rest.trigger(f"sold.{work}", conf)
+
+
+@pytest.mark.parametrize(
+    "work", ["verify_store", "rebuild_state_table", "retention", "recover_after_crash", "resolve_parked"]
+)
+def test_killing_all_of_airflow_in_the_middle_of(alive: Alive, work: str) -> None:
+    """While a task of the run is at work. The run itself goes on afterwards, and comes to its end."""
+    path = alive.crashing if work == "recover_after_crash" else alive.sold
+    dag_id, run_id = begin(alive, work)
+    instances = f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}/taskInstances"
+    alive.until(
+        lambda: any(one["state"] == "running" for one in alive.rest.ask("GET", instances)["task_instances"]), RUN_S
+    )
+    kill_everything(alive)
+    if work == "resolve_parked":
+        commit_what_is_parked(alive)
+    ended = alive.until(lambda: (found := alive.rest.run(dag_id, run_id)).is_over and found, READY_S)
+    assert ended.state == "success"
+    found = bodies(path)
+    assert len(found) == len(set(found))
+    if work == "resolve_parked":
+        assert b"order 5000" in found
+    assert tasks.crashed(str(path)) is None
+    assert tasks.verify(str(path), now_ms=3)["ok"]
