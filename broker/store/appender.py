@@ -203,9 +203,7 @@ class Appender:
                 ready = 0 <= place_at < self._queue_bytes
         if not ready or room is None:
             return self.append_locked((draft,))[0]
-        store_ms = _now_ns() // 1_000_000
-        if store_ms < last_ms:
-            store_ms = last_ms
+        store_ms = now_ms if (now_ms := _now_ns() // 1_000_000) > last_ms else last_ms
         words[_INTENT] = end
         place(log, at, raw, queue_offset, tail, store_ms)
         words[_TAIL] = end
