@@ -104,10 +104,17 @@ class Ledger:
 
     async def create_all_async(self) -> None:
         """The same, for an async engine."""
+        from sqlalchemy.exc import DatabaseError
         from sqlalchemy.ext.asyncio import AsyncEngine
 
-        async with AsyncEngine(self._engine).begin() as connection:
-            await connection.run_sync(self.metadata.create_all)
+        for may_fail in (True, False):
+            try:
+                async with AsyncEngine(self._engine).begin() as connection:
+                    await connection.run_sync(self.metadata.create_all)
+                    return
+            except DatabaseError:
+                if not may_fail:
+                    raise
 
     def begin(self, session: Session, producer_group: str, store_id: str) -> LedgerEntry:
         """Take part in a session's transaction, which begins here if it has not. Raises TransactionError."""
