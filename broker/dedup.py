@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from broker.errors import BrokerError
 from broker.format import properties as names
 from broker.message import ReceivedMessage
+from broker.tables import make_tables
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table
@@ -42,12 +43,7 @@ class Processed:
 
     def create_all(self, engine: Engine) -> None:
         """Make the table, where it is not there yet; other processes may do so at the same moment."""
-        from sqlalchemy.exc import DatabaseError
-
-        try:
-            self.metadata.create_all(engine)
-        except DatabaseError:  # SQLAlchemy looks, and then makes: another process came between
-            self.metadata.create_all(engine)
+        make_tables(self.metadata, engine)
 
     def first_time(self, session: Session, group: str, message: ReceivedMessage) -> bool:
         """Note in the session's transaction that a group processes a message; False when it did so before.

@@ -23,6 +23,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.tables import make_tables, make_tables_async
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
@@ -95,26 +96,13 @@ class Ledger:
 
     def create_all(self) -> None:
         """Make the tables, where they are not there yet; other processes may do so at the same moment."""
-        from sqlalchemy.exc import DatabaseError
-
-        try:
-            self.metadata.create_all(self.engine)
-        except DatabaseError:  # SQLAlchemy looks, and then makes: another process came between
-            self.metadata.create_all(self.engine)
+        make_tables(self.metadata, self.engine)
 
     async def create_all_async(self) -> None:
         """The same, for an async engine."""
-        from sqlalchemy.exc import DatabaseError
         from sqlalchemy.ext.asyncio import AsyncEngine
 
-        for may_fail in (True, False):
-            try:
-                async with AsyncEngine(self._engine).begin() as connection:
-                    await connection.run_sync(self.metadata.create_all)
-                    return
-            except DatabaseError:
-                if not may_fail:
-                    raise
+        await make_tables_async(self.metadata, AsyncEngine(self._engine))
 
     def begin(self, session: Session, producer_group: str, store_id: str) -> LedgerEntry:
         """Take part in a session's transaction, which begins here if it has not. Raises TransactionError."""

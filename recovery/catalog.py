@@ -25,6 +25,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from broker.errors import BrokerError
 from broker.store.disk import Disk
 from broker.store.paths import Paths
+from broker.tables import make_tables
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -97,7 +98,7 @@ class Catalog:
         self._engine, self._store_id = engine, store_id
         self._columns = [_attempts.c[name] for name in _NAMES]
         with _sentences(engine):
-            _make_tables(engine)
+            make_tables(metadata, engine)
 
     @classmethod
     def open(cls, store_path: str, store_id: str, url: str | None = None) -> Catalog:
@@ -212,14 +213,6 @@ def _sqlite(path: str) -> Engine:
         connection.execute("PRAGMA synchronous = NORMAL")
 
     return engine
-
-
-def _make_tables(engine: Engine) -> None:
-    """Where they are not there yet. SQLAlchemy looks and then makes: another process may come between."""
-    try:
-        metadata.create_all(engine)
-    except DatabaseError:
-        metadata.create_all(engine)
 
 
 class _sentences:  # noqa: N801 - reads as a word of the language: with _sentences(engine)

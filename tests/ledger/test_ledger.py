@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, event, insert, select, text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
@@ -396,34 +392,3 @@ def test_the_states_are_rocketmqs(ledger: Ledger) -> None:
     assert insert(ledger.rows).compile().params.keys() == {
         "ledger_key", "state", "producer_group", "store_id", "decided_by",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
-def test_two_processes_make_the_tables_at_once(driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLAlchemy looks, finds none, and makes them; in between the other process made them."""
-    file = tmp_path / "shop.db"
-    engine = (create_engine if driver == "sqlite" else create_async_engine)(f"{driver}:///{file}")
-    late = Ledger(engine)
-    make, calls = late.metadata.create_all, list[Any]()
-
-    def beaten(bind: Any) -> None:
-        calls.append(bind)
-        if len(calls) == 1:
-            first = create_engine(f"sqlite:///{file}")
-            make(first)
-            first.dispose()
-            make(bind, checkfirst=False)
-        make(bind)
-
-    async def from_a_coroutine() -> None:
-        await late.create_all_async()
-        assert isinstance(engine, AsyncEngine)
-        await engine.dispose()
-
-    monkeypatch.setattr(late.metadata, "create_all", beaten)
-    if isinstance(engine, AsyncEngine):
-        asyncio.run(from_a_coroutine())
-    else:
-        late.create_all()
-        engine.dispose()
-    assert len(calls) == 2

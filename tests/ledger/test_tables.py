@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Engine, MetaData, event
+from sqlalchemy import URL, Engine, MetaData, Table, event
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import recovery.catalog
 from broker.dedup import Processed
@@ -29,23 +32,46 @@ def catalog(engine: Engine) -> tuple[MetaData, Callable[[], object]]:
     return recovery.catalog.metadata, lambda: Catalog(engine, STORE)
 
 
+@contextmanager
+def beaten(metadata: MetaData, rival: Engine) -> Iterator[set[str]]:
+    """Another process makes each table between the look that finds none and the making; gives their names."""
+    names = set[str]()
+
+    def between(table: Table, _connection: object, **_: object) -> None:
+        if table.name not in names:
+            names.add(table.name)
+            table.create(rival)
+
+    for table in metadata.sorted_tables:
+        event.listen(table, "before_create", between)
+    try:
+        yield names
+    finally:
+        for table in metadata.sorted_tables:
+            event.remove(table, "before_create", between)
+
+
 @pytest.mark.parametrize("tables", [ledger, processed, catalog])
 def test_another_process_makes_the_tables_first(
     engine: Engine, other_engine: Engine, tables: Callable[[Engine], tuple[MetaData, Callable[[], object]]]
 ) -> None:
-    """It comes between the look that finds none and the making."""
     metadata, make = tables(engine)
-    came: list[int] = []
-
-    def between(*_: object, **__: object) -> None:
-        if not came:
-            came.append(1)
-            metadata.create_all(other_engine)
-
-    event.listen(metadata, "before_create", between)
-    try:
+    with beaten(metadata, other_engine) as names:
         make()
-    finally:
-        event.remove(metadata, "before_create", between)
-    assert came
+    assert names == {table.name for table in metadata.sorted_tables}
     make()
+
+
+def test_another_process_is_first_while_a_coroutine_makes_them(url: URL, other_engine: Engine) -> None:
+    drivers = {"sqlite": "sqlite+aiosqlite", "mariadb+pymysql": "mariadb+aiomysql"}
+
+    async def make() -> None:
+        engine = create_async_engine(url.set(drivername=drivers.get(url.drivername, url.drivername)))
+        late = Ledger(engine)
+        with beaten(late.metadata, other_engine) as names:
+            await late.create_all_async()
+        assert len(names) == 2
+        await late.create_all_async()
+        await engine.dispose()
+
+    asyncio.run(make())

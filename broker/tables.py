@@ -1,0 +1,39 @@
+"""Make the tables of a database while other processes do the same.
+
+SQLAlchemy looks whether a table is there, and then makes it. Another process may make it in between: that is an error
+for the second, who finds it when he looks again. So each table is made by itself, and looked for twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, MetaData
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+
+def make_tables(metadata: MetaData, engine: Engine) -> None:
+    """Make the tables that are not there yet. Raises DatabaseError of SQLAlchemy."""
+    from sqlalchemy.exc import DatabaseError
+
+    for table in metadata.sorted_tables:
+        try:
+            table.create(engine, checkfirst=True)
+        except DatabaseError:
+            table.create(engine, checkfirst=True)
+
+
+async def make_tables_async(metadata: MetaData, engine: AsyncEngine) -> None:
+    """The same, for an async engine; each try is a transaction of its own."""
+    from sqlalchemy.exc import DatabaseError
+
+    for table in metadata.sorted_tables:
+        for again in (False, True):
+            try:
+                async with engine.begin() as connection:
+                    await connection.run_sync(table.create, checkfirst=True)
+                break
+            except DatabaseError:
+                if again:
+                    raise
