@@ -60,7 +60,7 @@ def test_every_message_is_processed_once_whoever_is_killed(tmp_path: Path) -> No
                 for queue in range(6):
                     store.append(broker.Message("orders", b"%d" % sent), queue_id=queue)
                     sent += 1
-                _until(lambda: len(_effects(database)) == sent, workers)
+                _until(lambda wanted=sent: len(_effects(database)) == wanted, workers)
         finally:
             for worker in workers:
                 _kill(worker)
