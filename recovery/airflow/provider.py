@@ -13,7 +13,7 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "checkback",
         "name": "checkback",
         "description": "Check-back, recovery, rebuild and verification of stores of transactional messages.",
-        "integrations": [{"integration-name": "checkback", "external-doc-url": "https://pypi.org/project/checkback/"}],
+        "integrations": [{"integration-name": "checkback", "external-doc-url": "https://rocketmq.apache.org/"}],
         "operators": [_modules("recovery.airflow.operators", "recovery.airflow.approval")],
         "sensors": [_modules("recovery.airflow.sensors")],
         "hooks": [_modules("recovery.airflow.hook")],
