@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,6 +29,7 @@ from recovery.records import Bytes, Ints, Records
 
 _SIZE = struct.Struct(">i").unpack_from
 _SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of RecordHead and of the blank
+_PIECE_BYTES = 64 << 10
 _HOPS = 64  # one by one, before a rhythm is looked for
 _MAGIC_AT = RecordHead.OFFSET["magic"]
 _RECORD_MAGICS = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2))
@@ -179,12 +181,17 @@ def next_blank(window: Bytes, base: int, segment_end: int) -> int | None:
     return next(blanks, None)
 
 
-def _candidates(raw: bytes, magics: tuple[bytes, ...]) -> list[int]:
-    """The positions, in order, of everything whose second word is one of these magic codes."""
-    found: list[int] = []
-    for magic in magics:
-        at = raw.find(magic, _MAGIC_AT)
-        while at >= 0:
-            found.append(at - _MAGIC_AT)
-            at = raw.find(magic, at + 1)
-    return sorted(found)
+def _candidates(raw: bytes, magics: tuple[bytes, ...]) -> Iterator[int]:
+    """The positions, in order, of everything whose second word is one of these magic codes; looked for piece by piece.
+
+    The first is mostly near and mostly right: a search through the whole window would cost more than the walk.
+    """
+    for start in range(_MAGIC_AT, len(raw), _PIECE_BYTES):
+        found: list[int] = []
+        for magic in magics:
+            end = start + _PIECE_BYTES + len(magic) - 1
+            at = raw.find(magic, start, end)
+            while at >= 0:
+                found.append(at - _MAGIC_AT)
+                at = raw.find(magic, at + 1, end)
+        yield from sorted(found)

@@ -34,6 +34,7 @@ from broker.errors import BrokerError, CorruptStore, StoreError
 from recovery.arrow import COLUMNS, record_batch
 from recovery.records import Records
 from recovery.scan import Damage
+from recovery.spark.mapping import set_imports_aside
 from recovery.spark.places import Log, Place
 from recovery.spark.selection import BadOption, Selection, selection_of, truth, whole_number
 from recovery.spark.splits import SPLIT_BYTES, SPLIT_BYTES_MIN, Reading, Split, damages_at, plan
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
 NAME = "rocketmq-commitlog"
-ROWS = 4096
+ROWS = 8192
 ON_CORRUPT = ("report", "skip", "fail")
 TABLES = ("records", "findings")
 OPTIONS = (
@@ -191,6 +192,7 @@ class RecordsReader(DataSourceReader):
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The batches of a split."""
+        set_imports_aside()
         settings, reading = self.settings, Reading(partition.log, partition.split)
         for records in reading:
             if settings.on_corrupt == "fail":

@@ -146,9 +146,8 @@ def spanned(window: Bytes, base: int, commitlog_offset: int, segment_end: int) -
 
     Nothing is asked of it but a known magic, its own true place, and its size: better a doubt too many.
     """
-    raw = window.tobytes()
     for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK):
-        at = _places(raw, magic)
+        at = _places(window, magic)
         at = at[at + base < commitlog_offset]
         if not len(at):
             continue
@@ -163,11 +162,10 @@ def spanned(window: Bytes, base: int, commitlog_offset: int, segment_end: int) -
     return False
 
 
-def _places(raw: bytes, magic: int) -> Ints:
+def _places(window: Bytes, magic: int) -> Ints:
     """Where something begins whose second word is this magic."""
     mark = magic.to_bytes(4, "big", signed=True)
-    found, at = [], raw.find(mark, _MAGIC_AT)
-    while at >= 0:
-        found.append(at - _MAGIC_AT)
-        at = raw.find(mark, at + 1)
-    return np.array(found, np.int64)
+    at = np.flatnonzero(window[_MAGIC_AT : len(window) - len(mark) + 1] == mark[0])
+    for number in range(1, len(mark)):
+        at = at[window[at + _MAGIC_AT + number] == mark[number]]
+    return at
