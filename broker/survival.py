@@ -8,19 +8,85 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
+from broker.store.disk import ReadFile
+
 BLOCK = 512  # a drive never writes half of it
-_CHUNK = 128 * BLOCK
+CHUNK = 8 * BLOCK
+_ZEROS = bytes(CHUNK)
+
+
+class Content:
+    """The bytes of a file. A store's files are large and nearly empty: chunks of zeros take no room here."""
+
+    def __init__(self, size: int = 0, chunks: dict[int, bytes] | None = None) -> None:
+        self.size = size
+        self._chunks = {} if chunks is None else chunks  # by number; each is whole, filled up with zeros
+
+    @classmethod
+    def of(cls, descriptor: int) -> Content:
+        """What an open file holds."""
+        size, chunks = os.fstat(descriptor).st_size, dict[int, bytes]()
+        file = ReadFile(f"file descriptor {descriptor}", os.dup(descriptor))
+        for start, stop in file.filled(0):
+            for number in range(start // CHUNK, -(-min(stop, size) // CHUNK)):
+                piece = file.pread(min(CHUNK, size - number * CHUNK), number * CHUNK).ljust(CHUNK, b"\0")
+                if piece != _ZEROS:
+                    chunks[number] = piece
+        return cls(size, chunks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Content) and (self.size, self._chunks) == (other.size, other._chunks)
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+    def copy(self) -> Content:
+        return Content(self.size, dict(self._chunks))
+
+    def block(self, number: int) -> bytes:
+        """One block; behind the end are zeros."""
+        at = number * BLOCK % CHUNK
+        return self._chunks.get(number * BLOCK // CHUNK, _ZEROS)[at : at + BLOCK]
+
+    def changed(self, now: Content) -> list[int]:
+        """The numbers of the blocks that differ."""
+        per_chunk, found = CHUNK // BLOCK, []
+        for chunk in sorted(self._chunks.keys() | now._chunks.keys()):
+            if self._chunks.get(chunk, _ZEROS) != now._chunks.get(chunk, _ZEROS):
+                blocks = range(chunk * per_chunk, (chunk + 1) * per_chunk)
+                found += [block for block in blocks if self.block(block) != now.block(block)]
+        return found
+
+    def place(self, number: int, state: bytes) -> None:
+        """Store one block; a file that ends before it grows."""
+        chunk, at = number * BLOCK // CHUNK, number * BLOCK % CHUNK
+        old = self._chunks.get(chunk, _ZEROS)
+        self._chunks[chunk] = old[:at] + state + old[at + BLOCK :]
+        self.size = max(self.size, (number + 1) * BLOCK)
+
+    def resize(self, size: int) -> None:
+        """Cut it, or let it grow by zeros."""
+        last, rest = divmod(size, CHUNK)
+        kept = {number: piece for number, piece in self._chunks.items() if number < last}
+        if rest and last in self._chunks:
+            kept[last] = self._chunks[last][:rest].ljust(CHUNK, b"\0")
+        self.size, self._chunks = size, kept
+
+    def write(self, path: str) -> None:
+        """Make a file of it."""
+        with open(path, "wb", buffering=0) as file:
+            for number, piece in self._chunks.items():
+                os.pwrite(file.fileno(), piece[: self.size - number * CHUNK], number * CHUNK)
+            file.truncate(self.size)
 
 
 class File:
     """What was last seen of a file, what of it is safe, and what else may be found of it after a power cut."""
 
-    def __init__(self, durable: bytes = b"") -> None:
-        self.seen = durable
-        self.durable = bytearray(durable)
+    def __init__(self, durable: Content | None = None) -> None:
+        self.seen = durable or Content()
+        self.durable = self.seen.copy()
         self.later: dict[int, list[bytes]] = {}  # of each block, what it held since it was last forced
         self.sizes: list[int] = []  # since the size was last forced
         self.lost: set[int] = set()  # blocks that the system takes for clean since a forced write of them failed
@@ -32,14 +98,14 @@ class File:
 
     def look(self, descriptor: int) -> None:
         """Note what changed."""
-        now = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        now = Content.of(descriptor)
         if now == self.seen:
             return
-        for block in _changed(self.seen, now):
-            self.later.setdefault(block, []).append(_block(now, block))
+        for block in self.seen.changed(now):
+            self.later.setdefault(block, []).append(now.block(block))
             self.lost.discard(block)
-        if len(now) != len(self.seen):
-            self.sizes.append(len(now))
+        if now.size != self.seen.size:
+            self.sizes.append(now.size)
         self.seen = now
 
     def force(self, start: int, stop: int, *, failed: bool) -> None:
@@ -49,21 +115,20 @@ class File:
             self.lost.update(blocks)
             return
         self.sizes.clear()
-        _resize(self.durable, len(self.seen))
         for block in blocks:
             if block not in self.lost:
-                _place(self.durable, block, self.later.pop(block)[-1])
-        _resize(self.durable, len(self.seen))
+                self.durable.place(block, self.later.pop(block)[-1])
+        self.durable.resize(self.seen.size)
 
-    def survivor(self, chance: Chance) -> bytes:
+    def survivor(self, chance: Chance) -> Content:
         """The file as a power cut may leave it."""
-        size = chance.size(len(self.durable), self.sizes)
-        data = bytearray(self.durable)
+        size = chance.size(self.durable.size, self.sizes)
+        left = self.durable.copy()
         for block, states in self.later.items():
             if chance.survives():
-                _place(data, block, chance.one_of(states))
-        _resize(data, size)
-        return bytes(data)
+                left.place(block, chance.one_of(states))
+        left.resize(size)
+        return left
 
 
 class Folder:
@@ -122,9 +187,14 @@ def loaded(path: str) -> Folder:
     """What is there when the disk is made: all of it safe."""
     folder = Folder()
     for item in os.scandir(path):
-        folder.now[item.name] = loaded(item.path) if item.is_dir() else File(Path(item.path).read_bytes())
+        folder.now[item.name] = loaded(item.path) if item.is_dir() else _loaded_file(item.path)
     folder.durable = dict(folder.now)
     return folder
+
+
+def _loaded_file(path: str) -> File:
+    with open(path, "rb") as file:
+        return File(Content.of(file.fileno()))
 
 
 def write_image(folder: Folder, path: str, entries: dict[int, dict[str, Node]], chance: Chance) -> None:
@@ -134,7 +204,7 @@ def write_image(folder: Folder, path: str, entries: dict[int, dict[str, Node]], 
             os.mkdir(target)
             write_image(node, target, entries, chance)
         else:
-            Path(target).write_bytes(node.survivor(chance))
+            node.survivor(chance).write(target)
 
 
 def assign(names: dict[str, Node], name: str, node: Node | None) -> None:
@@ -142,32 +212,3 @@ def assign(names: dict[str, Node], name: str, node: Node | None) -> None:
         names.pop(name, None)
     else:
         names[name] = node
-
-
-def _changed(before: bytes, now: bytes) -> list[int]:
-    """The numbers of the blocks that differ; what lies behind an end counts as zeros."""
-    found = []
-    for start in range(0, max(len(before), len(now)), _CHUNK):
-        if _piece(before, start, _CHUNK) != _piece(now, start, _CHUNK):
-            blocks = range(start // BLOCK, (start + _CHUNK) // BLOCK)
-            found += [block for block in blocks if _block(before, block) != _block(now, block)]
-    return found
-
-
-def _block(data: bytes, block: int) -> bytes:
-    return _piece(data, block * BLOCK, BLOCK)
-
-
-def _piece(data: bytes, start: int, size: int) -> bytes:
-    return data[start : start + size].ljust(size, b"\0")
-
-
-def _place(data: bytearray, block: int, state: bytes) -> None:
-    if len(data) < (block + 1) * BLOCK:
-        _resize(data, (block + 1) * BLOCK)
-    data[block * BLOCK : (block + 1) * BLOCK] = state
-
-
-def _resize(data: bytearray, size: int) -> None:
-    del data[size:]
-    data.extend(bytes(size - len(data)))

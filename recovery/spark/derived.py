@@ -32,6 +32,7 @@ from recovery.store_files import StoreFiles
 from recovery.units import Ints, Spans, Units, first_run
 
 UNIT = np.dtype(Unit.DTYPE)
+_NUMBERED = np.dtype([*UNIT.descr, ("number", "i8")])
 _AHEAD = 1 << 16
 
 Queue = tuple[str, int]
@@ -267,13 +268,13 @@ class _Redo(RedoLog):
         """The units that are missing, and those that no record asked for."""
         for first, rows in self._units.filled(self._cursor, self._units.end):
             filled = np.flatnonzero(rows.view(np.uint8).reshape(len(rows), -1).any(axis=1))
-            strays = np.zeros(len(filled), np.dtype([*rows.dtype.descr, ("number", "i8")]))
+            strays = np.zeros(len(filled), _NUMBERED)
             for name in rows.dtype.names or ():
                 strays[name] = rows[name][filled]
             strays["number"] = first + filled
             self._strays.append(strays)
         missing = np.concatenate(self._missing) if self._missing else np.zeros(0, EXPECTED)
-        strays = np.concatenate(self._strays) if self._strays else np.zeros(0, [*UNIT.descr, ("number", "i8")])
+        strays = np.concatenate(self._strays) if self._strays else np.zeros(0, _NUMBERED)
         return missing, strays
 
 
@@ -283,16 +284,25 @@ class MergedRedo(RedoLog):
     def take(self, splits: Sequence[Split], parts: Sequence[Compared], cut: Sequence[Cut], segment_size: int) -> None:
         """What each split missed; within a segment a unit may stand in another split's part."""
         by_segment: dict[int, list[tuple[Rows, Rows]]] = defaultdict(list)
-        for split, part in zip(splits, parts, strict=True):
+        stops: dict[int, int] = {}
+        for split, part, own in zip(splits, parts, cut, strict=True):
             if part.redo is not None:
-                by_segment[split.start // max(segment_size, 1)].append(part.redo)
-        for found in by_segment.values():
+                number = split.start // max(segment_size, 1)
+                by_segment[number].append(part.redo)
+                stops[number] = own.redo[1]
+        left_over = np.zeros(0, _NUMBERED)
+        for number, found in sorted(by_segment.items()):
             missing = np.concatenate([one for one, _ in found])
-            strays = np.concatenate([one for _, one in found])
+            strays = np.concatenate([left_over, *(one for _, one in found)])
             if len(missing) and len(strays):
                 missing, strays = _without_pairs(missing, strays)
+            # A segment that lacks nothing asked for its units alone; what its part has behind them is the next one's:
+            # where the last units are damaged, the part ends too late.
+            is_behind = not len(missing) and len(strays) and strays["number"].min() == stops[number] - len(strays)
+            left_over = strays if is_behind else left_over[:0]
             self._missing.append(missing)
-            self._strays.append(strays)
+            self._strays.append(strays[: 0 if is_behind else None])
+        self._strays.append(left_over)
         self._cursor = cut[-1].redo[1] if cut else self._cursor
 
 

@@ -60,6 +60,23 @@ def test_flipped_bits(small: Path, seed: int, split_bytes: int) -> None:
         assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(verify(path))
 
 
+@pytest.mark.parametrize("behind", [1, 2])
+@pytest.mark.parametrize("split_bytes", [1 << 30, 1024])
+def test_the_last_units_of_a_redo_log(tmp_path: Path, behind: int, split_bytes: int) -> None:
+    """One of them names another place: where the units of each segment end can no longer be told from them alone."""
+    path = tmp_path / "store"
+    small_stores.build(GENERATIONS[0], path)
+    log = max((path / "transaction" / "redolog").rglob("0*"))
+    raw = bytearray(log.read_bytes())
+    units = [at for at in range(0, len(raw), 20) if any(raw[at : at + 20])]
+    at = units[-behind]
+    raw[at : at + 8] = (344).to_bytes(8, "big")
+    log.write_bytes(raw)
+    found = verify(path)
+    assert found.as_json()["counts"] == {"redo-missing": 1, "redo-orphan": 1}
+    assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(found)
+
+
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1 << 30), split_bytes=st.integers(1024, 3000))
 def test_units_and_items_that_changed_places(small: Path, seed: int, split_bytes: int) -> None:
