@@ -59,6 +59,8 @@ class RedoLog:
     def _compare(self, expected: Rows, stop: int) -> None:
         """The slow way: find each record's unit among those that lie ahead and name offsets below `stop`."""
         numbers, live = self._ahead(stop)
+        filled = _filled(live)  # a unit that was never written, or zeroed, is a hole and belongs to nobody
+        numbers, live = numbers[filled], live[filled]
         order = np.argsort(live["commitlog_offset"], kind="stable")
         ranked = live[order]
         at = np.searchsorted(ranked["commitlog_offset"], expected["commitlog_offset"])
@@ -95,7 +97,7 @@ class RedoLog:
         the scan.
         """
         for first, rows in self._units.filled(self._cursor, self._units.end):
-            filled = np.flatnonzero((rows["commitlog_offset"] != 0) | (rows["size"] != 0) | (rows["tags_code"] != 0))
+            filled = np.flatnonzero(_filled(rows))
             strays = np.zeros(len(filled), np.dtype([*rows.dtype.descr, ("number", "i8")]))
             for name in UNIT_NAMES:
                 strays[name] = rows[name][filled]
@@ -125,6 +127,10 @@ class RedoLog:
 def _ends_delayed(part: Records) -> np.ndarray:
     """Which are delayed commits of ours. What 4.x and 5.x copy into the schedule topic names the offset 0."""
     return part.in_topic(SCHEDULE_TOPIC.encode()) & (part.field("prepared_transaction_offset") > 0)
+
+
+def _filled(units: Rows) -> np.ndarray:
+    return np.asarray((units["commitlog_offset"] != 0) | (units["size"] != 0) | (units["tags_code"] != 0))
 
 
 def _equal(live: Rows, expected: Rows) -> np.ndarray:

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import settings
 
 from tests.golden import unpack
+from tests.scan.effort import EFFORT
 
 # Time limits for one example fail by chance on a busy machine; pytest's own limit catches what hangs.
-settings.register_profile("checkback", deadline=None, print_blob=True)
+settings.register_profile("checkback", deadline=None, print_blob=True, derandomize=EFFORT == 1)
 settings.load_profile("checkback")
 
 # The producers of these stores are those of another: their truth is kept once.

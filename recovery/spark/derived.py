@@ -348,19 +348,29 @@ class MergedIndex(Index):
 
     def take(self, splits: Sequence[Split], parts: Sequence[Compared], cut: Sequence[Cut], segment_size: int) -> None:
         """What each split missed, by the rule that fits a segment best."""
+        size = max(segment_size, 1)
         by_segment: dict[int, list[dict[Rule, tuple[Rows, Rows]]]] = defaultdict(list)
         for split, part in zip(splits, parts, strict=True):
             if part.index:
-                by_segment[split.start // max(segment_size, 1)].append(part.index)
+                by_segment[split.start // size].append(part.index)
         for segment in sorted(by_segment):
-            found = by_segment[segment]
-            wrong = {rule: sum(len(one[rule][0]) + len(one[rule][1]) for one in found) for rule in Rule}
+            found = {rule: self._paired([one[rule] for one in by_segment[segment]], segment * size) for rule in Rule}
+            wrong = {rule: len(missing) + len(strays) for rule, (missing, strays) in found.items()}
             self._rule = min(Rule, key=lambda rule: (wrong[rule], rule is not self._rule))
-            self._missing.extend(one[self._rule][0] for one in found)
-            self._strays.extend(one[self._rule][1] for one in found)
+            self._missing.append(found[self._rule][0])
+            self._strays.append(found[self._rule][1])
         places = _ItemPlaces(self._files)
         last = cut[-1].items[1] if cut else 0
         self._file, self._item = places.place(last) if last < places.count else (len(self._files), 1)
+
+    def _paired(self, parts: Sequence[tuple[Rows, Rows]], base: int) -> tuple[Rows, Rows]:
+        """What a segment lacks, and its strays, without the items that only stood in another split's part."""
+        missing = np.concatenate([one for one, _ in parts])
+        strays = np.concatenate([one for _, one in parts])
+        if not len(missing) or not len(strays):
+            return missing, strays
+        still, known = self._match(missing, strays, base)
+        return missing[still], strays[~known]
 
 
 class PartTable(StateTable):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.spark import splits
@@ -20,6 +20,7 @@ from recovery.spark.places import Place
 from recovery.verify import verify
 from tests.operations import small_stores
 from tests.operations.small_broker import GENERATIONS
+from tests.scan.effort import tries
 from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
 from tests.spark.by_hand import JudgementByHand, comparable, verify_by_hand
 
@@ -42,7 +43,7 @@ def test_golden_stores(golden: Callable[[str], Path], name: str, split_bytes: in
     assert comparable(verify_by_hand(path, split_bytes)) == comparable(verify(path))
 
 
-@settings(max_examples=40)
+@tries(40)
 @given(seed=st.integers(0, 1 << 30), split_bytes=st.integers(1024, 3000) | st.just(1 << 30))
 def test_flipped_bits(small: Path, seed: int, split_bytes: int) -> None:
     """Bits flipped anywhere in the store, derived files included: finding for finding the same."""
@@ -77,7 +78,7 @@ def test_the_last_units_of_a_redo_log(tmp_path: Path, behind: int, split_bytes: 
     assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(found)
 
 
-@settings(max_examples=25)
+@tries(25)
 @given(seed=st.integers(0, 1 << 30), split_bytes=st.integers(1024, 3000))
 def test_units_and_items_that_changed_places(small: Path, seed: int, split_bytes: int) -> None:
     """Runs of units in a derived file swapped, doubled or zeroed, across the borders of splits."""
@@ -100,7 +101,7 @@ def test_units_and_items_that_changed_places(small: Path, seed: int, split_bytes
         assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(verify(path))
 
 
-@settings(max_examples=60)
+@tries(60)
 @given(logs(deltas=truths_and_lies), st.integers(1024, 4096))
 def test_bodies_that_deceive(log: object, split_bytes: int) -> None:
     """Whole fake records, blanks and magic codes in bodies: no split falls for them."""

@@ -1,4 +1,4 @@
-"""The property tests of the scan and of the transactions again, with twenty times the examples, chosen at random."""
+"""Property tests of the scan, the transactions and the Spark reports again, twenty times the examples, at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TREE = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("room", ["tests/scan", "tests/transaction"])
+@pytest.mark.parametrize("room", ["tests/scan", "tests/transaction", "tests/spark/test_same_report.py"])
 def test_twenty_times_the_examples(room: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "--timeout", "1500", room]
     done = subprocess.run(
