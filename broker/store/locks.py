@@ -302,10 +302,13 @@ class AppendLock:
 
 @functools.cache
 def _flock_at_once() -> Callable[[int, int], int]:
-    """C's flock, for what does not wait: not 0 when it failed. The GIL is kept."""
-    import ctypes
+    """C's flock, for what does not wait: not 0 when it failed, as it always does where there is none. Keeps the GIL."""
+    try:
+        import ctypes
 
-    function = ctypes.PyDLL(None).flock
+        function = ctypes.PyDLL(None).flock
+    except (ImportError, OSError, AttributeError):
+        return lambda *_: -1
     function.argtypes, function.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
     return function
 

@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from broker.errors import StoreError
+from broker.store import locks
 from broker.store.disk import Disk, Map
 from broker.store.locks import AppendLock
 
@@ -65,6 +67,18 @@ def test_nothing_is_counted_twice(lock: AppendLock, counter: Map, method: str) -
     for worker in workers:
         worker.join()
     assert counter.words[0] == times * (many + 1)
+
+
+def test_without_the_c_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own flock does it all then."""
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    monkeypatch.setattr(locks, "_flock_at_once", locks._flock_at_once.__wrapped__)
+    lock, other = AppendLock(str(tmp_path / "lock")), AppendLock(str(tmp_path / "lock"))
+    for _ in range(2):
+        with lock:
+            assert not other.try_acquire()
+    assert other.try_acquire()
+    other.release()
 
 
 @pytest.mark.parametrize("round_", range(5))
