@@ -92,6 +92,11 @@ class Listing:
             return None
         return self.segments[index]
 
+    def based(self, base: int) -> Segment | None:
+        """The segment that begins at a position."""
+        index = bisect_right(self.segments, base, key=lambda segment: segment.base) - 1
+        return self.segments[index] if index >= 0 and self.segments[index].base == base else None
+
     def after(self, segment: Segment) -> tuple[Segment, ...]:
         """The segments behind one."""
         return self.segments[bisect_right(self.segments, segment.base, key=lambda other: other.base) :]

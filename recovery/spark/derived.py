@@ -66,7 +66,7 @@ def cuts(files: StoreFiles, splits: Sequence[Split]) -> tuple[Cut, ...]:
     units, places = Units(files.redo_log, UNIT), _ItemPlaces(open_index(files.index, Findings()))
     reader = _ItemReader(files)
     found, redo, item = [], units.begin, 0
-    for _, inside in groupby(splits, key=lambda split: split.start // max(files.commitlog.segment_size, 1)):
+    for _, inside in groupby(splits, key=lambda split: split.base):
         of_segment = list(inside)
         redo_end = _redo_end(units, redo, of_segment[-1].end)
         item_end = max(item, places.number(*reader.read_to(of_segment[-1].end)))
@@ -237,7 +237,7 @@ class _Queues(Queues):
 class MergedQueues(Queues):
     """The queues of all splits, on the driver."""
 
-    def take(self, splits: Sequence[Split], parts: Sequence[Compared], segment_size: int) -> None:
+    def take(self, splits: Sequence[Split], parts: Sequence[Compared]) -> None:
         """What each split claimed; delayed records are compared a segment at a time."""
         claimed: dict[Queue, Held] = defaultdict(list)
         delayed: dict[tuple[Queue, int], list[tuple[Rows, Delays]]] = defaultdict(list)
@@ -245,7 +245,7 @@ class MergedQueues(Queues):
             for name, spans in part.claimed.items():
                 claimed[name].extend(spans)
             for name, expected, delays in part.delayed:
-                delayed[name, split.start // max(segment_size, 1)].append((expected, delays))
+                delayed[name, split.base].append((expected, delays))
         for (topic, queue_id), spans in claimed.items():
             queue = self._queue(topic.encode(), queue_id)
             if queue is not None:
@@ -281,24 +281,23 @@ class _Redo(RedoLog):
 class MergedRedo(RedoLog):
     """The redo log of all splits, on the driver."""
 
-    def take(self, splits: Sequence[Split], parts: Sequence[Compared], cut: Sequence[Cut], segment_size: int) -> None:
+    def take(self, splits: Sequence[Split], parts: Sequence[Compared], cut: Sequence[Cut]) -> None:
         """What each split missed; within a segment a unit may stand in another split's part."""
         by_segment: dict[int, list[tuple[Rows, Rows]]] = defaultdict(list)
         stops: dict[int, int] = {}
         for split, part, own in zip(splits, parts, cut, strict=True):
             if part.redo is not None:
-                number = split.start // max(segment_size, 1)
-                by_segment[number].append(part.redo)
-                stops[number] = own.redo[1]
+                by_segment[split.base].append(part.redo)
+                stops[split.base] = own.redo[1]
         left_over = np.zeros(0, _NUMBERED)
-        for number, found in sorted(by_segment.items()):
+        for base, found in sorted(by_segment.items()):
             missing = np.concatenate([one for one, _ in found])
             strays = np.concatenate([left_over, *(one for _, one in found)])
             if len(missing) and len(strays):
                 missing, strays = _without_pairs(missing, strays)
             # A segment that lacks nothing asked for its units alone; what its part has behind them is the next one's:
             # where the last units are damaged, the part ends too late.
-            is_behind = not len(missing) and len(strays) and strays["number"].min() == stops[number] - len(strays)
+            is_behind = not len(missing) and len(strays) and strays["number"].min() == stops[base] - len(strays)
             left_over = strays if is_behind else left_over[:0]
             self._missing.append(missing)
             self._strays.append(strays[: 0 if is_behind else None])
@@ -346,15 +345,14 @@ class _Index(Index):
 class MergedIndex(Index):
     """The index of all splits, on the driver."""
 
-    def take(self, splits: Sequence[Split], parts: Sequence[Compared], cut: Sequence[Cut], segment_size: int) -> None:
+    def take(self, splits: Sequence[Split], parts: Sequence[Compared], cut: Sequence[Cut]) -> None:
         """What each split missed, by the rule that fits a segment best."""
-        size = max(segment_size, 1)
         by_segment: dict[int, list[dict[Rule, tuple[Rows, Rows]]]] = defaultdict(list)
         for split, part in zip(splits, parts, strict=True):
             if part.index:
-                by_segment[split.start // size].append(part.index)
-        for segment in sorted(by_segment):
-            found = {rule: self._paired([one[rule] for one in by_segment[segment]], segment * size) for rule in Rule}
+                by_segment[split.base].append(part.index)
+        for base in sorted(by_segment):
+            found = {rule: self._paired([one[rule] for one in by_segment[base]], base) for rule in Rule}
             wrong = {rule: len(missing) + len(strays) for rule, (missing, strays) in found.items()}
             self._rule = min(Rule, key=lambda rule: (wrong[rule], rule is not self._rule))
             self._missing.append(found[self._rule][0])

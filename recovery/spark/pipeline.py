@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -63,11 +64,11 @@ class Judgement:
             task = prepare(tuple(splits)) if prepare else Task(log, partitions, crc, strings)
             self.task = replace(task, partitions=partitions)
             self._read(splits)
-            misled = misled_segments(log, self.summaries)
+            misled = misled_segments(self.summaries)
             if not misled:
                 break
             self.close()
-            splits = _unsplit(log, splits, misled)
+            splits = _unsplit(splits, misled)
         else:
             place = log.place.path
             raise CorruptStore(f"{place}: its records could not be told apart. Run: checkback verify, without --spark")
@@ -86,7 +87,9 @@ class Judgement:
         numbers = self._spark.range(0, len(splits), 1, self.tasks(len(splits)))
         self.events = self._keep(mapped(numbers, inspect, SCHEMA_DDL))
         found = self.events.where(f"tag = '{SUMMARY}'").toArrow()
-        self.summaries: list[Summary] = sorted(values_of(found, SUMMARY), key=lambda one: one.split.start)
+        self.summaries: list[Summary] = sorted(
+            values_of(found, SUMMARY), key=lambda one: (one.split.base, one.split.start)
+        )
 
     def _settle(self) -> None:
         self.evidence = merged_evidence(self.summaries)
@@ -189,17 +192,15 @@ def merged_evidence(summaries: list[Summary]) -> Evidence:
     return total
 
 
-def misled_segments(log: Log, summaries: list[Summary]) -> set[int]:
+def misled_segments(summaries: list[Summary]) -> set[int]:
     """The segments in which a split began with something that no record before it leads to.
 
     Each record begins where the one before it ends, or behind damage that was found there. Only a body that holds a
     record with its own true place, larger than what is looked back for, can make a split begin elsewhere.
     """
     misled: set[int] = set()
-    bases = sorted(file.base for file in log.files)
-    for base in bases:
-        inside = [one for one in summaries if base <= one.split.start < base + log.segment_size]
-        expected = base
+    for base, found in groupby(summaries, key=lambda one: one.split.base):
+        inside, expected = list(found), base
         for summary in inside:
             damages = {damage.commitlog_offset: damage for one in inside for damage in one.damages}
             if summary.first is None or summary.end_offset is None:
@@ -212,13 +213,10 @@ def misled_segments(log: Log, summaries: list[Summary]) -> set[int]:
     return misled
 
 
-def _unsplit(log: Log, splits: list[Split], bases: set[int]) -> list[Split]:
+def _unsplit(splits: list[Split], bases: set[int]) -> list[Split]:
     """These segments whole, the others as they were."""
-    kept: list[tuple[int, int]] = []
-    for split in splits:
-        base = max(file.base for file in log.files if file.base <= split.start)
-        if base not in bases:
-            kept.append((split.start, split.end))
-        elif split.start == base:
-            kept.append((base, max(one.end for one in splits if base <= one.start < base + log.segment_size)))
-    return [Split(number, start, end) for number, (start, end) in enumerate(kept)]
+    kept: list[Split] = []
+    for base, found in groupby(splits, key=lambda split: split.base):
+        inside = list(found)
+        kept += [replace(inside[0], end=inside[-1].end)] if base in bases else inside
+    return [replace(split, number=number) for number, split in enumerate(kept)]

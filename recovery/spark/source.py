@@ -235,7 +235,7 @@ class FindingsReader(DataSourceReader):
         """The splits, and one for the files as such."""
         log = self.settings.place.log()
         splits = plan(log, self.settings.split_bytes)
-        return [SplitPartition(log, Split(-1, 0, 0)), *(SplitPartition(log, split) for split in splits)]
+        return [SplitPartition(log, Split(-1, 0, 0, 0)), *(SplitPartition(log, split) for split in splits)]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The findings of a split."""

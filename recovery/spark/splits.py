@@ -39,24 +39,25 @@ class Split:
     number: int
     start: int
     end: int
+    base: int  # of the segment
 
 
 def plan(log: Log, split_bytes: int = SPLIT_BYTES, start: int = 0, end: int | None = None) -> list[Split]:
     """Splits of at most `split_bytes`, in log order, for the records in [start, end).
 
-    A compressed segment is one split: it can only be unpacked as a whole. What lies beyond the bytes that a file has
-    is left out.
+    A compressed segment is one split: it can only be unpacked as a whole. What lies beyond the bytes that a file has,
+    or beyond those that a segment should have, is left out.
     """
     if split_bytes < SPLIT_BYTES_MIN:
         raise ValueError(f"a split has at least {SPLIT_BYTES_MIN} bytes, not {split_bytes}")
     splits: list[Split] = []
     for file in log.files:
         first = max(file.base, start)
-        last = file.base + file.size
+        last = file.base + min(file.size, log.segment_size)
         last = last if end is None else min(last, end)
         step = max(last - first, 1) if log.is_compressed(file) else split_bytes
         for at in range(first, last, step):
-            splits.append(Split(len(splits), at, min(at + step, last)))
+            splits.append(Split(len(splits), at, min(at + step, last), file.base))
     return splits
 
 
@@ -73,10 +74,10 @@ class Reading:
     def __iter__(self) -> Iterator[Records]:
         """The records in log order; each batch stands until the next is asked for."""
         self._listing = self.log.listing()
-        segment = self._listing.at(self.split.start)
+        segment = self._listing.based(self.split.base)
         if segment is None:
             return
-        scan = self._scan(self.split.start)
+        scan = self._scan(segment, self.split.start)
         for records in scan:
             if self.first is None and self._is_doubtful(segment, int(records.offsets[0])):
                 break
@@ -84,16 +85,15 @@ class Reading:
         else:
             self._note_damages(scan, segment)
             return
-        scan = self._scan(segment.base)
+        scan = self._scan(segment, segment.base)
         for records in scan:
             own = records.take(slice(int(np.searchsorted(records.offsets, self.split.start)), None))
             if len(own):
                 yield self._take(own)
         self._note_damages(scan, segment)
 
-    def _scan(self, start: int) -> Scan:
-        segment = self._listing.at(start)
-        listing = Listing((segment,) if segment else (), self._listing.segment_size)
+    def _scan(self, segment: Segment, start: int) -> Scan:
+        listing = Listing((segment,), self._listing.segment_size)
         window = min(max(self.split.end - self.split.start, 0) + _LOOK_AHEAD_BYTES, WINDOW_BYTES)
         return Scan(listing, start, self.split.end, resync=True, window_bytes=window)
 
@@ -121,8 +121,8 @@ class Reading:
             inside = (damage for damage in scan.damages if low <= damage.commitlog_offset < (self.end_offset or 0))
             self.damages.extend(inside)
         tail = self.end_offset if self.end_offset is not None or not is_first else segment.base
-        if tail is not None and tail < segment.base + segment.size:
-            self.damages.extend(damages_at(self._listing, tail))
+        if tail is not None and tail < segment.base + min(segment.size, self._listing.segment_size):
+            self.damages.extend(damages_in(self._listing, segment, tail))
 
 
 def damages_at(listing: Listing, commitlog_offset: int) -> list[Damage]:
@@ -131,8 +131,11 @@ def damages_at(listing: Listing, commitlog_offset: int) -> list[Damage]:
     Torn or corrupt is told by what follows, in this segment or in a later one: that far is read.
     """
     segment = listing.at(commitlog_offset)
-    if segment is None:
-        return []
+    return [] if segment is None else damages_in(listing, segment, commitlog_offset)
+
+
+def damages_in(listing: Listing, segment: Segment, commitlog_offset: int) -> list[Damage]:
+    """The same where segments overlap."""
     rest = Listing((segment, *listing.after(segment)), listing.segment_size)
     scan = Scan(rest, commitlog_offset, window_bytes=_LOOK_AHEAD_BYTES)
     for _ in scan:

@@ -92,18 +92,18 @@ class _Verification(Verification):
     def _merge(self, summaries: list[Summary], task: Task) -> None:
         splits = [summary.split for summary in summaries]
         parts = [summary.compared for summary in summaries if summary.compared is not None]
-        files, size = self.files, self.files.commitlog.segment_size
+        files = self.files
         if self.queues is not None:
             queues = MergedQueues(opener(files), self.findings, has_ext=files.has_queue_ext)
-            queues.take(splits, parts, size)
+            queues.take(splits, parts)
             self.queues = queues
         if self.index is not None:
             index = MergedIndex(lambda _: self._open_index(Findings()), self.findings)  # what is wrong was said above
-            index.take(splits, parts, task.cuts, size)
+            index.take(splits, parts, task.cuts)
             self.index = index
         if self.redo_log is not None:
             redo = MergedRedo(Units(files.redo_log, UNIT), self.findings)
-            redo.take(splits, parts, task.cuts, size)
+            redo.take(splits, parts, task.cuts)
             self.redo_log = redo
 
     def _judge(self) -> tuple[Digest, Counter[int]]:

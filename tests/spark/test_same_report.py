@@ -78,6 +78,22 @@ def test_the_last_units_of_a_redo_log(tmp_path: Path, behind: int, split_bytes: 
     assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(found)
 
 
+@pytest.mark.parametrize("split_bytes", [1 << 30, 1024, 2000])
+@pytest.mark.parametrize(("name", "size"), [("0" * 20, 2108), ("0" * 20, 3048), ("00000000000000004096", 4100)])
+def test_a_segment_that_is_too_large(tmp_path: Path, name: str, size: int, split_bytes: int) -> None:
+    """What lies behind its end belongs to no split; neither do segments that a wrong size lets overlap."""
+    path = tmp_path / "store"
+    small_stores.build(GENERATIONS[0 if size < 4096 else 1], path)
+    with (path / "commitlog" / name).open("r+b") as file:
+        file.truncate(size)
+    if size > 4096:
+        with (path / "commitlog" / ("0" * 20)).open("r+b") as file:
+            file.truncate(1938)  # then no size is more frequent than another
+    found = verify(path)
+    assert "segment-size" in found.as_json()["counts"]
+    assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(found)
+
+
 @tries(25)
 @given(seed=st.integers(0, 1 << 30), split_bytes=st.integers(1024, 3000))
 def test_units_and_items_that_changed_places(small: Path, seed: int, split_bytes: int) -> None:
