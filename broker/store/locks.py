@@ -31,6 +31,7 @@ from broker.store.disk import Disk, Missing
 from broker.store.faults import refused
 
 _POLL_S = 0.002
+_SPINS = 12  # an append of another process takes less than as many tries, and to sleep and wake takes more
 _CLOSE_S = 5.0
 _LET_GO_S = 0.005
 _SHARED, _EXCLUSIVE = "shared", "exclusive"
@@ -186,7 +187,11 @@ class AppendLock:
             if self._held:
                 raise self._taken_twice()
             if not self._kept and self._at_once(self._descriptor, _TRY):
-                _flock(self._descriptor, _LOCK)
+                for _ in range(_SPINS):
+                    if not self._at_once(self._descriptor, _TRY):
+                        break
+                else:
+                    _flock(self._descriptor, _LOCK)
             self._held, self._kept = True, False
         except BaseException as error:
             self._back_out()
