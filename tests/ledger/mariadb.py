@@ -31,7 +31,9 @@ def server() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="my-"))  # short: the path of a socket has at most 107 bytes
     data, socket = folder / "data", folder / "socket"
     user = pwd.getpwuid(os.getuid()).pw_name
-    common = ["--no-defaults", f"--datadir={data}", f"--user={user}"]
+    scratch = folder / "tmp"  # of its own: a server that starts removes what others have in a shared one
+    scratch.mkdir()
+    common = ["--no-defaults", f"--datadir={data}", f"--tmpdir={scratch}", f"--user={user}"]
     try:
         _run("mariadb-install-db", *common, "--auth-root-authentication-method=normal", "--skip-test-db")
         program = _program("mariadbd")
