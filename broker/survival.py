@@ -13,8 +13,8 @@ from typing import TypeAlias
 from broker.store.disk import ReadFile
 
 BLOCK = 512  # a drive never writes half of it
-CHUNK = 8 * BLOCK
-_ZEROS = bytes(CHUNK)
+_CHUNK = 8 * BLOCK
+_ZEROS = bytes(_CHUNK)
 
 
 class Content:
@@ -30,8 +30,8 @@ class Content:
         size, chunks = os.fstat(descriptor).st_size, dict[int, bytes]()
         file = ReadFile(f"file descriptor {descriptor}", os.dup(descriptor))
         for start, stop in file.filled(0):
-            for number in range(start // CHUNK, -(-min(stop, size) // CHUNK)):
-                piece = file.pread(min(CHUNK, size - number * CHUNK), number * CHUNK).ljust(CHUNK, b"\0")
+            for number in range(start // _CHUNK, -(-min(stop, size) // _CHUNK)):
+                piece = file.pread(min(_CHUNK, size - number * _CHUNK), number * _CHUNK).ljust(_CHUNK, b"\0")
                 if piece != _ZEROS:
                     chunks[number] = piece
         return cls(size, chunks)
@@ -46,12 +46,12 @@ class Content:
 
     def block(self, number: int) -> bytes:
         """One block; behind the end are zeros."""
-        at = number * BLOCK % CHUNK
-        return self._chunks.get(number * BLOCK // CHUNK, _ZEROS)[at : at + BLOCK]
+        at = number * BLOCK % _CHUNK
+        return self._chunks.get(number * BLOCK // _CHUNK, _ZEROS)[at : at + BLOCK]
 
     def changed(self, now: Content) -> list[int]:
         """The numbers of the blocks that differ."""
-        per_chunk, found = CHUNK // BLOCK, []
+        per_chunk, found = _CHUNK // BLOCK, []
         for chunk in sorted(self._chunks.keys() | now._chunks.keys()):
             if self._chunks.get(chunk, _ZEROS) != now._chunks.get(chunk, _ZEROS):
                 blocks = range(chunk * per_chunk, (chunk + 1) * per_chunk)
@@ -60,24 +60,24 @@ class Content:
 
     def place(self, number: int, state: bytes) -> None:
         """Store one block; a file that ends before it grows."""
-        chunk, at = number * BLOCK // CHUNK, number * BLOCK % CHUNK
+        chunk, at = number * BLOCK // _CHUNK, number * BLOCK % _CHUNK
         old = self._chunks.get(chunk, _ZEROS)
         self._chunks[chunk] = old[:at] + state + old[at + BLOCK :]
         self.size = max(self.size, (number + 1) * BLOCK)
 
     def resize(self, size: int) -> None:
         """Cut it, or let it grow by zeros."""
-        last, rest = divmod(size, CHUNK)
+        last, rest = divmod(size, _CHUNK)
         kept = {number: piece for number, piece in self._chunks.items() if number < last}
         if rest and last in self._chunks:
-            kept[last] = self._chunks[last][:rest].ljust(CHUNK, b"\0")
+            kept[last] = self._chunks[last][:rest].ljust(_CHUNK, b"\0")
         self.size, self._chunks = size, kept
 
     def write(self, path: str) -> None:
         """Make a file of it."""
         with open(path, "wb", buffering=0) as file:
             for number, piece in self._chunks.items():
-                os.pwrite(file.fileno(), piece[: self.size - number * CHUNK], number * CHUNK)
+                os.pwrite(file.fileno(), piece[: self.size - number * _CHUNK], number * _CHUNK)
             file.truncate(self.size)
 
 

@@ -11,6 +11,7 @@ import os
 import numpy as np
 
 from broker.format import properties as names
+from broker.format.consumequeue import Unit
 from broker.format.redolog import PREPARED_TAG
 from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
@@ -23,6 +24,7 @@ from recovery.units import Ints, Rows, Units, first_run
 EXPECTED = np.dtype([("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8"), ("half_op", "?")])
 _AHEAD = 1 << 16
 UNIT_NAMES = ("commitlog_offset", "size", "tags_code")
+NUMBERED = np.dtype([*Unit.DTYPE, ("number", "i8")])
 
 
 class RedoLog:
@@ -70,11 +72,7 @@ class RedoLog:
         self._missing.append(expected[~found])
         used = np.zeros(len(live), np.bool_)
         used[order[at[found]]] = True
-        strays = np.zeros(int((~used).sum()), np.dtype([*live.dtype.descr, ("number", "i8")]))
-        for name in UNIT_NAMES:
-            strays[name] = live[name][~used]
-        strays["number"] = numbers[~used]
-        self._strays.append(strays)
+        self._strays.append(_numbered(live[~used], numbers[~used]))
 
     def _ahead(self, stop: int) -> tuple[Ints, Rows]:
         """The live units from the cursor to the first that names `stop` or later; the cursor moves behind them."""
@@ -96,14 +94,7 @@ class RedoLog:
         Units below `begin_offset` have lost their record to retention, those from `ignore_from` on were appended after
         the scan.
         """
-        for first, rows in self._units.filled(self._cursor, self._units.end):
-            filled = np.flatnonzero(_filled(rows))
-            strays = np.zeros(len(filled), np.dtype([*rows.dtype.descr, ("number", "i8")]))
-            for name in UNIT_NAMES:
-                strays[name] = rows[name][filled]
-            strays["number"] = first + filled
-            self._strays.append(strays)
-        strays = np.concatenate(self._strays) if self._strays else np.zeros(0, self._units.dtype)
+        strays = self._all_strays()
         self._report_missing(strays)
         for stray in strays:
             stale = 0 <= stray["commitlog_offset"] < begin_offset and stray["size"] > 0
@@ -112,6 +103,13 @@ class RedoLog:
                 text = f"unit {stray['number']} of the redo log belongs to no prepared record and no end"
                 unit, offset = int(stray["number"]), int(stray["commitlog_offset"])
                 self._findings.add(Finding("redo-orphan", offset, text, self._units.file_of(unit), {"unit": unit}))
+
+    def _all_strays(self) -> Rows:
+        """The units that no record asked for, with those that lie behind the cursor."""
+        for first, rows in self._units.filled(self._cursor, self._units.end):
+            filled = np.flatnonzero(_filled(rows))
+            self._strays.append(_numbered(rows[filled], first + filled))
+        return np.concatenate([np.zeros(0, NUMBERED), *self._strays])
 
     def _report_missing(self, strays: Rows) -> None:
         """What has a unit all the same was dispatched late, or stands in the wrong order."""
@@ -131,6 +129,14 @@ def _ends_delayed(part: Records) -> np.ndarray:
 
 def _filled(units: Rows) -> np.ndarray:
     return np.asarray((units["commitlog_offset"] != 0) | (units["size"] != 0) | (units["tags_code"] != 0))
+
+
+def _numbered(units: Rows, numbers: Ints) -> Rows:
+    found = np.zeros(len(units), NUMBERED)
+    for name in UNIT_NAMES:
+        found[name] = units[name]
+    found["number"] = numbers
+    return found
 
 
 def _equal(live: Rows, expected: Rows) -> np.ndarray:

@@ -32,6 +32,7 @@ _SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of Re
 _PIECE_BYTES = 64 << 10
 _HOPS = 64  # one by one, before a rhythm is looked for
 _MAGIC_AT = RecordHead.OFFSET["magic"]
+_MAGIC_SIZE = 4
 _RECORD_MAGICS = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2))
 _BLANK_MAGICS = (struct.pack(">i", MAGIC_BLANK),)
 
@@ -154,17 +155,16 @@ def next_start(window: Bytes, base: int, segment_end: int) -> Start | None:
 
     A record that the window cuts off is returned with what it claims: read so much from there and ask again.
     """
-    raw = window.tobytes()
-    for at in _candidates(raw, _RECORD_MAGICS):
-        (size,) = _SIZE(raw, at)
+    for at in _candidates(window, _RECORD_MAGICS):
+        (size,) = _SIZE(window.data, at)
         remaining = segment_end - base - at
         if not RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
             continue
-        if at + RecordHead.SIZE > len(raw):
+        if at + RecordHead.SIZE > len(window):
             return Start(at, size)
-        if RecordHead.unpack_from(raw, at).commitlog_offset != base + at:
+        if RecordHead.unpack_from(window.data, at).commitlog_offset != base + at:
             continue
-        if at + size > len(raw):
+        if at + size > len(window):
             return Start(at, size)
         if Records(window, base, np.array([at], np.int64)).whole(len(window)).all():
             return Start(at)
@@ -176,22 +176,22 @@ def next_blank(window: Bytes, base: int, segment_end: int) -> int | None:
 
     It counts only where no record follows in the segment: eight bytes in a body can look like one.
     """
-    raw = window.tobytes()
-    blanks = (at for at in _candidates(raw, _BLANK_MAGICS) if _SIZE(raw, at)[0] == segment_end - base - at)
+    found = _candidates(window, _BLANK_MAGICS)
+    blanks = (at for at in found if _SIZE(window.data, at)[0] == segment_end - base - at)
     return next(blanks, None)
 
 
-def _candidates(raw: bytes, magics: tuple[bytes, ...]) -> Iterator[int]:
+def _candidates(window: Bytes, magics: tuple[bytes, ...]) -> Iterator[int]:
     """The positions, in order, of everything whose second word is one of these magic codes; looked for piece by piece.
 
     The first is mostly near and mostly right: a search through the whole window would cost more than the walk.
     """
-    for start in range(_MAGIC_AT, len(raw), _PIECE_BYTES):
+    for start in range(0, len(window) - _MAGIC_AT, _PIECE_BYTES):
+        raw = window[start + _MAGIC_AT : start + _MAGIC_AT + _PIECE_BYTES + _MAGIC_SIZE - 1].tobytes()
         found: list[int] = []
         for magic in magics:
-            end = start + _PIECE_BYTES + len(magic) - 1
-            at = raw.find(magic, start, end)
+            at = raw.find(magic)
             while at >= 0:
-                found.append(at - _MAGIC_AT)
-                at = raw.find(magic, at + 1, end)
+                found.append(start + at)
+                at = raw.find(magic, at + 1)
         yield from sorted(found)

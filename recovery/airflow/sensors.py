@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,9 +28,13 @@ class StoreSensor(BaseSensorOperator):
         """The store's folder, from the argument or from the connection."""
         return self.path or CheckbackHook(self.connection or CheckbackHook.default_conn_name).path
 
+    @abc.abstractmethod
     def trigger(self) -> StoreTrigger | MessageTrigger:
-        """What the triggerer waits with; also what a sensor that is not deferred looks with."""
-        raise NotImplementedError
+        """What the triggerer waits with."""
+
+    @abc.abstractmethod
+    def look(self) -> dict[str, Any] | None:
+        """What a sensor that is not deferred finds at this moment; None when there is nothing."""
 
     def execute(self, context: Context) -> Any:
         """Defer, or poke as other sensors do."""
@@ -44,10 +49,7 @@ class StoreSensor(BaseSensorOperator):
 
     def poke(self, context: Context) -> PokeReturnValue | bool:
         """One look."""
-        trigger = self.trigger()
-        if not isinstance(trigger, StoreTrigger):
-            raise NotImplementedError
-        found = trigger.look()
+        found = self.look()
         return PokeReturnValue(found is not None, found)
 
 
@@ -57,6 +59,10 @@ class CrashSensor(StoreSensor):
     def trigger(self) -> CrashTrigger:
         """See StoreSensor."""
         return CrashTrigger(path=self.store_path(), poll_s=self.poke_interval, once=True)
+
+    def look(self) -> dict[str, Any] | None:
+        """What the trigger finds."""
+        return self.trigger().look()
 
 
 class InDoubtSensor(StoreSensor):
@@ -72,6 +78,10 @@ class InDoubtSensor(StoreSensor):
         """See StoreSensor."""
         older_than_s = float(self.older_than_s)
         return InDoubtTrigger(path=self.store_path(), older_than_s=older_than_s, poll_s=self.poke_interval, once=True)
+
+    def look(self) -> dict[str, Any] | None:
+        """What the trigger finds."""
+        return self.trigger().look()
 
 
 class MessageSensor(StoreSensor):
@@ -91,8 +101,8 @@ class MessageSensor(StoreSensor):
         starts = queue_ends(path, self.topic) if self.starts is None else self.starts
         return MessageTrigger(path=path, topic=self.topic, starts=starts, poll_s=self.poke_interval, once=True)
 
-    def poke(self, context: Context) -> PokeReturnValue | bool:
-        """One look; the first of a task that has no `starts` only notes where the queues end."""
+    def look(self) -> dict[str, Any] | None:
+        """What arrived; the first look of a task that has no `starts` only notes where the queues end."""
         from recovery.tasks import queue_ends
 
         ends = queue_ends(self.store_path(), self.topic)
@@ -101,4 +111,4 @@ class MessageSensor(StoreSensor):
         news = {
             queue: [self.starts.get(queue, 0), end] for queue, end in ends.items() if end > self.starts.get(queue, 0)
         }
-        return PokeReturnValue(bool(news), {"topic": self.topic, "queues": news} if news else None)
+        return {"topic": self.topic, "queues": news} if news else None

@@ -6,6 +6,7 @@ every few seconds, in a thread, so that a slow disk does not hold up the trigger
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import time
 from collections.abc import AsyncIterator
@@ -37,9 +38,9 @@ class StoreTrigger(BaseEventTrigger):
         """The arguments of `__init__`."""
         return {"path": self.path, "poll_s": self.poll_s, "once": self.once}
 
+    @abc.abstractmethod
     def look(self) -> dict[str, Any] | None:
         """What there is to tell at this moment; None when there is nothing. Runs in a thread."""
-        raise NotImplementedError
 
     def key(self, found: dict[str, Any]) -> Any:
         """What makes one finding another than the last."""

@@ -61,7 +61,7 @@ class JudgementByProcesses(Judgement):
             if self._progress is not None:
                 self._progress(done, self.log.bytes)
         found = [one for table in self._held for one in values_of(table, SUMMARY)]
-        self.summaries = sorted(found, key=lambda one: (one.split.base, one.split.start))
+        self.summaries = sorted(found, key=lambda one: one.split.number)
 
     def judged(self, court: Court) -> list[Sentence]:
         """The verdicts of every partition without their rows."""

@@ -22,7 +22,7 @@ from recovery.keys import EXPECTED as EXPECTED_ITEM
 from recovery.keys import Rule, expected_items
 from recovery.queues import Delays, Queues
 from recovery.records import Records
-from recovery.redo import EXPECTED, UNIT_NAMES, RedoLog
+from recovery.redo import EXPECTED, NUMBERED, UNIT_NAMES, RedoLog
 from recovery.report import Findings
 from recovery.slots import StateTable
 from recovery.spark.places import Place
@@ -32,7 +32,6 @@ from recovery.store_files import StoreFiles
 from recovery.units import Ints, Spans, Units, first_run
 
 UNIT = np.dtype(Unit.DTYPE)
-_NUMBERED = np.dtype([*UNIT.descr, ("number", "i8")])
 _AHEAD = 1 << 16
 
 Queue = tuple[str, int]
@@ -266,16 +265,8 @@ class _Redo(RedoLog):
 
     def leave(self) -> tuple[Rows, Rows]:
         """The units that are missing, and those that no record asked for."""
-        for first, rows in self._units.filled(self._cursor, self._units.end):
-            filled = np.flatnonzero(rows.view(np.uint8).reshape(len(rows), -1).any(axis=1))
-            strays = np.zeros(len(filled), _NUMBERED)
-            for name in rows.dtype.names or ():
-                strays[name] = rows[name][filled]
-            strays["number"] = first + filled
-            self._strays.append(strays)
-        missing = np.concatenate(self._missing) if self._missing else np.zeros(0, EXPECTED)
-        strays = np.concatenate(self._strays) if self._strays else np.zeros(0, _NUMBERED)
-        return missing, strays
+        missing = np.concatenate([np.zeros(0, EXPECTED), *self._missing])
+        return missing, self._all_strays()
 
 
 class MergedRedo(RedoLog):
@@ -289,7 +280,7 @@ class MergedRedo(RedoLog):
             if part.redo is not None:
                 by_segment[split.base].append(part.redo)
                 stops[split.base] = own.redo[1]
-        left_over = np.zeros(0, _NUMBERED)
+        left_over = np.zeros(0, NUMBERED)
         for base, found in sorted(by_segment.items()):
             missing = np.concatenate([one for one, _ in found])
             strays = np.concatenate([left_over, *(one for _, one in found)])

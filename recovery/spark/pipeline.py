@@ -87,9 +87,7 @@ class Judgement:
         numbers = self._spark.range(0, len(splits), 1, self.tasks(len(splits)))
         self.events = self._keep(mapped(numbers, inspect, SCHEMA_DDL))
         found = self.events.where(f"tag = '{SUMMARY}'").toArrow()
-        self.summaries: list[Summary] = sorted(
-            values_of(found, SUMMARY), key=lambda one: (one.split.base, one.split.start)
-        )
+        self.summaries: list[Summary] = sorted(values_of(found, SUMMARY), key=lambda one: one.split.number)
 
     def _settle(self) -> None:
         self.evidence = merged_evidence(self.summaries)
@@ -201,8 +199,8 @@ def misled_segments(summaries: list[Summary]) -> set[int]:
     misled: set[int] = set()
     for base, found in groupby(summaries, key=lambda one: one.split.base):
         inside, expected = list(found), base
+        damages = {damage.commitlog_offset: damage for one in inside for damage in one.damages}
         for summary in inside:
-            damages = {damage.commitlog_offset: damage for one in inside for damage in one.damages}
             if summary.first is None or summary.end_offset is None:
                 continue
             damage = damages.get(expected)

@@ -30,14 +30,14 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from broker.errors import BrokerError, CorruptStore, StoreError
+from broker.errors import BrokerError, CorruptStore
 from recovery.arrow import COLUMNS, record_batch
 from recovery.records import Records
 from recovery.scan import Damage
 from recovery.spark.mapping import set_imports_aside
 from recovery.spark.places import Log, Place
 from recovery.spark.selection import BadOption, Selection, selection_of, truth, whole_number
-from recovery.spark.splits import SPLIT_BYTES, SPLIT_BYTES_MIN, Reading, Split, damages_at, plan
+from recovery.spark.splits import SPLIT_BYTES, SPLIT_BYTES_MIN, Reading, Split, plan
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -239,6 +239,7 @@ class FindingsReader(DataSourceReader):
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The findings of a split."""
+        set_imports_aside()
         log = partition.log
         if partition.split.number < 0:
             found = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in log.damages]
@@ -273,6 +274,3 @@ def _corrupt(damage: Damage) -> BrokerError:
     place = f"{damage.file} at CommitLog offset {damage.commitlog_offset}"
     text = f"{place}: {damage.reason}. Read on with the option onCorrupt=report, and run: checkback verify"
     return CorruptStore(text, path=damage.file)
-
-
-__all__ = ["NAME", "CommitLogSource", "StoreError", "damages_at", "spark_schema"]

@@ -122,20 +122,14 @@ class Reading:
             self.damages.extend(inside)
         tail = self.end_offset if self.end_offset is not None or not is_first else segment.base
         if tail is not None and tail < segment.base + min(segment.size, self._listing.segment_size):
-            self.damages.extend(damages_in(self._listing, segment, tail))
+            self.damages.extend(damages_at(self._listing, segment, tail))
 
 
-def damages_at(listing: Listing, commitlog_offset: int) -> list[Damage]:
+def damages_at(listing: Listing, segment: Segment, commitlog_offset: int) -> list[Damage]:
     """What is wrong in a segment from an offset at which records end, up to the next record; nothing where one is.
 
     Torn or corrupt is told by what follows, in this segment or in a later one: that far is read.
     """
-    segment = listing.at(commitlog_offset)
-    return [] if segment is None else damages_in(listing, segment, commitlog_offset)
-
-
-def damages_in(listing: Listing, segment: Segment, commitlog_offset: int) -> list[Damage]:
-    """The same where segments overlap."""
     rest = Listing((segment, *listing.after(segment)), listing.segment_size)
     scan = Scan(rest, commitlog_offset, window_bytes=_LOOK_AHEAD_BYTES)
     for _ in scan:

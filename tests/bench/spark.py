@@ -45,8 +45,10 @@ from tests.bench.stores import make_store
 
 COLUMNS = ["commitlog_offset", "queue_id", "queue_offset", "store_timestamp_ms", "topic", "body"]
 ENDS = ["half", "latest", "topic", "producer_group", "keys", "unique_key"]
-ENDS_TYPES = [pa.int64(), pa.int64(), *[pa.string()] * 4]
+ENDS_SCHEMA = pa.schema(zip(ENDS, [pa.int64(), pa.int64(), *[pa.string()] * 4], strict=True))
 TYPES = (pa.int64(), pa.int32(), pa.int64(), pa.int64(), pa.string(), pa.binary())
+ROWS_SCHEMA = pa.schema(zip(COLUMNS, TYPES, strict=True))
+HEAD = struct.Struct(">iiiiiqqiqiiqiiiqi")  # of a record, without the strings
 ROUNDS = 3
 PIECE_BYTES = 128 << 20
 
@@ -75,7 +77,7 @@ def local_transactions(pool: ProcessPoolExecutor, log: Log, out: Path) -> str:
     out.mkdir()
     task, splits = Task(log, -(-log.bytes // PARTITION_BYTES), crc=True, strings=True), plan(log)
     held = pa.concat_tables(pool.map(_inspected, [task] * len(splits), splits))
-    summaries = sorted(values_of(held, SUMMARY), key=lambda one: one.split.start)
+    summaries = sorted(values_of(held, SUMMARY), key=lambda one: one.split.number)
     evidence = merged_evidence(summaries)
     court = Court(log, task.partitions, prepared_generation(evidence), log.begin, {}, with_rows=True, folder=str(out))
     tables = [held]
@@ -113,56 +115,54 @@ def cut_into_files(log: Log, folder: Path) -> None:
         reading = Reading(log, split)
         for _ in reading:
             pass
-        segment = listing.at(split.start)
+        segment = listing.based(split.base)
         if reading.first is not None and reading.end_offset is not None and segment is not None:
             raw = segment.read(reading.first - segment.base, reading.end_offset - reading.first)
             (folder / f"{reading.first:020}").write_bytes(raw)
 
 
-def by_hand(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _parsed(
+    batches: Iterable[pa.RecordBatch], row: Callable[[bytes, int, tuple[Any, ...]], tuple[Any, ...]], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """A parser with struct in a loop: the records of files, without a check."""
-    head, strings = struct.Struct(">iiiiiqqiqiiqiiiqi"), struct.Struct(">b")
     for batch in batches:
         for value in batch.column("content"):
             raw, at, rows = value.as_buffer().to_pybytes(), 0, []
             while at < len(raw):
-                found = head.unpack_from(raw, at)
-                body_at = at + head.size
-                topic_at = body_at + found[16]
-                (length,) = strings.unpack_from(raw, topic_at)
-                topic = raw[topic_at + 1 : topic_at + 1 + length].decode()
-                rows.append((found[6], found[3], found[5], found[11], topic, raw[body_at:topic_at]))
+                found = HEAD.unpack_from(raw, at)
+                rows.append(row(raw, at + HEAD.size, found))
                 at += found[0]
                 if len(rows) == 4096 or at >= len(raw):
-                    yield pa.RecordBatch.from_arrays(
-                        [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), TYPES, strict=True)],
-                        names=COLUMNS,
-                    )
+                    columns = zip(zip(*rows, strict=True), schema.types, strict=True)
+                    yield pa.RecordBatch.from_arrays([pa.array(*column) for column in columns], schema=schema)
                     rows = []
+
+
+def by_hand(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows that `scan` is asked for."""
+
+    def row(raw: bytes, body_at: int, found: tuple[Any, ...]) -> tuple[Any, ...]:
+        topic_at = body_at + found[16]
+        topic = raw[topic_at + 1 : topic_at + 1 + raw[topic_at]].decode()
+        return found[6], found[3], found[5], found[11], topic, raw[body_at:topic_at]
+
+    return _parsed(batches, row, ROWS_SCHEMA)
 
 
 def transactions_by_hand(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same for what a row of a transaction needs: where, of which kind, what it ends, topic, group and keys."""
-    head, strings = struct.Struct(">iiiiiqqiqiiqiiiqi"), struct.Struct(">b")
-    for batch in batches:
-        for value in batch.column("content"):
-            raw, at, rows = value.as_buffer().to_pybytes(), 0, []
-            while at < len(raw):
-                found = head.unpack_from(raw, at)
-                topic_at = at + head.size + found[16]
-                (length,) = strings.unpack_from(raw, topic_at)
-                properties_at = topic_at + 1 + length
-                topic = raw[topic_at + 1 : properties_at].decode()
-                items = raw[properties_at + 2 : at + found[0]].decode().split("\x02")
-                said = dict(item.split("\x01") for item in items if item).get
-                kind, place = found[7] & 12, found[6]
-                half = found[15] if kind > 4 else place
-                rows.append((half, place << 4 | kind, topic, said("PGROUP"), said("KEYS"), said("UNIQ_KEY")))
-                at += found[0]
-                if len(rows) == 4096 or at >= len(raw):
-                    columns = zip(zip(*rows, strict=True), ENDS_TYPES, strict=True)
-                    yield pa.RecordBatch.from_arrays([pa.array(*column) for column in columns], names=ENDS)
-                    rows = []
+    """What a row of a transaction needs: where, of which kind, what it ends, topic, group and keys."""
+
+    def row(raw: bytes, body_at: int, found: tuple[Any, ...]) -> tuple[Any, ...]:
+        topic_at = body_at + found[16]
+        properties_at = topic_at + 1 + raw[topic_at]
+        topic = raw[topic_at + 1 : properties_at].decode()
+        items = raw[properties_at + 2 : body_at - HEAD.size + found[0]].decode().split("\x02")
+        said = dict(item.split("\x01") for item in items if item).get
+        kind, place = found[7] & 12, found[6]
+        half = found[15] if kind > 4 else place
+        return half, place << 4 | kind, topic, said("PGROUP"), said("KEYS"), said("UNIQ_KEY")
+
+    return _parsed(batches, row, ENDS_SCHEMA)
 
 
 def bench(path: str, folder: Path) -> None:

@@ -26,7 +26,7 @@ class JudgementByHand(Judgement):
         tables = [pa.Table.from_batches(rows_of(Inspection(self.task, split).run()), SCHEMA) for split in splits]
         random.Random(len(tables)).shuffle(tables)  # tasks end in any order
         self.held = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
-        self.summaries = sorted(values_of(self.held, SUMMARY), key=lambda one: one.split.start)
+        self.summaries = sorted(values_of(self.held, SUMMARY), key=lambda one: one.split.number)
 
     def judged(self, court: Court) -> list[Sentence]:
         court = replace(court, with_rows=True)

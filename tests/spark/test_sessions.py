@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import stat
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from recovery.spark import sessions
+from recovery.spark.mapping import mapped
 from recovery.spark.sessions import SparkNotReady, check_installation, java_version
 
 if TYPE_CHECKING:
@@ -74,3 +79,22 @@ def test_the_session_runs_this_python(spark: SparkSession) -> None:
     """Not the first python3 on the path, which may lack everything."""
     assert spark.sparkContext.pythonExec == sys.executable
     assert spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect() == [sys.executable]
+
+
+def test_workers_set_their_modules_aside(spark: SparkSession) -> None:
+    """Else Spark's daemon looks through all of them for garbage after each task."""
+
+    def aside(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_arrays([pa.array([gc.get_freeze_count()])], names=["modules"])
+
+    (row,) = mapped(spark.range(0, 1, 1, 1), aside, "modules bigint").collect()
+    assert row.modules > 10_000
+
+
+def test_sockets_lie_where_their_path_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Java's temporary folder is; where nobody may write there, Spark goes on with TCP."""
+    folder, enabled = "spark.python.unix.domain.socket.dir", "spark.python.unix.domain.socket.enabled"
+    assert len(sessions._settings("1g", local=True)[folder]) + len("/.") + 36 + len(".sock") < 100
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert enabled not in sessions._settings("1g", local=True)
