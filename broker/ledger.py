@@ -18,8 +18,12 @@ is not locked longer; there only the age of a half message protects a transactio
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
@@ -38,6 +42,7 @@ COMMITTED, ROLLED_BACK = int(TransactionState.COMMITTED), int(TransactionState.R
 KEY_SIZE = 32
 _TIME_DIGITS = 12
 _SQLITE = "sqlite"
+_TURN_S = 1.0
 _AUTOCOMMIT = "the session is in AUTOCOMMIT, where each statement stands alone: there is no COMMIT to take part in"
 
 
@@ -71,6 +76,7 @@ class Ledger:
             raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
         self.metadata, self.rows, self.marks = _tables(table, schema)
         self._insert = self.rows.insert()
+        self._turn = threading.RLock()
 
     def __repr__(self) -> str:
         return f"<broker.Ledger {self._engine.url!r}>"
@@ -113,6 +119,24 @@ class Ledger:
         row = {"ledger_key": key, "state": COMMITTED, "producer_group": group, "store_id": store_id, "decided_by": None}
         connection.execute(self._insert, row)
 
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Keep the other threads of this process out, as long as nobody waits a second for it.
+
+        SQLite lets one write at a time, and the others sleep and try again, each for up to 100 ms, in no order. By
+        turns they wait as long as it takes, and whoever forces the log meanwhile does so for all of them. Nothing rests
+        on it: who waited in vain goes on without, and those who come later wait for nobody that has it now.
+        """
+        turn = self._turn
+        if not turn.acquire(timeout=_TURN_S):
+            self._turn = threading.RLock()
+            yield
+            return
+        try:
+            yield
+        finally:
+            turn.release()
+
     def check_same_database(self, session: Session) -> None:
         """Raises TransactionError when the session writes to another database than the one that the ledger is in."""
         bind: Any = session.get_bind(clause=self.rows)
@@ -133,7 +157,7 @@ class LedgerEntry:
         if session.in_nested_transaction():
             raise TransactionError("begin_transaction() stands outside of begin_nested(): a savepoint is not a COMMIT")
         ledger.check_same_database(session)
-        connection = session.connection()
+        self._connection = connection = session.connection()
         if ledger.holds_a_lock:
             raw: Any = connection.connection.dbapi_connection
             if connection.dialect.detect_autocommit_setting(raw):
@@ -152,6 +176,12 @@ class LedgerEntry:
     def half_properties(self) -> dict[str, str]:
         """What each half message of the transaction carries."""
         return {LEDGER_KEY: self.key}
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Around the last steps to COMMIT: see `Ledger.turn`. Whoever has SQLite's lock already does not wait."""
+        if self._ledger.holds_a_lock or not self.is_current or _in_transaction(self._connection):
+            return contextlib.nullcontext()
+        return self._ledger.turn()
 
     def seal(self, *, announces: bool = True) -> None:
         """Have the row in place: call it last before COMMIT. `announces`: there are messages that need it.
@@ -203,6 +233,7 @@ def _tables(table: str, schema: str | None) -> tuple[MetaData, Table, Table]:
         Column("producer_group", String(255), nullable=False),
         Column("store_id", String(32), nullable=False),
         Column("decided_by", String(255)),
+        sqlite_with_rowid=False,
     )
     marks = Table(
         f"{table}_mark",

@@ -47,6 +47,8 @@ class Stage(enum.Enum):
 class LocalTransaction:
     """What all local transactions share: their half messages, and how those end."""
 
+    waits_in_send = True  # until a half message is on disk; else the transaction waits before its COMMIT
+
     def __init__(self, service: TransactionalMessageService, group: str, immunity_s: int | None) -> None:
         self.group = group
         self.stage = Stage.ACTIVE
@@ -146,6 +148,8 @@ class SessionTransaction(LocalTransaction):
     the same. The session's own are not to be called inside: where that is seen, the messages are left to check-back.
     """
 
+    waits_in_send = False
+
     def __init__(
         self,
         service: TransactionalMessageService,
@@ -176,29 +180,37 @@ class SessionTransaction(LocalTransaction):
             self._doomed = "the session's own commit() or rollback() was called inside of begin_transaction()"
 
     def commit(self) -> None:
-        """Flush, put the ledger row in place, COMMIT, deliver the messages.
+        """Flush, force the half messages to disk, put the ledger row in place, COMMIT, deliver the messages.
 
-        Raises what the database raises before COMMIT, TransactionError and AlreadyEnded: then nothing was saved. Raises
-        UnknownOutcome when COMMIT itself failed: check-back will find out and end the messages accordingly.
+        Raises what the database raises before COMMIT, SyncFailed, TransactionError and AlreadyEnded: then nothing was
+        saved. Raises UnknownOutcome when COMMIT itself failed: check-back will find out and end the messages
+        accordingly.
         """
         self._check_active()
-        try:
-            if self._doomed:
-                raise TransactionError(f"nothing more is saved: {self._doomed}")
-            self._entry.seal(announces=bool(self.halves))
-        except BaseException:
-            self._roll_back()
-            raise
-        self.stage = Stage.LEFT  # from here on nobody knows, until COMMIT returns
-        try:
-            self._session.commit()
-        except BaseException as error:
-            with contextlib.suppress(Exception):
-                self._session.rollback()
-            if isinstance(error, Exception):
-                _unknown(error)
-            raise
+        with self._entry.turn():
+            try:
+                self._seal()
+            except BaseException:
+                self._roll_back()
+                raise
+            self.stage = Stage.LEFT  # from here on nobody knows, until COMMIT returns
+            try:
+                self._session.commit()
+            except BaseException as error:
+                with contextlib.suppress(Exception):
+                    self._session.rollback()
+                if isinstance(error, Exception):
+                    _unknown(error)
+                raise
         self._deliver()
+
+    def _seal(self) -> None:
+        """All that comes before COMMIT."""
+        if self._doomed:
+            raise TransactionError(f"nothing more is saved: {self._doomed}")
+        if self.halves:
+            self._service.wait_durable(self.halves[-1])
+        self._entry.seal(announces=bool(self.halves))
 
     def rollback(self) -> None:
         """Roll the session back; never deliver the messages."""

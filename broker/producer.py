@@ -149,10 +149,11 @@ class Producer:
     ) -> SendResult:
         """Send a message: stored, and as durable as the store's sync mode says, when this returns.
 
-        With a `transaction` it is a half message, which is delivered when that commits. Messages with the same
-        `sharding_key` go to the same queue and are consumed in the order of sending; transactional ones in the order of
-        their commits. `delay_level` 1 to 18 delivers later, by RocketMQ's table from 1 s to 2 h; with a transaction
-        from its commit on. Raises MessageRejected, NotPermitted, StoreFull, StoreLocked, SyncFailed, TransactionError.
+        With a `transaction` it is a half message, which is delivered when that commits; a session's forces it to disk
+        just before COMMIT, with whatever else waits there. Messages with the same `sharding_key` go to the same queue
+        and are consumed in the order of sending; transactional ones in the order of their commits. `delay_level` 1 to
+        18 delivers later, by RocketMQ's table from 1 s to 2 h; with a transaction from its commit on. Raises
+        MessageRejected, NotPermitted, StoreFull, StoreLocked, SyncFailed, TransactionError.
         """
         extra = _extra(sharding_key, delay_level)
         if transaction is not None:
@@ -265,8 +266,9 @@ class Producer:
         self._check_half(message, transaction)
 
         def prepare(queue_id: int) -> Half:
+            properties = transaction.properties_for(message, extra)
             return self.store.transactions.prepare(
-                message, self.group, queue_id=queue_id, extra_properties=transaction.properties_for(message, extra)
+                message, self.group, queue_id=queue_id, extra_properties=properties, wait=transaction.waits_in_send
             )
 
         with transaction.sending():

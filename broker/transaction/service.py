@@ -10,8 +10,11 @@ import enum
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, Self
 
+from broker.format import properties as names
+from broker.format.commitlog import Record
 from broker.format.java import Host, encode_message_id
 from broker.message import Message, ReceivedMessage
 from broker.store.admission import Admission
@@ -44,7 +47,26 @@ class Half:
     store_timestamp_ms: int
     size: int  # of the record, in bytes
     properties: Mapping[str, str] = field(repr=False, compare=False)
-    store_host: Host = field(default=LOCAL_HOST, repr=False)  # the default stands in the class: see statetable._half
+    store_host: Host = field(default=LOCAL_HOST, repr=False)  # stands in the class: see StateTableService._half
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """The half message that a prepared record is."""
+        properties = record.property_map
+        return cls(
+            record.commitlog_offset,
+            record.queue_offset,
+            properties.get(names.PGROUP, ""),
+            record.topic,
+            record.queue_id,
+            properties.get(names.UNIQ_KEY),
+            tuple(names.keys(properties)),
+            record.born_timestamp_ms,
+            record.store_timestamp_ms,
+            record.total_size,
+            MappingProxyType(properties),
+            record.store_host,
+        )
 
     @property
     def end(self) -> int:
@@ -127,11 +149,14 @@ class TransactionalMessageService(abc.ABC):
         *,
         queue_id: int = 0,
         extra_properties: Mapping[str, str] | None = None,
+        wait: bool = True,
     ) -> Half:
         """Store a half message; as durable as the sync mode says when this returns.
 
-        `extra_properties` may have names that are RocketMQ's own. With DELAY, a level, the message is delivered that
-        long after its commit. Raises MessageRejected, NotPermitted, StoreFull, SyncFailed.
+        Without `wait` it need not be: call `wait_durable` before anything rests on it, so that many half messages, and
+        those of other threads, cost one forced write. `extra_properties` may have names that are RocketMQ's own. With
+        DELAY, a level, the message is delivered that long after its commit. Raises MessageRejected, NotPermitted,
+        StoreFull, SyncFailed.
         RocketMQ: TransactionalMessageService.prepareMessage.
         """
 
@@ -148,6 +173,10 @@ class TransactionalMessageService(abc.ABC):
 
         What `prepare` refuses is raised at once. RocketMQ: TransactionalMessageService.asyncPrepareMessage.
         """
+
+    @abc.abstractmethod
+    def wait_durable(self, half: Half) -> None:
+        """Return when a half message, and all before it, are as durable as the sync mode says. Raises SyncFailed."""
 
     @abc.abstractmethod
     def commit(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
@@ -185,7 +214,8 @@ class TransactionalMessageService(abc.ABC):
     def in_doubt(self, *, after_slot: int = -1, limit: int | None = None) -> Iterator[Half]:
         """The half messages that nobody ended, lowest slot first, parked ones included.
 
-        Those that are not yet durable are left out: a power cut could take them back.
+        The log is forced first: a power cut could take back what is not durable, and nobody is told of that. Raises
+        SyncFailed.
         """
 
     @abc.abstractmethod

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from itertools import islice
-from types import MappingProxyType
 
 from broker.errors import AlreadyEnded, CorruptRecord, MessageRejected, TransactionError
 from broker.format import properties as names
@@ -84,10 +83,13 @@ class StateTableService(TransactionalMessageService):
         *,
         queue_id: int = 0,
         extra_properties: Mapping[str, str] | None = None,
+        wait: bool = True,
     ) -> Half:
-        """See TransactionalMessageService."""
-        made, sent = self._draft(message, producer_group, queue_id, extra_properties)
-        return self._half(made, sent, producer_group, self._writing.append_one(made))
+        """See TransactionalMessageService. In mode `each` it is always waited for."""
+        half = self._stored(message, producer_group, queue_id, extra_properties)
+        if wait or self._sync_each:
+            self._writing.settle(half.end)
+        return half
 
     def prepare_async(
         self,
@@ -98,9 +100,7 @@ class StateTableService(TransactionalMessageService):
         extra_properties: Mapping[str, str] | None = None,
     ) -> Future[Half]:
         """See TransactionalMessageService."""
-        made, sent = self._draft(message, producer_group, queue_id, extra_properties)
-        self._writing.upkeep.start()
-        half = self._half(made, sent, producer_group, self._appender.append_one(made))
+        half = self._stored(message, producer_group, queue_id, extra_properties)
         future: Future[Half] = Future()
         future.set_running_or_notify_cancel()
 
@@ -112,6 +112,17 @@ class StateTableService(TransactionalMessageService):
 
         self._waiting.tell(half.end, done)
         return future
+
+    def wait_durable(self, half: Half) -> None:
+        """See TransactionalMessageService."""
+        self._writing.settle(half.end)
+
+    def _stored(self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None) -> Half:
+        """A half message in the log; nobody has waited for the disk."""
+        made, sent = self._draft(message, group, queue_id, extra)
+        if not self._writing.upkeep.is_running:
+            self._writing.upkeep.start()
+        return self._half(made, sent, group, self._appender.append_one(made))
 
     def _draft(
         self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None
@@ -265,7 +276,7 @@ class StateTableService(TransactionalMessageService):
 
     def half(self, commitlog_offset: int) -> Half:
         """See TransactionalMessageService."""
-        return _half_of(self._record(commitlog_offset))
+        return Half.of(self._record(commitlog_offset))
 
     def message(self, half: Half) -> ReceivedMessage:
         """See TransactionalMessageService."""
@@ -284,12 +295,14 @@ class StateTableService(TransactionalMessageService):
         return islice(self._in_doubt(after_slot), limit)
 
     def _in_doubt(self, after_slot: int) -> Iterator[Half]:
-        for slot in self.in_doubt_slots():
+        slots = self.in_doubt_slots()
+        self._writing.settle(self._writing.control.words[_TAIL])
+        for slot in slots:
             if slot > after_slot:
                 found = self._dispatcher.slot(slot)
                 record = None if found.state != _PREPARED else self._store.record(found.commitlog_offset)
-                if record is not None:  # else it was settled meanwhile, or is not yet durable
-                    yield _half_of(record)
+                if record is not None:  # else it was settled meanwhile
+                    yield Half.of(record)
 
     def in_doubt_slots(self) -> list[int]:
         """See TransactionalMessageService."""
@@ -364,24 +377,6 @@ class StateTableService(TransactionalMessageService):
     def check(self, timeout_ms: int, check_max: int, listener: CheckListener) -> int:
         """See TransactionalMessageService."""
         return self._rounds.run(self, timeout_ms, check_max, listener, time.time_ns() // 1_000_000)
-
-
-def _half_of(record: Record) -> Half:
-    properties = record.property_map
-    return Half(
-        record.commitlog_offset,
-        record.queue_offset,
-        properties.get(names.PGROUP, ""),
-        record.topic,
-        record.queue_id,
-        properties.get(names.UNIQ_KEY),
-        tuple(names.keys(properties)),
-        record.born_timestamp_ms,
-        record.store_timestamp_ms,
-        record.total_size,
-        MappingProxyType(properties),
-        record.store_host,
-    )
 
 
 @lru_cache(maxsize=4096)

@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 
 import broker
 from broker.ledger import Ledger
-from broker.live import LiveStore
+from broker.live import LiveStore, open_live
 from broker.local_transaction import SessionTransaction
 from broker.producer import Producer, store_id
+from broker.store.disk import Disk
 from broker.store.layout import StoreLayout
 from recovery.checkback import CheckBack, RoundReport
 from recovery.ledger_resolver import LedgerResolver
@@ -24,20 +25,18 @@ SMALL = StoreLayout(1 << 22, 20 * 4000, 24 * 4000, 20 * 4000, 1000, 4000)
 LATER_MS = 60_000  # after the first check is due
 
 
-def open_store(path: Path) -> LiveStore:
-    store = broker.open(path, layout=SMALL, sync="group")
-    assert isinstance(store, LiveStore)
-    return store
+def open_store(path: Path, disk: Disk | None = None) -> LiveStore:
+    return open_live(path, layout=SMALL, sync="group", disk=disk)
 
 
 class Shop:
     """A store, the application's ledger, and another connection to the same database for check-back."""
 
-    def __init__(self, path: Path, ledger: Ledger, resolvers_ledger: Ledger) -> None:
+    def __init__(self, path: Path, ledger: Ledger, resolvers_ledger: Ledger, disk: Disk | None = None) -> None:
         self.path, self.ledger, self.resolvers_ledger = path, ledger, resolvers_ledger
         with ledger.engine.begin() as connection:
-            connection.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
-        self.store = open_store(path)
+            connection.execute(text("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY)"))
+        self.store = open_store(path, disk)
         self.policy = Policy(Rule(jitter=0.0))
         self._checks: list[CheckBack] = []
 

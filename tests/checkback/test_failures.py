@@ -28,6 +28,20 @@ def test_the_half_message_is_not_stored_so_nothing_is_saved(shop: Shop, monkeypa
     assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([], [], 0)
 
 
+def test_a_half_message_cannot_be_forced_to_disk_so_nothing_is_saved(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forced write comes before COMMIT. What the disk holds is found out when the store is opened again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.store.writing.syncer.log, "sync", raiser(SyncFailed("the disk says no")))
+        with pytest.raises(SyncFailed, match="the disk says no"):
+            shop.buy(1)
+    assert shop.orders() == []
+    shop.reopen()
+    shop.check_back()
+    assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([], [], 0)
+
+
 def test_who_swallows_that_a_half_message_was_not_stored_cannot_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

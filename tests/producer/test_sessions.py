@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,15 +32,42 @@ def test_the_half_message_is_on_disk_before_commit(
     commit = Session.commit
 
     def watched(session: Session) -> None:
-        (half,) = store.transactions.in_doubt()
-        durable.append(store.visible_end >= half.end)
+        durable.append(store.visible_end >= transaction.halves[-1].end)
         commit(session)
 
     monkeypatch.setattr(Session, "commit", watched)
     producer = producer_of(store, ledger)
+    for _ in range(20):
+        with Session(engine) as session, producer.begin_transaction(session) as transaction:
+            producer.send(broker.Message("orders", b"1"), transaction)
+    assert durable == [True] * 20
+
+
+def test_all_messages_of_a_transaction_cost_one_forced_write(
+    store: LiveStore, ledger: Ledger, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is forced for one that is rolled back."""
+    forced, log = [], store.writing.syncer.log
+    sync = log.sync
+
+    def counted(start: int, stop: int) -> None:
+        if threading.current_thread() is threading.main_thread():  # upkeep forces what nobody waits for
+            forced.append((start, stop))
+        sync(start, stop)
+
+    monkeypatch.setattr(log, "sync", counted)
+    producer = producer_of(store, ledger)
     with Session(engine) as session, producer.begin_transaction(session) as transaction:
-        producer.send(broker.Message("orders", b"1"), transaction)
-    assert durable == [True]
+        for _ in range(50):
+            producer.send(broker.Message("orders", b"1"), transaction)
+    assert len(forced) <= 1
+    forced.clear()
+    with Session(engine) as session:
+        transaction = producer.begin_transaction(session)
+        producer.send(broker.Message("orders", b"2"), transaction)
+        transaction.rollback()
+    assert forced == []
+    assert delivered(store) == [b"1"] * 50
 
 
 def test_all_messages_of_a_transaction_name_one_ledger_row(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
