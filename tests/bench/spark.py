@@ -48,7 +48,8 @@ ENDS = ["half", "latest", "topic", "producer_group", "keys", "unique_key"]
 ENDS_SCHEMA = pa.schema(zip(ENDS, [pa.int64(), pa.int64(), *[pa.string()] * 4], strict=True))
 TYPES = (pa.int64(), pa.int32(), pa.int64(), pa.int64(), pa.string(), pa.binary())
 ROWS_SCHEMA = pa.schema(zip(COLUMNS, TYPES, strict=True))
-HEAD = struct.Struct(">iiiiiqqiqiiqiiiqi")  # of a record, without the strings
+HEAD = ">iiiiiqqiqiiqiiiqi"  # of a record, without the strings
+HEAD_SIZE = struct.calcsize(HEAD)
 ROUNDS = 3
 PIECE_BYTES = 128 << 20
 
@@ -125,12 +126,13 @@ def _parsed(
     batches: Iterable[pa.RecordBatch], row: Callable[[bytes, int, tuple[Any, ...]], tuple[Any, ...]], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """A parser with struct in a loop: the records of files, without a check."""
+    head = struct.Struct(HEAD)
     for batch in batches:
         for value in batch.column("content"):
             raw, at, rows = value.as_buffer().to_pybytes(), 0, []
             while at < len(raw):
-                found = HEAD.unpack_from(raw, at)
-                rows.append(row(raw, at + HEAD.size, found))
+                found = head.unpack_from(raw, at)
+                rows.append(row(raw, at + HEAD_SIZE, found))
                 at += found[0]
                 if len(rows) == 4096 or at >= len(raw):
                     columns = zip(zip(*rows, strict=True), schema.types, strict=True)
@@ -156,7 +158,7 @@ def transactions_by_hand(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
         topic_at = body_at + found[16]
         properties_at = topic_at + 1 + raw[topic_at]
         topic = raw[topic_at + 1 : properties_at].decode()
-        items = raw[properties_at + 2 : body_at - HEAD.size + found[0]].decode().split("\x02")
+        items = raw[properties_at + 2 : body_at - HEAD_SIZE + found[0]].decode().split("\x02")
         said = dict(item.split("\x01") for item in items if item).get
         kind, place = found[7] & 12, found[6]
         half = found[15] if kind > 4 else place
