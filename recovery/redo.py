@@ -50,8 +50,8 @@ class RedoLog:
         expected["commitlog_offset"], expected["size"] = part.offsets, part.sizes
         prepared = kinds.types[which] << 2 == TransactionType.PREPARED
         expected["tags_code"] = np.where(prepared, PREPARED_TAG, part.field("prepared_transaction_offset"))
-        live = self._units.read(self._cursor, len(expected))
-        if _equal(live, expected).all():
+        live = self._units.read(self._cursor, min(len(expected), self._units.end - self._cursor))
+        if len(live) == len(expected) and _equal(live, expected).all():
             self._cursor += len(expected)
             return
         expected["half_op"] = part.values(names.REAL_QID).lengths > 0  # a half's copy has it
@@ -105,10 +105,11 @@ class RedoLog:
                 self._findings.add(Finding("redo-orphan", offset, text, self._units.file_of(unit), {"unit": unit}))
 
     def _all_strays(self) -> Rows:
-        """The units that no record asked for, with those that lie behind the cursor."""
+        """The units that no record asked for, with those that lie behind the cursor; it moves to the end."""
         for first, rows in self._units.filled(self._cursor, self._units.end):
             filled = np.flatnonzero(_filled(rows))
             self._strays.append(_numbered(rows[filled], first + filled))
+        self._cursor = self._units.end
         return np.concatenate([np.zeros(0, NUMBERED), *self._strays])
 
     def _report_missing(self, strays: Rows) -> None:

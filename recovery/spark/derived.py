@@ -284,8 +284,7 @@ class MergedRedo(RedoLog):
         for base, found in sorted(by_segment.items()):
             missing = np.concatenate([one for one, _ in found])
             strays = np.concatenate([left_over, *(one for _, one in found)])
-            if len(missing) and len(strays):
-                missing, strays = _without_pairs(missing, strays)
+            missing, strays = _without_pairs(missing, strays)
             # A segment that lacks nothing asked for its units alone; what its part has behind them is the next one's:
             # where the last units are damaged, the part ends too late.
             is_behind = not len(missing) and len(strays) and strays["number"].min() == stops[base] - len(strays)
@@ -295,9 +294,18 @@ class MergedRedo(RedoLog):
         self._strays.append(left_over)
         self._cursor = cut[-1].redo[1] if cut else self._cursor
 
+    def finish(self, begin_offset: int, ignore_from: int | None) -> None:
+        """See RedoLog. What a live broker appended after the cut, and a split read, lies behind all parts."""
+        if ignore_from is not None and self._missing:
+            self._missing[-1], strays = _without_pairs(self._missing[-1], self._all_strays())
+            self._strays = [strays]
+        super().finish(begin_offset, ignore_from)
+
 
 def _without_pairs(missing: Rows, strays: Rows) -> tuple[Rows, Rows]:
     """A missing unit and a stray that is the same are none; of strays with one offset the first counts."""
+    if not len(missing) or not len(strays):
+        return missing, strays
     order = np.lexsort((strays["number"], strays["commitlog_offset"]))
     ranked = strays[order]
     at = np.minimum(np.searchsorted(ranked["commitlog_offset"], missing["commitlog_offset"]), len(ranked) - 1)

@@ -11,13 +11,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 from broker.errors import BrokerError
 
 COMPONENTS = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+ASKS = "awaiting_input"  # of a task; Airflow calls its run "running"
 _TIMEOUT_S = 30.0
 _POLL_S = 0.5
 
@@ -70,11 +71,16 @@ class Rest:
         return _run(self.ask("GET", f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}"))
 
     def last_runs(self, limit: int = 50) -> dict[str, Run]:
-        """The last run of each DAG that ran lately."""
+        """The last run of each DAG that ran lately; one in which a task waits for a person has the state ASKS."""
         found = self.ask("GET", f"/api/v2/dags/~/dagRuns?order_by=-run_after&limit={limit}")
         runs: dict[str, Run] = {}
         for one in found["dag_runs"]:
             runs.setdefault(one["dag_id"], _run(one))
+        questions = self.ask("GET", f"/api/v2/dags/~/dagRuns/~/hitlDetails?response_received=false&state={ASKS}")
+        for task in (question["task_instance"] for question in questions["hitl_details"]):
+            run = runs.get(task["dag_id"])
+            if run is not None and run.run_id == task["dag_run_id"]:
+                runs[run.dag_id] = replace(run, state=ASKS)
         return runs
 
     def wait(self, dag_id: str, run_id: str, timeout_s: float) -> Run:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from broker.errors import BrokerError
 from recovery.airflow.overview import Overview, overview
-from recovery.up.rest import Rest, Run
+from recovery.up.rest import ASKS, Rest, Run
 
-_MARKS = {"success": "ok", "failed": "FAILED", "running": "running", "queued": "waits", "awaiting_input": "asks you"}
+_MARKS = {"success": "ok", "failed": "FAILED", "running": "running", "queued": "waits", ASKS: "asks you"}
 _ORDER = ("check_back", "verify_store", "recover_after_crash", "rebuild_state_table", "resolve_parked", "retention")
 
 

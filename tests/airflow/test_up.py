@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from recovery import verbs_up
 from recovery.up import surroundings
-from recovery.up.rest import Run
+from recovery.up.rest import ASKS, Run
 from recovery.up.standalone import Standalone, _has_mark, _processes
 from recovery.up.surroundings import NotHere
 from recovery.up.telling import runs, standing
@@ -119,4 +119,6 @@ def test_lines_say_how_things_stand(tmp_path: Path) -> None:
     assert "no such folder" in standing("gone", str(tmp_path / "gone"), 0)
     last = {"shop.check_back": Run("shop.check_back", "r", "success", None)}
     assert runs(["shop"], last) == "DAGs: check_back ok"
+    last["shop.resolve_parked"] = Run("shop.resolve_parked", "r", ASKS, None)
+    assert runs(["shop"], last) == "DAGs: check_back ok, resolve_parked asks you"
     assert runs(["shop"], {}) == "DAGs: none has run yet"

@@ -15,8 +15,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import broker
+from broker.live import LiveStore, open_live
+from broker.store.layout import StoreLayout
+from broker.testing import FakeClock
 from recovery.spark import splits
-from recovery.spark.places import Place
+from recovery.spark.inspection import Task
+from recovery.spark.places import Place, log_of
+from recovery.spark.verification import comparing, judge
 from recovery.verify import verify
 from tests.operations import small_stores
 from tests.operations.small_broker import GENERATIONS
@@ -190,6 +196,39 @@ def test_a_segment_that_changes_after_the_splits_were_planned(
     report = verify_by_hand(str(path), 3000)
     assert dict(report.findings.counts) == kinds
     assert report.records == {"missing": 30, "cut": 33, "appended": 40}[change]
+
+
+@pytest.mark.parametrize("split_bytes", [1 << 30, 20_000, 5000])
+@pytest.mark.parametrize("segment_bytes", [1 << 20, 1 << 16])
+def test_a_store_that_is_written_to_meanwhile(tmp_path: Path, segment_bytes: int, split_bytes: int) -> None:
+    """Between the plan and the reading, long before the last record, come more transactions than there were."""
+    path, layout = tmp_path / "store", StoreLayout(segment_bytes, 20 * 400, 24 * 400, 20 * 400, 100, 400)
+    with FakeClock() as clock, open_live(path, layout=layout) as store:
+        _traffic(store, 100)
+        place = Place(str(path))
+        files = place.files()
+        log = log_of(place, files.commitlog)
+
+        def meanwhile(planned: tuple[splits.Split, ...]) -> Task:
+            task = comparing(files, log)(planned)
+            _traffic(store, 400)
+            clock.advance(60)
+            _traffic(store, 1)
+            return task
+
+        made = JudgementByHand(None, log, split_bytes=split_bytes, prepare=meanwhile)  # type: ignore[arg-type]
+        report = judge(files, log, made)
+        assert report.live
+        assert dict(report.findings.counts) == {}
+        assert report.transactions["total"] > 150  # what lies behind a small segment was not planned
+
+
+def _traffic(store: LiveStore, count: int) -> None:
+    for number in range(count):
+        message = broker.Message("orders", b"x", keys=[str(number)])
+        half = store.transactions.prepare(message, "shop", queue_id=number % 4)
+        (store.transactions.commit if number % 3 else store.transactions.rollback)(half)
+    store.sync_now()
 
 
 def _first(path: str, split: splits.Split) -> int | None:

@@ -24,7 +24,7 @@ import pytest
 
 import broker
 from recovery import tasks
-from recovery.up.rest import NoAnswer, Rest, Run
+from recovery.up.rest import ASKS, NoAnswer, Rest, Run
 from recovery.up.standalone import Standalone
 from recovery.verify import verify
 from tests.airflow.shops import ANSWERS, SMALL, bodies, in_child, killed_shop, park, prepare, shop, spoil_slot
@@ -181,6 +181,7 @@ def commit_what_is_parked(alive: Alive) -> dict[str, Any]:
     path = "/api/v2/dags/~/dagRuns/~/hitlDetails?response_received=false&state=awaiting_input"
     (question,) = alive.until(lambda: alive.rest.ask("GET", path)["hitl_details"], READY_S)
     task = question["task_instance"]
+    assert alive.rest.last_runs()[task["dag_id"]].state == ASKS
     where = f"/api/v2/dags/{task['dag_id']}/dagRuns/{task['dag_run_id']}/taskInstances/{task['task_id']}"
     said = {"chosen_options": ["Commit"], "params_input": {"why": "paid in cash"}}
     alive.rest.ask("PATCH", f"{where}/{task['map_index']}/hitlDetails", said)
