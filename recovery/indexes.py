@@ -122,7 +122,7 @@ class Index:
                 return
             live = _joined(runs) if live is None else live
             missing, known = self._match(expected, live, records.base)
-            wrong = int(missing.sum() + (~known).sum())
+            wrong = against(expected[missing], len(known) - int(known.sum()), last_offset(live))
             if best is None or wrong < best[0]:
                 best = (wrong, rule, expected, missing, known)
             if not wrong:
@@ -251,6 +251,16 @@ class Index:
 
     def _report(self, kind: str, commitlog_offset: int, text: str, facts: dict[str, Any], file: str) -> None:
         self._findings.add(Finding(kind, commitlog_offset, text, file, facts))
+
+
+def against(missing: Rows, strays: int, last: int | None) -> int:
+    """How much speaks against a rule. What the index lacks behind its last item says nothing: it ends there."""
+    return strays + (0 if last is None else int((missing["commitlog_offset"] <= last).sum()))
+
+
+def last_offset(items: Rows) -> int | None:
+    """The CommitLog offset that the last item says."""
+    return int(items[-1]["commitlog_offset"]) if len(items) else None
 
 
 def _packed(items: Rows, base: int) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Self
@@ -16,6 +17,7 @@ from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import Slot
 from broker.store.disk import Disk, Entry, Missing
 from broker.store.folder import Folder
+from broker.store.locks import is_held
 from broker.store.recognise import check_is_store
 from broker.store.segments import Listing, Segment
 from recovery.records import Bytes
@@ -52,6 +54,7 @@ class StoreFiles:
     def __init__(self, folder: Folder) -> None:
         self.path, self._folder = folder.path, folder
         paths = folder.paths
+        self.opened_ms, self.was_held = time.time_ns() // 1_000_000, is_held(paths.lock)
         self.commitlog = self._listing(paths.commitlog)
         self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(paths.state_table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)

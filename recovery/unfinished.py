@@ -1,8 +1,8 @@
 """What a live broker had not finished when a verification looked: no finding.
 
 A broker dispatches a moment after it appends, writes op messages seconds later, and goes on appending while the
-derived files are compared. So a finding about the last seconds of a store that lives, or about what came after the
-scan, is taken back; on a store that nobody writes it stands.
+derived files are compared. So on a store that lives, or did when it was opened, a finding is taken back that is about
+what was stored since then, or in the seconds before, or after the scan. On a store that nobody writes it stands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Unfinished:
     """Tells which findings say no more than that the broker is at work."""
 
     end_offset: int  # of the scan
-    last_store_ms: int
+    recent_ms: int  # what was stored later counts as of the last seconds
     growing: frozenset[str]  # the index files that are being written, and the checkpoint
     look: Callable[[int], Records | None]
 
@@ -44,4 +44,4 @@ class Unfinished:
 
     def _is_recent(self, finding: Finding) -> bool:
         record = self.look(int(finding.facts.get("delivered_offset", finding.commitlog_offset)))
-        return record is None or int(record.field("store_timestamp_ms")[0]) > self.last_store_ms - LAG_MS
+        return record is None or int(record.field("store_timestamp_ms")[0]) > self.recent_ms

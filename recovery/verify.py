@@ -38,7 +38,7 @@ from recovery.slots import StateTable
 from recovery.spill import pick
 from recovery.store_files import StoreFiles
 from recovery.transactions import Verdicts
-from recovery.unfinished import Unfinished
+from recovery.unfinished import LAG_MS, Unfinished
 from recovery.units import Units
 from recovery.walk import Stop, walk
 
@@ -105,8 +105,8 @@ class Verification:
             known = [file.path for file in self.files.index]
             growing = {*known[-1:], *(file.path for file in self.files.index_now() if file.path not in known)}
             growing.add(self.files.checkpoint)
-            ends = self.scan.end_offset, self.judgement.last_store_ms
-            Unfinished(*ends, frozenset(growing), self._look).take_back(self.findings)
+            recent_ms = min(self.files.opened_ms, self.judgement.last_store_ms) - LAG_MS
+            Unfinished(self.scan.end_offset, recent_ms, frozenset(growing), self._look).take_back(self.findings)
         transactions = {"total": states.total(), **{name: states[state] for state, name in _STATES.items()}}
         return Report(
             path=self.files.path,
@@ -170,8 +170,8 @@ class Verification:
             self.table.add(pick(verdicts.rows, verdicts.rows["generation"] == Generation.STATE_TABLE))
 
     def _is_live(self) -> bool:
-        """Whether a broker is at work: it holds the lock (5.x), or the log has grown since the scan."""
-        if is_held(self.files.lock):
+        """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan."""
+        if self.files.was_held or is_held(self.files.lock):
             return True
         end, now = self.scan.end_offset, self.files.commitlog_now()
         later = [segment.base for segment in now.segments if segment.base > end]

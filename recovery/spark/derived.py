@@ -17,7 +17,7 @@ import numpy as np
 
 from broker.format.consumequeue import Unit
 from recovery.extract import Kinds, Names, Rows
-from recovery.indexes import ITEM, Index, IndexFile, open_index
+from recovery.indexes import ITEM, Index, IndexFile, against, last_offset, open_index
 from recovery.keys import EXPECTED as EXPECTED_ITEM
 from recovery.keys import Rule, expected_items
 from recovery.queues import Delays, Queues
@@ -29,7 +29,7 @@ from recovery.spark.places import Place
 from recovery.spark.splits import Split
 from recovery.spill import joined
 from recovery.store_files import StoreFiles
-from recovery.units import Ints, Spans, Units, first_run
+from recovery.units import Spans, Units, first_run
 
 UNIT = np.dtype(Unit.DTYPE)
 _AHEAD = 1 << 16
@@ -347,18 +347,21 @@ class MergedIndex(Index):
     def take(self, splits: Sequence[Split], parts: Sequence[Compared], cut: Sequence[Cut]) -> None:
         """What each split missed, by the rule that fits a segment best."""
         by_segment: dict[int, list[dict[Rule, tuple[Rows, Rows]]]] = defaultdict(list)
-        for split, part in zip(splits, parts, strict=True):
+        places, last = _ItemPlaces(self._files), dict[int, int]()
+        for split, part, own in zip(splits, parts, cut, strict=True):
             if part.index:
                 by_segment[split.base].append(part.index)
+                first, stop = own.items
+                if (said := last_offset(places.read(max(first, stop - 1), stop))) is not None:
+                    last[split.base] = said
         for base in sorted(by_segment):
             found = {rule: self._paired([one[rule] for one in by_segment[base]], base) for rule in Rule}
-            wrong = {rule: len(missing) + len(strays) for rule, (missing, strays) in found.items()}
+            wrong = {rule: against(lacking, len(strays), last.get(base)) for rule, (lacking, strays) in found.items()}
             self._rule = min(Rule, key=lambda rule: (wrong[rule], rule is not self._rule))
             self._missing.append(found[self._rule][0])
             self._strays.append(found[self._rule][1])
-        places = _ItemPlaces(self._files)
-        last = cut[-1].items[1] if cut else 0
-        self._file, self._item = places.place(last) if last < places.count else (len(self._files), 1)
+        end = cut[-1].items[1] if cut else 0
+        self._file, self._item = places.place(end) if end < places.count else (len(self._files), 1)
 
     def _paired(self, parts: Sequence[tuple[Rows, Rows]], base: int) -> tuple[Rows, Rows]:
         """What a segment lacks, and its strays, without the items that only stood in another split's part."""
@@ -391,6 +394,3 @@ class MergedTable(StateTable):
                 rows[column] = numbers[rows[column]]
             self._elsewhere.add(rows, self._partition(rows["half"]))
         self._claimed = KnownSpans(claimed)
-
-
-__all__ = ["Compared", "Comparing", "Cut", "Ints", "cuts"]

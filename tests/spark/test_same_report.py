@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 import broker
 from broker.live import LiveStore, open_live
 from broker.store.layout import StoreLayout
-from broker.testing import FakeClock
 from recovery.spark import splits
 from recovery.spark.inspection import Task
 from recovery.spark.places import Place, log_of
 from recovery.spark.verification import comparing, judge
-from recovery.verify import verify
+from recovery.store_files import StoreFiles
+from recovery.verify import Verification, verify
 from tests.operations import small_stores
 from tests.operations.small_broker import GENERATIONS
 from tests.scan.effort import tries
@@ -200,27 +200,47 @@ def test_a_segment_that_changes_after_the_splits_were_planned(
 
 @pytest.mark.parametrize("split_bytes", [1 << 30, 20_000, 5000])
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 1 << 16])
-def test_a_store_that_is_written_to_meanwhile(tmp_path: Path, segment_bytes: int, split_bytes: int) -> None:
-    """Between the plan and the reading, long before the last record, come more transactions than there were."""
-    path, layout = tmp_path / "store", StoreLayout(segment_bytes, 20 * 400, 24 * 400, 20 * 400, 100, 400)
-    with FakeClock() as clock, open_live(path, layout=layout) as store:
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_store_that_is_written_to_meanwhile(
+    tmp_path: Path, segment_bytes: int, split_bytes: int, closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the plan and the reading come more transactions than there were; they are no findings."""
+    monkeypatch.setattr("recovery.verify.LAG_MS", 0)  # what came long before the last record is not excused by its age
+    layout = StoreLayout(segment_bytes, 20 * 400, 24 * 400, 20 * 400, 100, 400)
+    with open_live(tmp_path / "store", layout=layout) as store:
         _traffic(store, 100)
-        place = Place(str(path))
+        place = Place(str(tmp_path / "store"))
         files = place.files()
         log = log_of(place, files.commitlog)
 
         def meanwhile(planned: tuple[splits.Split, ...]) -> Task:
             task = comparing(files, log)(planned)
             _traffic(store, 400)
-            clock.advance(60)
-            _traffic(store, 1)
+            if closes:
+                store.close()
             return task
 
         made = JudgementByHand(None, log, split_bytes=split_bytes, prepare=meanwhile)  # type: ignore[arg-type]
         report = judge(files, log, made)
-        assert report.live
-        assert dict(report.findings.counts) == {}
-        assert report.transactions["total"] > 150  # what lies behind a small segment was not planned
+    assert report.live
+    assert dict(report.findings.counts) == {}
+    assert report.transactions["total"] > 150  # what lies behind a small segment was not planned
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_the_local_engine_on_such_a_store(tmp_path: Path, closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recovery.verify.LAG_MS", 0)
+    layout = StoreLayout(1 << 20, 20 * 400, 24 * 400, 20 * 400, 100, 400)
+    with open_live(tmp_path / "store", layout=layout) as store:
+        _traffic(store, 100)
+        verification = Verification(StoreFiles.open(tmp_path / "store"), lambda *_: None)
+        _traffic(store, 400)
+        if closes:
+            store.close()
+        report = verification.run()
+    assert report.live
+    assert dict(report.findings.counts) == {}
+    assert report.transactions["total"] == 500
 
 
 def _traffic(store: LiveStore, count: int) -> None:
