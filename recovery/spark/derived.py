@@ -297,8 +297,8 @@ class MergedRedo(RedoLog):
     def finish(self, begin_offset: int, ignore_from: int | None) -> None:
         """See RedoLog. What a live broker appended after the cut, and a split read, lies behind all parts."""
         if ignore_from is not None and self._missing:
-            self._missing[-1], strays = _without_pairs(self._missing[-1], self._all_strays())
-            self._strays = [strays]
+            missing, strays = _without_pairs(np.concatenate(self._missing), self._all_strays())
+            self._missing, self._strays = [missing], [strays]
         super().finish(begin_offset, ignore_from)
 
 

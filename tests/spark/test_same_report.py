@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import broker
 from broker.live import LiveStore, open_live
+from broker.store.control import Word
 from broker.store.layout import StoreLayout
 from recovery.spark import splits
 from recovery.spark.inspection import Task
@@ -209,6 +210,8 @@ def test_a_store_that_is_written_to_meanwhile(
     layout = StoreLayout(segment_bytes, 20 * 400, 24 * 400, 20 * 400, 100, 400)
     with open_live(tmp_path / "store", layout=layout) as store:
         _traffic(store, 100)
+        log_files = store.writing.appender.log
+        log_files.allocate(store.writing.control[Word.TAIL] // segment_bytes * segment_bytes + segment_bytes)  # ahead
         place = Place(str(tmp_path / "store"))
         files = place.files()
         log = log_of(place, files.commitlog)
