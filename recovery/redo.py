@@ -92,9 +92,12 @@ class RedoLog:
         """Report what stayed missing and the units that belong to no record.
 
         Units below `begin_offset` have lost their record to retention, those from `ignore_from` on were appended after
-        the scan.
+        the scan: then a live broker has also dispatched meanwhile what was missing when its record was read.
         """
         strays = self._all_strays()
+        if ignore_from is not None and self._missing:
+            missing, strays = without_pairs(np.concatenate(self._missing), strays)
+            self._missing = [missing]
         self._report_missing(strays)
         for stray in strays:
             stale = 0 <= stray["commitlog_offset"] < begin_offset and stray["size"] > 0
@@ -121,6 +124,21 @@ class RedoLog:
                     what = "prepared record" if row[2] == PREPARED_TAG else "end"
                     folder = os.path.dirname(self._units.file_of(self._units.begin)) or "transaction/redolog"
                     self._findings.add(Finding("redo-missing", row[0], f"the redo log lacks this {what}", folder))
+
+
+def without_pairs(missing: Rows, strays: Rows) -> tuple[Rows, Rows]:
+    """A missing unit and a stray that is the same are none; of strays with one offset the first counts."""
+    if not len(missing) or not len(strays):
+        return missing, strays
+    order = np.lexsort((strays["number"], strays["commitlog_offset"]))
+    ranked = strays[order]
+    at = np.minimum(np.searchsorted(ranked["commitlog_offset"], missing["commitlog_offset"]), len(ranked) - 1)
+    same = np.ones(len(missing), np.bool_)
+    for name in UNIT_NAMES:
+        same &= ranked[name][at] == missing[name]
+    used = np.zeros(len(strays), np.bool_)
+    used[order[at[same]]] = True
+    return missing[~same], strays[~used]
 
 
 def _ends_delayed(part: Records) -> np.ndarray:

@@ -22,7 +22,7 @@ from recovery.keys import EXPECTED as EXPECTED_ITEM
 from recovery.keys import Rule, expected_items
 from recovery.queues import Delays, Queues
 from recovery.records import Records
-from recovery.redo import EXPECTED, NUMBERED, UNIT_NAMES, RedoLog
+from recovery.redo import EXPECTED, NUMBERED, RedoLog, without_pairs
 from recovery.report import Findings
 from recovery.slots import StateTable
 from recovery.spark.places import Place
@@ -284,7 +284,7 @@ class MergedRedo(RedoLog):
         for base, found in sorted(by_segment.items()):
             missing = np.concatenate([one for one, _ in found])
             strays = np.concatenate([left_over, *(one for _, one in found)])
-            missing, strays = _without_pairs(missing, strays)
+            missing, strays = without_pairs(missing, strays)
             # A segment that lacks nothing asked for its units alone; what its part has behind them is the next one's:
             # where the last units are damaged, the part ends too late.
             is_behind = not len(missing) and len(strays) and strays["number"].min() == stops[base] - len(strays)
@@ -293,28 +293,6 @@ class MergedRedo(RedoLog):
             self._strays.append(strays[: 0 if is_behind else None])
         self._strays.append(left_over)
         self._cursor = cut[-1].redo[1] if cut else self._cursor
-
-    def finish(self, begin_offset: int, ignore_from: int | None) -> None:
-        """See RedoLog. What a live broker appended after the cut, and a split read, lies behind all parts."""
-        if ignore_from is not None and self._missing:
-            missing, strays = _without_pairs(np.concatenate(self._missing), self._all_strays())
-            self._missing, self._strays = [missing], [strays]
-        super().finish(begin_offset, ignore_from)
-
-
-def _without_pairs(missing: Rows, strays: Rows) -> tuple[Rows, Rows]:
-    """A missing unit and a stray that is the same are none; of strays with one offset the first counts."""
-    if not len(missing) or not len(strays):
-        return missing, strays
-    order = np.lexsort((strays["number"], strays["commitlog_offset"]))
-    ranked = strays[order]
-    at = np.minimum(np.searchsorted(ranked["commitlog_offset"], missing["commitlog_offset"]), len(ranked) - 1)
-    same = np.ones(len(missing), np.bool_)
-    for name in UNIT_NAMES:
-        same &= ranked[name][at] == missing[name]
-    used = np.zeros(len(strays), np.bool_)
-    used[order[at[same]]] = True
-    return missing[~same], strays[~used]
 
 
 class _Index(Index):

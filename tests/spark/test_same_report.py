@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import broker
+from broker.format.consumequeue import UNIT_SIZE
 from broker.live import LiveStore, open_live
 from broker.store.control import Word
 from broker.store.layout import StoreLayout
@@ -244,6 +245,32 @@ def test_the_local_engine_on_such_a_store(tmp_path: Path, closes: bool, monkeypa
     assert report.live
     assert dict(report.findings.counts) == {}
     assert report.transactions["total"] == 500
+
+
+def test_a_unit_that_is_written_after_its_record_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live broker dispatches a moment after it appends."""
+    with open_live(tmp_path / "store") as store:
+        _traffic(store, 10)
+        verification = Verification(StoreFiles.open(tmp_path / "store"), lambda *_: None)
+        log = max((tmp_path / "store" / "transaction" / "redolog").rglob("0*"))
+        last = 19 * UNIT_SIZE  # a half and an end each
+        whole = log.read_bytes()[last : last + UNIT_SIZE]
+        assert any(whole)
+        finish = Verification._finish
+
+        def write(raw: bytes) -> None:
+            with log.open("r+b") as file:
+                file.seek(last)
+                file.write(raw)
+
+        def dispatched(one: Verification) -> None:
+            write(whole)
+            finish(one)
+
+        monkeypatch.setattr(Verification, "_finish", dispatched)
+        write(bytes(UNIT_SIZE))
+        report = verification.run()
+    assert dict(report.findings.counts) == {}
 
 
 def _traffic(store: LiveStore, count: int) -> None:
