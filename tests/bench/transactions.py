@@ -9,6 +9,8 @@ never fails a build.
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import shutil
 import tempfile
 import threading
@@ -157,14 +159,18 @@ def purchase(seconds: float) -> None:
             ledger.create_all()
             with broker.open(path / "store", sync="group") as store:
                 producer = store.producer("shop", topics=["orders"], ledger=ledger)
+                log = BareLog(path / "log", share=min(threads, 3))  # so many purchases share one, as ours do
                 works = {"outbox": partial(with_outbox, outbox), "message": partial(with_message, ours, producer)}
+                works["forced"] = partial(with_a_forced_write, outbox, log)
                 best = dict.fromkeys(works, Pace(0.0, 0.0))
                 for _ in range(4):
                     for name, work in works.items():
                         best[name] = max(best[name], pace(work, threads, seconds))
-            theirs, our = best["outbox"], best["message"]
+            theirs, our, forced = best["outbox"], best["message"], best["forced"].rate
             ratio = our.rate / theirs.rate
             print(f"purchases, {threads} thread(s): {our}; with an outbox row {theirs}; ratio {ratio:.2f}")
+            print(f"  an outbox row and a bare forced write for every {log.share}: {forced / theirs.rate:.2f}")
+            log.close()
             outbox.dispose()
             ours.dispose()
 
@@ -179,6 +185,34 @@ def with_message(engine: Engine, producer: Producer) -> None:
     with Session(engine) as session, producer.begin_transaction(session) as transaction:
         session.add(Order(item="phone"))
         producer.send(broker.Message("orders", BODY), transaction)
+
+
+class BareLog:
+    """What no message can do without: a forced write of its bytes, shared by some purchases, which take turns."""
+
+    def __init__(self, path: Path, share: int) -> None:
+        self.share, self.turn, self._count = share, threading.RLock(), itertools.count()
+        self._file = path.open("w+b", buffering=0)
+        self._file.write(bytes(1 << 20))
+        os.fsync(self._file.fileno())
+
+    def force(self) -> None:
+        number = next(self._count)
+        if number % self.share == 0:
+            os.pwrite(self._file.fileno(), BODY * self.share, number * 512 % (1 << 19))
+            os.fdatasync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def with_a_forced_write(engine: Engine, log: BareLog) -> None:
+    with Session(engine) as session:
+        session.add(Order(item="phone"))
+        session.add(Outbox(topic="orders", body=BODY))
+        with log.turn:
+            log.force()
+            session.commit()
 
 
 class Pace(NamedTuple):
