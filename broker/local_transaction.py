@@ -180,7 +180,7 @@ class SessionTransaction(LocalTransaction):
             self._doomed = "the session's own commit() or rollback() was called inside of begin_transaction()"
 
     def commit(self) -> None:
-        """Flush, force the half messages to disk, put the ledger row in place, COMMIT, deliver the messages.
+        """Force the half messages to disk, flush, put the ledger row in place, COMMIT, deliver the messages.
 
         Raises what the database raises before COMMIT, SyncFailed, TransactionError and AlreadyEnded: then nothing was
         saved. Raises UnknownOutcome when COMMIT itself failed: check-back will find out and end the messages

@@ -50,7 +50,7 @@ class RedoLog:
         expected["commitlog_offset"], expected["size"] = part.offsets, part.sizes
         prepared = kinds.types[which] << 2 == TransactionType.PREPARED
         expected["tags_code"] = np.where(prepared, PREPARED_TAG, part.field("prepared_transaction_offset"))
-        live = self._units.read(self._cursor, min(len(expected), self._units.end - self._cursor))
+        live = self._units.read(self._cursor, min(len(expected), max(self._units.end - self._cursor, 0)))
         if len(live) == len(expected) and _equal(live, expected).all():
             self._cursor += len(expected)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from broker.errors import CorruptRecord
+from broker.errors import CorruptRecord, StoreError
 from broker.format import checkpoint, config
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.index import HEADER_SIZE, IndexHeader
@@ -54,7 +55,9 @@ class StoreFiles:
     def __init__(self, folder: Folder) -> None:
         self.path, self._folder = folder.path, folder
         paths = folder.paths
-        self.opened_ms, self.was_held = time.time_ns() // 1_000_000, is_held(paths.lock)
+        self.opened_ms, self.was_held = time.time_ns() // 1_000_000, False
+        with contextlib.suppress(StoreError):  # whoever asks at the end is told why it cannot be looked at
+            self.was_held = is_held(paths.lock)
         self.commitlog = self._listing(paths.commitlog)
         self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(paths.state_table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)

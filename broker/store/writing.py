@@ -196,12 +196,12 @@ class Writing:
         self.settle(appended[-1].end)
         return appended
 
-    def append_one(self, draft: Draft) -> Appended:
-        """The same for one record."""
+    def append_one(self, draft: Draft, *, wait: bool = True) -> Appended:
+        """The same for one record; without `wait` the caller will `settle` it."""
         if not self.upkeep.is_running:
             self.upkeep.start()
         appended = self.appender.append_one(draft)
-        if self.sync != "os":
+        if wait and self.sync != "os":
             self.syncer.wait_durable(appended.commitlog_offset + appended.size)
         return appended
 

@@ -120,9 +120,7 @@ class StateTableService(TransactionalMessageService):
     def _stored(self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None) -> Half:
         """A half message in the log; nobody has waited for the disk."""
         made, sent = self._draft(message, group, queue_id, extra)
-        if not self._writing.upkeep.is_running:
-            self._writing.upkeep.start()
-        return self._half(made, sent, group, self._appender.append_one(made))
+        return self._half(made, sent, group, self._writing.append_one(made, wait=False))
 
     def _draft(
         self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None
