@@ -332,6 +332,19 @@ def test_damaged_small_files_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert command(capsys, "info", store).code == 0
 
 
+def test_a_redo_log_that_holds_no_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left of its files are a few bytes, which begin within a unit by their name: all units are missing."""
+    store = tmp_path / "store"
+    build(V3, store)
+    logs = [one for one in (store / "transaction" / "redolog").rglob("*") if one.is_file()]
+    for log in logs:
+        log.unlink()
+    logs[0].with_name(f"{7:020}").write_bytes(b"short")
+    ran = command(capsys, "verify", store, "--json")
+    assert (ran.code, ran.err) == (1, "")
+    assert json.loads(ran.out)["counts"]["redo-missing"] > 0
+
+
 def test_processes_end_as_the_functions_do(tmp_path: Path) -> None:
     """The same through the door that users take."""
     ran = process("verify", tmp_path / "nothing")
