@@ -92,7 +92,8 @@ class Syncer:
         """Force the log from what is durable to what is published; call under the sync lock."""
         words, log = self._words, self.log
         if words[_POISON]:  # pages that failed once are clean now, and lost: a sync that works would prove nothing
-            raise SyncFailed(f"{log.folder}: a forced write failed before. Close the store everywhere and open it")
+            text = f"{log.folder}: a forced write failed before. Close the store in every process, see to the disk, and"
+            raise SyncFailed(f"{text} open it again: it recovers what is there")
         start, stop = words[_DURABLE], words[_TAIL]
         try:
             log.sync(start, stop)
