@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from broker.live import LiveStore
     from broker.message import Message, ReceivedMessage
     from broker.producer import Producer, SendResult
-    from broker.store.layout import StoreLayout
-    from broker.store.store import Store
+    from broker.store.read.store import Store
+    from broker.store.write.layout import StoreLayout
     from broker.transaction.events import TransactionState
     from broker.transaction.service import (
         CheckListener,
@@ -101,8 +101,8 @@ _HOMES = {
     "Producer": "broker.producer",
     "ReceivedMessage": "broker.message",
     "SendResult": "broker.producer",
-    "Store": "broker.store.store",
-    "StoreLayout": "broker.store.layout",
+    "Store": "broker.store.read.store",
+    "StoreLayout": "broker.store.write.layout",
     "TransactionState": "broker.transaction.events",
     "TransactionalMessageService": "broker.transaction.service",
 }
@@ -151,7 +151,7 @@ def open(
     inside raises CorruptStore when it is read. Raises NotAStore when there is no store at the path, StoreError when it
     is one that checkback does not write, StoreLocked while another process recovers it.
     """
-    from broker.store.store import open_store
+    from broker.store.read.store import open_store
 
     if read_only:
         return open_store(path)

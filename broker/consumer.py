@@ -20,7 +20,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from broker.consuming.keeper import Keeper
+from broker.consuming.consumer_worker import ConsumerWorker
 from broker.consuming.leases import Leases
 from broker.consuming.membership import Membership
 from broker.consuming.positions import Positions, Start
@@ -85,7 +85,7 @@ class Consumer:
         self._leases = Leases(
             store, self._positions, self._member, group, consumed, selection=selection, ordered=ordered
         )
-        self._keeper = Keeper(
+        self._keeper = ConsumerWorker(
             store, self._positions, self._member, self._leases, ack_timeout_s=ack_timeout_s, send_back=self.retry
         )
         try:
@@ -182,7 +182,7 @@ class Consumer:
             if record is not None:  # else it expired
                 made = sent_back(record, self.group, delay_level=delay_level, retries_max=self._max_retries)
                 self._make_topic(made.topic)
-                self._store.writing.append([made])
+                self._store.writer.append([made])
         return self._leases.acknowledge(message.commitlog_offset)
 
     @overload

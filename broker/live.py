@@ -22,17 +22,17 @@ from broker.format.commitlog import Record
 from broker.format.config import TopicConfig
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message
-from broker.store.admission import Admission, check_batch, delay_level
-from broker.store.appender import Appended
-from broker.store.consumequeue import ConsumeQueue
-from broker.store.control import Word
-from broker.store.disk import Disk
-from broker.store.draft import Draft, check_size, draft
-from broker.store.layout import StoreLayout
-from broker.store.store import Store
-from broker.store.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
-from broker.store.uniquekey import new_unique_key
-from broker.store.writing import Writing
+from broker.store.disk.files import Disk
+from broker.store.read.consumequeue import ConsumeQueue
+from broker.store.read.store import Store
+from broker.store.write.admission import Admission, check_batch, delay_level
+from broker.store.write.appender import Appended
+from broker.store.write.control import Word
+from broker.store.write.layout import StoreLayout
+from broker.store.write.pending_record import PendingRecord, check_size, draft
+from broker.store.write.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
+from broker.store.write.uniquekey import new_unique_key
+from broker.store.writer import StoreWriter
 from broker.transaction.foreign import check_may_write
 from broker.transaction.loading import load_service
 from broker.transaction.service import Bridge, TransactionalMessageService
@@ -66,37 +66,37 @@ class LiveStore(Store):
         path = path if path == os.sep else path.rstrip(os.sep)
         check_may_write(path, disk)
         topics = TopicFile(path, disk)
-        self.writing = Writing(path, disk, layout, sync)
+        self.writer = StoreWriter(path, disk, layout, sync)
         self._is_open = True
         try:
             super().__init__(path, disk)
             self._admission = Admission(
-                topics, self.writing.append_lock, role=role, reject_transactions=reject_transactions
+                topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
             )
-            bridge = Bridge(self, self.writing, self._admission)
+            bridge = Bridge(self, self.writer, self._admission)
             self.transactions: TransactionalMessageService = load_service(transactions, bridge)
             self.transactions.open()
             self._clamp_positions()
         except BaseException:
-            self.writing.close()
+            self.writer.close()
             raise
 
     def _clamp_positions(self) -> None:
         """After a machine crash a queue may end before a group's position: what is sent now is new to the group."""
-        if self.writing.disk.entry(os.path.join(self.writing.paths.own, "consumers")) is not None:
+        if self.writer.disk.entry(os.path.join(self.writer.paths.own, "consumers")) is not None:
             from broker.consuming.positions import Positions
 
             Positions(self).close()
 
     def __repr__(self) -> str:
-        return f"<broker.LiveStore {self.path!r}, sync={self.writing.sync!r}>"
+        return f"<broker.LiveStore {self.path!r}, sync={self.writer.sync!r}>"
 
     def close(self) -> None:
         """Let go of the store; the last process to do so forces everything to disk. Closing twice is no fault."""
         if self._is_open:
             self._is_open = False
             self.transactions.close()
-            self.writing.close()
+            self.writer.close()
             super().close()
 
     # Doors
@@ -182,11 +182,11 @@ class LiveStore(Store):
             flag=flag,
             reconsume_times=reconsume_times,
         )
-        check_size(made.size, self.writing.layout.record_bytes_max)
+        check_size(made.size, self.writer.layout.record_bytes_max)
         self._admission.admit(target, properties, queue_id, now_ms, system=system)
         if place[0] is not target:
             self._admission.admit(place[0], {}, place[1], now_ms, system=True)
-        return self.writing.append_one(made)
+        return self.writer.append_one(made)
 
     def append_batch(self, messages: Sequence[Message], *, queue_id: int = 0) -> list[Appended]:
         """Append messages of one topic to one queue: all of them or none, one behind the other.
@@ -195,15 +195,15 @@ class LiveStore(Store):
         """
         check_batch(messages)
         now_ms = time.time_ns() // 1_000_000
-        drafts: list[Draft] = []
+        drafts: list[PendingRecord] = []
         for message in messages:
             properties = message.stored_properties
             properties[names.UNIQ_KEY] = new_unique_key(now_ms)
             drafts.append(draft(message.topic, message.body, properties, queue_id=queue_id, born_timestamp_ms=now_ms))
-        check_size(sum(one.size for one in drafts), self.writing.layout.record_bytes_max)
+        check_size(sum(one.size for one in drafts), self.writer.layout.record_bytes_max)
         for message in messages:
             self._admission.admit(message.topic, message.properties, queue_id, now_ms)
-        return self.writing.append(drafts)
+        return self.writer.append(drafts)
 
     # Topics
 
@@ -221,7 +221,7 @@ class LiveStore(Store):
         """
         self._admission.check_role()
         made, now_ms = new_topic(name, queues, message_type, perm), time.time_ns() // 1_000_000
-        with self.writing.append_lock:
+        with self.writer.append_lock:
             self._check_fewer_queues(name, queues)
             self._admission.topics.put(made, now_ms)
         return made
@@ -238,19 +238,19 @@ class LiveStore(Store):
     @property
     def visible_end(self) -> int:
         """Up to where readers see records: what is durable, in the sync mode `os` what is published."""
-        return self.writing.visible_end
+        return self.writer.visible_end
 
     def queue_end(self, topic: str, queue_id: int) -> int:
         """The queue offset that the next message of a queue gets; 0 for a queue that is not there."""
-        words = self.writing.control
+        words = self.writer.control
         if words[Word.DISPATCHED] != words[Word.TAIL]:  # whoever published was killed, or is at it
-            with self.writing.append_lock:
-                self.writing.appender.heal()
-        return self.writing.queue_end(topic, queue_id)
+            with self.writer.append_lock:
+                self.writer.appender.heal()
+        return self.writer.queue_end(topic, queue_id)
 
     def sync_now(self) -> None:
         """Force everything that is published. Raises SyncFailed."""
-        self.writing.sync_now()
+        self.writer.sync_now()
 
     # Read no further than what is durable
 

@@ -32,10 +32,10 @@ from broker.format import properties as names
 from broker.format.java import encode_message_id, string_hash
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
-from broker.store.appender import Appended
-from broker.store.draft import LOCAL_HOST
-from broker.store.topicfile import DEFAULT_QUEUES
-from broker.store.uniquekey import new_unique_key
+from broker.store.write.appender import Appended
+from broker.store.write.pending_record import LOCAL_HOST
+from broker.store.write.topicfile import DEFAULT_QUEUES
+from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Producer:
         self._store_id = store_id(store)
         if self.is_transactional:
             self._bind()
-        elif store.writing.disk.entry(self._mark) is not None:
+        elif store.writer.disk.entry(self._mark) is not None:
             raise TransactionError(f"the producer group {group} is transactional: take another one for other messages")
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class Producer:
     @property
     def _mark(self) -> str:
         """The file that says that a group is transactional; losing it loses this check and nothing else."""
-        return os.path.join(self.store.writing.paths.own, "producers", self.group)
+        return os.path.join(self.store.writer.paths.own, "producers", self.group)
 
     def _bind(self) -> None:
         if not self.topics:
@@ -131,7 +131,7 @@ class Producer:
             elif (said := known.attributes.get("message.type", "")) and said not in _TAKEN_TYPES:
                 text = f"the topic {topic} takes {said} messages: make it take TRANSACTION or MIXED, or use another"
                 raise TransactionError(text)
-        disk, folder = self.store.writing.disk, os.path.dirname(self._mark)
+        disk, folder = self.store.writer.disk, os.path.dirname(self._mark)
         with _marking:
             if disk.entry(self._mark) is None:
                 disk.create_folder(folder)
@@ -359,4 +359,4 @@ def _remainder(number: int, divisor: int) -> int:
 
 def store_id(store: LiveStore) -> str:
     """The id that a store was given when it was made; the ledger's rows carry it."""
-    return str(json.loads(store.writing.disk.read(store.writing.paths.store_json))["id"])
+    return str(json.loads(store.writer.disk.read(store.writer.paths.store_json))["id"])

@@ -1,1 +1,4 @@
-"""Whole-store work, by hand, by DAG or by Spark: scan, verify, rebuild, recover, check back, salvage."""
+"""Whole-store work, by command, by DAG or by Spark. The rooms, each may import only those below it:
+
+cli airflow jobs spark repair rebuild views verify transactions demo checkback scan
+"""

@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Sequence
 from zlib import crc32
 
-from broker.consuming.cells import MEMBERS, ConsumerCells
+from broker.consuming.consumer_table import MEMBERS, ConsumerTable
 from broker.errors import StoreError
-from broker.store.disk import Missing
+from broker.store.disk.files import Missing
 
 SILENT_MS = 60_000  # RocketMQ gives a queue's lock 60 s, too: RebalanceLockManager (5.3.3)
 
@@ -31,7 +31,7 @@ def monotonic_ms() -> int:
 class Membership:
     """One consumer's place in its group, from join to leave."""
 
-    def __init__(self, cells: ConsumerCells, group: str, topics: Sequence[str]) -> None:
+    def __init__(self, cells: ConsumerTable, group: str, topics: Sequence[str]) -> None:
         """Raises StoreError when a living member of the group consumes other topics."""
         self._cells = cells
         self._folder = os.path.join(cells.folder, "members")

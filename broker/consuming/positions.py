@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.consuming.cells import UNSET, ConsumerCells
-from broker.consuming.exchange import SCHEDULE_GROUP, Exchange
+from broker.consuming.consumer_table import UNSET, ConsumerTable
+from broker.consuming.offset_export import SCHEDULE_GROUP, Exchange
 from broker.errors import BrokerError
 from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
 
@@ -50,11 +50,11 @@ class Positions:
 
     def __init__(self, store: LiveStore) -> None:
         self._store = store
-        writing = store.writing
-        number = int(writing.disk.boot_id().replace("-", "") or "0", 16)
+        writer = store.writer
+        number = int(writer.disk.boot_id().replace("-", "") or "0", 16)
         boot = number >> 64, number & ((1 << 64) - 1)
-        self.cells = ConsumerCells(writing.disk, writing.paths.own, boot, self._clamp)
-        self.exchange = Exchange(self.cells, writing.paths, store.queue_end)
+        self.cells = ConsumerTable(writer.disk, writer.paths.own, boot, self._clamp)
+        self.exchange = Exchange(self.cells, writer.paths, store.queue_end)
         with self.cells.lock:
             self.exchange.take_over()
 
@@ -62,7 +62,7 @@ class Positions:
         self.exchange.close()
         self.cells.close()
 
-    def _clamp(self, cells: ConsumerCells) -> None:
+    def _clamp(self, cells: ConsumerTable) -> None:
         """After a machine crash a queue may end before a position: what comes next is new to the group."""
         for cell, (_, topic, queue_id) in list(cells.all()):
             position = cells.position(cell)

@@ -12,7 +12,7 @@ from broker.consuming.tags import Selection
 from broker.consuming.window import Window
 from broker.errors import CorruptStore
 from broker.message import ReceivedMessage
-from broker.store.control import Word
+from broker.store.write.control import Word
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -22,7 +22,7 @@ _UNITS = 1024  # looked at in one go, however few of them match
 
 def readable_end(store: LiveStore) -> int:
     """The CommitLog offset below which consumers may read."""
-    return min(store.visible_end, store.writing.control[Word.DISPATCHED])
+    return min(store.visible_end, store.writer.control[Word.DISPATCHED])
 
 
 def fetch(

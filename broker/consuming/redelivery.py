@@ -16,7 +16,7 @@ from broker.format.commitlog import Record
 from broker.format.java import encode_message_id
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK
 from broker.format.topics import SCHEDULE_TOPIC, dlq_topic, parse_delay_levels, retry_topic
-from broker.store.draft import Draft, draft
+from broker.store.write.pending_record import PendingRecord, draft
 
 DELAYS_MS = parse_delay_levels()
 RETRIES_MAX = 16
@@ -24,7 +24,9 @@ _FIRST_LEVEL = 3  # 10 s: a first failure waits as long as RocketMQ's
 _BODY_FLAGS = COMPRESSED | COMPRESSION_MASK
 
 
-def sent_back(record: Record, group: str, *, delay_level: int | None = None, retries_max: int = RETRIES_MAX) -> Draft:
+def sent_back(
+    record: Record, group: str, *, delay_level: int | None = None, retries_max: int = RETRIES_MAX
+) -> PendingRecord:
     """The record that brings a message back to a group later, or to its dead letters after `retries_max` times.
 
     Without a level the delay grows: 10 s, 30 s, 1 min … 2 h. A level below 0 means: give up now.
@@ -46,7 +48,7 @@ def sent_back(record: Record, group: str, *, delay_level: int | None = None, ret
     return _copy(record, SCHEDULE_TOPIC, level - 1, properties, record.reconsume_times + 1)
 
 
-def due(record: Record) -> Draft:
+def due(record: Record) -> PendingRecord:
     """What a record in the schedule topic becomes when its time has come. Raises CorruptRecord without REAL_TOPIC."""
     properties = _bare(record)
     topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "0")
@@ -58,7 +60,7 @@ def due(record: Record) -> Draft:
     return _copy(record, topic, int(queue_id), properties, record.reconsume_times)
 
 
-def resent(record: Record, group: str) -> Draft:
+def resent(record: Record, group: str) -> PendingRecord:
     """A dead letter that goes to its group again, with all its retries before it."""
     properties = _bare(record)
     properties.setdefault(names.RETRY_TOPIC, properties.get(names.DLQ_ORIGIN_TOPIC, record.topic))
@@ -73,7 +75,7 @@ def _bare(record: Record) -> dict[str, str]:
     return properties
 
 
-def _copy(record: Record, topic: str, queue_id: int, properties: dict[str, str], reconsume_times: int) -> Draft:
+def _copy(record: Record, topic: str, queue_id: int, properties: dict[str, str], reconsume_times: int) -> PendingRecord:
     return draft(
         topic,
         record.body,

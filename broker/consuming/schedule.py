@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.consuming.exchange import SCHEDULE_GROUP
 from broker.consuming.membership import Membership
+from broker.consuming.offset_export import SCHEDULE_GROUP
 from broker.consuming.positions import Positions
 from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import DELAYS_MS, due
 from broker.format.commitlog import Record
 from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms
-from broker.store.consumequeue import ConsumeQueue
+from broker.store.read.consumequeue import ConsumeQueue
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -76,7 +76,7 @@ class Schedule:
             return 0
         delivered = 0
         while (records := self._due(queue, queue_id, now_ms)) and self._has_lease():
-            self._store.writing.append([due(record) for _, record in records])
+            self._store.writer.append([due(record) for _, record in records])
             self._move(queue_id, records[-1][0] + 1)
             delivered += len(records)
         return delivered
@@ -89,7 +89,7 @@ class Schedule:
             return []
         found: list[tuple[int, Record]] = []
         end, size = readable_end(self._store), 0
-        size_max = min(_BATCH_BYTES, self._store.writing.layout.record_bytes_max)
+        size_max = min(_BATCH_BYTES, self._store.writer.layout.record_bytes_max)
         for queue_offset, unit in enumerate(queue.walk(position, position + _BATCH), position):
             size += unit.size
             if unit.is_filler or unit.commitlog_offset + unit.size > end or (found and size > size_max):

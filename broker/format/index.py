@@ -8,7 +8,8 @@ A slot holds the number of its newest item, an item that of the next older one i
 hashes are stored: whoever finds an item must compare the key in the record. RocketMQ: IndexFile, IndexHeader (5.3.3).
 
 How many slots and items a file has is configuration, and many pairs give the same size. `solve_counts` knows RocketMQ's
-default, `find_counts` works the numbers out from where the used items end; `broker.store.index` has the file for it.
+default, `find_counts` works the numbers out from where the used items end; `broker.store.read.index` has the file for
+it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from broker.format import properties as names
 from broker.format.commitlog import Record, decode, encode
 from broker.format.recordcrc import record_crc_reserve, record_crc_said
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
-from broker.store.draft import Draft, draft_of, end_draft
+from broker.store.write.pending_record import PendingRecord, draft_of, end_draft
 from broker.transaction.events import BY, MOVED_FROM, WHY
 
 EXTRA = frozenset((WHY, BY))
@@ -27,7 +27,7 @@ def check_extra(extra: Mapping[str, str]) -> None:
         names.check(name, value)
 
 
-def half_draft(raw: bytes) -> tuple[Draft, Record]:
+def half_draft(raw: bytes) -> tuple[PendingRecord, Record]:
     """A half message from the log as a draft that ends can be made of, whoever wrote it.
 
     Raises CorruptRecord, and TransactionError when the record is no prepared one.
@@ -43,7 +43,9 @@ def half_draft(raw: bytes) -> tuple[Draft, Record]:
     return found, record
 
 
-def make_end(half: Draft, half_offset: int, slot: int, kind: TransactionType, extra: Mapping[str, str]) -> Draft:
+def make_end(
+    half: PendingRecord, half_offset: int, slot: int, kind: TransactionType, extra: Mapping[str, str]
+) -> PendingRecord:
     """The end of a half message, with who decided and why. Raises MessageRejected for any other property."""
     check_extra(extra)
     end = end_draft(half, half_offset, slot, kind)
@@ -52,7 +54,7 @@ def make_end(half: Draft, half_offset: int, slot: int, kind: TransactionType, ex
     return end
 
 
-def moved(raw: bytes, why: str, by: str) -> tuple[Draft, Draft]:
+def moved(raw: bytes, why: str, by: str) -> tuple[PendingRecord, PendingRecord]:
     """A half message once more, which will get a slot of its own, and the rollback that settles the one it was.
 
     For a half whose slot another one owns: nobody can settle it there. Raises as `half_draft`.

@@ -9,10 +9,10 @@ from itertools import islice
 
 from broker.errors import CorruptStore, StoreError
 from broker.format.topics import HALF_TOPIC
-from broker.store.disk import Disk
-from broker.store.paths import Paths
-from broker.store.recognise import check_is_store
-from broker.store.store import Store
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.read.detect import check_is_store
+from broker.store.read.store import Store
 from broker.transaction.events import EventKind, Evidence, Generation, gap_evidence, generation, kind_of
 
 _RECORDS = 10_000  # of a foreign log that are looked at: enough for a reason, not for a verdict

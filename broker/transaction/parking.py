@@ -11,8 +11,8 @@ import threading
 from broker.format import properties as names
 from broker.format.topics import PARK_TOPIC
 from broker.message import ReceivedMessage
-from broker.store.draft import Draft, draft
-from broker.store.store import Store
+from broker.store.read.store import Store
+from broker.store.write.pending_record import PendingRecord, draft
 from broker.transaction.events import BY, PARKED, PARKED_OFFSET, WHY
 from broker.transaction.service import Half
 
@@ -20,7 +20,7 @@ _QUEUE = 0
 _TRUE, _FALSE = "true", "false"
 
 
-def park_draft(half: Half, why: str, unique_key: str, now_ms: int, *, parks: bool, by: str = "") -> Draft:
+def park_draft(half: Half, why: str, unique_key: str, now_ms: int, *, parks: bool, by: str = "") -> PendingRecord:
     """The record that parks a half message, or takes it back. It has no body to speak of: the half message has it."""
     properties = {
         names.UNIQ_KEY: unique_key,

@@ -1,6 +1,6 @@
 """Rounds of check-back: ask once about each half message that is old enough, and stop asking at a limit.
 
-The plain loop that RocketMQ has; what was asked is counted in memory. `recovery.checkback` does more: policies,
+The plain loop that RocketMQ has; what was asked is counted in memory. `recovery.checkback.round` does more: policies,
 backoff, resolvers, and a catalog that outlives the process.
 
 RocketMQ: TransactionalMessageServiceImpl.check, needDiscard, checkPrepareQueueOffset (5.3.3).

@@ -17,10 +17,10 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.java import Host, encode_message_id
 from broker.message import Message, ReceivedMessage
-from broker.store.admission import Admission
-from broker.store.draft import LOCAL_HOST
-from broker.store.store import Store
-from broker.store.writing import Writing
+from broker.store.read.store import Store
+from broker.store.write.admission import Admission
+from broker.store.write.pending_record import LOCAL_HOST
+from broker.store.writer import StoreWriter
 from broker.transaction.events import TransactionState
 
 
@@ -120,7 +120,7 @@ class Bridge(NamedTuple):
     """What a service works on. RocketMQ: TransactionalMessageBridge (5.3.3)."""
 
     store: Store  # for reading
-    writing: Writing
+    writer: StoreWriter
     admission: Admission
 
 

@@ -21,11 +21,12 @@ from broker.format.statetable import SLOT_SIZE, STATE_AT, Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, ReceivedMessage
-from broker.store.admission import delay_level
-from broker.store.appender import Appended
-from broker.store.control import Word
-from broker.store.draft import Draft, check_size, draft, end_draft
-from broker.store.uniquekey import new_unique_key
+from broker.store.write.admission import delay_level
+from broker.store.write.appender import Appended
+from broker.store.write.control import Word
+from broker.store.write.pending_record import PendingRecord, check_size, draft, end_draft
+from broker.store.write.uniquekey import new_unique_key
+from broker.transaction.durability import Waiting
 from broker.transaction.ends import half_draft, make_end
 from broker.transaction.events import TransactionState
 from broker.transaction.parking import Parked, park_draft
@@ -39,7 +40,6 @@ from broker.transaction.service import (
     Reference,
     TransactionalMessageService,
 )
-from broker.transaction.waiting import Waiting
 
 _PREPARED = int(TransactionType.PREPARED)
 _STATE_BYTE = STATE_AT + 3  # the other three of the big-endian word are zero
@@ -59,13 +59,13 @@ class StateTableService(TransactionalMessageService):
     """The first implementation, and the default: entry point `state-table`."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self._store, self._writing, self._admission = bridge
-        self._appender, self._dispatcher = self._writing.appender, self._writing.dispatcher
-        self._record_bytes_max = self._writing.layout.record_bytes_max
-        self._waiting = Waiting(self._writing.settle)
+        self._store, self._writer, self._admission = bridge
+        self._appender, self._dispatcher = self._writer.appender, self._writer.dispatcher
+        self._record_bytes_max = self._writer.layout.record_bytes_max
+        self._waiting = Waiting(self._writer.settle)
         self._parked = Parked(self._store)
         self._rounds = Rounds()
-        self._sync_each = self._writing.sync == "each"
+        self._sync_each = self._writer.sync == "each"
 
     def open(self) -> None:
         """Nothing to get ready: the table was brought in order when the store was opened."""
@@ -88,7 +88,7 @@ class StateTableService(TransactionalMessageService):
         """See TransactionalMessageService. In mode `each` it is always waited for."""
         half = self._stored(message, producer_group, queue_id, extra_properties)
         if wait or self._sync_each:
-            self._writing.settle(half.end)
+            self._writer.settle(half.end)
         return half
 
     def prepare_async(
@@ -115,16 +115,16 @@ class StateTableService(TransactionalMessageService):
 
     def wait_durable(self, half: Half) -> None:
         """See TransactionalMessageService."""
-        self._writing.settle(half.end)
+        self._writer.settle(half.end)
 
     def _stored(self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None) -> Half:
         """A half message in the log; nobody has waited for the disk."""
         made, sent = self._draft(message, group, queue_id, extra)
-        return self._half(made, sent, group, self._writing.append_one(made, wait=False))
+        return self._half(made, sent, group, self._writer.append_one(made, wait=False))
 
     def _draft(
         self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None
-    ) -> tuple[Draft, _Sent]:
+    ) -> tuple[PendingRecord, _Sent]:
         """The half message's record, once the store has let it in."""
         self._admission.check_transactions()
         if not group:
@@ -157,7 +157,7 @@ class StateTableService(TransactionalMessageService):
             self._admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
         return made, (message.keys, now_ms, properties)
 
-    def _half(self, made: Draft, sent: _Sent, group: str, placed: Appended) -> Half:
+    def _half(self, made: PendingRecord, sent: _Sent, group: str, placed: Appended) -> Half:
         keys, born_ms, properties = sent
         half = _new(Half)  # as Half(...) does, in a third of the time: a frozen dataclass sets field by field
         half.__dict__.update(
@@ -187,7 +187,7 @@ class StateTableService(TransactionalMessageService):
 
     def _end(self, half: Reference, kind: TransactionType, extra: Mapping[str, str] | None) -> Ended:
         self._admission.check_role()
-        writing, commitlog_offset, slot = self._writing, half.commitlog_offset, half.slot
+        writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
         known = self._known(half)
         end = (
             make_end(known, commitlog_offset, slot, kind, extra)
@@ -195,20 +195,20 @@ class StateTableService(TransactionalMessageService):
             else end_draft(known, commitlog_offset, slot, kind)
         )
         check_size(len(end.raw), self._record_bytes_max)
-        if not writing.upkeep.is_running:  # it forces the end soon, for which nobody waits
-            writing.upkeep.start()
-        with writing.append_lock:
+        if not writer.upkeep.is_running:  # it forces the end soon, for which nobody waits
+            writer.upkeep.start()
+        with writer.append_lock:
             self._appender.heal()
             held = self._slot_state(half)
             placed = self._appender.append_one_locked(end) if held == _PREPARED else None
         if placed is None:
             return self._ended_before(half, kind, TransactionState(held))
         if self._sync_each:
-            writing.settle(placed.end)
+            writer.settle(placed.end)
         is_found = kind is _COMMIT and known.delay_queue < 0
         return Ended(_STATES[kind], placed.commitlog_offset, placed.queue_offset if is_found else None)
 
-    def _known(self, half: Reference) -> Draft:
+    def _known(self, half: Reference) -> PendingRecord:
         """The half message that a reference names, once it is sure that it names this one.
 
         RocketMQ: EndTransactionProcessor.checkPrepareMessage (5.3.3), and that it is a prepared one at all.
@@ -223,10 +223,10 @@ class StateTableService(TransactionalMessageService):
             raise _wrong(half, f"the slot is {slot}, not {half.slot}")
         return known
 
-    def _read_known(self, commitlog_offset: int) -> tuple[Draft, int, str]:
+    def _read_known(self, commitlog_offset: int) -> tuple[PendingRecord, int, str]:
         """A half message from the log: its draft, its slot, its group. Raises TransactionError."""
         there_is_none = f"there is no half message at CommitLog offset {commitlog_offset}"
-        if not self._store.begin_offset <= commitlog_offset < self._writing.control.words[_TAIL]:
+        if not self._store.begin_offset <= commitlog_offset < self._writer.control.words[_TAIL]:
             raise TransactionError(f"{there_is_none}: nothing is there")
         try:
             found, record = half_draft(self._appender.read(commitlog_offset))
@@ -239,12 +239,12 @@ class StateTableService(TransactionalMessageService):
     def _slot_state(self, half: Reference) -> int:
         """The state that a half message's slot holds; call when the dispatch is complete. Raises TransactionError."""
         slot = half.slot
-        if 0 <= slot < self._writing.control.words[_SLOTS]:
+        if 0 <= slot < self._writer.control.words[_SLOTS]:
             view, at = self._dispatcher.table.at(slot * SLOT_SIZE)
             commitlog_offset, _, _, _, state = _unpack_slot(view, at)
             if commitlog_offset == half.commitlog_offset:
                 return int(state)
-        reason = f"slot {slot} of the state table is not its own: run checkback verify {self._writing.path}"
+        reason = f"slot {slot} of the state table is not its own: run checkback verify {self._writer.path}"
         raise _wrong(half, reason)
 
     def _ended_before(self, half: Reference, kind: TransactionType, held: TransactionState) -> Ended:
@@ -282,7 +282,7 @@ class StateTableService(TransactionalMessageService):
 
     def _record(self, commitlog_offset: int) -> Record:
         found = None
-        if commitlog_offset < self._writing.control[Word.TAIL]:
+        if commitlog_offset < self._writer.control[Word.TAIL]:
             found = self._store.commitlog.read(commitlog_offset)
         if found is None or found.transaction_type is not TransactionType.PREPARED:
             raise TransactionError(f"there is no half message at CommitLog offset {commitlog_offset}")
@@ -294,7 +294,7 @@ class StateTableService(TransactionalMessageService):
 
     def _in_doubt(self, after_slot: int) -> Iterator[Half]:
         slots = self.in_doubt_slots()
-        self._writing.settle(self._writing.control.words[_TAIL])
+        self._writer.settle(self._writer.control.words[_TAIL])
         for slot in slots:
             if slot > after_slot:
                 found = self._dispatcher.slot(slot)
@@ -305,7 +305,7 @@ class StateTableService(TransactionalMessageService):
     def in_doubt_slots(self) -> list[int]:
         """See TransactionalMessageService."""
         self._catch_up()
-        words = self._writing.control
+        words = self._writer.control
         while True:
             generation, found = words[Word.GENERATION], self._slots_in(words[Word.SLOTS])
             if words[Word.GENERATION] == generation:  # else another table was put in place of the one that was read
@@ -328,9 +328,9 @@ class StateTableService(TransactionalMessageService):
 
     def _catch_up(self) -> None:
         """Finish what a killed process published, and let go of a table that was swapped: no answer rests on either."""
-        words = self._writing.control.words
+        words = self._writer.control.words
         if words[_DISPATCHED] != words[_TAIL] or words[_GENERATION] != self._dispatcher.generation:
-            with self._writing.append_lock:
+            with self._writer.append_lock:
                 self._appender.heal()
 
     # Park
@@ -361,13 +361,13 @@ class StateTableService(TransactionalMessageService):
         made = park_draft(half, why, new_unique_key(now_ms), now_ms, parks=parks)
         self._admission.admit(made.topic, {}, made.queue_id, now_ms, system=True)
         check_size(made.size, self._record_bytes_max)
-        with self._writing.append_lock:
+        with self._writer.append_lock:
             self._appender.heal()
             if self._slot_state(half) != _PREPARED:
                 return False
             placed = self._appender.append_one_locked(made)
-        self._writing.upkeep.start()
-        self._writing.settle(placed.end)
+        self._writer.upkeep.start()
+        self._writer.settle(placed.end)
         return True
 
     # Check back

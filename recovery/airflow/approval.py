@@ -68,7 +68,7 @@ class ResolveOperator(StoreOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What became of it."""
-        from recovery import tasks
+        from recovery.jobs import tasks
 
         (decision,) = self.answer["chosen_options"]
         who = self.answer.get("responded_by_user") or {}

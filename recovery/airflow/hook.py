@@ -58,7 +58,7 @@ class CheckbackHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Whether there is a store that can be read, a policy that makes sense, and a ledger that answers."""
         from broker.errors import BrokerError
-        from recovery.tasks import test_store
+        from recovery.jobs.tasks import test_store
 
         try:
             return True, test_store(**self.settings)

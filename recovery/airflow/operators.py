@@ -1,4 +1,4 @@
-"""Operators: each does one kind of work on one store, by a function of `recovery.tasks`.
+"""Operators: each does one kind of work on one store, by a function of `recovery.jobs.tasks`.
 
     VerifyOperator(task_id="verify", path="/srv/shop.store")
     CheckBackOperator(task_id="check_back", connection="shop")      # path, ledger, policy from the connection
@@ -94,7 +94,7 @@ class CheckBackOperator(StoreOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What the round did, in numbers."""
-        from recovery import tasks
+        from recovery.jobs import tasks
 
         return tasks.check_back(**self.settings(), now_ms=now_ms(context))
 
@@ -110,7 +110,7 @@ class PlanRecoveryOperator(StoreOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The plan; `question` says whether a person is asked: ask, go on, or nothing to do."""
-        from recovery import tasks
+        from recovery.jobs import tasks
 
         plan = tasks.plan_recovery(self.store_path())
         return {**plan, "question": question(plan["needed"], is_true(self.ask) or plan["must_ask"])}
@@ -130,7 +130,7 @@ class RecoverOperator(StoreOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was done."""
-        from recovery import tasks
+        from recovery.jobs import tasks
 
         word, when = is_true(self.broker_is_stopped), now_ms(context)
         found = tasks.recover(self.store_path(), now_ms=when, broker_is_stopped=word)
@@ -149,7 +149,7 @@ class CompareTableOperator(StoreOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The differences; `question` as for PlanRecoveryOperator."""
-        from recovery import tasks
+        from recovery.jobs import tasks
 
         found = tasks.compare_table(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
         return {**found, "question": question(found["needed"], is_true(self.ask))}
@@ -160,7 +160,7 @@ class RebuildOperator(StoreOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was swapped."""
-        from recovery import tasks
+        from recovery.jobs import tasks
 
         found = tasks.rebuild_table(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
         self.publish(context, found)
@@ -172,7 +172,7 @@ class VerifyOperator(StoreOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The report without its long lists."""
-        from recovery import tasks
+        from recovery.jobs import tasks
 
         found = tasks.verify(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
         self.publish(context, {name: found[name] for name in ("ok", "counts", "digest", "transactions", "report")})
@@ -213,7 +213,7 @@ class ParkedOperator(StoreOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """One entry for each, with what a person needs to decide."""
-        from recovery import tasks
+        from recovery.jobs import tasks
 
         only = int(self.only) if self.only not in (None, "", "None") else None
         return tasks.parked(self.store_path(), now_ms=now_ms(context), only=only)
@@ -230,7 +230,7 @@ class RetentionOperator(StoreOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was removed, and which transaction pins what could not be."""
-        from recovery import tasks
+        from recovery.jobs import tasks
 
         when = now_ms(context)
         return tasks.retain(**self.settings(), now_ms=when, keep=self.keep, disk_share=float(self.disk_share))

@@ -17,8 +17,9 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse
 
 from broker.errors import BrokerError
-from recovery.airflow.overview import last_report, overview, story
 from recovery.airflow.settings import StoreSettings, stores
+from recovery.jobs.setup import last_report
+from recovery.views.overview import overview, story
 
 PAGE = Path(__file__).with_name("page.html")
 WORK = ("check_back", "verify_store", "rebuild_state_table", "recover_after_crash", "resolve_parked", "retention")
@@ -84,7 +85,7 @@ def path_of(store: StoreSettings) -> str:
 
 
 def _line(store: StoreSettings) -> dict[str, Any]:
-    from recovery.tasks import crashed
+    from recovery.jobs.tasks import crashed
 
     line: dict[str, Any] = {"name": store.name, "path": store.path, "dags": dags_of(store.name), "error": None}
     try:

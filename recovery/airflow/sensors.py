@@ -95,7 +95,7 @@ class MessageSensor(StoreSensor):
 
     def trigger(self) -> MessageTrigger:
         """See StoreSensor. Where the queues end is fixed before the task defers: nothing falls between the two."""
-        from recovery.tasks import queue_ends
+        from recovery.jobs.tasks import queue_ends
 
         path = self.store_path()
         starts = queue_ends(path, self.topic) if self.starts is None else self.starts
@@ -103,7 +103,7 @@ class MessageSensor(StoreSensor):
 
     def look(self) -> dict[str, Any] | None:
         """What arrived; the first look of a task that has no `starts` only notes where the queues end."""
-        from recovery.tasks import queue_ends
+        from recovery.jobs.tasks import queue_ends
 
         ends = queue_ends(self.store_path(), self.topic)
         if self.starts is None:

@@ -73,7 +73,7 @@ class CrashTrigger(StoreTrigger):
 
     def look(self) -> dict[str, Any] | None:
         """The abort file, and since when it is there."""
-        from recovery.tasks import crashed
+        from recovery.jobs.tasks import crashed
 
         return crashed(self.path)
 
@@ -91,7 +91,7 @@ class InDoubtTrigger(StoreTrigger):
 
     def look(self) -> dict[str, Any] | None:
         """How many there are, and the oldest."""
-        from recovery.tasks import in_doubt_longer
+        from recovery.jobs.tasks import in_doubt_longer
 
         return in_doubt_longer(self.path, self.older_than_s, time.time_ns() // 1_000_000)
 
@@ -146,7 +146,7 @@ class MessageTrigger(BaseEventTrigger):
 
     async def _ends(self) -> dict[str, int] | None:
         """The next queue offset of each queue; None when the store cannot be read at the moment."""
-        from recovery.tasks import queue_ends
+        from recovery.jobs.tasks import queue_ends
 
         try:
             return await asyncio.to_thread(queue_ends, self.path, self.topic)

@@ -19,7 +19,7 @@ from broker.consumer import Consumer
 from broker.errors import BrokerError, StoreFull
 from broker.format.sysflag import TransactionType
 from broker.live import LiveStore
-from broker.store.draft import Draft
+from broker.store.write.pending_record import PendingRecord
 
 HALF_NOT_STORED = "the half message is not stored"
 LOCAL_FAILS = "the local transaction fails"
@@ -83,8 +83,8 @@ class Crashes:
     def into_store(self, store: LiveStore) -> None:
         """Put the crashes of a producer where they happen."""
         service: Any = store.transactions
-        appender: Any = store.writing.appender
-        prepare, commit, dispatch = service.prepare, service.commit, store.writing.dispatcher.dispatch
+        appender: Any = store.writer.appender
+        prepare, commit, dispatch = service.prepare, service.commit, store.writer.dispatcher.dispatch
 
         def prepared(*given: Any, **named: Any) -> Any:
             if self.strikes(HALF_NOT_STORED):
@@ -101,7 +101,7 @@ class Crashes:
                 die()
             return commit(*given, **named)
 
-        def dispatched(draft: Draft, *given: Any, **named: Any) -> Any:
+        def dispatched(draft: PendingRecord, *given: Any, **named: Any) -> Any:
             if draft.kind == TransactionType.COMMIT and self.strikes(KILLED_BEFORE_DISPATCH):
                 # Halfway: the transaction is settled, so that check-back asks no more, and no consumer hears of it.
                 appender.dispatcher.settle(draft.slot, draft.prepared_offset, draft.kind)

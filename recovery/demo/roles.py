@@ -30,15 +30,15 @@ from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.producer import store_id
-from broker.testkit import SMALL
-from recovery.answers import Answer, Outcome
-from recovery.check_service import CheckService
-from recovery.checkback import CheckBack
+from broker.testing.fixtures import SMALL
+from recovery.checkback.leader import Lease
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.policy import Policy, Rule
+from recovery.checkback.protocol import Answer, Outcome
+from recovery.checkback.round import CheckBack
+from recovery.checkback.service import CheckService
 from recovery.demo import shop
 from recovery.demo.crashes import CONSUMER_FAILS, LOCAL_FAILS, OF_CONSUMERS, OF_PRODUCERS, Crashes, Failure, die
-from recovery.lease import Lease
-from recovery.ledger_resolver import LedgerResolver
-from recovery.policy import Policy, Rule
 
 CHECK_BACK, DEDUP, TOMBSTONE, DISPATCH = "check-back", "dedup", "tombstone", "dispatch"
 SWITCHES = (CHECK_BACK, DEDUP, TOMBSTONE, DISPATCH)
@@ -126,10 +126,10 @@ def open_store(setting: Setting) -> LiveStore:
     """The store; with dispatch completion off, what a killed process published is not put into its queue."""
     store = broker.open(setting.store, layout=SMALL)
     if DISPATCH in setting.off:
-        appender: Any = store.writing.appender
+        appender: Any = store.writer.appender
 
         def forget(_start: int, stop: int) -> None:
-            from broker.store.control import Word
+            from broker.store.write.control import Word
 
             appender.control[Word.DISPATCHED] = stop
 

@@ -21,7 +21,7 @@ from unittest import mock
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from broker.consuming.cells import UNSET
+from broker.consuming.consumer_table import UNSET
 from broker.consuming.positions import Positions
 from broker.errors import BrokerError
 from broker.format.topics import SCHEDULE_TOPIC, retry_topic
@@ -68,7 +68,7 @@ class Demo:
         self._seconds, self._least, self._say = seconds, least, say
         self._chance = random.Random(seed)
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["recovery.demo.nursery"])
+        self._context.set_forkserver_preload(["recovery.demo.prefork"])
         self._processes: list[tuple[str, BaseProcess]] = []
 
     def run(self) -> Reconciliation:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from recovery.extract import EVENT, Names, Rows
-from recovery.spill import joined, pick
+from recovery.scan.spill import joined, pick
+from recovery.transactions.events import EVENT, Names, Rows
 
 Ints = npt.NDArray[np.int64]
 

@@ -16,20 +16,21 @@ from typing import Any
 import numpy as np
 
 from broker.format.consumequeue import Unit
-from recovery.extract import Kinds, Names, Rows
-from recovery.indexes import ITEM, Index, IndexFile, against, last_offset, open_index
-from recovery.keys import EXPECTED as EXPECTED_ITEM
-from recovery.keys import Rule, expected_items
-from recovery.queues import Delays, Queues
-from recovery.records import Records
-from recovery.redo import EXPECTED, NUMBERED, RedoLog, without_pairs
-from recovery.report import Findings
-from recovery.slots import StateTable
+from recovery.findings import Findings
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.spill import joined
+from recovery.scan.store_files import StoreFiles
+from recovery.scan.units import Spans, Units, first_run
 from recovery.spark.places import Place
 from recovery.spark.splits import Split
-from recovery.spill import joined
-from recovery.store_files import StoreFiles
-from recovery.units import Spans, Units, first_run
+from recovery.transactions.events import Names, Rows
+from recovery.verify.consume_queues import Delays, Queues
+from recovery.verify.index import ITEM, Index, IndexFile, against, last_offset, open_index
+from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
+from recovery.verify.index_items import Rule, expected_items
+from recovery.verify.redo_log import EXPECTED, NUMBERED, RedoLog, without_pairs
+from recovery.verify.state_table import StateTable
 
 UNIT = np.dtype(Unit.DTYPE)
 _AHEAD = 1 << 16

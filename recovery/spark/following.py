@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from recovery.scan import Scan
+from recovery.scan.scanner import Scan
 from recovery.spark.places import Log
 from recovery.spark.source import RecordsReader, Settings, SplitPartition
 from recovery.spark.splits import plan

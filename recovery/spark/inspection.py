@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from broker.format import properties as names
-from broker.store.segments import Listing
+from broker.store.read.segments import Listing
 from broker.transaction.events import BY, EventKind, Evidence
-from recovery.copies import fingerprints
-from recovery.extract import EVENT, OP, Kinds, Rows, diverted_halves, extract, extract_ops
-from recovery.implausible import implausible
-from recovery.records import Records
-from recovery.report import Finding, Findings
-from recovery.scan import Damage
+from recovery.findings import Finding, Findings
+from recovery.scan.framing import Stop, walk
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.scanner import Damage
+from recovery.scan.spill import joined, pick
 from recovery.spark.blocks import (
     EVENTS,
     KEYED,
@@ -38,8 +38,9 @@ from recovery.spark.derived import Compared, Comparing, Cut
 from recovery.spark.making import Counts, Maker, Making
 from recovery.spark.places import Log
 from recovery.spark.splits import Reading, Split
-from recovery.spill import joined, pick
-from recovery.walk import Stop, walk
+from recovery.transactions.events import EVENT, OP, Rows, diverted_halves, extract, extract_ops
+from recovery.transactions.fingerprint import fingerprints
+from recovery.verify.field_checks import implausible
 
 _LOOK_BYTES = 1 << 16
 

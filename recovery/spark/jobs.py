@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from broker.errors import BrokerError, StoreError
 from broker.transaction.events import TransactionState
-from recovery.digest import Digest
 from recovery.spark.blocks import ROWS, values_of
 from recovery.spark.judging import STATE_NAMES, TRANSACTIONS, Sentence
 from recovery.spark.mapping import mapped
@@ -31,6 +30,7 @@ from recovery.spark.progress import Progress, watched
 from recovery.spark.sessions import session
 from recovery.spark.shipping import package, ship
 from recovery.spark.splits import SPLIT_BYTES
+from recovery.transactions.digest import Digest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns the exit code: 0 well, 1 findings, 2 what the sentence on standard error says.
     """
-    from recovery.cli_output import warn
+    from recovery.cli.output import warn
 
     try:
         return _run(_parsed(arguments))
@@ -207,7 +207,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from recovery.cli_output import print_json
+    from recovery.cli.output import print_json
     from recovery.spark.verification import verify
 
     if given.verb == "package":

@@ -1,7 +1,7 @@
 """The three joins of a judgement, a partition at a time, by the local engine's own functions.
 
 Ends meet their half (`EndsJudge`), op messages meet theirs (`join_ops`), and what is left meets by unique key
-(`KeysJudge`): `recovery.transactions` says what each join does.
+(`KeysJudge`): `recovery.transactions.outcomes` says what each join does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from broker.store.segments import Listing
+from broker.store.read.segments import Listing
 from broker.transaction.events import EventKind, Generation, TransactionState
-from recovery.copies import difference
-from recovery.digest import Digest
-from recovery.extract import Names, Redeliveries, Rows
-from recovery.rebuild_cells import slots_of
-from recovery.report import Findings
+from recovery.findings import Findings
+from recovery.rebuild.entries import slots_of
+from recovery.scan.spill import joined, pick
+from recovery.scan.units import Ints, Units
 from recovery.spark.blocks import (
     EVENTS,
     KEYED,
@@ -42,9 +41,10 @@ from recovery.spark.derived import Held, PartTable
 from recovery.spark.inspection import record_at, strings_of
 from recovery.spark.making import CELLS, TABLE, Making, Target, pieces
 from recovery.spark.places import Log, filesystem_of
-from recovery.spill import joined, pick
-from recovery.transactions import Transactions, Verdicts
-from recovery.units import Ints, Units
+from recovery.transactions.digest import Digest
+from recovery.transactions.events import Names, Redeliveries, Rows
+from recovery.transactions.fingerprint import difference
+from recovery.transactions.outcomes import Transactions, Verdicts
 
 _OWN = (EventKind.PREPARED, EventKind.HALF)
 

@@ -23,20 +23,20 @@ import numpy as np
 import pyarrow as pa
 
 from broker.errors import BrokerError
-from broker.store.disk import Disk
-from broker.store.layout import StoreLayout
-from broker.store.paths import Paths
-from broker.store.segments import NAME_DIGITS
-from recovery.extract import Kinds
-from recovery.keys import EXPECTED as ITEM
-from recovery.keys import Rule, expected_items
-from recovery.rebuild_cells import SLOT, UNIT, Claim, owners, queue_runs, redo_units, set_due_times
-from recovery.rebuild_files import IndexFiles
-from recovery.records import Records
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.read.segments import NAME_DIGITS
+from broker.store.write.layout import StoreLayout
+from recovery.rebuild.entries import SLOT, UNIT, Claim, owners, queue_runs, redo_units, set_due_times
+from recovery.rebuild.file_writers import IndexFiles
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.spill import joined
+from recovery.scan.units import Ints, Rows, Units
 from recovery.spark.blocks import SCHEMA, each_of, rows_of
 from recovery.spark.places import Place
-from recovery.spill import joined
-from recovery.units import Ints, Rows, Units
+from recovery.verify.index_items import EXPECTED as ITEM
+from recovery.verify.index_items import Rule, expected_items
 
 CELLS, REDO, ITEMS, FILED = "cells", "redo", "items", "filed"
 QUEUE, REDO_LOG, TABLE, INDEX = "consumequeue", "redolog", "statetable", "index"

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from broker.errors import NotAStore, StoreError
-from broker.store.disk import Disk, Entry, Missing, OpenFiles, ReadFile
-from broker.store.folder import Folder
-from broker.store.segments import NAME_DIGITS, Listing, Segment, SegmentDamage
-from recovery.store_files import StoreFiles
+from broker.store.disk.files import Disk, Entry, Missing, OpenFiles, ReadFile
+from broker.store.read.directory import Folder
+from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage
+from recovery.scan.store_files import StoreFiles
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
 _COPY_BYTES = 4 << 20

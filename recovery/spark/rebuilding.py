@@ -5,7 +5,7 @@
 
 The log is read once. What it says has a place, or gets one from the counts of all splits (`recovery.spark.making`);
 each file is written by one task. The driver sees counts. What applications append meanwhile it takes itself, under the
-append lock, as `recovery.rebuild` does.
+append lock, as `recovery.rebuild.rebuilder` does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import pyarrow as pa
 from broker.errors import StoreError
 from broker.format.sysflag import TransactionType
 from broker.transaction.events import Generation, TransactionState
-from recovery.extract import Kinds
-from recovery.rebuild import Progress, Rebuilding, RebuildReport
-from recovery.rebuild import rebuild as rebuild_by
-from recovery.rebuild_build import Build
-from recovery.records import Records
-from recovery.scan import Damage, Scan
+from recovery.rebuild.builder import Build
+from recovery.rebuild.rebuilder import Progress, Rebuilding, RebuildReport
+from recovery.rebuild.rebuilder import rebuild as rebuild_by
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.scanner import Damage, Scan
+from recovery.scan.store_files import StoreFiles
+from recovery.scan.units import Ints, Rows
 from recovery.spark.blocks import SCHEMA_DDL, each_of, rows_of, values_of
 from recovery.spark.inspection import Task, record_at
 from recovery.spark.making import (
@@ -55,8 +57,6 @@ from recovery.spark.progress import watched
 from recovery.spark.sessions import session
 from recovery.spark.shipping import ship
 from recovery.spark.splits import SPLIT_BYTES
-from recovery.store_files import StoreFiles
-from recovery.units import Ints, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +77,8 @@ def rebuild(
     progress: Progress = _silent,
     split_bytes: int = SPLIT_BYTES,
 ) -> RebuildReport:
-    """Build on Spark, compare, and with `apply` put in place: the report, and the errors, of `recovery.rebuild`.
+    """Build on Spark, compare, and with `apply` put in place: the report, and the errors, of
+    `recovery.rebuild.rebuilder`.
 
     Without `apply` the files go to a temporary folder (TMPDIR), which all executors must see.
     """

@@ -10,8 +10,8 @@ import numpy as np
 
 from broker.errors import BrokerError
 from broker.transaction.events import EventKind
-from recovery.extract import Kinds
-from recovery.records import Bools, Records
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Bools, Records
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

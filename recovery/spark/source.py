@@ -31,9 +31,9 @@ from pyspark.sql.types import (
 )
 
 from broker.errors import BrokerError, CorruptStore
-from recovery.arrow import COLUMNS, record_batch
-from recovery.records import Records
-from recovery.scan import Damage
+from recovery.scan.arrow import COLUMNS, record_batch
+from recovery.scan.records import Records
+from recovery.scan.scanner import Damage
 from recovery.spark.mapping import set_imports_aside
 from recovery.spark.places import Log, Place
 from recovery.spark.selection import BadOption, Selection, selection_of, truth, whole_number

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, RecordHead
-from broker.store.segments import Listing, Segment
-from recovery.columns import unaligned
-from recovery.records import Bytes, Ints, Records
-from recovery.scan import WINDOW_BYTES, Damage, Scan
+from broker.store.read.segments import Listing, Segment
+from recovery.scan.records import Bytes, Ints, Records
+from recovery.scan.scanner import Damage, Scan
+from recovery.scan.strings import unaligned
+from recovery.scan.windows import WINDOW_BYTES
 from recovery.spark.places import Log
 
 SPLIT_BYTES = 128 << 20

@@ -1,4 +1,4 @@
-"""The verification of a store by Spark: the same findings, names and digest as `recovery.verify.verify`.
+"""The verification of a store by Spark: the same findings, names and digest as `recovery.verify.verifier.verify`.
 
     report = verify(spark, "shop.store")
 
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from broker.format.statetable import Slot
-from recovery.digest import Digest
-from recovery.extract import Names
-from recovery.report import Findings, Report
-from recovery.scan import Damage
+from recovery.findings import Findings, Report
+from recovery.scan.scanner import Damage
+from recovery.scan.store_files import StoreFiles
+from recovery.scan.units import Units
 from recovery.spark.derived import UNIT, MergedIndex, MergedQueues, MergedRedo, MergedTable, cuts, opener
 from recovery.spark.inspection import Summary, Task
 from recovery.spark.pipeline import Judgement
@@ -27,9 +27,9 @@ from recovery.spark.progress import Progress, watched
 from recovery.spark.sessions import session
 from recovery.spark.shipping import ship
 from recovery.spark.splits import SPLIT_BYTES, Split
-from recovery.store_files import StoreFiles
-from recovery.units import Units
-from recovery.verify import Verification
+from recovery.transactions.digest import Digest
+from recovery.transactions.events import Names
+from recovery.verify.verifier import Verification
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

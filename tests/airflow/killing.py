@@ -26,9 +26,9 @@ from typing import Any
 
 import broker
 from broker.format.sysflag import TransactionType
-from broker.store.locks import is_held
-from recovery import tasks
-from recovery.airflow.overview import overview
+from broker.store.disk.locks import is_held
+from recovery.jobs import tasks
+from recovery.views.overview import overview
 from tests.airflow.shops import ANSWERS, LATE_MS, SMALL, bodies, killed_shop, park, prepare, spoil_slot
 
 ORDERS = 400

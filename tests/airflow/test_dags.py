@@ -17,9 +17,9 @@ from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 from fastapi.testclient import TestClient
 
-from recovery import tasks
 from recovery.airflow.bundle import dags_folder
-from recovery.airflow.overview import overview, story
+from recovery.jobs import tasks
+from recovery.views.overview import overview, story
 from tests.airflow.people import somebody
 from tests.airflow.shops import ANSWERS, bodies, killed_shop, park, shop, spoil_slot
 
@@ -36,7 +36,8 @@ began = time.process_time()
 bag = DagBag(dags_folder())
 spent = time.process_time() - began
 assert not bag.import_errors, bag.import_errors
-heavy = [name for name in ("pyspark", "pyarrow", "numpy", "broker.ledger", "recovery.catalog") if name in sys.modules]
+costly = ("pyspark", "pyarrow", "numpy", "broker.ledger", "recovery.checkback.catalog")
+heavy = [name for name in costly if name in sys.modules]
 print(spent, len(bag.dags), *heavy)
 """
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from recovery.airflow.bundle import CheckbackDagBundle
+from recovery.airflow.local.standalone import BUNDLES
 from recovery.airflow.settings import read_stores
-from recovery.up.standalone import BUNDLES
 from tests.house.tree import ROOT
 
 DOCKER = ROOT / "docker"

@@ -11,8 +11,8 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 
 from recovery.airflow.bundle import dags_folder
+from recovery.airflow.local.standalone import BUNDLES
 from recovery.airflow.settings import StoreSettings, read_stores
-from recovery.up.standalone import BUNDLES
 from tests.house.tree import ROOT
 
 PAGE = (ROOT / "docs/airflow.md").read_text(encoding="utf-8")

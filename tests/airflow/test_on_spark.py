@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from recovery import tasks
 from recovery.airflow.operators import CompareTableOperator, RebuildOperator
+from recovery.jobs import tasks
 from tests.airflow.shops import shop, spoil_slot
 from tests.airflow.test_dags import dag, run
 from tests.airflow.test_operators import context

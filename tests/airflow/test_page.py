@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from recovery import tasks
+from recovery.jobs import tasks
 from tests.airflow.shops import LATE_MS, park, shop, tree
 
 

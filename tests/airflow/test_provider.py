@@ -39,7 +39,7 @@ recovery.airflow.provider.get_provider_info()
 recovery.airflow.plugin.CheckbackPlugin()
 spent = time.process_time() - began
 new = set(sys.modules) - before
-print(spent, *[name for name in ("fastapi", "numpy", "pyarrow", "pyspark", "recovery.tasks") if name in new])
+print(spent, *[name for name in ("fastapi", "numpy", "pyarrow", "pyspark", "recovery.jobs.tasks") if name in new])
 """
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import broker
 from broker.format.topics import HALF_TOPIC
-from recovery.airflow.overview import story
-from recovery.verify import verify
+from recovery.verify.verifier import verify
+from recovery.views.overview import story
 
 STATES = {"committed": "committed", "rolled back": "rolled_back", "parked": "parked"}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import broker
-from recovery import tasks
-from recovery.task_setup import alone
+from recovery.jobs import tasks
+from recovery.jobs.setup import alone
 from tests.airflow.shops import ANSWERS, LATE_MS, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
 
 
@@ -77,7 +77,7 @@ def test_a_path_without_a_store_stays_without_one(tmp_path: Path) -> None:
 
 def test_a_person_decides_about_what_is_parked(tmp_path: Path) -> None:
     """Commit once, whatever is asked afterwards; the why and the who are in the store."""
-    from recovery.airflow.overview import overview, story
+    from recovery.views.overview import overview, story
 
     shop(tmp_path / "shop", orders=3)
     first, second, third = park(tmp_path / "shop")
@@ -122,7 +122,7 @@ def test_a_wrong_slot_is_found_and_mended_once(tmp_path: Path) -> None:
 
 def test_reports_are_kept_and_the_last_one_is_found(tmp_path: Path) -> None:
     """A retry writes the same file."""
-    from recovery.airflow.overview import last_report
+    from recovery.jobs.setup import last_report
 
     path = shop(tmp_path / "shop")
     for _ in range(2):

@@ -18,10 +18,10 @@ from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import BaseEventTrigger
 
 import broker
-from broker.store import upkeep
+from broker.store.maintain import background as upkeep
 from recovery.airflow.sensors import CrashSensor, InDoubtSensor, MessageSensor
 from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger
-from recovery.tasks import queue_ends
+from recovery.jobs.tasks import queue_ends
 from tests.airflow.shops import SMALL, in_child, killed_shop, park, shop
 
 FAST_S = 0.02
@@ -134,7 +134,7 @@ def test_airflows_own_queue_trigger_is_ours(tmp_path: Path) -> None:
 
 def test_what_is_not_yet_forced_to_disk_has_not_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut could take it back; once it is forced it is there, and when the store is closed everything is."""
-    monkeypatch.setattr(upkeep.Upkeep, "start", lambda self: None)  # nobody forces but this test
+    monkeypatch.setattr(upkeep.BackgroundTasks, "start", lambda self: None)  # nobody forces but this test
     path = str(tmp_path / "shop")
     with broker.open(path, layout=SMALL, sync="os") as store:
         for number in range(3):
@@ -209,7 +209,7 @@ def test_a_sensor_can_poke(tmp_path: Path) -> None:
 
 def test_watching_a_hundred_stores_is_cheap(tmp_path: Path) -> None:
     """A look at a store in order is a few system calls."""
-    from recovery.tasks import crashed
+    from recovery.jobs.tasks import crashed
 
     path = str(shop(tmp_path / "shop", orders=1))
     began = time.process_time()

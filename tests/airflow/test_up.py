@@ -15,12 +15,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from recovery import verbs_up
-from recovery.up import surroundings
-from recovery.up.rest import ASKS, Run
-from recovery.up.standalone import Standalone, _has_mark, _processes
-from recovery.up.surroundings import NotHere
-from recovery.up.telling import runs, standing
+from recovery.airflow.local import preflight as surroundings
+from recovery.airflow.local.preflight import NotHere
+from recovery.airflow.local.rest import ASKS, Run
+from recovery.airflow.local.standalone import Standalone, _has_mark, _processes
+from recovery.airflow.local.status import runs, standing
+from recovery.cli import up as verbs_up
 from tests.airflow.shops import shop
 
 # Three that ignore SIGINT and SIGTERM: one leaves the session, one writes a title over its environment as
@@ -68,7 +68,7 @@ def test_no_java_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_ignores_every_signal_is_stopped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by its mark, whoever its parent is by now."""
-    monkeypatch.setattr("recovery.up.standalone._PATIENCE_S", 1.0)
+    monkeypatch.setattr("recovery.airflow.local.standalone._PATIENCE_S", 1.0)
     airflow = Standalone(str(tmp_path), 1, "")
     with (tmp_path / "log").open("wb") as log:
         airflow._process = airflow.child(["-c", STUBBORN, f"{tmp_path}/started-"], log)
@@ -84,7 +84,7 @@ def test_what_ignores_every_signal_is_stopped_too(tmp_path: Path, monkeypatch: p
 def test_its_children_end_with_it(tmp_path: Path) -> None:
     """Killed by SIGKILL it cannot stop anything; the system tells its child to end."""
     script = (
-        "import sys, os, signal, time; from recovery.up.standalone import Standalone\n"
+        "import sys, os, signal, time; from recovery.airflow.local.standalone import Standalone\n"
         "one = Standalone(sys.argv[1], 1, ''); out = open(os.devnull, 'wb')\n"
         "child = one.child(['-c', 'import time; time.sleep(600)'], out); print(child.pid, one._mark, flush=True)\n"
         "time.sleep(600)"

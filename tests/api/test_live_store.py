@@ -13,10 +13,10 @@ import broker
 from broker.format.config import decode_topics
 from broker.format.java import parse_unique_key
 from broker.live import open_live
-from broker.store.layout import StoreLayout
-from broker.store.uniquekey import new_unique_key
-from broker.testing import CrashDisk
-from recovery.verify import verify
+from broker.store.write.layout import StoreLayout
+from broker.store.write.uniquekey import new_unique_key
+from broker.testing.crash_disk import CrashDisk
+from recovery.verify.verifier import verify
 from tests.golden.unpack import unpack
 
 SMALL = StoreLayout(1 << 20, 6000, 2400, 2000, 100, 400)
@@ -28,7 +28,7 @@ def opened(path: Path, **options: Any) -> broker.LiveStore:
 
 def end(store: broker.LiveStore) -> int:
     """Where the log ends, durable or not."""
-    return store.writing.control.words[8]
+    return store.writer.control.words[8]
 
 
 def test_what_is_sent_is_found(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def measured(arguments: list[str]) -> tuple[dict[str, object], float, int]:
 
 def yardsticks(store: Path) -> tuple[float, float]:
     """Seconds to read the used part of a log, and to read it and sum its CRC window by window."""
-    from recovery.columns import crc32
+    from recovery.scan.strings import crc32
 
     window = bytearray(WINDOW_BYTES)
     seconds = []

@@ -21,8 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from broker.transaction.events import prepared_generation
-from recovery.arrow import record_batch
-from recovery.digest import Digest
+from recovery.scan.arrow import record_batch
 from recovery.spark import scan, session, write_transactions
 from recovery.spark.blocks import (
     EVENTS,
@@ -41,6 +40,7 @@ from recovery.spark.mapping import mapped
 from recovery.spark.pipeline import merged_evidence
 from recovery.spark.places import Log, Place
 from recovery.spark.splits import Reading, Split, plan
+from recovery.transactions.digest import Digest
 from tests.bench.stores import make_store
 
 COLUMNS = ["commitlog_offset", "queue_id", "queue_offset", "store_timestamp_ms", "topic", "body"]

@@ -22,7 +22,7 @@ from broker.format.checkpoint import encode as encode_checkpoint
 from broker.format.commitlog import MAGIC_V1, Record, encode, encode_blank, head_dtype
 from broker.format.java import Host, string_hash
 from broker.format.topics import HALF_TOPIC, OP_TOPIC
-from recovery.columns import Strings, binary, java_hashes
+from recovery.scan.strings import Strings, binary, java_hashes
 
 SEGMENT_BYTES = 1 << 30
 START_MS = 1_700_000_000_000

@@ -28,10 +28,10 @@ import broker
 from broker.ledger import LEDGER_KEY, Ledger, new_key
 from broker.live import LiveStore
 from broker.producer import Producer, store_id
-from recovery.answers import Answer, Outcome, Question
-from recovery.catalog import Catalog
-from recovery.checkback import CheckBack
-from recovery.ledger_resolver import LedgerResolver
+from recovery.checkback.catalog import Catalog
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.protocol import Answer, Outcome, Question
+from recovery.checkback.round import CheckBack
 
 LATER_MS = 3_600_000
 BODY = b'{"order": 4711, "item": "phone", "price": "499.00", "user": 42}' * 3

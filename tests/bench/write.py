@@ -29,10 +29,10 @@ from pathlib import Path
 from broker.format.sysflag import TransactionType
 from broker.live import LiveStore, open_live
 from broker.message import Message
-from broker.store.disk import Disk
-from broker.store.draft import draft, end_draft
-from broker.store.layout import StoreLayout
-from broker.store.writing import Writing
+from broker.store.disk.files import Disk
+from broker.store.write.layout import StoreLayout
+from broker.store.write.pending_record import draft, end_draft
+from broker.store.writer import StoreWriter
 from tests.bench.yardstick import Yardstick
 
 BODY = b"x" * 1024
@@ -41,7 +41,7 @@ PREPARED, COMMIT, ROLLBACK = TransactionType.PREPARED, TransactionType.COMMIT, T
 TURNS = 3
 
 
-def transactions(store: Writing, first: int, count: int) -> None:
+def transactions(store: StoreWriter, first: int, count: int) -> None:
     """Append a half message and its end, so many times."""
     append, append_end = store.append_one, store.append_one if store.sync == "each" else store.appender.append_one
     for number in range(first, first + count):
@@ -77,7 +77,7 @@ def called(store: LiveStore, first: int, count: int) -> None:
 
 def write(path: str, sync: str, count: str, threads: str, leave: str) -> None:
     """Seconds for so many transactions; then close the store, or leave it as a crash does."""
-    store = Writing(path, Disk(), LAYOUT, sync=sync)
+    store = StoreWriter(path, Disk(), LAYOUT, sync=sync)
     each = int(count) // int(threads)
     transactions(store, 0, 200)
     print("ready", flush=True)
@@ -106,7 +106,7 @@ def call(path: str, count: str) -> None:
 def open_once(path: str) -> None:
     """Seconds, bytes read and pages touched to open a store."""
     read, faults, started = _bytes_read(), _faults(), time.perf_counter()
-    store = Writing(path, Disk())
+    store = StoreWriter(path, Disk())
     said = {"seconds": time.perf_counter() - started, "bytes": _bytes_read() - read, "pages": _faults() - faults}
     store.close()
     print(json.dumps(said))

@@ -15,11 +15,11 @@ from broker.ledger import Ledger
 from broker.live import LiveStore, open_live
 from broker.local_transaction import SessionTransaction
 from broker.producer import Producer, store_id
-from broker.store.disk import Disk
-from broker.store.layout import StoreLayout
-from recovery.checkback import CheckBack, RoundReport
-from recovery.ledger_resolver import LedgerResolver
-from recovery.policy import Policy, Rule
+from broker.store.disk.files import Disk
+from broker.store.write.layout import StoreLayout
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.policy import Policy, Rule
+from recovery.checkback.round import CheckBack, RoundReport
 
 SMALL = StoreLayout(1 << 22, 20 * 4000, 24 * 4000, 20 * 4000, 1000, 4000)
 LATER_MS = 60_000  # after the first check is due

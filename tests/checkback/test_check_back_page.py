@@ -12,9 +12,9 @@ from pathlib import Path
 from sqlalchemy import create_engine
 
 from broker.ledger import LEDGER_KEY, Ledger
-from recovery.check_config import load
-from recovery.ledger_resolver import LOCK_TIMEOUT_MS
-from recovery.policy import NAMES, PRESETS, ROCKETMQ_5, Rule, parse_policy
+from recovery.checkback.config import load
+from recovery.checkback.ledger_resolver import LOCK_TIMEOUT_MS
+from recovery.checkback.policy import NAMES, PRESETS, ROCKETMQ_5, Rule, parse_policy
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "check-back.md").read_text(encoding="utf-8")
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import broker
-from recovery.catalog import Attempt, Catalog
+from recovery.checkback.catalog import Attempt, Catalog
 
 
 def listed(store: Path) -> list[dict[str, object]]:

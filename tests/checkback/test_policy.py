@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.policy import (
+from recovery.checkback.policy import (
     CASES,
     PRESETS,
     ROCKETMQ_3,

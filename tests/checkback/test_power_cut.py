@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine, event
 
 from broker.ledger import Ledger
-from broker.testing import CrashDisk, Crashed
+from broker.testing.crash_disk import CrashDisk, Crashed
 from tests.checkback.shop import Shop
 
 TOPICS = ("orders", "stock")

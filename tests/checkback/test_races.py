@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from broker.errors import AlreadyEnded, StoreFull
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import TransactionState
-from recovery.answers import Question
+from recovery.checkback.protocol import Question
 from tests.checkback.shop import Shop, announce, raiser, save
 
 

@@ -14,9 +14,9 @@ import broker
 from broker.errors import BrokerError
 from broker.transaction.events import TransactionState
 from broker.transaction.service import LocalTransactionState
-from recovery import resolvers
-from recovery.answers import Answer, Outcome, Question
-from recovery.resolvers import Breaker, CallableResolver, HttpResolver, Router
+from recovery.checkback import resolvers
+from recovery.checkback.protocol import Answer, Outcome, Question
+from recovery.checkback.resolvers import Breaker, CallableResolver, HttpResolver, Router
 from tests.checkback.shop import open_store
 
 
@@ -89,7 +89,9 @@ def test_a_dotted_path_is_loaded(question: Question) -> None:
     assert one(CallableResolver.load(f"{here}:Listener"), question).outcome is Outcome.ROLLED_BACK
 
 
-@pytest.mark.parametrize("name", ["nowhere:f", "recovery.policy:nothing", "recovery.policy:PRESETS", "no-such-entry"])
+@pytest.mark.parametrize(
+    "name", ["nowhere:f", "recovery.checkback.policy:nothing", "recovery.checkback.policy:PRESETS", "no-such-entry"]
+)
 def test_what_cannot_be_loaded_is_a_sentence(name: str) -> None:
     with pytest.raises(BrokerError, match=name.replace(".", r"\.")):
         CallableResolver.load(name)

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import func, select
 
 from broker.producer import store_id
-from recovery.ledger_resolver import LedgerResolver
-from recovery.ledger_retention import KEEP_MS, expire_ledger
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
 from tests.checkback.shop import Shop
 from tests.checkback.test_races import leave_in_doubt
 

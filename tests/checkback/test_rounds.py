@@ -15,10 +15,10 @@ from broker.live import LiveStore
 from broker.producer import store_id
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
-from recovery.answers import Answer, Outcome, Question
-from recovery.catalog import Catalog, attempts_of, path_of
-from recovery.checkback import CheckBack, RoundReport
-from recovery.policy import AtLimit, Policy, Rule
+from recovery.checkback.catalog import Catalog, attempts_of, path_of
+from recovery.checkback.policy import AtLimit, Policy, Rule
+from recovery.checkback.protocol import Answer, Outcome, Question
+from recovery.checkback.round import CheckBack, RoundReport
 from tests.checkback.shop import open_store
 
 MINUTE = 60_000
@@ -319,7 +319,7 @@ def test_a_round_that_finds_nothing_leaves_no_trace(room: Room) -> None:
 
 
 def test_only_the_last_runs_are_kept(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.catalog._RUNS_KEPT", 3)
+    monkeypatch.setattr("recovery.checkback.catalog._RUNS_KEPT", 3)
     catalog = Catalog.open(room.store.path, store_id(room.store))
     room.catalogs.append(catalog)
     for number in range(6):

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import broker
-from recovery.check_service import CheckService, for_producers
-from recovery.checkback import CheckBack, RoundReport
-from recovery.lease import Lease
-from recovery.policy import Policy, Rule
+from recovery.checkback.leader import Lease
+from recovery.checkback.policy import Policy, Rule
+from recovery.checkback.round import CheckBack, RoundReport
+from recovery.checkback.service import CheckService, for_producers
 from tests.checkback.shop import Shop, open_store, raiser
 from tests.checkback.test_races import leave_in_doubt
 
@@ -50,7 +50,8 @@ def test_one_leads(folder: str, lease: Lease) -> None:
 def test_a_leader_that_is_killed_leaves_the_lead(folder: str, lease: Lease) -> None:
     """At once, with nothing to wait for."""
     script = (
-        "import sys; from recovery.lease import Lease; l = Lease(sys.argv[1]); print(l.try_take(), flush=True); input()"
+        "import sys; from recovery.checkback.leader import Lease; "
+        "l = Lease(sys.argv[1]); print(l.try_take(), flush=True); input()"
     )
     command = [sys.executable, "-c", script, folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -16,12 +16,12 @@ import broker
 from broker.producer import store_id
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
-from recovery import verbs_check
-from recovery.catalog import Catalog, attempts_of
-from recovery.cli import _Verbs
-from recovery.lease import Lease
-from recovery.resolve import find, resolve
-from recovery.verbs import FINDINGS, USAGE, WELL
+from recovery.checkback.catalog import Catalog, attempts_of
+from recovery.checkback.leader import Lease
+from recovery.checkback.manual import find, resolve
+from recovery.cli import checkback as verbs_check
+from recovery.cli.app import _Verbs
+from recovery.cli.shared import FINDINGS, USAGE, WELL
 from tests.checkback.shop import Shop, open_store, raiser
 from tests.checkback.test_races import leave_in_doubt
 

@@ -47,7 +47,7 @@ def guard(store: str) -> None:
 
 
 if __name__ == "__main__":
-    from recovery.cli import main
+    from recovery.cli.app import main
 
     guard(sys.argv[1])
     del sys.argv[1]

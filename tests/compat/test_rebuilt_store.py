@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StoreError
-from broker.store.disk import Disk
-from broker.store.writing import Writing
-from recovery import crash
-from recovery.pending import Pending
-from recovery.rebuild import rebuild
-from recovery.verify import verify
+from broker.store.disk.files import Disk
+from broker.store.writer import StoreWriter
+from recovery.rebuild.rebuilder import rebuild
+from recovery.repair import crash
+from recovery.transactions.in_doubt import Pending
+from recovery.verify.verifier import verify
 from tests.compat import ours, rocketmq
 from tests.compat.rocketmq import running
 from tests.store.test_writing import fill
@@ -74,14 +74,14 @@ def test_we_go_on_with_our_store_after_the_real_broker_wrote_to_it(tmp_path: Pat
     settled = verify(store)
     assert settled.transactions["in_doubt"] == 0
     with pytest.raises(StoreError, match="--broker-is-stopped"):
-        Writing(str(store), Disk())
+        StoreWriter(str(store), Disk())
     crash.apply(crash.plan(crash.survey(store)), broker_is_stopped=True)
     after = verify(store)
     assert after.ok, after.as_json()["counts"]
     assert (after.digest, after.transactions) == (settled.digest, settled.transactions)
-    writing = Writing(str(store), Disk(), sync="os")
-    fill(writing, 0, 30)
-    writing.close()
+    writer = StoreWriter(str(store), Disk(), sync="os")
+    fill(writer, 0, 30)
+    writer.close()
     last = verify(store)
     assert last.ok, last.as_json()["counts"]
     assert last.transactions["total"] == before.transactions["total"] + 30

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import broker
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 from tests.compat import ours, rocketmq, witness
 from tests.compat.ours import Event
 from tests.compat.rocketmq import Cluster, running
@@ -98,7 +98,7 @@ def test_3_1_4_goes_on_where_we_stopped(ending: str, tmp_path: Path) -> None:
 
 
 def _halves(store: Any) -> list[broker.ReceivedMessage]:
-    from recovery.pending import Pending
+    from recovery.transactions.in_doubt import Pending
 
     found = Pending(store.path, time.time_ns() // 1_000_000, parked=False, progress=lambda done, total: None)
     return [broker.ReceivedMessage.of(store.record(half.as_json()["commitlog_offset"])) for half in found]

@@ -16,7 +16,7 @@ from broker.format.sysflag import BORN_IPV6, COMPRESSED, TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
-from broker.testing import SMALL, FakeClock
+from broker.testing.crash_disk import SMALL, FakeClock
 
 WAIT_S = 20
 
@@ -66,7 +66,7 @@ def test_the_delay_grows_from_time_to_time_and_ends_in_the_dead_letters(checkbac
         draft = sent_back(record, "billing")
         topics.append(draft.topic)
         levels.append(draft.queue_id + 1)
-        at = checkback_store.writing.append([draft])[0].commitlog_offset
+        at = checkback_store.writer.append([draft])[0].commitlog_offset
     assert topics == [SCHEDULE_TOPIC] * 16 + ["%DLQ%billing"]
     assert levels[:16] == list(range(3, 19))
     last = checkback_store.record(at)
@@ -202,7 +202,7 @@ def test_a_message_that_fails_on_a_full_disk_stays_in_hand(
     with checkback_store.consumer("billing", "orders") as consumer:
         message = next_of(consumer)
         with monkeypatch.context() as patch:
-            patch.setattr(checkback_store.writing, "append", full)
+            patch.setattr(checkback_store.writer, "append", full)
             with pytest.raises(broker.StoreFull):
                 consumer.retry(message, delay_level=0)
         assert consumer.retry(message, delay_level=0)

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine
 
 import broker
 from broker.dedup import Processed
-from broker.testing import SMALL
+from broker.testing.crash_disk import SMALL
 
 PROCESSES, MESSAGES, KILLS = 3, 240, 8
 WAIT_S = 120

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import broker
-from broker.consuming.cells import BOOT
-from broker.consuming.exchange import Exchange
+from broker.consuming.consumer_table import BOOT
+from broker.consuming.offset_export import Exchange
 from broker.consuming.positions import Positions, Start
 from broker.format.config import ConsumerOffsets, decode_consumer_offsets, encode_consumer_offsets
 from broker.live import LiveStore
-from broker.testing import SMALL
+from broker.testing.crash_disk import SMALL
 
 WAIT_S = 20
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import broker
 from broker.consuming.positions import Positions
 from broker.live import open_live
-from broker.store.layout import StoreLayout
-from broker.testing import CrashDisk, Crashed
+from broker.store.write.layout import StoreLayout
+from broker.testing.crash_disk import CrashDisk, Crashed
 
 TINY = StoreLayout(
     segment_bytes=1 << 14, consume_queue_bytes=2000, state_table_bytes=2400, redo_log_bytes=2000, index_slots=8,

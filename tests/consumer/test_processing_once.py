@@ -16,7 +16,7 @@ from broker.consumer import Consumer
 from broker.dedup import Processed
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
-from broker.testing import FakeClock, lose_the_commit
+from broker.testing.crash_disk import FakeClock, lose_the_commit
 
 WAIT_S = 20
 _ASYNC = {"sqlite": "sqlite+aiosqlite", "mariadb+pymysql": "mariadb+aiomysql"}  # psycopg is both

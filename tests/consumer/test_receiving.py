@@ -16,7 +16,7 @@ from broker.consuming.reading import fetch
 from broker.consuming.tags import Selection
 from broker.consuming.window import Window
 from broker.live import LiveStore
-from broker.testing import SMALL
+from broker.testing.crash_disk import SMALL
 
 WAIT_S = 20
 
@@ -179,23 +179,23 @@ def test_nothing_is_seen_before_it_is_durable(tmp_path: object) -> None:
     """A power cut takes back nothing that a consumer saw."""
     with broker.open(f"{tmp_path}/store", layout=SMALL) as store:
         store.append(broker.Message("orders", b"a"))
-        made = store.writing.appender.append([_draft(store)])
+        made = store.writer.appender.append([_draft(store)])
         window = Window(0)
         assert [at for at, _ in fetch(store, "orders", 0, window, Selection(), 32)] == [0]
-        store.writing.settle(made[-1].end)
+        store.writer.settle(made[-1].end)
         assert [at for at, _ in fetch(store, "orders", 0, window, Selection(), 32)] == [1]
 
 
 def test_what_a_killed_producer_did_not_force_is_forced_by_the_consumer(tmp_path: object) -> None:
     """No message waits for the next send."""
     with broker.open(f"{tmp_path}/store", layout=SMALL) as store:
-        store.writing.appender.append([_draft(store)])
+        store.writer.appender.append([_draft(store)])
         with store.consumer("billing", "orders") as consumer:
             assert bodies(consumer, 1) == ["x"]
 
 
 def _draft(store: LiveStore) -> object:
-    from broker.store.draft import draft
+    from broker.store.write.pending_record import draft
 
     if store.topic("orders") is None:
         store.create_topic("orders")
@@ -290,7 +290,7 @@ def test_what_is_whole_before_a_damaged_message_is_handed_out(tmp_path: object) 
     with broker.open(f"{tmp_path}/store", layout=SMALL, sync="os") as store:
         for body in (b"a", b"b", b"c"):
             placed = store.append(broker.Message("orders", body))
-        view, at = store.writing.appender.log.at(placed.commitlog_offset - 20)
+        view, at = store.writer.appender.log.at(placed.commitlog_offset - 20)
         view[at] ^= 0xFF  # in the record before the last
         with store.consumer("billing", "orders") as consumer:
             assert bodies(consumer, 1) == ["a"]

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 import broker
 from broker.live import LiveStore
-from broker.testing import FakeClock, Killed, temporary_store
+from broker.testing.crash_disk import FakeClock, Killed, temporary_store
 
 Losing = Callable[..., AbstractContextManager[None]]
 
@@ -109,7 +109,7 @@ def test_it(checkback_store, checkback_clock, lose_the_commit, crash_between_com
 def test_pytest_finds_the_fixtures(tmp_path: Path) -> None:
     """In a project that only names the plugin, and without a warning."""
     (tmp_path / "test_probe.py").write_text(PROBE)
-    plugin = [] if _is_installed() else ["-p", "broker.pytest_plugin"]
+    plugin = [] if _is_installed() else ["-p", "broker.testing.pytest_plugin"]
     run = [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     done = subprocess.run([*run, *plugin, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -118,4 +118,4 @@ def test_pytest_finds_the_fixtures(tmp_path: Path) -> None:
 def _is_installed() -> bool:
     from importlib.metadata import entry_points
 
-    return any(point.value == "broker.pytest_plugin" for point in entry_points(group="pytest11"))
+    return any(point.value == "broker.testing.pytest_plugin" for point in entry_points(group="pytest11"))

@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 import broker
-from broker.testing import SMALL
-from recovery import verbs_consume
+from broker.testing.crash_disk import SMALL
+from recovery.cli import consumer as verbs_consume
 
 WAIT_S = 20
 

@@ -12,12 +12,12 @@ from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 import broker
-from recovery import verbs_consume
+from recovery.cli import consumer as verbs_consume
 from recovery.demo import shop
 from recovery.demo.crashes import ALL
 from recovery.demo.reconcile import Line, reconcile
 from recovery.demo.runner import Demo
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 
 SECONDS = 5
 FEW = 1  # in so short a sale; the long ones are in tests/torture

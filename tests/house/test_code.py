@@ -24,10 +24,10 @@ SHADOWS = {"broker", "recovery", "dags", "docker"}
 SPEAKERS: dict[str, str] = {
     "examples.flash_sale.one_sale": "a program of its own",
     "examples.spark_in_doubt": "a program of its own",
-    "recovery.cli": "the command line",
-    "recovery.verbs": "how a verb ends",
-    "recovery.cli_output": "what the command line writes, and where",
-    "recovery.up.standalone": "hands its own environment on to Airflow, with settings over it",
+    "recovery.cli.app": "the command line",
+    "recovery.cli.shared": "how a verb ends",
+    "recovery.cli.output": "what the command line writes, and where",
+    "recovery.airflow.local.standalone": "hands its own environment on to Airflow, with settings over it",
     "recovery.spark.jobs": "a program of its own, for spark-submit",
     "recovery.spark.sessions": "Spark takes the Python of its workers from the environment",
 }

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,5 +29,5 @@ def test_every_verb_is_there() -> None:
     verbs = re.findall(r"`checkback ([\w-]+)[ `]", README)
     assert verbs
     for verb in verbs:
-        command = [sys.executable, "-m", "recovery.cli", verb, "--help"]
+        command = [sys.executable, "-m", "recovery.cli.app", verb, "--help"]
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0, verb

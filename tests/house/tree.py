@@ -67,8 +67,8 @@ def product() -> list[Module]:
 def imports(module: Module, *, at_load: bool = False) -> Iterator[tuple[str, int]]:
     """(dotted name, line) of all that a module imports; with `at_load` only what loads together with it.
 
-    `from broker.store import segments` imports `broker.store.segments` where that is a module, else `broker.store`.
-    `import_module("pyarrow")` is an import too; what only the type checker sees is none.
+    `from broker.store import segments` imports `broker.store.read.segments` where that is a module, else
+    `broker.store`. `import_module("pyarrow")` is an import too; what only the type checker sees is none.
     """
     known = {other.name for other in modules()}
     for node in _walk(module.tree, into_functions=not at_load):

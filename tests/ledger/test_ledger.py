@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, LedgerEntry, key_time_ms, new_key
 from broker.transaction.events import TransactionState
-from recovery.answers import Answer, Outcome
-from recovery.ledger_resolver import LedgerResolver
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.protocol import Answer, Outcome
 
 STORE = "5" * 32
 

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import URL, Engine, MetaData, Table, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
-import recovery.catalog
+import recovery.checkback.catalog
 from broker.dedup import Processed
 from broker.ledger import Ledger
-from recovery.catalog import Catalog
+from recovery.checkback.catalog import Catalog
 
 STORE = "5" * 32
 
@@ -29,7 +29,7 @@ def processed(engine: Engine) -> tuple[MetaData, Callable[[], object]]:
 
 
 def catalog(engine: Engine) -> tuple[MetaData, Callable[[], object]]:
-    return recovery.catalog.metadata, lambda: Catalog(engine, STORE)
+    return recovery.checkback.catalog.metadata, lambda: Catalog(engine, STORE)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recovery.cli import main
+from recovery.cli.app import main
 from tests.house.tree import ROOT
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from broker.errors import BrokerError
-from recovery.report import Finding, Report
-from recovery.verify import verify
+from recovery.findings import Finding, Report
+from recovery.verify.verifier import verify
 from tests.operations.damage_map import Place
 
 FOUND, ESCAPED = "found", "escaped"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recovery.scan import Scan
+from recovery.scan.scanner import Scan
 from tests.operations.command import Ran, command, process
 from tests.operations.small_broker import V3, V5
 from tests.operations.small_stores import build

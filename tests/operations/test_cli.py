@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from broker.errors import BrokerError, CorruptRecord, StoreLocked
-from recovery import cli_output
-from recovery import verify as verification
-from recovery.report import KINDS
+from recovery.cli import output as cli_output
+from recovery.findings import KINDS
+from recovery.verify.verifier import verifier as verification
 from tests.house.tree import ROOT
 from tests.operations.command import command, process
 from tests.operations.small_broker import V3, V5
@@ -55,7 +55,7 @@ def test_version(capsys: Capture) -> None:
 
 def test_help_is_quick() -> None:
     """The help loads none of the heavy libraries."""
-    probe = "import sys; import recovery.cli; print(*{'numpy', 'pyarrow'} & set(sys.modules))"
+    probe = "import sys; import recovery.cli.app; print(*{'numpy', 'pyarrow'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, check=True)
     assert ran.stdout == "\n"
 
@@ -131,7 +131,7 @@ def test_info_reads_little_of_a_large_log(store: Path, capsys: Capture, monkeypa
     """The generation from both ends, the end of the log from where the queues point."""
     whole = json.loads(command(capsys, "info", store, "--json").out)
     assert whole["generation_from"] == "all records"
-    monkeypatch.setattr("recovery.info.SAMPLE_BYTES", 1000)
+    monkeypatch.setattr("recovery.views.info.SAMPLE_BYTES", 1000)
     sampled = json.loads(command(capsys, "info", store, "--json").out)
     assert sampled["generation_from"] == "a sample"
     for name in ("generation", "end_offset", "queues", "groups"):
@@ -165,7 +165,7 @@ def test_environment_warns_of_another_owner(capsys: Capture, monkeypatch: pytest
     """Two distributions that hold a package `broker` overwrite each other."""
     assert command(capsys, "info", "--environment").err == ""
     owners = {"broker": ["broker", "checkback"], "recovery": ["checkback"]}
-    monkeypatch.setattr("recovery.verbs_read.packages_distributions", lambda: owners)
+    monkeypatch.setattr("recovery.cli.read.packages_distributions", lambda: owners)
     ran = command(capsys, "info", "--environment")
     assert ran.code == 0
     assert "The package broker also belongs to broker" in ran.err
@@ -222,7 +222,7 @@ def test_ctrl_c_is_one_line(store: Path) -> None:
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
         "from recovery import verify\n"
-        "from recovery.cli import main\n"
+        "from recovery.cli.app import main\n"
         "verify.verify = lambda *_, **__: (print('go', flush=True), time.sleep(60))\n"
         f"main(['verify', {str(store)!r}])\n"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 from tests.operations import unprotected
 from tests.operations.damage import ESCAPED, FOUND, Patient
 from tests.operations.damage_map import Place, places

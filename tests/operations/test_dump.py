@@ -12,9 +12,9 @@ import pytest
 
 from broker.format.commitlog import encode
 from broker.format.statetable import Slot
-from recovery.annotate import lines, record_fields
-from recovery.dump import Selection, dump_commitlog
-from recovery.wording import count, moment, printable, size, span
+from recovery.humanize import count, moment, printable, size, span
+from recovery.views.dump_commitlog import Selection, dump_commitlog
+from recovery.views.hexdump import lines, record_fields
 from tests.operations.command import command
 from tests.operations.small_broker import V3, V5, V5_CRC, SmallBroker
 from tests.operations.small_stores import build

@@ -11,16 +11,16 @@ from typer.testing import CliRunner
 
 import broker
 from broker.errors import StoreError
-from broker.store.appender import Appender
-from broker.store.disk import Disk
-from broker.store.layout import StoreLayout
-from broker.testing import CrashDisk, Crashed
-from recovery import crash
-from recovery.cli import app
-from recovery.moving import Moved, move
-from recovery.pending import Pending
-from recovery.rebuild import rebuild
-from recovery.verify import verify
+from broker.store.disk.files import Disk
+from broker.store.write.appender import Appender
+from broker.store.write.layout import StoreLayout
+from broker.testing.crash_disk import CrashDisk, Crashed
+from recovery.cli.app import app
+from recovery.rebuild.rebuilder import rebuild
+from recovery.repair import crash
+from recovery.repair.slot_conflicts import Moved, move
+from recovery.transactions.in_doubt import Pending
+from recovery.verify.verifier import verify
 from tests.operations.test_rebuild import prepared
 from tests.store.build import Log
 
@@ -50,7 +50,7 @@ def moved(path: Path, disk: Disk | None = None) -> list[Moved]:
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store without derived files would get those of RocketMQ's sizes: an index of 420 MB."""
-    for module in ("recovery.crash", "recovery.rebuild"):
+    for module in ("recovery.repair.crash", "recovery.rebuild.rebuilder"):
         monkeypatch.setattr(f"{module}.sizes_of", lambda *_: SMALL)
 
 
@@ -117,7 +117,7 @@ def test_the_command_says_so_and_does_it(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="--apply --move"):
         crash.apply(made, broker_is_stopped=True, still_s=0)
     assert CliRunner().invoke(app, ["rebuild", str(path), "--move"]).exit_code == 2
-    with mock.patch("recovery.crash.check_still"):  # which would look for three seconds whether anything moves
+    with mock.patch("recovery.repair.crash.check_still"):  # which would look for three seconds whether anything moves
         ran = CliRunner().invoke(app, ["rebuild", str(path), "--apply", "--move", "--broker-is-stopped"])
     assert ran.exit_code == 0, ran.output
     assert "(slot 1) was prepared again at" in ran.output

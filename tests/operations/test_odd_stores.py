@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from broker.format.index import SLOT_SIZE, IndexHeader, IndexItem, file_size, item_at, slot_at
-from broker.store.disk import Disk, Missing
-from recovery.indexes import open_index
-from recovery.report import Finding, Findings
-from recovery.store_files import StoreFiles
-from recovery.verify import verify
+from broker.store.disk.files import Disk, Missing
+from recovery.findings import Finding, Findings
+from recovery.scan.store_files import StoreFiles
+from recovery.verify.index import open_index
+from recovery.verify.verifier import verify
 from tests.operations.small_broker import GENERATIONS, V3, V5, Generation
 from tests.operations.small_stores import build
 from tests.scan.logs import Chunk, Log, Wanted

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from recovery import cli, verbs
-from recovery.advice import NEXT_STEPS, WITH_STATE_TABLE, next_step
-from recovery.report import KINDS
+from recovery.cli import shared as verbs
+from recovery.cli.app import app as cli
+from recovery.findings import KINDS
+from recovery.verify.remedies import NEXT_STEPS, WITH_STATE_TABLE, next_step
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 BLOCK = re.compile(r"(<!-- findings -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -10,8 +10,8 @@ import pytest
 
 from broker.errors import NotAStore
 from broker.format.topics import HALF_TOPIC
-from recovery.pending import Pending, PendingHalf
-from recovery.verify import verify
+from recovery.transactions.in_doubt import Pending, PendingHalf
+from recovery.verify.verifier import verify
 from tests.operations.small_broker import STEP_MS, V3, V5, SmallBroker
 from tests.operations.small_stores import build
 

@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 import broker
 from broker.errors import CorruptStore, StoreError
 from broker.format.commitlog import encode
-from broker.store.cases import CASES
-from broker.store.disk import Disk
-from broker.store.writing import Writing
-from recovery import crash, verbs_repair
-from recovery.verify import verify
+from broker.store.disk.files import Disk
+from broker.store.recover.cases import CASES
+from broker.store.writer import StoreWriter
+from recovery.cli import repair as verbs_repair
+from recovery.repair import crash
+from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
 from tests.store.build import record
 from tests.store.test_load import abandoned, offsets, write_at
@@ -33,7 +34,7 @@ def run(*words: object) -> Any:
 
 
 def closed(path: Path, count: int = 30) -> Path:
-    store = Writing(str(path), Disk(), SMALL, sync="os")
+    store = StoreWriter(str(path), Disk(), SMALL, sync="os")
     fill(store, 0, count)
     store.close()
     return path
@@ -67,7 +68,7 @@ def test_apply_does_it_and_a_second_time_there_is_nothing_to_do(tmp_path: Path) 
 
 
 def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
-    store = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 3)
     made = crash.plan(crash.survey(tmp_path))
     assert made.case.label == "in use"
@@ -109,12 +110,12 @@ def test_a_store_of_rocketmq_3_is_taken_over_and_written_to(golden_copy: Callabl
     path = golden_copy(name)
     before = verify(path)
     with pytest.raises(StoreError, match="another program"):
-        Writing(str(path), Disk())
+        StoreWriter(str(path), Disk())
     crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True, still_s=0)
     after = verify(path)
     assert after.ok, [str(finding) for finding in after.findings][:4]
     assert (after.digest, after.transactions) == (before.digest, before.transactions)
-    store = Writing(str(path), Disk(), sync="os")
+    store = StoreWriter(str(path), Disk(), sync="os")
     fill(store, 0, 30)
     store.close()
     report = verify(path)
@@ -140,7 +141,7 @@ def test_rebuild_on_the_command_line(golden_copy: Callable[[str], Path]) -> None
 
 def test_the_page_has_the_table_of_cases() -> None:
     """docs/recovery.md explains every case by its sentence, and every kind of difference."""
-    from recovery.rebuild_compare import DIFFERENCES
+    from recovery.rebuild.diff import DIFFERENCES
 
     page = (ROOT / "docs" / "recovery.md").read_text(encoding="utf-8")
     for case in CASES:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 import broker
-from broker.store.layout import StoreLayout
+from broker.store.write.layout import StoreLayout
 from broker.transaction.events import BY, WHY
-from recovery import cli, sending, verbs_write
-from recovery.verify import verify
+from recovery.cli import messages as sending
+from recovery.cli import write as verbs_write
+from recovery.cli.app import app as cli
+from recovery.verify.verifier import verify
 from tests.operations.command import Ran, command
 
 SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)

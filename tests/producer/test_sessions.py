@@ -47,7 +47,7 @@ def test_all_messages_of_a_transaction_cost_one_forced_write(
     store: LiveStore, ledger: Ledger, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing is forced for one that is rolled back."""
-    forced, log = [], store.writing.syncer.log
+    forced, log = [], store.writer.syncer.log
     sync = log.sync
 
     def counted(start: int, stop: int) -> None:

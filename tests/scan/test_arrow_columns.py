@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from broker.errors import CorruptRecord, MessageRejected, NotAStore
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, MAGIC_V2, Record, decode, encode
-from recovery.arrow import COLUMNS, SCHEMA, batches
 from recovery.scan import scan
+from recovery.scan.arrow import COLUMNS, SCHEMA, batches
 from tests.format.strategies import records
 from tests.scan.effort import tries
 from tests.scan.logs import Log, Wanted, logs

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from broker.format import properties
 from broker.format.java import string_hash
-from recovery.columns import Slices, Strings, binary, gather, java_hashes, java_hashes_joined, text_at, unaligned
-from recovery.digest import identities_of_unique_keys, identity_of_unique_key
-from recovery.keys import split_keys
+from recovery.scan.strings import Slices, Strings, binary, gather, java_hashes, java_hashes_joined, text_at, unaligned
+from recovery.transactions.digest import identities_of_unique_keys, identity_of_unique_key
+from recovery.verify.index_items import split_keys
 from tests.scan.effort import tries
 from tests.scan.property_bytes import NAMES, raw_properties
 

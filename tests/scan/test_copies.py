@@ -12,8 +12,8 @@ from broker.format.commitlog import Record, encode, make_record
 from broker.format.java import Host
 from broker.format.topics import HALF_TOPIC
 from broker.transaction.events import EventKind
-from recovery.copies import difference, fingerprints
-from recovery.records import Records
+from recovery.scan.records import Records
+from recovery.transactions.fingerprint import difference, fingerprints
 
 SAID = {"KEYS": "k", "PGROUP": "payer", "REAL_TOPIC": "Orders", "REAL_QID": "3", "orderId": "o1"}
 HALF = make_record(

@@ -18,7 +18,7 @@ import pytest
 from broker.format.body import decompress
 from broker.format.sysflag import compression
 from recovery.scan import scan
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 
 STORES = [
     "rocketmq-3.1.5-clean",

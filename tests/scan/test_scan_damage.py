@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.scan import Damage, Scan
-from recovery.store_files import StoreFiles
+from recovery.scan.scanner import Damage, Scan
+from recovery.scan.store_files import StoreFiles
 from tests.scan.effort import tries
 from tests.scan.logs import Chunk, Log, Wanted, logs
 from tests.scan.test_scan_whole_logs import found_by

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recovery.scan import Scan
-from recovery.store_files import StoreFiles
-from recovery.walk import Stop, walk
+from recovery.scan.framing import Stop, walk
+from recovery.scan.scanner import Scan
+from recovery.scan.store_files import StoreFiles
 from tests.scan.effort import tries
 from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import recovery.walk
+import recovery.scan.framing
 from broker.format.commitlog import BODY_AT
-from recovery.walk import Stop, walk
+from recovery.scan.framing import Stop, walk
 from tests.scan.effort import tries
 from tests.scan.logs import Chunk, Log, Wanted
 
@@ -23,14 +23,14 @@ PLAIN = len(Wanted().at(0, SEGMENT))
 def foretold(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many positions each look ahead gave."""
     counts: list[int] = []
-    original = recovery.walk._foretell
+    original = recovery.scan.framing._foretell
 
     def counted(*arguments: object) -> object:
         found = original(*arguments)
         counts.append(len(found) - 1)
         return found
 
-    monkeypatch.setattr(recovery.walk, "_foretell", counted)
+    monkeypatch.setattr(recovery.scan.framing, "_foretell", counted)
     return counts
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.records import Records
-from recovery.scan import Scan
-from recovery.store_files import StoreFiles
+from recovery.scan.records import Records
+from recovery.scan.scanner import Scan
+from recovery.scan.store_files import StoreFiles
 from tests.scan.logs import Chunk, Log, Wanted
 
 

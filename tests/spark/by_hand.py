@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from recovery.report import Report
+from recovery.findings import Report
 from recovery.spark.blocks import EVENTS, KEYED, NAMED, SCHEMA, SUMMARY, VERDICTS, rows_of, values_of
 from recovery.spark.inspection import Inspection
 from recovery.spark.judging import Court, Sentence, join_ops, judge_ends, judge_keys

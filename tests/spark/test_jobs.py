@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.errors import StoreError
-from recovery.pending import Pending
 from recovery.spark import transactions, verify, write_transactions
 from recovery.spark.mapping import mapped
 from recovery.spark.progress import watched
-from recovery.verify import verify as local_verify
+from recovery.transactions.in_doubt import Pending
+from recovery.verify.verifier import verify as local_verify
 from tests.spark.by_hand import comparable
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ import pytest
 
 from broker.errors import CorruptStore, StoreError
 from broker.format.sysflag import TransactionType
-from broker.store.disk import Disk
-from broker.store.layout import StoreLayout
-from broker.store.writing import Writing
-from recovery.pending import Pending
-from recovery.rebuild import rebuild as local_rebuild
+from broker.store.disk.files import Disk
+from broker.store.write.layout import StoreLayout
+from broker.store.writer import StoreWriter
+from recovery.rebuild.rebuilder import rebuild as local_rebuild
 from recovery.spark import rebuild
 from recovery.spark.pipeline import Judgement
-from recovery.verify import verify
+from recovery.transactions.in_doubt import Pending
+from recovery.verify.verifier import verify
 from tests.operations.test_rebuild import derived, store_of
 from tests.store.test_writing import end_draft, fill, half
 
@@ -82,7 +82,7 @@ def test_what_is_appended_while_spark_reads_is_in_it(
 
     def append(judgement: Judgement) -> None:
         settle(judgement)
-        store = Writing(str(path), Disk(), layout, sync="os")
+        store = StoreWriter(str(path), Disk(), layout, sync="os")
         store.append([end_draft(half(2), halves[2], 2, TransactionType.COMMIT)])
         fill(store, 90, 60)
         store.append([end_draft(half(5), halves[5], 5, TransactionType.ROLLBACK)])

@@ -12,11 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from recovery import verbs_spark
-from recovery.html_report import html_report
-from recovery.report_figures import TimeSums, survey
-from recovery.report_svg import bars, columns, nice, short
-from recovery.verify import verify
+from recovery.cli import analytics as verbs_spark
+from recovery.verify.verifier import verify
+from recovery.views.figures import TimeSums, survey
+from recovery.views.html_report import html_report
+from recovery.views.svg import bars, columns, nice, short
 from tests.scan.logs import Chunk, Log, Wanted
 
 NOW_MS = 1_900_000_000_000

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 import broker
 from broker.format.consumequeue import UNIT_SIZE
 from broker.live import LiveStore, open_live
-from broker.store.control import Word
-from broker.store.layout import StoreLayout
+from broker.store.write.control import Word
+from broker.store.write.layout import StoreLayout
+from recovery.scan.store_files import StoreFiles
 from recovery.spark import splits
 from recovery.spark.inspection import Task
 from recovery.spark.places import Place, log_of
 from recovery.spark.verification import comparing, judge
-from recovery.store_files import StoreFiles
-from recovery.verify import Verification, verify
+from recovery.verify.verifier import Verification, verify
 from tests.operations import small_stores
 from tests.operations.small_broker import GENERATIONS
 from tests.scan.effort import tries
@@ -207,12 +207,14 @@ def test_a_store_that_is_written_to_meanwhile(
     tmp_path: Path, segment_bytes: int, split_bytes: int, closes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the plan and the reading come more transactions than there were; they are no findings."""
-    monkeypatch.setattr("recovery.verify.LAG_MS", 0)  # what came long before the last record is not excused by its age
+    monkeypatch.setattr(
+        "recovery.verify.verifier.LAG_MS", 0
+    )  # what came long before the last record is not excused by its age
     layout = StoreLayout(segment_bytes, 20 * 400, 24 * 400, 20 * 400, 100, 400)
     with open_live(tmp_path / "store", layout=layout) as store:
         _traffic(store, 100)
-        log_files = store.writing.appender.log
-        log_files.allocate(store.writing.control[Word.TAIL] // segment_bytes * segment_bytes + segment_bytes)  # ahead
+        log_files = store.writer.appender.log
+        log_files.allocate(store.writer.control[Word.TAIL] // segment_bytes * segment_bytes + segment_bytes)  # ahead
         place = Place(str(tmp_path / "store"))
         files = place.files()
         log = log_of(place, files.commitlog)
@@ -233,7 +235,7 @@ def test_a_store_that_is_written_to_meanwhile(
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_the_local_engine_on_such_a_store(tmp_path: Path, closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.verify.LAG_MS", 0)
+    monkeypatch.setattr("recovery.verify.verifier.LAG_MS", 0)
     layout = StoreLayout(1 << 20, 20 * 400, 24 * 400, 20 * 400, 100, 400)
     with open_live(tmp_path / "store", layout=layout) as store:
         _traffic(store, 100)

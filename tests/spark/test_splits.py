@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recovery.scan import Scan
+from recovery.scan.scanner import Scan
 from recovery.spark.places import Place
 from recovery.spark.splits import Reading, plan
 from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import broker
-from broker.store.layout import StoreLayout
-from recovery.verify import verify
+from broker.store.write.layout import StoreLayout
+from recovery.verify.verifier import verify
 from tests.compat.witness import records
 
 WORKERS = 4

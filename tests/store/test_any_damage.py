@@ -14,7 +14,7 @@ import broker
 from broker.format import checkpoint
 from broker.format.checkpoint import Checkpoint
 from broker.format.statetable import Slot
-from broker.store import commitlog, index
+from broker.store.read import commitlog, index
 from tests.store.build import START_MS, Log, units_of, write_index, write_queue
 
 SEGMENT_SIZE = 1024

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.errors import StoreError, StoreFull, SyncFailed
-from broker.store.disk import Disk, Map, Missing
-from broker.survival import BLOCK
-from broker.testing import CrashDisk, Crashed
+from broker.store.disk.files import Disk, Map, Missing
+from broker.testing.crash_disk import CrashDisk, Crashed
+from broker.testing.power_cut import BLOCK
 
 SEEDS = range(40)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StoreError, SyncFailed
-from broker.store.disk import Disk, Map
+from broker.store.disk.files import Disk, Map
 
 # From 3.12 on Python warns of a fork while other threads run, which is just what is tried here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

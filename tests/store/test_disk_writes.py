@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StoreError, StoreFull, SyncFailed
-from broker.store import machine
-from broker.store.disk import Disk, Missing, NotSupported
-from broker.testing import CrashDisk
+from broker.store.disk import platform_info as machine
+from broker.store.disk.files import Disk, Missing, NotSupported
+from broker.testing.crash_disk import CrashDisk
 
 DISK = Disk()
 
@@ -213,7 +213,7 @@ def test_full_by_the_limit_of_the_process(tmp_path: Path) -> None:
     script = f"""
 import resource
 from broker.errors import StoreFull
-from broker.store.disk import Disk
+from broker.store.disk.files import Disk
 resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 Disk().allocate({str(tmp_path / "fits")!r}, 8192)
 big, file = {str(tmp_path / "big")!r}, {str(tmp_path / "file")!r}

@@ -9,7 +9,7 @@ import pytest
 
 import broker
 from broker.format.commitlog import encode
-from broker.store.disk import ReadFile
+from broker.store.disk.files import ReadFile
 from tests.store.build import SEGMENT_SIZE, Log, units_of, write_index, write_queue
 
 

@@ -6,8 +6,8 @@ import enum
 import itertools
 from typing import get_type_hints
 
-from broker.store.cases import CASES, Action, Verdict, case_of
-from broker.store.survey import Facts
+from broker.store.recover.cases import CASES, Action, Verdict, case_of
+from broker.store.recover.survey import Facts
 
 
 def combinations() -> list[Facts]:

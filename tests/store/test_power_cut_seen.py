@@ -16,13 +16,13 @@ import pytest
 
 import broker
 from broker.live import LiveStore, open_live
-from broker.store.control import Word
-from broker.store.layout import StoreLayout
-from broker.store.mapped import MappedQueue
-from broker.store.sync import Syncer
-from broker.store.writing import Writing
-from broker.testing import CrashDisk, Crashed
-from recovery.verify import verify
+from broker.store.write.control import Word
+from broker.store.write.layout import StoreLayout
+from broker.store.write.mapped import MappedQueue
+from broker.store.write.sync import Syncer
+from broker.store.writer import StoreWriter
+from broker.testing.crash_disk import CrashDisk, Crashed
+from recovery.verify.verifier import verify
 from tests.transaction.rebuilt import COMMIT, PREPARED, ROLLBACK, assert_one_truth
 
 TINY = StoreLayout(4096, 400, 240, 200, 16, 24)
@@ -111,9 +111,9 @@ class Life:
             placed = other.append(broker.Message("plain", text), queue_id=queue_id)
             self.promised.add((PLAIN, placed.commitlog_offset))
             if number % 3 == 1:  # what a thread does in the background
-                store.writing.checkpoint()
-                store.writing.upkeep.make_segment_ahead()
-                store.writing.upkeep.persist_bound()
+                store.writer.checkpoint()
+                store.writer.upkeep.make_segment_ahead()
+                store.writer.upkeep.persist_bound()
             if number == 3:
                 reader.store.sync_now()
         self.disk.look = None
@@ -173,8 +173,8 @@ def test_nothing_that_was_seen_is_gone(tmp_path: Path, sync: str, part: int) -> 
         cut_at(tmp_path, sync, step, (0, 1, 2 + step))
 
 
-def _tail(writing: Writing) -> int:
-    return writing.control[Word.TAIL]
+def _tail(writer: StoreWriter) -> int:
+    return writer.control[Word.TAIL]
 
 
 def _durable_before_it_is(syncer: Syncer) -> None:
@@ -185,7 +185,7 @@ def _durable_before_it_is(syncer: Syncer) -> None:
 
 
 MUTATIONS: dict[str, tuple[type, str, Any]] = {
-    "readers see what is published": (Writing, "visible_end", property(_tail)),
+    "readers see what is published": (StoreWriter, "visible_end", property(_tail)),
     "nobody waits for the disk": (Syncer, "wait_durable", lambda self, commitlog_offset: None),
     "nothing is forced": (MappedQueue, "sync", lambda self, start, stop: None),
     "durable is said before the forced write": (Syncer, "_force", _durable_before_it_is),

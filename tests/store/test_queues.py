@@ -9,10 +9,10 @@ import pytest
 import broker
 from broker.format.consumequeue import FILLER
 from broker.format.statetable import Slot
-from broker.store.disk import Disk, OpenFiles
-from broker.store.folder import Folder
-from broker.store.segments import SegmentQueue, segment_size
-from broker.store.statetable import StateTable
+from broker.store.disk.files import Disk, OpenFiles
+from broker.store.read.directory import Folder
+from broker.store.read.segments import SegmentQueue, segment_size
+from broker.store.read.statetable import StateTable
 from tests.store.build import START_MS, Log, units_of, write_queue
 
 

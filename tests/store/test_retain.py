@@ -9,27 +9,27 @@ import pytest
 
 import broker
 from broker.format.sysflag import TransactionType
-from broker.store.control import Word
-from broker.store.disk import Disk
-from broker.store.draft import end_draft
-from broker.store.retain import Old, due_segments, expire
-from broker.store.writing import Writing
-from recovery.verify import verify
+from broker.store.disk.files import Disk
+from broker.store.maintain.retention import Old, due_segments, expire
+from broker.store.write.control import Word
+from broker.store.write.pending_record import end_draft
+from broker.store.writer import StoreWriter
+from recovery.verify.verifier import verify
 from tests.store.test_writing import SMALL, half
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Writing]:
+def store(tmp_path: Path) -> Iterator[StoreWriter]:
     """Some segments of settled transactions."""
-    opened = Writing(str(tmp_path), Disk(), SMALL, sync="os")
+    opened = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
     settled(opened, 0, 1400)
     yield opened
     opened.close()
 
 
-def settled(store: Writing, first: int, count: int) -> None:
+def settled(store: StoreWriter, first: int, count: int) -> None:
     for number in range(first, first + count):
         one = half(number)
         placed = store.append_one(one)
@@ -37,7 +37,7 @@ def settled(store: Writing, first: int, count: int) -> None:
         store.append_one(end_draft(one, placed.commitlog_offset, placed.queue_offset, kind))
 
 
-def later_ms(store: Writing) -> int:
+def later_ms(store: StoreWriter) -> int:
     return store.control[Word.STORE_MS] + 1
 
 
@@ -45,7 +45,7 @@ def names(path: Path, *parts: str) -> list[str]:
     return sorted(item.name for item in path.joinpath(*parts).iterdir())
 
 
-def test_old_segments_go_and_what_is_derived_from_them(store: Writing, tmp_path: Path) -> None:
+def test_old_segments_go_and_what_is_derived_from_them(store: StoreWriter, tmp_path: Path) -> None:
     before = {part: len(names(tmp_path, *part)) for part in DERIVED}
     done = expire(store, 0, now_ms=later_ms(store))
     assert len(names(tmp_path, "commitlog")) == 1
@@ -70,11 +70,11 @@ DERIVED = (
 )
 
 
-def test_what_is_young_stays(store: Writing) -> None:
+def test_what_is_young_stays(store: StoreWriter) -> None:
     assert expire(store, HOUR_MS, now_ms=later_ms(store)).segments == []
 
 
-def test_a_half_message_in_doubt_keeps_its_segment(store: Writing, tmp_path: Path) -> None:
+def test_a_half_message_in_doubt_keeps_its_segment(store: StoreWriter, tmp_path: Path) -> None:
     pin = store.append_one(half(5000))
     settled(store, 2000, 1200)
     done = expire(store, 0, now_ms=later_ms(store))
@@ -86,12 +86,12 @@ def test_a_half_message_in_doubt_keeps_its_segment(store: Writing, tmp_path: Pat
     assert expire(store, 0, now_ms=later_ms(store)).begin > pin.commitlog_offset
 
 
-def test_what_the_caller_pins_stays(store: Writing) -> None:
+def test_what_the_caller_pins_stays(store: StoreWriter) -> None:
     done = expire(store, 0, now_ms=later_ms(store), pinned=[SMALL.segment_bytes + 5])
     assert (done.begin, done.pinned_by) == (SMALL.segment_bytes, SMALL.segment_bytes + 5)
 
 
-def test_a_full_disk_takes_the_oldest(store: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_takes_the_oldest(store: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """However young: two segments are above the share that is allowed."""
     size = 100 * SMALL.segment_bytes
     monkeypatch.setattr(Disk, "used_share", lambda self, path: (0.5 + 1.5 / 100, size))
@@ -107,7 +107,7 @@ def test_segments_are_due_one_after_another() -> None:
     assert due_segments(old, 100, 0, -5) == []
 
 
-def test_a_store_recovers_after_retention(store: Writing, tmp_path: Path) -> None:
+def test_a_store_recovers_after_retention(store: StoreWriter, tmp_path: Path) -> None:
     """With a checkpoint that speaks of what is kept, and without any."""
     expire(store, 0, now_ms=later_ms(store))
     settled(store, 1400, 30)
@@ -115,14 +115,14 @@ def test_a_store_recovers_after_retention(store: Writing, tmp_path: Path) -> Non
     for lost in ("control", "checkpoint"):
         (tmp_path / "checkback" / "control").unlink()
         (tmp_path / "checkback" / lost).unlink(missing_ok=True)
-        again = Writing(str(tmp_path), Disk(), sync="os")
+        again = StoreWriter(str(tmp_path), Disk(), sync="os")
         settled(again, 3000, 30)
         again.close()
         report = verify(tmp_path)
         assert report.ok, [str(finding) for finding in report.findings][:4]
 
 
-def test_an_end_whose_half_is_gone_settles_nothing(store: Writing, tmp_path: Path) -> None:
+def test_an_end_whose_half_is_gone_settles_nothing(store: StoreWriter, tmp_path: Path) -> None:
     """Killed before it was dispatched: the next process finds no half, and goes on."""
     expire(store, 0, now_ms=later_ms(store))
     store.append_one(end_draft(half(0), 0, 0, TransactionType.COMMIT))

@@ -13,13 +13,13 @@ import pytest
 
 from broker.errors import StoreFull
 from broker.format.sysflag import TransactionType
-from broker.store.control import Word
-from broker.store.disk import Disk
-from broker.store.draft import Draft, draft, end_draft
-from broker.store.layout import StoreLayout
-from broker.store.upkeep import Upkeep
-from broker.store.writing import Writing
-from recovery.verify import verify
+from broker.store.disk.files import Disk
+from broker.store.maintain.background import BackgroundTasks
+from broker.store.write.control import Word
+from broker.store.write.layout import StoreLayout
+from broker.store.write.pending_record import PendingRecord, draft, end_draft
+from broker.store.writer import StoreWriter
+from recovery.verify.verifier import verify
 from tests.store.test_writing import half
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -77,14 +77,14 @@ def fill_disk(folder: Path) -> Path:
 @pytest.fixture
 def no_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would make the next segment before it is needed, and give back a block when it replaces a small file."""
-    monkeypatch.setattr(Upkeep, "start", lambda self: None)
+    monkeypatch.setattr(BackgroundTasks, "start", lambda self: None)
 
 
-def plain(number: int) -> Draft:
+def plain(number: int) -> PendingRecord:
     return draft("Orders", b"x", {"UNIQ_KEY": f"P{number}"}, queue_id=number % 4, born_timestamp_ms=1)
 
 
-def transactions(store: Writing, first: int, stop: int, seen: dict[int, int]) -> None:
+def transactions(store: StoreWriter, first: int, stop: int, seen: dict[int, int]) -> None:
     """Commit one after another; notes the last type of each that was acknowledged."""
     for number in range(first, stop):
         one = half(number)
@@ -97,7 +97,7 @@ def transactions(store: Writing, first: int, stop: int, seen: dict[int, int]) ->
 @pytest.mark.usefixtures("no_upkeep")
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_each_kind_of_file_refuses_and_goes_on(small: Path, kind: str) -> None:
-    store = Writing(str(small / "store"), Disk(), LAYOUTS[kind], sync="os")
+    store = StoreWriter(str(small / "store"), Disk(), LAYOUTS[kind], sync="os")
     seen: dict[int, int] = {}
     transactions(store, 0, 20, seen)
     filler = fill_disk(small)
@@ -127,15 +127,15 @@ def test_each_kind_of_file_refuses_and_goes_on(small: Path, kind: str) -> None:
 def test_no_room_for_a_new_store(small: Path) -> None:
     filler = fill_disk(small)
     with pytest.raises(StoreFull):
-        Writing(str(small / "store"), Disk(), LAYOUTS["commitlog"])
+        StoreWriter(str(small / "store"), Disk(), LAYOUTS["commitlog"])
     filler.unlink()
-    Writing(str(small / "store"), Disk(), LAYOUTS["commitlog"]).close()
+    StoreWriter(str(small / "store"), Disk(), LAYOUTS["commitlog"]).close()
 
 
 @pytest.mark.usefixtures("no_upkeep")
 def test_no_room_for_a_checkpoint(small: Path) -> None:
     """The old one stays, appends go on in the files that are there, and the next one works."""
-    store = Writing(str(small / "store"), Disk(), LAYOUTS["commitlog"], sync="os")
+    store = StoreWriter(str(small / "store"), Disk(), LAYOUTS["commitlog"], sync="os")
     transactions(store, 0, 5, {})
     store.checkpoint()
     before = (small / "store" / "checkback" / "checkpoint").read_bytes()

@@ -9,14 +9,14 @@ import os
 import sys
 
 from broker.format.sysflag import TransactionType
-from broker.store.disk import Disk
-from broker.store.draft import draft, end_draft
-from broker.store.writing import Writing
+from broker.store.disk.files import Disk
+from broker.store.write.pending_record import draft, end_draft
+from broker.store.writer import StoreWriter
 
 _ENDS = (TransactionType.COMMIT, TransactionType.ROLLBACK, None)
 
 
-def work(store: Writing, notes: int, number: int) -> None:
+def work(store: StoreWriter, notes: int, number: int) -> None:
     """Note `half KEY` when a half message was acknowledged, `end KEY KIND` when its end was."""
     serial = 0
     while True:
@@ -43,7 +43,7 @@ def main() -> None:
     """Open the store and work."""
     path, notes, number = sys.argv[1:4]
     descriptor = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    work(Writing(path, Disk(), sync="os"), descriptor, int(number))
+    work(StoreWriter(path, Disk(), sync="os"), descriptor, int(number))
 
 
 if __name__ == "__main__":

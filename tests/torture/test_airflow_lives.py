@@ -23,10 +23,10 @@ from urllib.parse import quote
 import pytest
 
 import broker
-from recovery import tasks
-from recovery.up.rest import ASKS, NoAnswer, Rest, Run
-from recovery.up.standalone import Standalone
-from recovery.verify import verify
+from recovery.airflow.local.rest import ASKS, NoAnswer, Rest, Run
+from recovery.airflow.local.standalone import Standalone
+from recovery.jobs import tasks
+from recovery.verify.verifier import verify
 from tests.airflow.shops import ANSWERS, SMALL, bodies, in_child, killed_shop, park, prepare, shop, spoil_slot
 from tests.house.tree import ROOT
 

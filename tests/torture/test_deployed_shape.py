@@ -23,9 +23,9 @@ from urllib.parse import quote
 import pytest
 from cryptography.fernet import Fernet
 
-from recovery import tasks
-from recovery.up.rest import NoAnswer, Rest
-from recovery.up.standalone import Standalone
+from recovery.airflow.local.rest import NoAnswer, Rest
+from recovery.airflow.local.standalone import Standalone
+from recovery.jobs import tasks
 from tests.airflow.shops import park, shop
 from tests.airflow.test_docker import DOCKER, PARTS, SERVICES
 from tests.ledger import postgres

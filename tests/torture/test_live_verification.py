@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from recovery.demo.runner import Demo
 from recovery.spark import verification
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 from tests.spark.conftest import spark
 
 __all__ = ["spark"]

@@ -16,7 +16,7 @@ GROWTH = 64 * MIB  # rows of events in memory, until they are spilled
 
 VERIFY = """
 import resource, sys
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 report = verify(sys.argv[1])
 assert report.ok, dict(report.findings.counts)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

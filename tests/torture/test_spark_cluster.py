@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
 from tests.spark.cluster import standalone
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from broker.pytest_plugin import checkback_clock
+from broker.testing.pytest_plugin import checkback_clock
 
 __all__ = ["checkback_clock"]

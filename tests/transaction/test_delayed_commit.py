@@ -11,13 +11,13 @@ import pytest
 import broker
 from broker.format.sysflag import TransactionType
 from broker.live import LiveStore, open_live
-from broker.store.draft import draft
-from broker.store.layout import StoreLayout
-from broker.testing import CrashDisk, Crashed, FakeClock
+from broker.store.write.layout import StoreLayout
+from broker.store.write.pending_record import draft
+from broker.testing.crash_disk import CrashDisk, Crashed, FakeClock
 from broker.transaction.events import BY, WHY
-from recovery.pending import Pending
-from recovery.rebuild import rebuild
-from recovery.verify import verify
+from recovery.rebuild.rebuilder import rebuild
+from recovery.transactions.in_doubt import Pending
+from recovery.verify.verifier import verify
 from tests.transaction.rebuilt import COMMIT, PREPARED, assert_one_truth, records
 
 SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)
@@ -52,7 +52,7 @@ def test_the_delay_counts_from_the_commit(
     tmp_path: Path, checkback_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However old the half message is; delivered once, as it was sent, by a record that is no end."""
-    monkeypatch.setattr("broker.store.appender._now_ns", checkback_clock.time_ns)  # records follow the clock, too
+    monkeypatch.setattr("broker.store.write.appender._now_ns", checkback_clock.time_ns)  # records follow the clock, too
     with opened(tmp_path, sync="os") as store, store.consumer("billing", "orders") as consumer:
         half = prepare(store)
         checkback_clock.advance(3600)
@@ -171,7 +171,7 @@ def test_level_0_is_no_delay_and_what_is_above_the_last_is_the_last(tmp_path: Pa
 def test_a_half_whose_commit_would_not_fit_is_refused(tmp_path: Path) -> None:
     """The schedule topic's name is longer than "T": what is let in can be committed."""
     with opened(tmp_path, sync="os") as store:
-        room = store.writing.layout.record_bytes_max
+        room = store.writer.layout.record_bytes_max
         spare = room - prepare(store, "x", topic="T").size
         longest = 0
         for extra in range(spare - 40, spare + 1):
@@ -189,12 +189,12 @@ def test_properties_alone_do_not_delay_what_another_program_prepared(tmp_path: P
     """3.x delays no transaction: a half that it wrote with DELAY, but without the place, is delivered by its commit."""
     with opened(tmp_path, sync="each") as store:
         half = store.transactions.prepare(broker.Message("orders", b"x"), "shop", extra_properties={"KEYS": "k"})
-        plain = store.writing.appender.recent(half.commitlog_offset, half.slot)
+        plain = store.writer.appender.recent(half.commitlog_offset, half.slot)
         assert plain is not None
         assert plain.delay_queue == -1
         said = {"PGROUP": "shop", "TRAN_MSG": "true", "DELAY": "3"}
         made = draft("orders", b"y", said, queue_id=0, born_timestamp_ms=1, kind=TransactionType.PREPARED)
-        placed = store.writing.append_one(made)
+        placed = store.writer.append_one(made)
         foreign = store.transactions.half(placed.commitlog_offset)
         assert store.transactions.commit(foreign).queue_offset == 0
     assert clean(tmp_path)["committed"] == 1
@@ -209,7 +209,7 @@ def life(disk: CrashDisk, acknowledged: list[tuple[int, int]]) -> None:
         if number != 1:
             store.transactions.commit(half)
             acknowledged.append((COMMIT, half.commitlog_offset))
-        store.writing.checkpoint()
+        store.writer.checkpoint()
     store.close()
 
 
@@ -254,11 +254,11 @@ def test_killed_before_the_slot_was_settled(tmp_path: Path, monkeypatch: pytest.
         store = opened(tmp_path)
         half = prepare(store)
         with monkeypatch.context() as patch:
-            patch.setattr(store.writing.dispatcher, "dispatch", dies)
+            patch.setattr(store.writer.dispatcher, "dispatch", dies)
             with pytest.raises(Killed):
                 store.transactions.commit(half)
-        store.writing.lock.release()
-        store.writing.append_lock.close()
+        store.writer.lock.release()
+        store.writer.append_lock.close()
         assert other.transactions.state(half) is broker.TransactionState.COMMITTED
         assert other.transactions.commit(half).again
         other.sync_now()

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.digest import ENTRY, Digest, identity_of_unique_key
+from recovery.transactions.digest import ENTRY, Digest, identity_of_unique_key
 from tests.scan.effort import tries
 from tests.transaction.model import GAP, HALF_OP, IN_DOUBT, STATE_TABLE, Entry, Judgement, encoded, identity
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, Record, decode
-from recovery.report import Report
-from recovery.verify import verify
+from recovery.findings import Report
+from recovery.verify.verifier import verify
 from tests.transaction.model import Entry, judge
 
 Golden = Callable[[str], Path]

@@ -9,9 +9,9 @@ import pytest
 
 import broker
 from broker.format.sysflag import TransactionType
-from broker.store.layout import StoreLayout
+from broker.store.write.layout import StoreLayout
 from broker.transaction.events import BY, WHY
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 
 SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)
 
@@ -67,14 +67,14 @@ def test_the_first_decision_stands(tmp_path: Path, first: str) -> None:
     with opened(tmp_path) as store:
         half = store.transactions.prepare(message(), "shop")
         state = getattr(store.transactions, first)(half).state
-        end = store.writing.appender.control.words[8]
+        end = store.writer.appender.control.words[8]
         again = getattr(store.transactions, first)(half.reference)
         assert (again.state, again.again, again.commitlog_offset) == (state, True, None)
         with pytest.raises(broker.AlreadyEnded, match="the first decision stands") as refused:
             getattr(store.transactions, second)(half)
         assert (refused.value.state, refused.value.message_id) == (state, half.message_id)
         assert store.transactions.state(half) is state
-        assert store.writing.appender.control.words[8] == end
+        assert store.writer.appender.control.words[8] == end
     assert verify(tmp_path / "store").ok
 
 

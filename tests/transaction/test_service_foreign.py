@@ -10,9 +10,9 @@ import broker
 from broker.format.commitlog import encode, make_record
 from broker.format.topics import HALF_TOPIC
 from broker.transaction.events import WHY
-from recovery import crash
-from recovery.rebuild import rebuild
-from recovery.verify import verify
+from recovery.rebuild.rebuilder import rebuild
+from recovery.repair import crash
+from recovery.verify.verifier import verify
 from tests.golden.unpack import unpack
 from tests.store.build import HOST
 from tests.transaction.test_service import message, opened

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import broker
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
 from tests.transaction.rebuilt import assert_one_truth
 from tests.transaction.test_service import message, opened

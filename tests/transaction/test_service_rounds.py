@@ -14,7 +14,7 @@ from broker.transaction.loading import load_listener
 from broker.transaction.rounds import is_due
 from broker.transaction.service import CheckListener
 from broker.transaction.statetable import StateTableService
-from recovery.verify import verify
+from recovery.verify.verifier import verify
 from tests.transaction.test_service import message, opened
 
 COMMIT, ROLLBACK, UNKNOW = broker.LocalTransactionState
@@ -52,9 +52,9 @@ def test_what_is_never_answered_is_parked(tmp_path: Path) -> None:
         listener = Answers(perhaps=UNKNOW)
         assert [store.transactions.check(0, 2, listener) for _ in range(5)] == [1, 1, 0, 0, 0]
         assert store.transactions.state(half) is broker.TransactionState.PARKED
-        end = store.writing.appender.control.words[8]
+        end = store.writer.appender.control.words[8]
         store.transactions.check(0, 2, listener)
-        assert store.writing.appender.control.words[8] == end
+        assert store.writer.appender.control.words[8] == end
         store.transactions.commit(half)
     assert verify(tmp_path / "store").ok
 
@@ -62,9 +62,9 @@ def test_what_is_never_answered_is_parked(tmp_path: Path) -> None:
 def test_an_attempt_writes_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.transactions.prepare(message("perhaps"), "shop")
-        end = store.writing.appender.control.words[8]
+        end = store.writer.appender.control.words[8]
         store.transactions.check(0, 15, Answers(perhaps=UNKNOW))
-        assert store.writing.appender.control.words[8] == end
+        assert store.writer.appender.control.words[8] == end
 
 
 def test_it_asks_when_it_is_time(tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_million_slots_are_looked_through_fast(tmp_path: Path) -> None:
     """1 M settled and 1,000 in doubt, well under 100 ms: of each slot only the state is looked at."""
     with broker.open(tmp_path / "store", sync="os") as store:
         slots = 1_001_000
-        view, _ = store.writing.dispatcher.table.at(0)
+        view, _ = store.writer.dispatcher.table.at(0)
         settled, doubtful = bytes(23) + b"\x08", bytes(23) + b"\x04"
         view[: slots * 24] = (settled * 1000 + doubtful) * 1000
-        words = store.writing.control.words
+        words = store.writer.control.words
         before, words[14] = words[14], slots
         took_s = []
         for _ in range(5):

@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import broker
 from broker.live import LiveStore, open_live
-from broker.store.layout import StoreLayout
-from broker.testing import CrashDisk
-from recovery.verify import verify
+from broker.store.write.layout import StoreLayout
+from broker.testing.crash_disk import CrashDisk
+from recovery.verify.verifier import verify
 from tests.transaction.rebuilt import COMMIT, PREPARED, Seen, assert_one_truth
 
 TINY = StoreLayout(8192, 400, 240, 200, 16, 24)
@@ -198,8 +198,8 @@ class Histories(RuleBasedStateMachine):
             self.open()
 
     def vanish(self, store: LiveStore) -> None:
-        store.writing.lock.release()
-        store.writing.append_lock.close()
+        store.writer.lock.release()
+        store.writer.append_lock.close()
 
     @precondition(lambda self: self.halves)
     @rule(
@@ -224,8 +224,8 @@ class Histories(RuleBasedStateMachine):
         places.restore()
         self.vanish(store)
         self.openers or self.open()
-        with (writing := self.openers[0].writing).append_lock:
-            writing.appender.heal()  # whoever comes next clears what was begun and finishes what was published
+        with (writer := self.openers[0].writer).append_lock:
+            writer.appender.heal()  # whoever comes next clears what was begun and finishes what was published
         self.learn()
 
     @precondition(lambda self: self.mode != "os")
@@ -326,7 +326,7 @@ class Places:
 
     def __init__(self, store: LiveStore, step: int) -> None:
         self.left = step
-        appender, dispatcher = store.writing.appender, store.writing.dispatcher
+        appender, dispatcher = store.writer.appender, store.writer.dispatcher
         words = [(appender, "_words"), (appender, "_cell_words"), (dispatcher, "_words")]
         calls = [(dispatcher, "settle"), (dispatcher.index, "put")]
         self.patched = [(owner, name, getattr(owner, name)) for owner, name in words + calls]

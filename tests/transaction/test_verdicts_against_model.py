@@ -14,10 +14,13 @@ import pytest
 from hypothesis import event, given
 
 from broker.transaction.events import Generation
-from recovery import judgement, spill, transactions, verify
-from recovery.report import Report
-from recovery.scan import Scan
-from recovery.transactions import Transactions, Verdicts
+from recovery.findings import Report
+from recovery.scan import spill
+from recovery.scan.scanner import Scan
+from recovery.transactions.outcomes import Transactions, Verdicts
+from recovery.transactions.outcomes import outcomes as transactions
+from recovery.transactions.outcomes import tracker as judgement
+from recovery.verify.verifier import verifier as verify
 from tests.scan.effort import tries
 from tests.transaction.histories import History, histories
 from tests.transaction.model import judge

@@ -1,0 +1,259 @@
+"""Where each consumer group stands, in a file of cells that all processes share.
+
+    STORE/checkback/consumers        head, members, and a cell for each queue of each group
+    STORE/checkback/consumers.lock   held for every change of more than one word
+
+RocketMQ ignores the folder. `config/consumerOffset.json`, which it reads, is written from the cells
+(`broker.consuming.offset_export`). Losing the file redelivers what was acknowledged since the last export; it skips
+nothing.
+
+Every number is a native word, stored with one move instruction: a process that is killed leaves each old or new. A cell
+is written whole before it is counted. After a machine crash each is checked by its CRC: when one fails, all are thrown
+away and made anew from the export.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from zlib import crc32
+
+from broker.errors import StoreError
+from broker.store.disk.files import Disk
+from broker.store.disk.locks import AppendLock
+
+_MAGIC = 0x534E4F43_4B424B43  # native order: a page of another byte order is not ours
+_VERSION = 1
+_HEAD_BYTES = 4096
+MEMBERS = 1024
+_MEMBER_BYTES = 64
+CELLS = 4096
+_CELL_BYTES = 1024
+_CELLS_AT = _HEAD_BYTES + MEMBERS * _MEMBER_BYTES
+_FILE_BYTES = _CELLS_AT + CELLS * _CELL_BYTES
+UNSET = (1 << 64) - 1  # a position that nobody gave yet
+
+# Words of the head
+(_HEAD_MAGIC, _HEAD_VERSION, BOOT, _BOOT_LOW, _COUNT, _LAST_MEMBER, _CHANGES, EXPORTED_OFFSETS, EXPORTED_DELAYS,
+ EXPORTED_MS) = range(10)  # fmt: skip
+# Words of a member
+_ID, _BEAT_MS, _GROUP_CELL, _TOPICS = range(4)
+# Words of a cell; the name follows at byte 128
+_POSITION, _FENCE, _OWNER, _OWNER_MEMBER, _QUEUE, _GROUP_SIZE, _TOPIC_SIZE, _CRC = range(8)
+_NAME_AT = 128
+_NAME_BYTES = _CELL_BYTES - _NAME_AT
+_MASK = (1 << 64) - 1
+
+Name = tuple[str, str, int]  # group, topic, queue id; a queue id of -1 stands for something about all queues
+
+
+class ConsumerTable:
+    """The cells of one store. Threads share it; what needs the lock says so: `with cells.lock: ...`."""
+
+    def __init__(self, disk: Disk, folder: str, boot: tuple[int, int], repair: Callable[[ConsumerTable], None]) -> None:
+        """`repair` is called once for each boot, under the lock: positions may point beyond what a crash left."""
+        self.disk, self.folder = disk, folder
+        path = os.path.join(folder, "consumers")
+        self.lock = AppendLock(f"{path}.lock", disk)
+        with self.lock:
+            disk.allocate(path, _FILE_BYTES)
+            self._map = disk.open_map(path, _FILE_BYTES)
+            self._words = self._map.words
+            self._known: dict[Name, int] = {}
+            self._read = 0  # cells whose names are known
+            self._begin(boot, repair)
+
+    def _begin(self, boot: tuple[int, int], repair: Callable[[ConsumerTable], None]) -> None:
+        words = self._words
+        if (words[_HEAD_MAGIC], words[_HEAD_VERSION]) != (_MAGIC, _VERSION) or not self._is_whole():
+            words[_HEAD_MAGIC] = 0
+            for at in range(_HEAD_BYTES // 8):
+                words[at] = 0
+            self._forget_members()
+            words[_HEAD_VERSION], words[_HEAD_MAGIC] = _VERSION, _MAGIC
+        if (words[BOOT], words[_BOOT_LOW]) != boot:
+            self._forget_members()
+            for cell in range(len(self)):
+                words[self._at(cell) + _OWNER] = 0
+            repair(self)
+            words[BOOT], words[_BOOT_LOW] = boot
+        elif boot == (0, 0):  # this system does not tell its boots: there may have been one
+            repair(self)
+
+    def _is_whole(self) -> bool:
+        count = self._words[_COUNT]
+        return count <= CELLS and all(self._crc(cell) == self._words[self._at(cell) + _CRC] for cell in range(count))
+
+    def _forget_members(self) -> None:
+        for member in range(MEMBERS):
+            self._words[_member_at(member) + _ID] = 0
+
+    def close(self) -> None:
+        self._map.close()
+        self.lock.close()
+
+    # Cells by name
+
+    def __len__(self) -> int:
+        return self._words[_COUNT]
+
+    def name(self, cell: int) -> Name:
+        """Whose cell it is."""
+        at = self._at(cell)
+        start = at * 8 + _NAME_AT
+        group_end = start + self._words[at + _GROUP_SIZE]
+        topic_end = group_end + self._words[at + _TOPIC_SIZE]
+        view = self._map.view
+        return (
+            bytes(view[start:group_end]).decode(),
+            bytes(view[group_end:topic_end]).decode(),
+            self._words[at + _QUEUE] - 1,
+        )
+
+    def find(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The cell with this name, if it was ever made."""
+        count = len(self)
+        while self._read < count:  # what other processes made; two threads may read one twice, which changes nothing
+            self._known[self.name(self._read)] = self._read
+            self._read += 1
+        return self._known.get((group, topic, queue_id))
+
+    def make(self, group: str, topic: str, queue_id: int, position: int = UNSET) -> int:
+        """The cell with this name, made with a position when it is not there. Under the lock."""
+        found = self.find(group, topic, queue_id)
+        if found is not None:
+            return found
+        cell, raw_group, raw_topic = len(self), group.encode(), topic.encode()
+        if cell >= CELLS:
+            raise StoreError(f"{self._map.path}: a store has room for {CELLS} queues of groups, and all are taken")
+        if len(raw_group) + len(raw_topic) > _NAME_BYTES:
+            raise StoreError(f"the names of group {group:.40} and topic {topic:.40} are too long together")
+        at, words = self._at(cell), self._words
+        values = (position, 0, 0, 0, queue_id + 1, len(raw_group), len(raw_topic), 0)
+        for word, value in enumerate(values):
+            words[at + word] = value
+        start = at * 8 + _NAME_AT
+        self._map.view[start : start + len(raw_group) + len(raw_topic)] = raw_group + raw_topic
+        words[at + _CRC] = self._crc(cell)
+        words[_COUNT] = cell + 1
+        return cell
+
+    def all(self) -> Iterator[tuple[int, Name]]:
+        """Every cell with its name."""
+        for cell in range(len(self)):
+            yield cell, self.name(cell)
+
+    # Positions and leases
+
+    def position(self, cell: int) -> int:
+        """The queue offset of the lowest message that the group did not acknowledge; UNSET when nobody said yet."""
+        return self._words[self._at(cell) + _POSITION]
+
+    def set_position(self, cell: int, position: int) -> None:
+        """Put a position in place of another and make every lease of the queue void. Under the lock."""
+        at = self._at(cell)
+        self._words[at + _FENCE] += 1  # first: from here on its owner moves nothing
+        self._words[at + _POSITION] = position
+        self._words[at + _OWNER] = 0
+
+    def put(self, cell: int, position: int) -> None:
+        """Put a position in place of another; leases stand. Under the lock."""
+        self._words[self._at(cell) + _POSITION] = position
+
+    def advance(self, cell: int, fence: int, position: int) -> bool:
+        """Move a position for the owner of a lease; False when the lease is no longer the one with this number."""
+        at = self._at(cell)
+        with self.lock:
+            if self._words[at + _FENCE] != fence:
+                return False
+            self._words[at + _POSITION] = position
+            return True
+
+    def is_current(self, cell: int, fence: int) -> bool:
+        """Whether nobody took the queue away since the lease with this number was given."""
+        return self._words[self._at(cell) + _FENCE] == fence
+
+    def owner(self, cell: int) -> tuple[int, int]:
+        """(number of the owner, its place among the members); (0, 0) for a queue that is free."""
+        at = self._at(cell)
+        number = self._words[at + _OWNER]
+        return (number, self._words[at + _OWNER_MEMBER]) if number else (0, 0)
+
+    def give(self, cell: int, number: int, member: int) -> int:
+        """Lease a queue to a member, whoever had it before; returns the fencing number. Under the lock."""
+        at = self._at(cell)
+        fence = (self._words[at + _FENCE] + 1) & _MASK
+        self._words[at + _FENCE] = fence
+        self._words[at + _OWNER_MEMBER] = member
+        self._words[at + _OWNER] = number
+        return fence
+
+    def free(self, cell: int, fence: int) -> None:
+        """Give a lease back. Under the lock."""
+        at = self._at(cell)
+        if self._words[at + _FENCE] == fence:
+            self._words[at + _OWNER] = 0
+
+    # Members
+
+    def join(self, member: int, group_cell: int, topics: int, now_ms: int) -> int:
+        """Put a member in its place; returns its number, which no other ever had. Under the lock."""
+        words, at = self._words, _member_at(member)
+        number = words[_LAST_MEMBER] + 1
+        words[_LAST_MEMBER] = number
+        words[at + _BEAT_MS], words[at + _GROUP_CELL], words[at + _TOPICS] = now_ms, group_cell, topics
+        words[at + _ID] = number
+        words[_CHANGES] += 1
+        return number
+
+    def leave(self, member: int, number: int) -> None:
+        """Take a member out. Under the lock."""
+        if self._words[_member_at(member) + _ID] == number:
+            self._words[_member_at(member) + _ID] = 0
+            self._words[_CHANGES] += 1
+
+    def member(self, member: int) -> tuple[int, int, int, int]:
+        """(number or 0, time of its last heartbeat, cell of its group, hash of its topics)."""
+        at = _member_at(member)
+        words = self._words
+        return words[at + _ID], words[at + _BEAT_MS], words[at + _GROUP_CELL], words[at + _TOPICS]
+
+    def members(self) -> list[int]:
+        """The places that are taken, by the living and the dead."""
+        step, start = _MEMBER_BYTES // 8, _member_at(0)
+        numbers = self._words[start : start + MEMBERS * step : step].tolist()
+        return [place for place, number in enumerate(numbers) if number]
+
+    def beat(self, member: int, now_ms: int) -> None:
+        """Say that a member lives."""
+        self._words[_member_at(member) + _BEAT_MS] = now_ms
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever a member joins or leaves."""
+        return self._words[_CHANGES]
+
+    # What was exported
+
+    def head(self, word: int) -> int:
+        return self._words[word]
+
+    def set_head(self, word: int, value: int) -> None:
+        """Under the lock."""
+        self._words[word] = value
+
+    def _at(self, cell: int) -> int:
+        return (_CELLS_AT + cell * _CELL_BYTES) // 8
+
+    def _crc(self, cell: int) -> int:
+        """Over what never changes in a cell: its name."""
+        at = self._at(cell)
+        words = self._words
+        size = min(words[at + _GROUP_SIZE] + words[at + _TOPIC_SIZE], _NAME_BYTES)
+        sizes = b"%d %d %d " % (words[at + _QUEUE], words[at + _GROUP_SIZE], words[at + _TOPIC_SIZE])
+        start = at * 8 + _NAME_AT
+        return crc32(sizes + bytes(self._map.view[start : start + size]))
+
+
+def _member_at(member: int) -> int:
+    return (_HEAD_BYTES + member * _MEMBER_BYTES) // 8

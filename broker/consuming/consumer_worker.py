@@ -1,0 +1,95 @@
+"""What a consumer does besides handing out messages, in a thread of its own.
+
+Every 50 ms: a sign of life, the queues of members that died, delayed messages that are due, what was in hand for too
+long, positions for RocketMQ (every 5 s). And what a killed producer left: a record that is published, but not
+dispatched or not forced, is finished here, so that no message waits for the next send.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from broker.consuming.leases import Leases
+from broker.consuming.membership import Membership, monotonic_ms
+from broker.consuming.positions import Positions
+from broker.consuming.reading import readable_end
+from broker.consuming.schedule import Schedule
+from broker.errors import BrokerError, MessageRejected, StoreError, StoreFull
+from broker.message import ReceivedMessage
+from broker.store.write.control import Word
+
+if TYPE_CHECKING:
+    from broker.live import LiveStore
+
+TICK_S = 0.05
+_REBALANCE_MS = 500  # how soon a killed member is noticed; one that leaves or joins is noticed at the next tick
+
+
+class ConsumerWorker:
+    """The thread of one consumer. What goes wrong in it stands in `failure`, for whoever receives next."""
+
+    def __init__(
+        self, store: LiveStore, positions: Positions, member: Membership, leases: Leases, *,
+        ack_timeout_s: float, send_back: Callable[[ReceivedMessage], object],
+    ) -> None:  # fmt: skip
+        self._store, self._positions, self._member, self._leases = store, positions, member, leases
+        self._schedule = Schedule(store, positions, member)
+        self._ack_timeout_ms, self._send_back = int(ack_timeout_s * 1000), send_back
+        self.failure: BrokerError | None = None
+        self._stop = threading.Event()
+        self._balanced_ms = -_REBALANCE_MS
+        self._seen: tuple[int, int] = (-1, -1)
+        self._lag: tuple[int, int] = (0, 0)
+        self._thread = threading.Thread(target=self._work, name="checkback-consumer", daemon=True)
+
+    def start(self) -> None:
+        self.tick()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and give back what it held."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._schedule.release()
+
+    def _work(self) -> None:
+        while not self._stop.wait(TICK_S):
+            try:
+                self.tick()
+            except (StoreFull, MessageRejected):  # what cannot be written is tried again; the rest is handed out
+                continue
+            except BrokerError as error:
+                self.failure = error
+                return
+            except ValueError as error:  # a map that was closed under us
+                self.failure = StoreError(f"{self._store.path} was closed before its consumer: {error}")
+                return
+
+    def tick(self) -> None:
+        """Everything that is due now."""
+        now_ms = monotonic_ms()
+        self._member.beat()
+        seen = self._positions.cells.changes, self._store.writer.control[Word.QUEUES]
+        if seen != self._seen or now_ms - self._balanced_ms >= _REBALANCE_MS:
+            self._seen, self._balanced_ms = seen, now_ms
+            self._leases.rebalance()
+        self._finish_what_was_left()
+        self._schedule.deliver(time.time_ns() // 1_000_000)
+        for message in self._leases.overdue(now_ms - self._ack_timeout_ms):
+            self._send_back(message)
+        self._positions.exchange.export()
+
+    def _finish_what_was_left(self) -> None:
+        """Dispatch and force what has stood still, published but not readable, since the last look."""
+        writer = self._store.writer
+        lag = writer.control[Word.TAIL], readable_end(self._store)
+        if lag[0] > lag[1] and lag == self._lag:
+            if writer.control[Word.DISPATCHED] < lag[0]:
+                with writer.append_lock:
+                    writer.appender.heal()
+            writer.settle(lag[0])
+        self._lag = lag

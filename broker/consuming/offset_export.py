@@ -1,0 +1,175 @@
+"""Positions as RocketMQ keeps them: written from our cells every few seconds, and read when another program wrote them.
+
+    config/consumerOffset.json     group and topic → queue → the next queue offset
+    config/delayOffset.json        delay level → the next queue offset of the schedule topic
+
+Each is forced before it takes the old one's place, and the old one is kept as `.bak`. What we wrote last is known by
+its CRC: another content is another program's, and its positions win. RocketMQ: ConfigManager.persist (5.3.3).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+from zlib import crc32
+
+from broker.consuming.consumer_table import EXPORTED_DELAYS, EXPORTED_MS, EXPORTED_OFFSETS, UNSET, ConsumerTable
+from broker.consuming.membership import monotonic_ms
+from broker.errors import CorruptRecord
+from broker.format import config
+from broker.format.config import ConsumerOffsets, DataVersion, DelayOffsets
+from broker.format.topics import SCHEDULE_TOPIC
+from broker.store.disk.files import Missing
+from broker.store.disk.locks import AppendLock
+from broker.store.disk.paths import Paths
+
+EXPORT_MS = 5000  # RocketMQ: flushConsumerOffsetInterval
+SCHEDULE_GROUP = "CID_CHECKBACK_SCHEDULE"  # holds how far each delay level was delivered; never in consumerOffset.json
+_OFFSETS, _DELAYS = "consumerOffset.json", "delayOffset.json"
+_CRC = 0xFFFFFFFF
+_T = TypeVar("_T")
+
+
+class Exchange:
+    """The two files of one store."""
+
+    def __init__(self, cells: ConsumerTable, paths: Paths, queue_end: Callable[[str, int], int]) -> None:
+        """`queue_end(topic, queue_id)`: no position that somebody wrote may lie beyond it."""
+        self._cells, self._paths, self._queue_end = cells, paths, queue_end
+        self._disk = cells.disk
+        self._lock = AppendLock(os.path.join(cells.folder, "export.lock"), cells.disk)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def offsets(self) -> ConsumerOffsets:
+        """consumerOffset.json as it stands. Raises CorruptRecord."""
+        return _decoded(self._path(_OFFSETS), self._read(_OFFSETS), config.decode_consumer_offsets, ConsumerOffsets())
+
+    def delays(self) -> DelayOffsets:
+        """delayOffset.json as it stands. Raises CorruptRecord."""
+        return _decoded(self._path(_DELAYS), self._read(_DELAYS), config.decode_delay_offsets, DelayOffsets())
+
+    def take_over(self) -> bool:
+        """Take positions from files that another program wrote since we did; whether there were any.
+
+        Under the cells' lock. Every queue whose position changes loses its lease, so that its owner begins anew.
+        """
+        offsets, delays = self._is_foreign(_OFFSETS, EXPORTED_OFFSETS), self._is_foreign(_DELAYS, EXPORTED_DELAYS)
+        if offsets or delays:
+            said, levels = self.offsets().positions, self.delays().positions
+            for cell, (group, topic, queue_id) in list(self._cells.all()):
+                told = _told(group, topic, queue_id, said if offsets else {}, levels if delays else {})
+                if told is not None and told != self._cells.position(cell):
+                    self._cells.set_position(cell, min(told, self._queue_end(topic, queue_id)))
+        for foreign, name, word in ((offsets, _OFFSETS, EXPORTED_OFFSETS), (delays, _DELAYS, EXPORTED_DELAYS)):
+            if foreign:
+                self._remember(word, crc32(self._read(name)))
+        return offsets or delays
+
+    def export(self, *, at_once: bool = False) -> None:
+        """Write the files if they are due and say something else than the cells. Raises StoreFull, SyncFailed."""
+        if not at_once and not self._is_due():
+            return
+        if at_once:
+            self._lock.acquire()
+        elif not self._lock.try_acquire():  # another is at it
+            return
+        try:
+            if at_once or self._is_due():
+                self._export()
+                with self._cells.lock:
+                    self._cells.set_head(EXPORTED_MS, monotonic_ms())
+        finally:
+            self._lock.release()
+
+    def _is_due(self) -> bool:
+        return not 0 <= monotonic_ms() - self._cells.head(EXPORTED_MS) < EXPORT_MS
+
+    def _export(self) -> None:
+        with self._cells.lock:
+            self.take_over()
+            positions: dict[tuple[str, str], dict[int, int]] = {}
+            levels: dict[int, int] = {}
+            for cell, (group, topic, queue_id) in self._cells.all():
+                position = self._cells.position(cell)
+                if queue_id < 0 or position == UNSET:
+                    continue
+                if group == SCHEDULE_GROUP:
+                    levels[queue_id + 1] = position
+                else:
+                    positions.setdefault((topic, group), {})[queue_id] = position
+        said = self.offsets()
+        merged = {**said.positions, **{key: {**said.positions.get(key, {}), **new} for key, new in positions.items()}}
+        if merged != said.positions:
+            raw = config.encode_consumer_offsets(ConsumerOffsets(merged, _next(said.version), said.extra))
+            self._write(_OFFSETS, EXPORTED_OFFSETS, raw)
+        known = self.delays()
+        if {**known.positions, **levels} != known.positions:
+            raw = config.encode_delay_offsets(
+                DelayOffsets({**known.positions, **levels}, _next(known.version), known.extra)
+            )
+            self._write(_DELAYS, EXPORTED_DELAYS, raw)
+
+    def _write(self, name: str, word: int, raw: bytes) -> None:
+        path, folder = self._path(name), self._paths.config("")
+        if self._disk.entry(folder) is None:
+            self._disk.create_folder(folder)
+        with self._cells.lock:  # both count as ours: we may be killed before or after the rename
+            self._remember(word, crc32(raw))
+        if self._disk.entry(path) is not None:
+            self._disk.write_file(f"{path}.bak", self._disk.read(path))
+        self._disk.write_file(path, raw)
+
+    def _remember(self, word: int, crc: int) -> None:
+        """The CRC of what was written last and, above it, of what was written before that."""
+        before = self._cells.head(word) & _CRC
+        self._cells.set_head(word, before << 32 | crc)
+
+    def _is_foreign(self, name: str, word: int) -> bool:
+        raw, ours = self._read(name), self._cells.head(word)
+        return bool(raw) and crc32(raw) not in (ours & _CRC, ours >> 32)
+
+    def _read(self, name: str) -> bytes:
+        """The file's content, `.bak` in its place when there is none; empty without both."""
+        for path in (self._path(name), self._path(f"{name}.bak")):
+            try:
+                raw = self._disk.read(path)
+            except Missing:
+                continue
+            if raw.strip():
+                return raw
+        return b""
+
+    def _path(self, name: str) -> str:
+        return self._paths.config(name)
+
+
+def _told(
+    group: str,
+    topic: str,
+    queue_id: int,
+    offsets: Mapping[tuple[str, str], Mapping[int, int]],
+    levels: Mapping[int, int],
+) -> int | None:
+    if queue_id < 0:
+        return None
+    told = levels.get(queue_id + 1) if group == SCHEDULE_GROUP and topic == SCHEDULE_TOPIC else None
+    told = offsets.get((topic, group), {}).get(queue_id) if told is None else told
+    return None if told is None else max(0, told)
+
+
+def _next(version: DataVersion) -> DataVersion:
+    return DataVersion(version.counter + 1, time.time_ns() // 1_000_000, version.state_version)
+
+
+def _decoded(path: str, raw: bytes, decode: Callable[[bytes], _T], default: _T) -> _T:
+    if not raw:
+        return default
+    try:
+        return decode(raw)
+    except CorruptRecord as error:
+        reason = f"{error.reason}. {path}.bak beside it holds the version before"
+        raise CorruptRecord(reason, at=error.at, path=path) from None

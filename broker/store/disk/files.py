@@ -1,0 +1,389 @@
+"""Every file call of the project goes through one object, so that another can stand in for it.
+
+A crashable disk takes its place in tests (`broker.testing.crash_disk.CrashDisk`). What the operating system refuses
+becomes a
+StoreError that names the path and says what to do; what is not there becomes `Missing`, because whoever reads a store
+that lives expects it.
+
+Readers of a store that others own read files with pread into bytes, never through a map: the owner may truncate or
+delete a segment at any moment, and a map would then kill us with SIGBUS. Whoever writes to a store has maps of it, of
+files that were allocated in full.
+
+What the writing side does is on disk when it returns, names included, unless `durable=False` says that the caller will
+force it later or can do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from broker.errors import StoreError
+from broker.store.disk import platform_info as machine
+from broker.store.disk.maps import Map as Map
+from broker.store.disk.os_errors import Missing as Missing
+from broker.store.disk.os_errors import NotSupported as NotSupported
+from broker.store.disk.os_errors import explained as explained
+from broker.store.disk.os_errors import free_bytes, refused
+from broker.store.disk.syscalls import Calls
+
+_WARM_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What stands at a path; `inode` and `changed_ns` tell whether it is still the same."""
+
+    path: str
+    name: str
+    is_folder: bool
+    is_file: bool
+    size: int
+    inode: int
+    changed_ns: int  # modification time: of a folder, when a name in it came or went
+
+
+class ReadFile:
+    """A file open for reading. It closes when the last one who holds it lets go, so no reader loses it in mid-read."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def pread(self, size: int, at: int) -> bytes:
+        """The bytes from position `at` on: fewer than `size` only where the file ends."""
+        try:
+            data = os.pread(self._descriptor, size, at)
+            while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), at + len(data))):
+                data += more
+        except OSError as error:
+            raise explained(error, self.path) from error
+        return data
+
+    def pread_into(self, buffer: Any, at: int) -> int:
+        """Fill a writable buffer from position `at`; returns how many bytes were there."""
+        view, done = memoryview(buffer).cast("B"), 0
+        try:
+            while done < len(view) and (more := os.preadv(self._descriptor, [view[done:]], at + done)):
+                done += more
+        except OSError as error:
+            raise explained(error, self.path) from error
+        return done
+
+    def warm(self, start: int, stop: int) -> None:
+        """Have these bytes in the system's cache, in one call, during which other threads go on."""
+        pieces = (stop - start) // _WARM_PIECE_BYTES  # all of them into one, which nobody looks at
+        with contextlib.suppress(OSError):  # whoever stores to them will be told
+            os.preadv(self._descriptor, [bytearray(_WARM_PIECE_BYTES)] * pieces, start)
+
+    def next_data(self, at: int) -> int:
+        """The first position at or after `at` that may hold a byte other than zero; the file's size when none does."""
+        try:
+            return os.lseek(self._descriptor, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return os.fstat(self._descriptor).st_size
+            if error.errno in (errno.EINVAL, errno.ENOTSUP):  # this file system does not know its holes
+                return at
+            raise explained(error, self.path) from error
+
+    def filled(self, start: int) -> list[tuple[int, int]]:
+        """The stretches from `start` on that may hold a byte other than zero, found before any of them is read.
+
+        Whoever reads fills the system's cache ahead of himself, and what lies in it is no hole any more.
+        """
+        found: list[tuple[int, int]] = []
+        size = os.fstat(self._descriptor).st_size
+        at = self.next_data(start) if start < size else size
+        while at < size:
+            try:
+                stop = os.lseek(self._descriptor, at, os.SEEK_HOLE)
+            except OSError:  # as above: no holes are known here
+                stop = size
+            found.append((at, stop))
+            at = self.next_data(stop) if stop < size else size
+        return found
+
+
+class Disk(Calls):
+    """The file system of this machine."""
+
+    background = True  # whether threads that no append waits for may use it
+
+    def entry(self, path: str) -> Entry | None:
+        """What stands at a path, links followed; None when nothing does."""
+        try:
+            return _entry(path, os.stat(path))
+        except (OSError, ValueError) as error:
+            fault = explained(error, path)
+            if isinstance(fault, Missing):
+                return None
+            raise fault from error
+
+    def entries(self, folder: str) -> list[Entry]:
+        """What lies in a folder, sorted by name, without what vanishes meanwhile. Raises Missing without a folder."""
+        try:
+            with os.scandir(folder) as found:
+                paths = sorted(item.path for item in found)
+        except (OSError, ValueError) as error:
+            raise explained(error, folder) from error
+        return [entry for path in paths if (entry := self.entry(path)) is not None]
+
+    def open_read(self, path: str) -> ReadFile:
+        """Raises Missing when the file is not there."""
+        try:
+            return ReadFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except (OSError, ValueError) as error:
+            raise explained(error, path) from error
+
+    def read(self, path: str) -> bytes:
+        """A whole small file. Raises Missing when it is not there."""
+        file, parts, at = self.open_read(path), [], 0
+        while part := file.pread(_READ_BYTES, at):
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
+
+    def inode(self, path: str) -> int:
+        """The number that a file keeps when its name changes. Raises Missing when it is not there."""
+        entry = self.entry(path)
+        if entry is None:
+            raise Missing(f"{path}: there is no such file or folder", path=path)
+        return entry.inode
+
+    # The machine
+
+    def free_bytes(self, path: str) -> int:
+        """What may still be written on the disk where a path lies or will lie."""
+        return free_bytes(path)
+
+    def used_share(self, path: str) -> tuple[float, int]:
+        """How much of the disk of a path is in use, from 0 to 1, and the size of the disk in bytes."""
+        try:
+            found = os.statvfs(path)
+        except OSError as error:
+            raise explained(error, path) from error
+        return 1 - found.f_bavail / max(1, found.f_blocks), found.f_blocks * found.f_frsize
+
+    def file_system(self, path: str) -> str:
+        """The kind of file system that a path lies on; empty when the system does not tell."""
+        return machine.file_system(path)
+
+    def is_local(self, path: str) -> bool:
+        """Whether locks and maps there reach everyone who can write there: false on network file systems."""
+        return not machine.is_remote(self.file_system(path))
+
+    def boot_id(self) -> str:
+        """A name for the time since the machine was started; empty when the system does not tell."""
+        return machine.boot_id()
+
+    # Changing folders
+
+    def create_folder(self, path: str, *, durable: bool = True) -> None:
+        """Create a folder, and those above it that are missing; one that is there stays. Raises StoreFull."""
+        made = [os.path.abspath(path)]
+        while not os.path.isdir(above := os.path.dirname(made[-1])):
+            made.append(above)
+        for folder in reversed(made):
+            if not os.path.isdir(folder):
+                self._make_folder(folder)
+            if durable:
+                self._force_folder(os.path.dirname(folder))
+
+    def sync_folder(self, path: str) -> None:
+        """Force the names in a folder: what was created, renamed and removed in it. Raises SyncFailed."""
+        self._force_folder(path)
+
+    # Changing files
+
+    def allocate(self, path: str, size: int, *, durable: bool = True) -> None:
+        """See that there is a file of this size with a block for each byte: zeros where it had none, the rest stays.
+
+        What fails leaves nothing behind. A size that is too small was left by someone who was killed here: it grows.
+        Raises StoreFull, and StoreError when the file is larger.
+        """
+        found = self.entry(path)
+        if found is not None and found.size > size:
+            text = f"{path} has {found.size} bytes where {size} are expected: another program made it"
+            raise StoreError(text, path=path)
+        descriptor = self._create(path) if found is None else self._open(path, os.O_RDWR)
+        try:
+            try:
+                self._reserve(descriptor, path, size)
+            except StoreError:
+                if found is None:
+                    self._remove_file(path)
+                raise
+            if durable:
+                self._force(descriptor, path)
+        finally:
+            os.close(descriptor)
+        if durable:
+            self._force_folder(_above(path))
+
+    def open_map(self, path: str, size: int) -> Map:
+        """Map a file, which must be allocated. Raises Missing, and StoreError when it has another size."""
+        descriptor = self._open(path, os.O_RDWR)
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != size:
+                raise StoreError(f"{path} has {found} bytes where {size} are expected", path=path)
+            return self._map(path, size, descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise refused(error, path, size) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def write_file(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Put a small file in place of another, whole: whoever looks sees the old one or the new one.
+
+        Raises StoreFull; the old file is there then, and nothing else.
+        """
+        beside = f"{path}.{os.getpid()}.tmp"  # one process after another writes under a lock; two never share a name
+        if self.entry(beside) is not None:
+            self._remove_file(beside)
+        descriptor = self._create(beside)
+        try:
+            try:
+                self._write(descriptor, beside, data)
+                if durable:
+                    self._force(descriptor, beside)
+            finally:
+                os.close(descriptor)
+            self._rename(beside, path)
+        except StoreError:
+            if self.entry(beside) is not None:
+                self._remove_file(beside)
+            raise
+        if durable:
+            self._force_folder(_above(path))
+
+    def sync_file(self, path: str) -> None:
+        """Force what was written to a file, by whomever and however. Raises SyncFailed, and Missing."""
+        descriptor = self._open(path, os.O_RDONLY)
+        try:
+            self._force(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    def truncate(self, path: str, size: int, *, durable: bool = True) -> None:
+        """Cut a file. No process may have a map of what goes: it would be killed by SIGBUS."""
+        descriptor = self._open(path, os.O_RDWR)
+        try:
+            self._cut(descriptor, path, size)
+            if durable:
+                self._force(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    # Changing names
+
+    def rename(self, old: str, new: str, *, durable: bool = True) -> None:
+        """Give a file or folder another name, in place of what has that name now, in one step."""
+        self._rename(old, new)
+        if durable:
+            self._force_folders(old, new)
+
+    def exchange(self, path_a: str, path_b: str, *, durable: bool = True) -> None:
+        """Swap two files or folders in one step. Raises NotSupported, with nothing changed, where it takes more."""
+        self._exchange(path_a, path_b)
+        if durable:
+            self._force_folders(path_a, path_b)
+
+    def remove(self, path: str, *, durable: bool = True) -> None:
+        """Remove a file. Raises Missing when it is not there."""
+        self._remove_file(path)
+        if durable:
+            self._force_folder(_above(path))
+
+    def remove_tree(self, path: str, *, durable: bool = True) -> None:
+        """Remove a folder and all that lies in it; nothing there is no fault. Links in it are removed, not followed."""
+        if not os.path.lexists(path):
+            return
+        if os.path.isdir(path) and not os.path.islink(path):
+            for name in self._names(path):
+                self.remove_tree(os.path.join(path, name), durable=False)
+            self._remove_folder(path)
+        else:
+            self._remove_file(path)
+        if durable:
+            self._force_folder(_above(path))
+
+    def open_lock(self, path: str, *, write: bool = True) -> int:
+        """A descriptor of its own for a lock file, created when missing if `write`. Raises Missing."""
+        return self._open(path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
+
+    def _force_folders(self, *paths: str) -> None:
+        """Force the folders that hold these names, the last named first: a name that moved is in the new one before
+        it is gone from the old one."""
+        for folder in dict.fromkeys(_above(path) for path in reversed(paths)):
+            self._force_folder(folder)
+
+
+_READ_BYTES = 1 << 20
+
+
+def _above(path: str) -> str:
+    """The folder that holds the name."""
+    return os.path.dirname(os.path.abspath(path))
+
+
+def _entry(path: str, found: os.stat_result) -> Entry:
+    return Entry(
+        path=path,
+        name=os.path.basename(path),
+        is_folder=stat.S_ISDIR(found.st_mode),
+        is_file=stat.S_ISREG(found.st_mode),
+        size=found.st_size,
+        inode=found.st_ino,
+        changed_ns=found.st_mtime_ns,
+    )
+
+
+class OpenFiles:
+    """The files used lately, kept open: a store may have more segments than a process may have open files.
+
+    No lock: one operation on a dict is atomic, and of a file that two threads open at once, one closes when its reader
+    lets go. So a fork in the middle of a read leaves nothing locked in the child.
+    """
+
+    def __init__(self, disk: Disk, limit: int = 128) -> None:
+        self._disk = disk
+        self._limit = limit
+        self._open: dict[tuple[str, int], ReadFile] = {}
+        self._closed = False
+
+    def get(self, path: str, inode: int) -> ReadFile:
+        """The file with this inode at this path. Raises Missing when it is not there (any more)."""
+        if self._closed:
+            raise StoreError(f"{path} belongs to a store that was closed: open it again with broker.open", path=path)
+        file = self._open.get((path, inode))
+        if file is None:
+            file = self._open[path, inode] = self._disk.open_read(path)
+            while len(self._open) > self._limit:
+                self._drop_oldest()
+        return file
+
+    def forget(self, path: str, inode: int) -> None:
+        """Let go of a file that was deleted: while it is open, its space is not free."""
+        self._open.pop((path, inode), None)
+
+    def _drop_oldest(self) -> None:
+        try:
+            self._open.pop(next(iter(self._open)), None)
+        except (RuntimeError, StopIteration):  # another thread opened or dropped one at this moment
+            pass
+
+    def close(self) -> None:
+        """Let go of every file; the store is closed."""
+        self._closed = True
+        self._open.clear()

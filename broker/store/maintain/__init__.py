@@ -1,0 +1,1 @@
+"""What no append should wait for: background tasks, checkpoints, retention."""

@@ -1,0 +1,21 @@
+"""The file `checkpoint`, which a store may lack. RocketMQ: StoreCheckpoint (5.3.3)."""
+
+from __future__ import annotations
+
+from broker.errors import CorruptRecord
+from broker.format import checkpoint
+from broker.format.checkpoint import Checkpoint
+from broker.store.disk.files import Missing
+from broker.store.read.directory import Folder
+
+
+def read_checkpoint(folder: Folder) -> Checkpoint | None:
+    """The checkpoint as it is now; None when there is none. Raises CorruptRecord when the file has a wrong size."""
+    path = folder.paths.checkpoint
+    try:
+        return checkpoint.decode(folder.disk.read(path))
+    except Missing:
+        return None
+    except CorruptRecord as error:
+        reason = f"{error.reason}. Run: checkback verify {folder.path}"
+        raise CorruptRecord(reason, at=error.at, path=path) from None

@@ -1,0 +1,42 @@
+"""The files under `config`: topics, consumer offsets, and what else RocketMQ keeps there.
+
+A broker writes a temporary file, moves the old one to `.bak` and the new one into place: for a moment only `.bak` is
+there, so a missing or empty file means: look at `.bak`. RocketMQ: ConfigManager.load (5.3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from broker.errors import CorruptRecord
+from broker.format import config
+from broker.format.config import ConsumerOffsets, Topics
+from broker.store.disk.files import Missing
+from broker.store.read.directory import Folder
+
+_T = TypeVar("_T")
+
+
+def read_topics(folder: Folder) -> Topics:
+    return _read(folder, "topics.json", config.decode_topics, Topics())
+
+
+def read_consumer_offsets(folder: Folder) -> ConsumerOffsets:
+    return _read(folder, "consumerOffset.json", config.decode_consumer_offsets, ConsumerOffsets())
+
+
+def _read(folder: Folder, name: str, decode: Callable[[bytes], _T], default: _T) -> _T:
+    for candidate in (name, f"{name}.bak"):
+        path = folder.paths.config(candidate)
+        try:
+            raw = folder.disk.read(path)
+        except Missing:
+            continue
+        if raw.strip():
+            try:
+                return decode(raw)
+            except CorruptRecord as error:
+                reason = f"{error.reason}. {name}.bak beside it holds the version before"
+                raise CorruptRecord(reason, at=error.at, path=path) from None
+    return default

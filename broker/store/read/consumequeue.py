@@ -1,0 +1,88 @@
+"""The ConsumeQueues: for each queue of each topic, where its messages lie in the CommitLog.
+
+RocketMQ: ConsumeQueue, ConsumeQueueStore (5.3.3).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from broker.format.consumequeue import Unit, is_end
+from broker.store.disk.files import Missing
+from broker.store.disk.paths import is_topic_folder
+from broker.store.read.directory import Folder
+from broker.store.read.fixedqueue import FixedQueue
+
+
+class ConsumeQueue:
+    """One queue of one topic."""
+
+    def __init__(self, topic: str, queue_id: int, units: FixedQueue[Unit]) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.units = units
+
+    @property
+    def max_offset(self) -> int:
+        """The queue offset that the next message will get. RocketMQ: ConsumeQueue.getMaxOffsetInQueue (5.3.3)."""
+        return self.units.end
+
+    def min_offset(self, begin_offset: int) -> int:
+        """The least queue offset whose message still lies in the CommitLog, which begins at `begin_offset`.
+
+        RocketMQ: ConsumeQueue.correctMinOffset (5.3.3).
+        """
+        first, end = self.units.first, self.max_offset
+        return first + bisect_left(
+            range(end - first), 1, key=lambda number: self._is_kept(first + number, begin_offset)
+        )
+
+    def get(self, queue_offset: int) -> Unit | None:
+        """The unit of one message; None where the queue does not reach, and for a filler."""
+        unit = self.units.get(queue_offset)
+        return None if unit is None or unit.is_filler else unit
+
+    def walk(self, start: int | None = None, end: int | None = None) -> Iterator[Unit]:
+        """The units from one queue offset to another, fillers included."""
+        return self.units.walk(start, end)
+
+    def _is_kept(self, queue_offset: int, begin_offset: int) -> bool:
+        unit = self.get(queue_offset)
+        return unit is not None and unit.commitlog_offset >= begin_offset
+
+
+class ConsumeQueues:
+    """The folder `consumequeue`: topics, and in each its queues."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._paths = folder.paths
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+
+    def topics(self) -> list[str]:
+        """The topics that have a folder, sorted."""
+        return self._folders(self._paths.consumequeue)
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """The queues of a topic, sorted. A folder that is no number is none, as for RocketMQ."""
+        if not is_topic_folder(topic):
+            return []
+        names = self._folders(self._paths.topic(topic))
+        return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name)) == name)
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """One queue; None when it has no folder."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            if not is_topic_folder(topic) or self._folder.disk.entry(self._paths.queue(topic, queue_id)) is None:
+                return None
+            units = FixedQueue(self._folder, self._paths.queue(topic, queue_id), Unit, is_end)
+            queue = self._queues[topic, queue_id] = ConsumeQueue(topic, queue_id, units)
+        return queue
+
+    def _folders(self, path: str) -> list[str]:
+        try:
+            return [entry.name for entry in self._folder.disk.entries(path) if entry.is_folder]
+        except Missing:
+            return []

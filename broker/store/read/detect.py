@@ -1,0 +1,79 @@
+"""Is there a store at this path? If not: one sentence that says what is there, and where the store may be."""
+
+from __future__ import annotations
+
+import os
+
+from broker.errors import NotAStore
+from broker.store.disk.files import Disk, Entry
+from broker.store.disk.paths import PARTS, Paths
+from broker.store.read.segments import NAME_DIGITS
+
+_SHOWN = 3  # names from a folder that is no store
+_GIVE = "Give the folder that a broker calls storePathRootDir"
+
+
+def check_is_store(path: str, disk: Disk) -> None:
+    """Raises NotAStore when the path is not a folder with a CommitLog, StoreError when this user may not look."""
+    fault = _fault(path, disk)
+    if fault is not None:
+        raise NotAStore(fault, path=path)
+
+
+def _fault(path: str, disk: Disk) -> str | None:
+    found = disk.entry(path)
+    if found is None:
+        return f"{path}: there is no such folder. {_where_it_ends(path, disk)}"
+    if not found.is_folder:
+        return f"{path} is {_kind(found)}, and a store is a folder that holds commitlog/. Give that folder"
+    entries = disk.entries(path)
+    commitlog = disk.entry(Paths(path).commitlog)
+    if commitlog is None:
+        return f"{path} is no store, for it holds no commitlog/: {_what_is_there(path, entries, disk)}"
+    if not commitlog.is_folder:
+        return f"{path} is no store: commitlog in it is {_kind(commitlog)}, not a folder of segments. {_GIVE}"
+    inside = disk.entries(commitlog.path)
+    if inside and not any(_is_segment_name(entry.name) for entry in inside):
+        reason = f"nothing in {commitlog.path} ({_names(inside)}) is named as a segment is, by {NAME_DIGITS} digits"
+        return f"{path} is no store: {reason}. {_GIVE}"
+    return None
+
+
+def _where_it_ends(path: str, disk: Disk) -> str:
+    parent = os.path.dirname(os.path.abspath(path))
+    while (found := disk.entry(parent)) is None:
+        parent = os.path.dirname(parent)
+    if not found.is_folder:
+        return f"{parent} is {_kind(found)}"
+    return f"The path exists as far as {parent}"
+
+
+def _what_is_there(path: str, entries: list[Entry], disk: Disk) -> str:
+    """What the folder holds instead, and the next step."""
+    if not entries:
+        return f"it is empty. {_GIVE}"
+    if any(_is_segment_name(entry.name) for entry in entries):
+        parent = os.path.dirname(os.path.abspath(path))
+        return f"it holds segments itself. Give the store that it is a part of, perhaps {parent}"
+    below = [entry.path for entry in entries if entry.is_folder and disk.entry(Paths(entry.path).commitlog) is not None]
+    if below:
+        return f"there is one in it. Give {below[0]}"
+    parts = [entry.name for entry in entries if entry.name in PARTS]
+    if parts:
+        others = ", ".join(parts)
+        return f"it has {others}, which are worth nothing without their CommitLog. Put commitlog/ back beside them"
+    return f"it holds {_names(entries)}. {_GIVE}"
+
+
+def _names(entries: list[Entry]) -> str:
+    shown = ", ".join(entry.name for entry in entries[:_SHOWN])
+    rest = len(entries) - _SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _kind(entry: Entry) -> str:
+    return "a folder" if entry.is_folder else "a file" if entry.is_file else "neither a file nor a folder"
+
+
+def _is_segment_name(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()

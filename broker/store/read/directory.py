@@ -1,0 +1,21 @@
+"""One store folder as every module of this room sees it: its paths, the disk below it, the files that are open."""
+
+from __future__ import annotations
+
+from broker.store.disk.files import Disk, OpenFiles
+from broker.store.disk.paths import Paths
+from broker.store.read.segments import SegmentQueue
+
+
+class Folder:
+    """What the parts of a store share."""
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        self.path = path
+        self.paths = Paths(path)
+        self.disk = disk
+        self.files = OpenFiles(disk)
+
+    def segments(self, path: str) -> SegmentQueue:
+        """The queue of segments in one of the store's folders."""
+        return SegmentQueue(self.disk, self.files, path, self.path)

@@ -1,0 +1,217 @@
+"""A queue of segments: files of one size, each named by the position of its first byte, in 20 digits.
+
+    SegmentQueue(files, "shop.store/commitlog", ...).read(1_073_741_824, 91)
+
+What is expected of a live queue is no fault: the first segments expire, the last is empty or full of zeros, files
+appear while we look. What no live queue shows is a `SegmentDamage`, and reading a byte that it took raises it.
+
+RocketMQ calls a segment a mapped file: MappedFileQueue (5.3.3), MapedFileQueue (3.1.4).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from broker.errors import CorruptStore
+from broker.store.disk.files import Disk, Entry, Missing, OpenFiles, ReadFile
+
+NAME_DIGITS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file of a queue, as it was when the folder was listed."""
+
+    base: int  # position in the queue of its first byte
+    size: int
+    path: str
+    inode: int
+    files: OpenFiles = field(repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    def read(self, at: int, size: int) -> bytes:
+        """The bytes from position `at` of the file on: fewer where it ends. Raises Missing when it is gone."""
+        return self._file().pread(size, at)
+
+    def read_into(self, at: int, buffer: Any) -> int:
+        """Fill the buffer from position `at` of the file; returns how many bytes were there."""
+        return self._file().pread_into(buffer, at)
+
+    def next_data(self, at: int) -> int:
+        """The first position at or after `at` that may hold a byte other than zero; the file's size when none does."""
+        return self._file().next_data(at)
+
+    def _file(self) -> ReadFile:
+        return self.files.get(self.path, self.inode)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDamage:
+    """What no live queue shows: `kind` is segment-missing, segment-overlap or segment-size."""
+
+    kind: str
+    start: int  # the positions in the queue that cannot be read
+    end: int
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The segments of a folder at one moment, in order."""
+
+    segments: tuple[Segment, ...] = ()
+    segment_size: int = 0  # of every whole segment; 0 when no file says it
+    damages: tuple[SegmentDamage, ...] = ()
+    others: tuple[str, ...] = ()  # paths in the folder that are no segments
+    stamp: tuple[int, int] | None = None  # of the folder: as long as it stands, no file came or went
+
+    @property
+    def begin(self) -> int:
+        """The position of the first byte."""
+        return self.segments[0].base if self.segments else 0
+
+    @property
+    def end(self) -> int:
+        """The position after the last segment, which may be empty as yet."""
+        return self.segments[-1].base + self.segment_size if self.segments else 0
+
+    def at(self, position: int) -> Segment | None:
+        """The segment that holds the position."""
+        index = bisect_right(self.segments, position, key=lambda segment: segment.base) - 1
+        if index < 0 or position >= self.segments[index].base + self.segment_size:
+            return None
+        return self.segments[index]
+
+    def based(self, base: int) -> Segment | None:
+        """The segment that begins at a position."""
+        index = bisect_right(self.segments, base, key=lambda segment: segment.base) - 1
+        return self.segments[index] if index >= 0 and self.segments[index].base == base else None
+
+    def after(self, segment: Segment) -> tuple[Segment, ...]:
+        """The segments behind one."""
+        return self.segments[bisect_right(self.segments, segment.base, key=lambda other: other.base) :]
+
+
+class SegmentQueue:
+    """The segments of one folder, read as one run of bytes. Threads may share it."""
+
+    def __init__(self, disk: Disk, files: OpenFiles, folder: str, store_path: str) -> None:
+        self.folder = folder
+        self._disk = disk
+        self._files = files
+        self._store_path = store_path
+        self._listing = Listing()
+
+    def listing(self, *, fresh: bool = False) -> Listing:
+        """The segments as they are now. A file that only grew shows when the listing is `fresh`."""
+        folder = self._disk.entry(self.folder)
+        if folder is None:
+            self._listing = Listing()
+            return self._listing
+        stamp = (folder.inode, folder.changed_ns)
+        if fresh or stamp != self._listing.stamp:
+            before, self._listing = self._listing, self._list(stamp)
+            for segment in set(before.segments) - set(self._listing.segments):
+                self._files.forget(segment.path, segment.inode)
+        return self._listing
+
+    def _list(self, stamp: tuple[int, int]) -> Listing:
+        try:
+            entries = self._disk.entries(self.folder)
+        except Missing:
+            return Listing()
+        segments = tuple(
+            Segment(int(entry.name), entry.size, entry.path, entry.inode, self._files)
+            for entry in entries
+            if _is_segment(entry)
+        )
+        others = tuple(entry.path for entry in entries if not _is_segment(entry))
+        size = segment_size(segments)
+        return Listing(segments, size, tuple(_damages(segments, size)), others, stamp)
+
+    def read(self, position: int, size: int) -> bytes:
+        """The bytes from a position on: fewer where the queue or what is whole of it ends, none outside of it.
+
+        Raises CorruptStore when no live queue would lack the byte at the position.
+        """
+        data = self._read(self.listing(), position, size)
+        if len(data) < size:  # the folder may have changed under us: files grow, expire, are replaced
+            listing = self.listing(fresh=True)
+            data = self._read(listing, position, size)
+            if not data:
+                self._raise_damage(listing, position)
+        return data
+
+    def _read(self, listing: Listing, position: int, size: int) -> bytes:
+        """As many of the bytes as follow each other."""
+        parts, at, end = [], position, position + size
+        while at < end and (segment := listing.at(at)) is not None:
+            want = min(end, segment.base + listing.segment_size) - at
+            try:
+                part = segment.read(at - segment.base, want)
+            except Missing:
+                break
+            parts.append(part)
+            at += len(part)
+            if len(part) < want:
+                break
+        return b"".join(parts) if len(parts) != 1 else parts[0]
+
+    def _raise_damage(self, listing: Listing, position: int) -> None:
+        for damage in listing.damages:
+            if damage.start <= position < damage.end:
+                next_step = f"Run: checkback verify {self._store_path}"
+                raise CorruptStore(f"{damage.path}: {damage.reason}. {next_step}", path=damage.path)
+
+
+def segment_size(segments: Sequence[Segment]) -> int:
+    """The size of a queue's segments: what most files have, else what the distance of the names says; 0 without files.
+
+    A store does not say it: RocketMQ takes it from its configuration.
+    """
+    sizes = Counter(segment.size for segment in segments if segment.size)
+    steps = Counter(after.base - before.base for before, after in pairwise(segments))
+    if not sizes:
+        return min(steps, default=0)
+    if not steps:
+        return max(sizes)
+    # Of sizes that are as frequent, the one that the names agree with; cut files agree with nothing.
+    return max(sizes, key=lambda size: (sizes[size], steps[size], size))
+
+
+def _is_segment(entry: Entry) -> bool:
+    return entry.is_file and len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdecimal()
+
+
+def _damages(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
+    found = []
+    for index, segment in enumerate(segments):
+        following = segments[index + 1] if index + 1 < len(segments) else None
+        if segment.size != size and (segment.size or following):
+            start = segment.base + min(segment.size, size)
+            reason = f"the segment has {segment.size} bytes, the others have {size}"
+            if len(segments) > 1:
+                found.append(SegmentDamage("segment-size", start, segment.base + size, segment.path, reason))
+        if following is None or following.base == segment.base + size:
+            continue
+        end = segment.base + size
+        if following.base > end:
+            folder = os.path.dirname(segment.path)
+            last = following.base - size
+            which = f"segment {end:0{NAME_DIGITS}} is" if last <= end else f"segments {end:020} to {last:020} are"
+            reason = f"{which} missing, {following.base - end} bytes in the middle"
+            found.append(SegmentDamage("segment-missing", end, following.base, folder, reason))
+        else:
+            reason = f"the segment begins inside the one before it, which ends at {end}"
+            found.append(SegmentDamage("segment-overlap", following.base, end, following.path, reason))
+    return found

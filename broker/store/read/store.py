@@ -1,0 +1,239 @@
+"""Store: the parts of a store folder, held together for reading.
+
+    with broker.open("shop.store", read_only=True) as store:
+        for record in store.records(): ...
+
+Nothing here changes a byte on disk, needs permission to write or takes a lock: the store may belong to a RocketMQ
+broker that is writing to it at this moment. So each answer is as of the moment it is given, and what expires, expires.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from broker.errors import CorruptRecord, CorruptStore
+from broker.format.checkpoint import Checkpoint
+from broker.format.commitlog import Record
+from broker.format.config import ConsumerOffsets, Topics
+from broker.format.topics import LMQ_PREFIX
+from broker.message import ReceivedMessage
+from broker.store.disk.files import Disk
+from broker.store.read.checkpoint import read_checkpoint
+from broker.store.read.commitlog import CommitLog
+from broker.store.read.config import read_consumer_offsets, read_topics
+from broker.store.read.consumequeue import ConsumeQueue, ConsumeQueues
+from broker.store.read.detect import check_is_store
+from broker.store.read.directory import Folder
+from broker.store.read.index import Index
+from broker.store.read.redolog import RedoLog
+from broker.store.read.segments import Segment, SegmentDamage
+from broker.store.read.statetable import StateTable
+
+_TIME_MAX_MS = (1 << 63) - 1
+_CLOCK_STEP_MS = 60_000  # how far a broker's clock may have been set back without hiding a record from a search by time
+
+
+def open_store(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Store:
+    """Open the store in a folder for reading. See `broker.open`."""
+    return Store(os.fspath(path), disk or Disk())
+
+
+class Store:
+    """A store, open for reading. Close it, or use it in a `with` statement; threads may share it."""
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        path = path if path == os.sep else path.rstrip(os.sep)
+        check_is_store(path, disk)
+        self.path = path
+        self._folder = Folder(path, disk)
+        self.commitlog = CommitLog(self._folder)
+        self.consumequeues = ConsumeQueues(self._folder)
+        self.index = Index(self._folder)
+        self.state_table = StateTable(self._folder)
+        self.redo_log = RedoLog(self._folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<broker.Store {self.path!r}, read-only>"
+
+    def close(self) -> None:
+        """Let go of the files. Closing twice is no fault."""
+        self._folder.files.close()
+
+    # By CommitLog offset
+
+    @property
+    def begin_offset(self) -> int:
+        """The CommitLog offset where the oldest segment begins."""
+        return self.commitlog.begin_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The CommitLog offset where the log ends now. Found by a walk over the last segment in use."""
+        return self.commitlog.end_offset
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The files of the CommitLog: `base`, `size`, `path` and `name` of each."""
+        return self.commitlog.segments
+
+    @property
+    def damages(self) -> tuple[SegmentDamage, ...]:
+        """What is wrong with the files of the CommitLog as files: missing, cut, overlapping. Verify finds the rest."""
+        return self.commitlog.damages
+
+    def records(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
+        """The records whose CommitLog offset lies in start <= offset < end, in order, to the end of the log by then.
+
+        `start` must be where a record begins (or a segment); what has expired is passed over. Raises CorruptRecord or
+        CorruptStore where the log is damaged; `checkback salvage` reads on behind the damage.
+        """
+        return self.commitlog.walk(start, end)
+
+    def record(self, commitlog_offset: int) -> Record | None:
+        """The record that begins at an offset; None below the beginning and at the end of the log.
+
+        Raises CorruptRecord when other bytes stand there.
+        """
+        return self.commitlog.read(commitlog_offset)
+
+    # By queue
+
+    def topics(self) -> list[str]:
+        """The topics that have ConsumeQueues, sorted, RocketMQ's own included."""
+        return self.consumequeues.topics()
+
+    def queues(self, topic: str) -> list[int]:
+        """The queue ids of a topic, sorted; none for a topic that is not there."""
+        return self.consumequeues.queue_ids(topic)
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """(min, max): the queue offset of the first message that is kept, and that of the next one to come.
+
+        Equal when the queue holds nothing; (0, 0) when it is not there.
+        """
+        queue = self.consumequeues.queue(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset(self.begin_offset), queue.max_offset)
+
+    def message(self, topic: str, queue_id: int, queue_offset: int) -> ReceivedMessage | None:
+        """The message that a consumer gets at a queue offset; None when it expired or is not there yet.
+
+        Raises CorruptStore when the ConsumeQueue and the CommitLog do not belong together.
+        """
+        queue = self.consumequeues.queue(topic, queue_id)
+        record = None if queue is None else self._record_of(queue, queue_offset)
+        return None if record is None else self._received(record)
+
+    # By key
+
+    def by_key(
+        self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None
+    ) -> list[ReceivedMessage]:
+        """The messages of a topic that carry a key, newest first, stored in begin_ms <= time < end_ms.
+
+        Through the index alone: a store without one finds nothing, nor does the index of a live broker know its very
+        last records. Quirk (3.x): a transactional message is found as its half message, whatever became of it.
+        """
+        found = self._indexed(topic, key, begin_ms, end_ms)
+        return [message for message in found if key in message.keys]
+
+    def by_unique_key(self, topic: str, unique_key: str) -> list[ReceivedMessage]:
+        """The messages of a topic with the producer's id (UNIQ_KEY), newest first; like by_key. 3.x has no such ids."""
+        return [message for message in self._indexed(topic, unique_key) if message.unique_key == unique_key]
+
+    # By time
+
+    def offset_at_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The first queue offset whose message was stored at or after a time; the queue's max when none was.
+
+        By bisection: right while the broker's clock was never set back.
+        RocketMQ: ConsumeQueue.getOffsetInQueueByTime (5.3.3).
+        """
+        queue = self.consumequeues.queue(topic, queue_id)
+        if queue is None:
+            return 0
+        first, end = self.queue_range(topic, queue_id)
+        numbers = range(end - first)
+        return first + bisect_left(numbers, timestamp_ms, key=lambda number: self._stored_ms(queue, first + number))
+
+    def records_between(self, begin_ms: int, end_ms: int) -> Iterator[Record]:
+        """The records stored in begin_ms <= time < end_ms, in log order. A clock set back by a minute hides none."""
+        for record in self.records(self.commitlog.first_offset_at(begin_ms - _CLOCK_STEP_MS)):
+            if begin_ms <= record.store_timestamp_ms < end_ms:
+                yield record
+            elif record.store_timestamp_ms >= end_ms + _CLOCK_STEP_MS:
+                return
+
+    # The small files
+
+    def topic_configs(self) -> Topics:
+        """config/topics.json; empty when the store has none."""
+        return read_topics(self._folder)
+
+    def consumer_offsets(self) -> ConsumerOffsets:
+        """config/consumerOffset.json; empty when the store has none."""
+        return read_consumer_offsets(self._folder)
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The file `checkpoint`; None when the store has none."""
+        return read_checkpoint(self._folder)
+
+    @property
+    def has_abort(self) -> bool:
+        """Whether the file `abort` is there: a broker runs on the store now, or its last exit was not clean."""
+        return self._folder.disk.entry(self._folder.paths.abort) is not None
+
+    def _indexed(
+        self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None
+    ) -> Iterator[ReceivedMessage]:
+        """The messages of a topic that the index names for a key, each once; their own keys are not looked at."""
+        begin, end = begin_ms or 0, _TIME_MAX_MS if end_ms is None else end_ms
+        for commitlog_offset in dict.fromkeys(self.index.find(topic, key, begin, end)):
+            record = self.commitlog.read(commitlog_offset)
+            if record is not None and record.topic == topic and begin <= record.store_timestamp_ms < end:
+                yield self._received(record)
+
+    def _received(self, record: Record) -> ReceivedMessage:
+        try:
+            return ReceivedMessage.of(record)
+        except CorruptRecord as error:
+            raise self.commitlog.damage(record.commitlog_offset, error) from None
+
+    def _record_of(self, queue: ConsumeQueue, queue_offset: int) -> Record | None:
+        """The record of a unit, which must be of the queue's topic."""
+        unit = queue.get(queue_offset)
+        if unit is None:
+            return None
+        where = f"{self._folder.paths.queue(queue.topic, queue.queue_id)}: the unit of queue offset {queue_offset}"
+        next_step = f"The ConsumeQueue is not that of this CommitLog. Run: checkback verify {self.path}"
+        try:
+            record = self.commitlog.read(unit.commitlog_offset, unit.size)
+        except CorruptRecord as error:
+            reason = f"{where} names CommitLog offset {unit.commitlog_offset}, and {error.reason}"
+            raise CorruptRecord(reason, at=error.at, commitlog_offset=unit.commitlog_offset, path=error.path) from None
+        if record is None:
+            if unit.commitlog_offset < self.begin_offset:
+                return None
+            text = f"{where} names CommitLog offset {unit.commitlog_offset}, where the log has no record. {next_step}"
+            raise CorruptStore(text, path=self.path)
+        if record.topic != queue.topic and not queue.topic.startswith(LMQ_PREFIX):
+            text = f"{where} names a record of topic {record.topic}, at {unit.commitlog_offset}. {next_step}"
+            raise CorruptStore(text, path=self.path)
+        return record
+
+    def _stored_ms(self, queue: ConsumeQueue, queue_offset: int) -> int:
+        """When a message was stored; what expired meanwhile counts as long ago."""
+        unit = queue.get(queue_offset)
+        stored_ms = None if unit is None else self.commitlog.store_timestamp_ms(unit.commitlog_offset)
+        return -1 if stored_ms is None else stored_ms

@@ -1,0 +1,164 @@
+"""Which case a store is, by the facts about it: a table in which every combination of facts fits exactly one row.
+
+A row names the steps that bring the store in order, in their sequence, or the reason why nothing may be done.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.store.recover.survey import Ending, Facts, Owner, Point
+from broker.store.recover.tail import TailKind
+
+
+class Action(enum.Enum):
+    """A step of a recovery. Each may be done again after it was done in part."""
+
+    FINISH_SWAP = "finish the exchange of derived folders that was begun"
+    KEEP_ASIDE = "keep a copy of what lies behind the last whole record, and list the whole records in it"
+    CUT_LOG = "clear the log behind its last whole record"
+    WRITE_AGAIN = "write the segments again that a failed forced write may have lost"
+    CUT_DERIVED = "cut the derived files at the checkpoint and set what was in doubt back to prepared"
+    EMPTY_DERIVED = "remove the derived files"
+    BELIEVE = "take the numbers from the checkpoint"
+    REPLAY = "make the derived files again from the log"
+    FORCE = "force the log"
+    CHECKPOINT = "force the derived files and write a checkpoint"
+    TRUST = "make the control page this boot's, and take the marks of the failure away"
+
+
+class Verdict(enum.Enum):
+    """What a case comes to."""
+
+    NOTHING = "nothing to do"
+    RECOVER = "recover"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row: the facts that it is about (a missing fact may be anything), and what follows from them."""
+
+    label: str
+    sentence: str
+    verdict: Verdict
+    when: dict[str, frozenset[Any]] = field(default_factory=dict)
+    steps: tuple[Action, ...] = ()
+
+    def fits(self, facts: Facts) -> bool:
+        """Whether the row is about these facts."""
+        return all(getattr(facts, name) in allowed for name, allowed in self.when.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """Its public form."""
+        return {"case": self.label, "verdict": self.verdict.value, "text": self.sentence}
+
+
+def _when(**facts: Any) -> dict[str, frozenset[Any]]:
+    """Each fact with the values that it may have; one value needs no set."""
+    return {name: value if isinstance(value, frozenset) else frozenset([value]) for name, value in facts.items()}
+
+
+_SOUND = frozenset([TailKind.WHOLE, TailKind.TORN])
+_OURS: dict[str, Any] = {"owner": Owner.US, "in_use": False}
+_CRASHED: dict[str, Any] = {**_OURS, "vouched": False, "poisoned": False}
+_TAIL = (Action.FINISH_SWAP, Action.KEEP_ASIDE, Action.CUT_LOG)
+_END = (Action.FORCE, Action.REPLAY, Action.CHECKPOINT, Action.TRUST)
+_AFTER_CUT = (*_TAIL, Action.CUT_DERIVED, *_END)
+_FROM_NOTHING = (*_TAIL, Action.EMPTY_DERIVED, *_END)
+
+CASES: tuple[Case, ...] = (
+    Case(
+        "in use",
+        "another process has the store open: whatever a killed process left, the next append puts in order",
+        Verdict.NOTHING,
+        _when(in_use=True),
+    ),
+    Case(
+        "empty",
+        "the store has no log yet: it is made when it is opened",
+        Verdict.RECOVER,
+        _when(in_use=False, owner=Owner.NOBODY),
+        (Action.FINISH_SWAP, Action.EMPTY_DERIVED, *_END),
+    ),
+    Case(
+        "foreign",
+        "another program wrote this store, and it is only read",
+        Verdict.REFUSE,
+        _when(in_use=False, owner=Owner.FOREIGN),
+    ),
+    Case(
+        "strange",
+        "another program wrote to this store after checkback did: it must have stopped",
+        Verdict.REFUSE,
+        _when(in_use=False, owner=Owner.STRANGER),
+    ),
+    Case(
+        "vouched",
+        "the machine has not stopped since the store was open: the next append finishes what a killed process left",
+        Verdict.NOTHING,
+        _when(**_OURS, vouched=True, poisoned=False),
+    ),
+    Case(
+        "corrupt",
+        "the log is damaged in a way that no crash explains: nothing is cut",
+        Verdict.REFUSE,
+        _when(**_OURS, vouched=False, tail=TailKind.CORRUPT),
+    ),
+    Case(
+        "corrupt",
+        "the log is damaged in a way that no crash explains: nothing is cut",
+        Verdict.REFUSE,
+        _when(**_OURS, vouched=True, poisoned=True, tail=TailKind.CORRUPT),
+    ),
+    Case(
+        "poisoned",
+        "a forced write failed: what the system holds may not be on the disk, so it is written again",
+        Verdict.RECOVER,
+        _when(**_OURS, poisoned=True, tail=_SOUND),
+        (*_TAIL, Action.WRITE_AGAIN, Action.EMPTY_DERIVED, *_END),
+    ),
+    Case(
+        "closed",
+        "the store was closed well",
+        Verdict.RECOVER,
+        _when(**_CRASHED, ending=Ending.CLOSED, point=Point.END, tail=TailKind.WHOLE),
+        (Action.FINISH_SWAP, Action.BELIEVE, Action.TRUST),
+    ),
+    Case(
+        "closed, and more behind it",
+        "the store was closed well, but bytes that are no record follow its end",
+        Verdict.RECOVER,
+        _when(**_CRASHED, ending=Ending.CLOSED, point=Point.END, tail=TailKind.TORN),
+        _AFTER_CUT,
+    ),
+    Case(
+        "grown",
+        "another program wrote to the store after it was closed, and has stopped",
+        Verdict.RECOVER,
+        _when(**_CRASHED, ending=Ending.CLOSED, point=Point.BEHIND, tail=_SOUND),
+        _AFTER_CUT,
+    ),
+    Case(
+        "crashed",
+        "the machine stopped while the store was open: what follows the checkpoint is made again from the log",
+        Verdict.RECOVER,
+        _when(**_CRASHED, ending=Ending.OPEN, point=frozenset([Point.END, Point.BEHIND]), tail=_SOUND),
+        _AFTER_CUT,
+    ),
+    Case(
+        "bare",
+        "no checkpoint speaks of the derived files as they are: all of them are made again from the log",
+        Verdict.RECOVER,
+        _when(**_CRASHED, point=Point.NONE, tail=_SOUND),
+        _FROM_NOTHING,
+    ),
+)
+
+
+def case_of(facts: Facts) -> Case:
+    """The row of CASES that is about these facts."""
+    (row,) = (case for case in CASES if case.fits(facts))
+    return row

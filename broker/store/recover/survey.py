@@ -1,0 +1,174 @@
+"""What is there: the facts about a store on which its recovery depends. Looks only; changes nothing.
+
+found = survey("shop.store", disk)
+found.facts            a value for each question that CASES asks     (broker.store.recover.cases)
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from broker.store.disk.files import Disk, Missing
+from broker.store.disk.locks import is_held
+from broker.store.disk.paths import Paths
+from broker.store.recover.tail import LogReader, Tail, TailKind, find_tail, record_begins
+from broker.store.write.checkpoint_file import Checkpoint, is_base, read_number, read_point
+from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word
+from broker.store.write.directory_swap import pending_swaps
+from broker.store.write.layout import StoreLayout
+
+
+class Owner(enum.Enum):
+    """Who wrote the store."""
+
+    NOBODY = "nobody"  # there is no log yet
+    US = "checkback"
+    STRANGER = "another program, after checkback"  # and nobody has said that it has stopped
+    FOREIGN = "another program"
+
+
+class Ending(enum.Enum):
+    """How the last writer left, as the file abort tells."""
+
+    CLOSED = "closed"
+    OPEN = "not closed"
+
+
+class Point(enum.Enum):
+    """Our checkpoint."""
+
+    END = "at the log's end"
+    BEHIND = "behind the log's end"
+    NONE = "none"
+
+
+class Facts(NamedTuple):
+    """The questions, each with one of its answers."""
+
+    owner: Owner
+    in_use: bool  # another process holds the store's lock
+    vouched: bool  # the control page is of this boot and these files, and no record begins at its tail
+    poisoned: bool  # a forced write failed
+    ending: Ending
+    point: Point
+    tail: TailKind
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A store as it was found. Times in milliseconds, places as CommitLog offsets."""
+
+    path: str
+    facts: Facts
+    begin: int = 0  # the least offset that is kept
+    durable: int = 0  # a lower bound of what was forced
+    tail: Tail = field(default_factory=lambda: Tail(0, 0))
+    point: Checkpoint | None = None
+    layout: StoreLayout | None = None
+    swaps: tuple[str, ...] = ()  # exchanges of derived folders that were begun and not finished
+
+    def as_json(self) -> dict[str, Any]:
+        """Its public form."""
+        facts = {name: value.value if isinstance(value, enum.Enum) else value
+                 for name, value in self.facts._asdict().items()}  # fmt: skip
+        answer: dict[str, Any] = {"path": self.path, **facts, "begin_offset": self.begin, "end_offset": self.tail.end}
+        answer["durable_offset"] = self.durable
+        answer["checkpoint_offset"] = self.point.commitlog_offset if self.point else None
+        answer["behind_end_bytes"] = max(0, self.tail.rest_end - self.tail.end)
+        if self.tail.reason:
+            answer["reason"], answer["file"] = self.tail.reason, self.tail.path
+        if self.swaps:
+            answer["unfinished_swaps"] = list(self.swaps)
+        return answer
+
+
+def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
+    """Look at a store. `alone`: the caller itself holds the lock. Raises StoreError where this user may not look."""
+    paths = Paths(path)
+    layout = read_layout(disk, paths)
+    closed = disk.entry(paths.abort) is None
+    in_use = not alone and is_held(paths.lock, disk)
+    if layout is None:
+        names = disk.entries(paths.commitlog) if disk.entry(paths.commitlog) else []
+        owner = Owner.FOREIGN if any(entry.is_file for entry in names) else Owner.NOBODY
+        facts = Facts(owner, in_use, vouched=False, poisoned=False, ending=_ending(closed=closed), point=Point.NONE,
+                      tail=TailKind.WHOLE)  # fmt: skip
+        return Survey(path, facts)
+    log = LogReader(disk, paths.commitlog, layout.segment_bytes)
+    poisoned = disk.entry(paths.poisoned) is not None
+    page = _page(disk, paths, layout)
+    if page is not None and not alone and (in_use or not poisoned):  # who is alone has looked, and does not trust it
+        tail = Tail(page[Word.TAIL], page[Word.TAIL], TailKind.WHOLE, page[Word.TAIL])
+        if in_use or not record_begins(log, page[Word.INTENT]):
+            facts = Facts(Owner.US, in_use, vouched=True, poisoned=bool(page[Word.POISON]),
+                          ending=_ending(closed=closed), point=Point.BEHIND, tail=TailKind.WHOLE)  # fmt: skip
+            return Survey(path, facts, log.begin, page[Word.DURABLE], tail, None, layout)
+    return _looked(path, disk, layout, log, closed=closed, in_use=in_use, poisoned=poisoned)
+
+
+def _looked(
+    path: str, disk: Disk, layout: StoreLayout, log: LogReader, *, closed: bool, in_use: bool, poisoned: bool
+) -> Survey:
+    """The facts from the files, where no page vouches."""
+    paths = Paths(path)
+    point = read_point(disk, paths)
+    if point is not None and not log.begin <= point.commitlog_offset:
+        point = None
+    adopted = read_number(disk, paths.adopted)
+    durable = max(read_number(disk, paths.durable), point.commitlog_offset if point else 0, log.begin)
+    start = point.commitlog_offset if point else log.begin
+    tail = find_tail(log, start, durable, adopted=adopted, quick=closed and point is not None)
+    lost = log.missing(durable)
+    if lost is not None:
+        tail = replace(tail, end=lost, kind=TailKind.CORRUPT, reason="the segment that begins here is not there")
+    where = Point.NONE if point is None else Point.END if point.commitlog_offset == tail.end else Point.BEHIND
+    grown = closed and point is not None and tail.end > max(point.commitlog_offset, adopted)
+    if not log.files and lost is None:
+        owner = Owner.NOBODY
+    else:
+        owner = Owner.STRANGER if grown or tail.strange is not None else Owner.US
+    facts = Facts(owner, in_use, vouched=False, poisoned=poisoned, ending=_ending(closed=closed), point=where,
+                  tail=tail.kind)  # fmt: skip
+    return Survey(path, facts, log.begin, durable, tail, point, layout, tuple(pending_swaps(disk, paths)))
+
+
+def _ending(*, closed: bool) -> Ending:
+    return Ending.CLOSED if closed else Ending.OPEN
+
+
+def read_layout(disk: Disk, paths: Paths) -> StoreLayout | None:
+    """The sizes that checkback made the store with; None when it did not make it."""
+    try:
+        return StoreLayout(**json.loads(disk.read(paths.store_json))["layout"])
+    except (Missing, KeyError, TypeError, ValueError):
+        return None
+
+
+def _page(disk: Disk, paths: Paths, layout: StoreLayout) -> memoryview[int] | None:
+    """The words of a control page that can be of this boot and these files; None for any other."""
+    entry = disk.entry(paths.control)
+    if entry is None or entry.size != PAGE_SIZE:
+        return None
+    words = memoryview(disk.read(paths.control)).cast("Q")
+    number = int(disk.boot_id().replace("-", "") or "0", 16)
+    boot = (number >> 64, number & ((1 << 64) - 1))
+    here = (MAGIC, VERSION, *boot, entry.inode, layout.segment_bytes)
+    said = (Word.MAGIC, Word.VERSION, Word.BOOT_HIGH, Word.BOOT_LOW, Word.INODE, Word.SEGMENT_SIZE)
+    in_order = words[Word.DISPATCHED] <= words[Word.TAIL] <= words[Word.INTENT]
+    if boot == (0, 0) or not in_order or tuple(words[word] for word in said) != here:
+        return None
+    return words if _last_segment_fits(disk, paths, words[Word.INTENT], layout) else None
+
+
+def _last_segment_fits(disk: Disk, paths: Paths, intent: int, layout: StoreLayout) -> bool:
+    """Whether the segments are those that the page speaks of: none is missing, none is far ahead of it."""
+    names = disk.entries(paths.commitlog) if disk.entry(paths.commitlog) else []
+    last = max((int(entry.name) for entry in names if entry.is_file and is_base(entry.name)), default=-1)
+    used = intent - 1 - (intent - 1) % layout.segment_bytes if intent else -1
+    return last >= used
+
+
+__all__ = ["Ending", "Facts", "Owner", "Point", "Survey", "TailKind", "read_layout", "survey"]

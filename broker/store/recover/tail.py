@@ -1,0 +1,244 @@
+"""Where a CommitLog ends, and whether a crash explains what lies behind its last record. Reads only.
+
+Torn: it begins at or above what is known to be durable, and the record that is damaged lacks a whole block of 512
+bytes, or nothing that is whole lies behind it. Corrupt is everything else: bytes that were durable are not there, or a
+record with other bytes in it is followed by records that are whole.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from broker.errors import CorruptRecord
+from broker.format.commitlog import (
+    BLANK_SIZE,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_CRC_SIZE,
+    RECORD_SIZE_MAX,
+    RECORD_SIZE_MIN,
+    Record,
+    RecordHead,
+    decode,
+    record_crc_item,
+)
+from broker.store.disk.files import Disk, Entry
+from broker.store.write.checkpoint_file import is_base
+from broker.store.write.pending_record import crc32
+
+WINDOW_BYTES = 8 << 20
+_PAGE_BYTES = 4096
+BLOCK = 512  # what a disk writes at once
+_HEAD = RecordHead.STRUCT
+_MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
+
+
+class TailKind(enum.Enum):
+    """What lies behind the last record."""
+
+    WHOLE = "whole"  # nothing
+    TORN = "torn"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a log, as it was found from `begin` on."""
+
+    begin: int
+    end: int
+    kind: TailKind = TailKind.WHOLE
+    rest_end: int = 0  # behind the last byte that is not zero
+    path: str = ""  # the file that holds the end
+    reason: str = ""
+    records: int = 0  # between begin and end
+    strange: int | None = None  # the first record without a record CRC, which checkback did not write
+
+
+class LogReader:
+    """The segments of a CommitLog as they are now, read by pread."""
+
+    def __init__(self, disk: Disk, folder: str, segment_bytes: int) -> None:
+        self.folder, self.segment_bytes = folder, segment_bytes
+        self._disk = disk
+        found = disk.entries(folder) if disk.entry(folder) else []
+        self.files: dict[int, Entry] = {int(e.name): e for e in found if e.is_file and is_base(e.name)}
+        self.begin = min(self.files, default=0)
+
+    def missing(self, stop: int) -> int | None:
+        """Where the first segment begins that should hold bytes below an offset and is not there; None for none."""
+        bases = range(self.begin, stop, self.segment_bytes)
+        return next((base for base in bases if base not in self.files), None)
+
+    def path_of(self, commitlog_offset: int) -> str:
+        """The segment that holds an offset, or the folder when there is none."""
+        entry = self.files.get(commitlog_offset - commitlog_offset % self.segment_bytes)
+        return entry.path if entry else self.folder
+
+    def read(self, commitlog_offset: int, size: int) -> bytes:
+        """The bytes from an offset on: fewer where the segment or the log ends."""
+        base = commitlog_offset - commitlog_offset % self.segment_bytes
+        entry = self.files.get(base)
+        if entry is None:
+            return b""
+        room = self.segment_bytes - (commitlog_offset - base)
+        return self._disk.open_read(entry.path).pread(min(size, room), commitlog_offset - base)
+
+    def filled(self, start: int) -> Iterator[tuple[int, bytes]]:
+        """The windows from an offset to the end of the last file that hold anything but zeros."""
+        for base in sorted(self.files):
+            at = max(start, base)
+            if at >= base + self.segment_bytes:
+                continue
+            file = self._disk.open_read(self.files[base].path)
+            for first, stop in file.filled(at - base):
+                for place in range(first, stop, WINDOW_BYTES):
+                    data = file.pread(min(WINDOW_BYTES, stop - place), place)
+                    if data.count(0) != len(data):
+                        yield base + place, data
+
+
+def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, quick: bool = False) -> Tail:
+    """Walk from a record's offset to the last whole one; `durable` is a lower bound of what was forced.
+
+    Records of another program below `adopted` are no strangers. `quick` trusts a page of zeros behind the end to be
+    followed by zeros: after a clean close nothing else can be there.
+    """
+    at, records, strange = start, 0, None
+    window, base = b"", start
+    while True:
+        if at - base + BLANK_SIZE > len(window):
+            window, base = log.read(at, WINDOW_BYTES), at
+        size, found = _step(window, at - base, at, log.segment_bytes)
+        if size < 0 and (at != base or len(window) < -size):
+            window, base = log.read(at, max(WINDOW_BYTES, -size)), at
+            size, found = _step(window, 0, at, log.segment_bytes)
+        if size <= 0:
+            break
+        if found:
+            records += 1
+            if found == _FOREIGN and strange is None and at >= adopted:
+                strange = at
+        at += size
+    rest_end = at
+    closed = quick and not any(log.read(at, _PAGE_BYTES))
+    for place, data in () if closed else log.filled(at):
+        rest_end = place + len(data.rstrip(b"\0"))
+    tail = Tail(start, at, TailKind.WHOLE, rest_end, log.path_of(at), "", records, strange)
+    return _judged(log, tail, durable)
+
+
+_OURS, _FOREIGN = 1, 2
+
+
+def record_begins(log: LogReader, commitlog_offset: int) -> bool:
+    """Whether a whole record begins at an offset, or behind the blank that does."""
+    window = log.read(commitlog_offset, WINDOW_BYTES)
+    size, found = _step(window, 0, commitlog_offset, log.segment_bytes)
+    if size > 0 and not found:
+        return record_begins(log, commitlog_offset + size)
+    return bool(found)
+
+
+def _step(window: bytes, at: int, commitlog_offset: int, segment_bytes: int) -> tuple[int, int]:
+    """(bytes to the next record, whose record this is); 0 where none is, -n when n bytes of the window are needed."""
+    if at + BLANK_SIZE > len(window):
+        return 0, 0
+    size = int.from_bytes(window[at : at + 4], "big", signed=True)
+    magic = window[at + 4 : at + 8]
+    room = segment_bytes - commitlog_offset % segment_bytes
+    if magic not in _MAGICS:
+        blank = int.from_bytes(magic, "big", signed=True) == MAGIC_BLANK and size == room
+        return (size, 0) if blank else (0, 0)
+    if not RECORD_SIZE_MIN <= size <= min(room - BLANK_SIZE, RECORD_SIZE_MAX):
+        return 0, 0
+    if at + size > len(window):
+        return -size, 0
+    return (size, kind) if (kind := _kind_of(window, at, size, commitlog_offset)) else (0, 0)
+
+
+def _kind_of(window: bytes, at: int, size: int, commitlog_offset: int) -> int:
+    """Whose record these bytes are; 0 when they are none. A record CRC that is right proves all of it at once."""
+    if _HEAD.unpack_from(window, at)[6] != commitlog_offset:
+        return 0
+    item = at + size - RECORD_CRC_SIZE
+    if window[item : at + size] == record_crc_item(crc32(memoryview(window)[at:item])):
+        return _OURS
+    try:
+        record = decode(memoryview(window)[at : at + size], commitlog_offset=commitlog_offset)
+    except CorruptRecord:
+        return 0
+    # Zeros among the properties are one of our records, torn: its lengths and its body are whole, its CRC is not there.
+    return 0 if b"\0" in record.properties or "\0" in record.topic else _FOREIGN
+
+
+# Torn or corrupt
+
+
+def _judged(log: LogReader, tail: Tail, durable: int) -> Tail:
+    """The same with its kind and the reason."""
+    if tail.end < durable:
+        reason = f"the log holds records up to {tail.end}, but was durable up to {durable}"
+        return _with(tail, TailKind.CORRUPT, reason)
+    if tail.rest_end == tail.end:
+        return tail
+    follower = next(whole_records(log, tail.end), None)
+    if follower is None:
+        return _with(tail, TailKind.TORN, "the log ends in half a record")
+    if _lacks_a_block(log, tail.end):
+        reason = f"a block never reached the disk; whole records behind it begin at {follower.commitlog_offset}"
+        return _with(tail, TailKind.TORN, reason)
+    reason = f"no record begins at {tail.end}, and a whole one follows at {follower.commitlog_offset}"
+    return _with(tail, TailKind.CORRUPT, reason)
+
+
+def _with(tail: Tail, kind: TailKind, reason: str) -> Tail:
+    return Tail(tail.begin, tail.end, kind, tail.rest_end, tail.path, reason, tail.records, tail.strange)
+
+
+def _lacks_a_block(log: LogReader, commitlog_offset: int) -> bool:
+    """Whether the bytes of the damaged record include a block of zeros, as one has that the disk never wrote."""
+    head = log.read(commitlog_offset, RECORD_SIZE_MIN)
+    size = int.from_bytes(head[:4], "big", signed=True)
+    known = head[4:8] in _MAGICS and RECORD_SIZE_MIN <= size <= RECORD_SIZE_MAX
+    raw = log.read(commitlog_offset, size if known else RECORD_SIZE_MIN)
+    at = 0
+    while at < len(raw):
+        end = at + BLOCK - (commitlog_offset + at) % BLOCK
+        if not any(raw[at:end]):
+            return True
+        at = end
+    return False
+
+
+def whole_records(log: LogReader, start: int) -> Iterator[Record]:
+    """The whole records behind a place where none begins, wherever they are; each states its own true offset."""
+    behind = start
+    for place, data in log.filled(start):
+        for at in sorted(_marks(data)):
+            begin = place + at
+            if begin <= behind and begin != start:
+                continue
+            raw = data[at : at + RECORD_SIZE_MAX]
+            size = int.from_bytes(raw[:4], "big", signed=True)
+            if not RECORD_SIZE_MIN <= size <= RECORD_SIZE_MAX:
+                continue
+            raw = raw[:size] if len(raw) >= size else log.read(begin, size)
+            try:
+                found = decode(raw, commitlog_offset=begin)
+            except CorruptRecord:
+                continue
+            yield found
+            behind = begin + size - 1
+
+
+def _marks(data: bytes) -> Iterator[int]:
+    """Where a record may begin in a window; one whose magic lies across its edge is not found."""
+    for magic in _MAGICS:
+        found = data.find(magic, 4)
+        while found >= 0:
+            yield found - 4
+            found = data.find(magic, found + 1)

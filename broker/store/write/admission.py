@@ -1,0 +1,160 @@
+"""What a store takes: RocketMQ's limits and the types of topics, asked before anything is written.
+
+RocketMQ: AbstractSendMessageProcessor.msgCheck, HookUtils.checkBeforePutMessage, TopicMessageType (5.3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from broker.errors import BrokerError, MessageRejected, NotPermitted
+from broker.format import properties as names
+from broker.format.commitlog import MESSAGE_SIZE_MAX
+from broker.format.config import TopicConfig
+from broker.format.topics import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SEND_REFUSED_TOPICS,
+    is_system_topic,
+    parse_delay_levels,
+)
+from broker.message import Message
+from broker.store.write.topicfile import DEFAULT_QUEUES, Rules, TopicFile, new_topic
+
+ROLES = ("master", "slave")
+
+_DELAYS = (names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
+
+
+def message_type(properties: Mapping[str, str], *, prepared: bool) -> str:
+    """TRANSACTION, DELAY, FIFO or NORMAL. RocketMQ: TopicMessageType.parseFromMessageProperty (5.3.3)."""
+    if prepared:
+        return "TRANSACTION"
+    if any(name in properties for name in _DELAYS):
+        return "DELAY"
+    return "FIFO" if names.SHARDING_KEY in properties else "NORMAL"
+
+
+def _types(properties: Mapping[str, str], *, prepared: bool) -> tuple[str, ...]:
+    """The types of topics that take a message: a delayed transaction, which RocketMQ lacks, is of two."""
+    kind = message_type(properties, prepared=prepared)
+    return (kind, "DELAY") if prepared and names.DELAY in properties else (kind,)
+
+
+def delay_level(properties: Mapping[str, str]) -> int:
+    """The delay level that a message asks for; 0 for none. Levels above the last mean the last.
+
+    Raises MessageRejected for what is no level, and for RocketMQ 5's delays to the second, which need its timer wheel.
+    RocketMQ: HookUtils.transformDelayLevelMessage (5.3.3).
+    """
+    for name in _DELAYS[1:]:
+        if name in properties:
+            raise MessageRejected(f"{name} needs RocketMQ's timer: give a delay level in {names.DELAY} instead")
+    said = properties.get(names.DELAY)
+    if said is None:
+        return 0
+    if not (said.isascii() and said.isdigit()):
+        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {said!r}")
+    return min(int(said), len(parse_delay_levels()))
+
+
+class Admission:
+    """The gate before the log. `lock` is the append lock, under which a topic is made on first use."""
+
+    def __init__(
+        self, topics: TopicFile, lock: AbstractContextManager[None], *, role: str, reject_transactions: bool
+    ) -> None:
+        if role not in ROLES:
+            raise BrokerError(f"role is one of {', '.join(ROLES)}, not {role!r}")
+        self.topics, self._lock = topics, lock
+        self._is_slave, self._reject_transactions = role == "slave", reject_transactions
+
+    def check_role(self) -> None:
+        """Raises NotPermitted in a store that was opened as a slave."""
+        if self._is_slave:
+            text = "this store was opened as a slave, which only reads: send to the master, or open it as one"
+            raise NotPermitted(text, code="SLAVE_NOT_AVAILABLE")
+
+    def check_transactions(self) -> None:
+        """Raises NotPermitted where transactional messages are refused. RocketMQ: rejectTransactionMessage."""
+        if self._reject_transactions:
+            text = "this store takes no transactional messages: it was opened with reject_transactions=True"
+            raise NotPermitted(text)
+
+    def admit(
+        self,
+        topic: str,
+        properties: Mapping[str, str],
+        queue_id: int,
+        now_ms: int,
+        *,
+        prepared: bool = False,
+        system: bool = False,
+    ) -> None:
+        """Let a message in, whose topic is made if it is the first. Raises MessageRejected, NotPermitted."""
+        if self._is_slave:
+            self.check_role()
+        rules = self.topics.rules(topic, now_ms)
+        if rules is None:
+            rules = self._first_use(topic, message_type(properties, prepared=prepared), now_ms, system=system)
+        if not system:
+            if topic in SEND_REFUSED_TOPICS:
+                raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
+            said = rules.message_type
+            if said and said != "MIXED" and said not in _types(properties, prepared=prepared):
+                raise MessageRejected(_wrong_type(topic, said, message_type(properties, prepared=prepared)))
+        if not rules.may_write:
+            raise NotPermitted(f"the topic {topic} may not be written: its perm in config/topics.json lacks 2")
+        if not 0 <= queue_id < rules.write_queues:
+            reason = f"queues 0 to {rules.write_queues - 1}, and no queue {queue_id}"
+            raise MessageRejected(f"the topic {topic} has {reason}")
+
+    def _first_use(self, topic: str, kind: str, now_ms: int, *, system: bool) -> Rules:
+        """A topic that is new here: another process may have made it a moment ago.
+
+        It takes the type of its first message.
+        RocketMQ: TopicConfigManager.createTopicInSendMessageMethod, createTopicInSendMessageBackMethod (5.3.3).
+        """
+        with self._lock:
+            self.topics.look(now_ms)
+            if self.topics.rules(topic, now_ms) is None:
+                self.topics.put(_first(topic, kind, system=system), now_ms)
+        rules = self.topics.rules(topic, now_ms)
+        if rules is None:  # config/topics.json was taken away between two lines
+            raise BrokerError(f"config/topics.json does not keep the topic {topic}: who else writes to it?")
+        return rules
+
+
+def _first(topic: str, kind: str, *, system: bool) -> TopicConfig:
+    if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        return new_topic(topic, 1)
+    if not system and (topic in SEND_REFUSED_TOPICS):
+        raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
+    if topic == SCHEDULE_TOPIC:
+        return new_topic(topic, len(parse_delay_levels()))
+    return new_topic(topic, 1) if system or is_system_topic(topic) else new_topic(topic, DEFAULT_QUEUES, kind)
+
+
+def _wrong_type(topic: str, said: str, kind: str) -> str:
+    next_step = "Use another topic, or make it take all: checkback topic STORE NAME --create --type MIXED"
+    return f"the topic {topic} takes {said} messages, and this is a {kind} one. {next_step}"
+
+
+def check_batch(messages: Sequence[Message]) -> None:
+    """Raises MessageRejected for what cannot be sent together. A Message has no delay of its own.
+
+    RocketMQ: MessageBatch.generateFromList, Validators.checkMessage (5.3.3).
+    """
+    if not messages:
+        raise MessageRejected("a batch needs at least one message")
+    topic = messages[0].topic
+    if topic.startswith(RETRY_PREFIX):
+        raise MessageRejected(f"messages to the retry topic {topic} cannot be sent as a batch")
+    for message in messages:
+        if message.topic != topic:
+            raise MessageRejected(f"a batch has one topic, and this one has {topic} and {message.topic}")
+    size = sum(len(message.body) for message in messages)
+    if size > MESSAGE_SIZE_MAX:
+        raise MessageRejected(f"the batch has {size} bytes; at most {MESSAGE_SIZE_MAX} are allowed: divide it")

@@ -1,0 +1,88 @@
+"""The control page: the few numbers that all processes on one store share, in one small map.
+
+    STORE/checkback/control     4096 bytes of native 64-bit words
+
+Every word is written with one move instruction (`words[i] = n` on a memoryview cast to "Q"), so that no reader ever
+sees half of one and a process that is killed leaves each either old or new. All but the poison are changed under the
+append lock only. RocketMQ does not know this file; without it the log is walked.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+from broker.store.disk.files import Map
+
+PAGE_SIZE = 4096
+MAGIC = 0x31304B4342_545243  # "CRT" "BCK01", native order: a page of another byte order is not ours
+VERSION = 1
+
+
+class Word(enum.IntEnum):
+    """Where each number stands in the page."""
+
+    MAGIC = 0
+    VERSION = 1
+    BOOT_HIGH = 2  # the boot in which the page was made: after another boot no map can be trusted
+    BOOT_LOW = 3
+    STORE_HIGH = 4
+    STORE_LOW = 5
+    INODE = 6  # of the page itself: a copied store brings a page that speaks of other files
+    SEGMENT_SIZE = 7
+    TAIL = 8  # where the log ends: everything below is published
+    INTENT = 9  # where the append that is under way will end; equal to TAIL when none is
+    DISPATCHED = 10  # derived files are complete up to here
+    DURABLE = 11  # forced to disk up to here
+    GENERATION = 12  # to be raised when derived files are swapped: every map of them is stale then
+    POISON = 13  # a forced write failed in some process: nothing can be promised until recovery
+    SLOTS = 14  # of the state table
+    REDO_UNITS = 15
+    QUEUES = 16  # cells in use
+    STORE_MS = 17  # store timestamp of the newest record: the clock never goes back in a log
+    CHECKPOINTED = 18  # CommitLog offset of the last checkpoint
+    INDEX = 19  # the name of the index file in use, a number of 17 digits; 0 for none
+    SHARED = 20  # 1 once a second process joined: then nobody keeps the append lock from one append to the next
+
+
+# TAIL … INDEX at a glance, for whoever holds the append lock: one call for what takes twelve.
+STATE = struct.Struct("@12Q")
+STATE_AT = 8 * Word.TAIL
+
+
+class ControlPage:
+    """The words by name, on the map that all processes share."""
+
+    def __init__(self, page: Map) -> None:
+        self._map = page
+        self.words = page.words
+        self.view = page.view
+
+    def __getitem__(self, word: Word) -> int:
+        return self.words[word]
+
+    def __setitem__(self, word: Word, value: int) -> None:
+        self.words[word] = value
+
+    def is_initialised(self) -> bool:
+        return self.words[Word.MAGIC] == MAGIC and self.words[Word.VERSION] == VERSION
+
+    def fits(self, boot: tuple[int, int], store: tuple[int, int], inode: int, segment_size: int) -> bool:
+        """Whether what the page says can be true of this boot, this store, this file and these segments."""
+        here = (*boot, *store, inode, segment_size)
+        said = tuple(self.words[Word.BOOT_HIGH : Word.SEGMENT_SIZE + 1])
+        in_order = self.words[Word.DISPATCHED] <= self.words[Word.TAIL] <= self.words[Word.INTENT]
+        known = boot != (0, 0)  # a system that does not tell its boots may have been started since
+        return known and self.is_initialised() and said == here and in_order
+
+    def initialise(self, boot: tuple[int, int], store: tuple[int, int], inode: int, segment_size: int) -> None:
+        """Make the page this boot's; the magic comes last, so that half a page is none."""
+        self.words[Word.MAGIC] = 0
+        first = (Word.BOOT_HIGH, Word.BOOT_LOW, Word.STORE_HIGH, Word.STORE_LOW, Word.INODE, Word.SEGMENT_SIZE)
+        for word, value in zip(first, (*boot, *store, inode, segment_size), strict=True):
+            self.words[word] = value
+        self.words[Word.VERSION] = VERSION
+        self.words[Word.MAGIC] = MAGIC
+
+    def close(self) -> None:
+        self._map.close()

@@ -1,0 +1,104 @@
+"""Exchange derived folders for ones that were built beside them, while other processes have the store open.
+
+    STORE/checkback/rebuild/...    what was built, and afterwards what it replaced, until it is removed
+    STORE/checkback/swap           the journal: which folders are being exchanged (sealed as a checkpoint is)
+
+Each exchange is one step of the file system where it has such a step, two renames elsewhere. Whoever finds the journal
+goes on where its writer was killed: the inode of a folder says whether it is there already. The control word GENERATION
+is odd from before the journal is written until after it is removed; then it is even, higher, and all maps are stale.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from broker.errors import CorruptStore
+from broker.store.disk.files import Disk, Missing, NotSupported
+from broker.store.disk.paths import Paths
+from broker.store.write.checkpoint_file import seal, unseal
+from broker.store.write.control import ControlPage, Word
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A folder of the store, the one that takes its place, and the number by which that one is known."""
+
+    live: str  # relative to the store, as all names in the journal: a store may be moved
+    built: str
+    inode: int
+
+
+def begin_swap(
+    disk: Disk, paths: Paths, folders: Sequence[tuple[str, str]], words: dict[str, int] | None = None
+) -> None:
+    """Write the journal for (live, built) folders, which must be forced already: from here on the swap goes forward.
+
+    `words` are the values that the control page must have afterwards, by their names.
+    """
+    exchanges = [
+        asdict(Exchange(os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), disk.inode(built)))
+        for live, built in folders
+    ]
+    said = {"exchanges": exchanges, "words": words or {}}
+    disk.write_file(paths.swap, seal(json.dumps(said).encode()))
+
+
+def _journal(disk: Disk, paths: Paths) -> tuple[list[Exchange], dict[str, int]]:
+    try:
+        said = unseal(disk.read(paths.swap))
+    except Missing:
+        return [], {}
+    if said is None:
+        text = f"{paths.swap} is damaged: an exchange of folders was begun. Remove it and run: checkback rebuild"
+        raise CorruptStore(text, path=paths.swap)
+    return [Exchange(**one) for one in said["exchanges"]], said["words"]
+
+
+def pending_swaps(disk: Disk, paths: Paths) -> list[str]:
+    """The folders of a swap that was begun and not finished; those that are in place already included."""
+    return [exchange.live for exchange in _journal(disk, paths)[0]]
+
+
+def finish_swap(disk: Disk, paths: Paths, control: ControlPage | None = None) -> list[str]:
+    """Bring a swap that was begun to its end, and forget it; nothing begun is no fault. Returns the folders.
+
+    Call alone, or under the append lock. With a control page, its words follow, and GENERATION becomes even.
+    """
+    exchanges, words = _journal(disk, paths)
+    for exchange in exchanges:
+        live, built = os.path.join(paths.store, exchange.live), os.path.join(paths.store, exchange.built)
+        found = disk.entry(live)
+        if found is None or found.inode != exchange.inode:
+            _put_in_place(disk, live, built)
+    if control is not None:
+        for name, value in words.items():
+            control[Word[name]] = value
+    if exchanges:
+        disk.remove(paths.swap)
+    if control is not None:
+        control[Word.GENERATION] += control[Word.GENERATION] % 2
+    return [exchange.live for exchange in exchanges]
+
+
+def _put_in_place(disk: Disk, live: str, built: str) -> None:
+    """The built folder under the live name; what was there goes beside."""
+    if disk.entry(os.path.dirname(live)) is None:
+        disk.create_folder(os.path.dirname(live))
+    if disk.entry(live) is None:
+        disk.rename(built, live)
+        return
+    try:
+        disk.exchange(live, built)
+    except NotSupported:
+        disk.remove_tree(f"{built}.old")
+        disk.rename(live, f"{built}.old")
+        disk.rename(built, live)
+
+
+def remove_built(disk: Disk, paths: Paths) -> None:
+    """Remove what a rebuild left beside the store: what was not used, or what was replaced."""
+    if disk.entry(paths.rebuild) is not None and disk.entry(paths.swap) is None:
+        disk.remove_tree(paths.rebuild)

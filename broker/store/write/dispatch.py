@@ -1,0 +1,183 @@
+"""One record in, every derived file brought up to date; done twice, it changes nothing.
+
+Call under the append lock, for the records in log order. A process that is killed in between leaves `dispatched` behind
+`tail`, and whoever takes the lock next does the rest again: each write here goes to a place that the record itself
+says, or to a counted end whose count is raised last.
+
+RocketMQ: DefaultMessageStore.doDispatch, ConsumeQueue.putMessagePositionInfo, TransactionStateService (3.1.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.format.consumequeue import UNIT_SIZE, Unit
+from broker.format.redolog import PREPARED_TAG
+from broker.format.statetable import SLOT_SIZE, Slot
+from broker.format.sysflag import TransactionType
+from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms, parse_delay_levels
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.write.control import ControlPage, Word
+from broker.store.write.directory_swap import finish_swap
+from broker.store.write.indexwriter import IndexWriter
+from broker.store.write.layout import StoreLayout
+from broker.store.write.mapped import MappedQueue
+from broker.store.write.pending_record import PendingRecord
+from broker.store.write.queue_offsets import NextOffsets
+
+# Plain numbers: an attribute of an enum takes as long as a write to a map.
+_pack_unit, _pack_slot, _unpack_slot = Unit.STRUCT.pack_into, Slot.STRUCT.pack_into, Slot.STRUCT.unpack_from
+_LAST_OF_STATE = SLOT_SIZE - 1  # one byte holds the state: the other three of the big-endian word are zero
+_PREPARED, _COMMIT = int(TransactionType.PREPARED), int(TransactionType.COMMIT)
+_DELAYS_MS = parse_delay_levels()
+_SLOTS, _REDO_UNITS, _GENERATION = int(Word.SLOTS), int(Word.REDO_UNITS), int(Word.GENERATION)
+
+
+class Dispatcher:
+    """The derived files of a store, open for writing."""
+
+    def __init__(self, disk: Disk, paths: Paths, layout: StoreLayout, control: ControlPage, cells: NextOffsets) -> None:
+        self._disk, self._paths, self._layout = disk, paths, layout
+        self._control, self.cells = control, cells
+        self._words, self._table_bytes = control.words, layout.state_table_bytes
+        self.queues: dict[int, MappedQueue] = {}  # by cell, those that were touched
+        self.table = MappedQueue(disk, paths.state_table, layout.state_table_bytes)
+        self.redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
+        self.index = IndexWriter(disk, paths.index, layout.index_slots, layout.index_items, control)
+        generation = control.words[_GENERATION]
+        self.generation = -1 if generation % 2 else generation  # odd: whoever swaps was killed, and `refresh` goes on
+
+    def refresh(self) -> None:
+        """Let go of the maps if the derived files were swapped since; call under the append lock."""
+        generation = self._words[_GENERATION]
+        if generation != self.generation:
+            if generation % 2:
+                finish_swap(self._disk, self._paths, self._control)
+                generation = self._words[_GENERATION]
+            for queue in (*self.queues.values(), self.table, self.redo_log):
+                queue.forget()
+            self.index.forget()
+            self.generation = generation
+
+    def queue(self, cell: int) -> MappedQueue:
+        """The ConsumeQueue of a cell."""
+        found = self.queues.get(cell)
+        if found is None:
+            topic, queue_id = self.cells.queue(cell)
+            folder = self._paths.queue(topic, queue_id)
+            found = self.queues[cell] = MappedQueue(self._disk, folder, self._layout.consume_queue_bytes)
+        return found
+
+    def reserve(self, drafts: Sequence[PendingRecord]) -> list[int]:
+        """Have every file ready that dispatching these records needs, and say which queue offset each will get.
+
+        A prepared record's is its slot. A full disk says so here, before anything is written: raises StoreFull.
+        """
+        slots, units = self._words[_SLOTS], self._words[_REDO_UNITS]
+        taken: dict[int, int] = {}
+        queue_offsets = []
+        for draft in drafts:
+            kind = draft.kind
+            if kind:
+                self.redo_log.at(units * UNIT_SIZE)
+                units += 1
+            if kind == _PREPARED:
+                self.table.at(slots * SLOT_SIZE)
+                queue_offset, slots = slots, slots + 1
+            elif kind and kind != _COMMIT:
+                queue_offset = draft.slot
+            else:
+                cell = self.cells.of(draft.topic, draft.queue_id)
+                queue_offset = taken.get(cell, -1)
+                if queue_offset < 0:
+                    queue_offset = self.cells[cell]
+                taken[cell] = queue_offset + 1
+                self.queue(cell).at(queue_offset * UNIT_SIZE)
+            queue_offsets.append(queue_offset)
+        self.index.reserve(sum([len(draft.index_codes) for draft in drafts]))
+        return queue_offsets
+
+    def dispatch(
+        self,
+        draft: PendingRecord,
+        commitlog_offset: int,
+        queue_offset: int,
+        store_timestamp_ms: int,
+        *,
+        again: bool = False,
+    ) -> None:
+        """Bring all derived files up to date with one record; `again` when a part of it may be there already."""
+        kind, size, words = draft.kind, len(draft.raw), self._words
+        if kind and not (again and self._has_redo(commitlog_offset)):
+            unit = words[_REDO_UNITS]
+            view, at = self.redo_log.at(unit * UNIT_SIZE)
+            tag = PREPARED_TAG if kind == _PREPARED else draft.prepared_offset
+            _pack_unit(view, at, commitlog_offset, size, tag)
+            words[_REDO_UNITS] = unit + 1
+        if kind == _PREPARED:
+            view, at = self.table.at(queue_offset * SLOT_SIZE)
+            _pack_slot(view, at, commitlog_offset, size, wrapped_s(store_timestamp_ms), draft.group_hash, _PREPARED)
+            words[_SLOTS] = queue_offset + 1
+        else:
+            if not kind or kind == _COMMIT:
+                cell = self.cells.of(draft.topic, draft.queue_id)
+                view, at = self.queue(cell).at(queue_offset * UNIT_SIZE)
+                waits = draft.topic == SCHEDULE_TOPIC  # a unit says there when it is due, not which tag it has
+                code = deliver_time_ms(draft.queue_id + 1, store_timestamp_ms, _DELAYS_MS) if waits else draft.tags_code
+                _pack_unit(view, at, commitlog_offset, size, code)
+                self.cells[cell] = queue_offset + 1
+            if kind:
+                self.settle(draft.slot, draft.prepared_offset, kind)
+        if draft.index_codes:
+            self.index.put(draft.index_codes, commitlog_offset, store_timestamp_ms, again=again)
+
+    def _has_redo(self, commitlog_offset: int) -> bool:
+        """Whether the redo log holds a record's unit: RocketMQ's own rule against writing one twice."""
+        count = self._words[_REDO_UNITS]
+        if not count:
+            return False
+        view, at = self.redo_log.at((count - 1) * UNIT_SIZE)
+        return int.from_bytes(view[at : at + 8], "big") >= commitlog_offset
+
+    def settle(self, slot: int, half_offset: int, kind: int) -> None:
+        """Put the state of an end into its slot, once. RocketMQ: TransactionStateService.updateTransactionState."""
+        if 0 <= slot < self._words[_SLOTS]:
+            base, view = self.table.last
+            at = slot * SLOT_SIZE - base
+            if not 0 <= at < self._table_bytes:
+                view, at = self.table.at(slot * SLOT_SIZE)
+            held_offset, size, _, _, state = _unpack_slot(view, at)
+            if state == _PREPARED and held_offset == half_offset and size > 0:
+                view[at + _LAST_OF_STATE] = kind
+
+    def slot(self, slot: int) -> Slot:
+        """What the state table holds; needs no lock. Raises Missing for a slot whose file is not there."""
+        while True:
+            generation = self._words[_GENERATION]
+            if generation != self.generation:
+                self.table.forget()  # whoever appends next lets go of the rest
+            view, at = self.table.existing(slot * SLOT_SIZE)
+            found = Slot.unpack_from(view, at)
+            if self._words[_GENERATION] == generation:
+                return found
+
+    def forget_removed(self) -> None:
+        """Let go of files that retention removed."""
+        for queue in (*list(self.queues.values()), self.table, self.redo_log):
+            queue.forget_removed()
+
+    def close(self) -> None:
+        for queue in (*self.queues.values(), self.table, self.redo_log):
+            queue.close()
+        self.index.close()
+
+
+def states(view: memoryview[int], start: int, stop: int) -> bytes:
+    """The states of slots [start, stop) of one file, a byte each, whose place in it is given."""
+    return bytes(view[start * SLOT_SIZE + _LAST_OF_STATE : stop * SLOT_SIZE : SLOT_SIZE])
+
+
+def wrapped_s(store_timestamp_ms: int) -> int:
+    """A slot's time in seconds. Java's (int) cast: the field ends in 2038 and goes on below zero."""
+    return (store_timestamp_ms // 1000 + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -1,0 +1,107 @@
+"""A queue of segments to write to: files of one size, allocated before they are needed, mapped when touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from broker.store.disk.files import Disk, Map
+from broker.store.read.segments import NAME_DIGITS
+
+_OPEN_MAPS = 64
+_NOWHERE: tuple[int, memoryview[int]] = (-(1 << 62), memoryview(b""))
+
+
+class MappedQueue:
+    """Positions in a run of bytes across files; each process has its own maps of them.
+
+    Threads may share it: what they share is replaced whole, never changed.
+    """
+
+    def __init__(self, disk: Disk, folder: str, file_size: int) -> None:
+        self.folder, self.file_size = folder, file_size
+        self._disk = disk
+        self._maps: dict[int, Map] = {}
+        # Where the file of the last position begins, and its bytes: most positions lie there. Of use to one who writes
+        # under a lock; it is replaced as one, so that `at` needs none.
+        self.last = _NOWHERE
+
+    def at(self, position: int) -> tuple[memoryview[int], int]:
+        """The map that holds a position, and where in it. Raises StoreFull when its file cannot be allocated."""
+        base, view = self.last
+        if 0 <= position - base < self.file_size:
+            return view, position - base
+        base = position - position % self.file_size
+        view = (self._maps.get(base) or self._open(base, allocate=True)).view
+        self.last = (base, view)
+        return view, position - base
+
+    def existing(self, position: int) -> tuple[memoryview[int], int]:
+        """The same for a reader, who makes no file. Raises Missing when it is not there (any more)."""
+        base = position - position % self.file_size
+        return (self._maps.get(base) or self._open(base, allocate=False)).view, position - base
+
+    def _open(self, base: int, *, allocate: bool) -> Map:
+        path = self.path_of(base)
+        if allocate:
+            entry = self._disk.entry(path)
+            if entry is None or entry.size != self.file_size:  # whoever began it may have been killed
+                if self._disk.entry(self.folder) is None:
+                    self._disk.create_folder(self.folder)
+                self._disk.allocate(path, self.file_size)
+        opened = self._disk.open_map(path, self.file_size)
+        self._maps[base] = opened
+        while len(self._maps) > _OPEN_MAPS:
+            with contextlib.suppress(RuntimeError, StopIteration):  # another thread opened one at this moment
+                self._maps.pop(next(iter(self._maps)), None)  # it closes when the last one who holds it lets go
+        return opened
+
+    def path_of(self, base: int) -> str:
+        return os.path.join(self.folder, f"{base:0{NAME_DIGITS}}")
+
+    def allocate(self, position: int) -> None:
+        """Have the file that holds a position ready, so that what needs it cannot fail for want of space."""
+        self.at(position)
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes that lie in one file, as they are now."""
+        view, at = self.existing(position)
+        return bytes(view[at : at + size])
+
+    def sync(self, start: int, stop: int) -> None:
+        """Force [start, stop) to disk. Raises SyncFailed."""
+        while start < stop:
+            base = start - start % self.file_size
+            end = min(stop, base + self.file_size)
+            mapped = self._maps.get(base) or self._open(base, allocate=True)
+            mapped.sync(start - base, end - base)
+            start = end
+
+    def forget(self) -> None:
+        """Let go of every map: the files of these names are others now, or are gone.
+
+        A thread that still uses one keeps it until it is done.
+        """
+        self._maps, self.last = {}, _NOWHERE
+
+    def forget_removed(self) -> None:
+        """Let go of files that were removed: while one is mapped, its space is not free."""
+        removed = [base for base in list(self._maps) if self._disk.entry(self.path_of(base)) is None]
+        for base in removed:
+            self._maps.pop(base, None)
+            if self.last[0] == base:
+                self.last = _NOWHERE
+
+    def close(self) -> None:
+        maps, self._maps, self.last = self._maps, {}, _NOWHERE
+        for opened in maps.values():
+            opened.close()
+
+
+def zero(queue: MappedQueue, start: int, stop: int) -> None:
+    """Clear [start, stop), across files."""
+    while start < stop:
+        view, at = queue.at(start)
+        size = min(stop - start, queue.file_size - at)
+        view[at : at + size] = bytes(size)
+        start += size

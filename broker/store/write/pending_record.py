@@ -1,0 +1,268 @@
+"""Records before they have a place: everything but the offsets, the store time and the CRC of the whole.
+
+A draft is made outside of the append lock. Under it, three numbers are patched in and the record CRC is computed, so
+that the lock is held for microseconds. RocketMQ: MessageExtEncoder, DefaultAppendMessageCallback.doAppend (5.3.3).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import mul
+from typing import Any
+
+from broker.errors import MessageRejected
+from broker.format import properties as names
+from broker.format.commitlog import (
+    BODY_AT,
+    MAGIC_V1,
+    RECORD_CRC_SIZE,
+    TOPIC_SIZE_MAX_V1,
+    Record,
+    RecordHead,
+    RecordMiddle,
+    decode,
+    encode,
+    head_struct,
+    record_crc_item,
+)
+from broker.format.index import key_hash
+from broker.format.java import Host, string_hash
+from broker.format.sysflag import TransactionType, transaction_type
+from broker.format.topics import SCHEDULE_TOPIC, parse_delay_levels
+
+LOCAL_HOST = Host(bytes((127, 0, 0, 1)), 10911)
+
+_OFFSETS = struct.Struct(">qq")  # queueOffset and the CommitLog offset stand side by side
+_OFFSETS_AT = RecordHead.OFFSET["queue_offset"]
+_LONG = struct.Struct(">q")
+_INT = struct.Struct(">i")
+_STORE_TIME_AT = RecordHead.SIZE + 4 + 4  # behind the producer's address and port, in IPv4
+_BODY_AT = BODY_AT[False, False]
+_MIDDLE_AT = _BODY_AT - RecordMiddle.SIZE
+_PREPARED_AT = _MIDDLE_AT + RecordMiddle.OFFSET["prepared_transaction_offset"]
+_BODY_LENGTH_AT = _MIDDLE_AT + RecordMiddle.OFFSET["body_length"]
+_LAST_OF_TYPE_AT = RecordHead.OFFSET["sys_flag"] + 3  # the byte with the two bits of the transaction type
+_CRC_AT = RecordHead.OFFSET["body_crc"]
+
+_HEAD = head_struct(born_ipv6=False, store_ipv6=False)
+_HEAD_SIZE, _ADDRESS, _PORT = _HEAD.size, LOCAL_HOST.address, LOCAL_HOST.port
+_pack_head = _HEAD.pack
+_pack_offsets, _pack_long = _OFFSETS.pack_into, _LONG.pack_into
+_NO_CRC = record_crc_item(0)
+_DIGITS_AT = _NO_CRC.index(b"0")  # in the property that states a record's CRC
+_POWERS = [pow(31, exponent, 1 << 32) for exponent in range(256)][::-1]
+_MASK, _SHIFT = 0xFFFFFFFF, 31**4
+_ROLLBACK = TransactionType.ROLLBACK
+_PREPARED = TransactionType.PREPARED
+_UNIQ_KEY, _KEYS, _TAGS, _PGROUP = names.UNIQ_KEY, names.KEYS, names.TAGS, names.PGROUP
+_DELAY = names.DELAY
+_LEVELS = len(parse_delay_levels())
+
+tag_hash = lru_cache(maxsize=4096)(string_hash)
+group_hash = lru_cache(maxsize=4096)(string_hash)
+
+
+@lru_cache(maxsize=4096)
+def _front_code(topic: str, front: str) -> int:
+    """The hash of TOPIC#FRONT with four letters to come behind it, but for them. FRONT is ASCII."""
+    raw = f"{topic}#{front}".encode()
+    if len(raw) > len(_POWERS) or not topic.isascii():
+        return string_hash(f"{topic}#{front}") * _SHIFT
+    code: int = sum(map(mul, raw, _POWERS[-len(raw) :]))
+    return code * _SHIFT
+
+
+@lru_cache(maxsize=4096)
+def _topic_field(topic: str) -> bytes:
+    """The length of a topic, and the topic."""
+    raw = topic.encode()
+    if len(raw) > TOPIC_SIZE_MAX_V1:
+        raise MessageRejected(f"the message is too large for a record: a topic of {len(raw)} bytes")
+    return bytes((len(raw),)) + raw
+
+
+def index_code(topic: str, key: str) -> int:
+    """What the index holds for TOPIC#KEY: `format.index.key_hash`, from the front and the last four letters of the key.
+
+    The hash is a polynomial in 31, so the two add up. Keys that come one after another share their front: it is
+    remembered.
+    """
+    raw = key.encode()
+    if len(raw) != len(key) or len(raw) < 4:  # not ASCII, or very short
+        return key_hash(topic, key)
+    code = (_front_code(topic, key[:-4]) + ((raw[-4] * 31 + raw[-3]) * 31 + raw[-2]) * 31 + raw[-1]) & _MASK
+    if code & 0x80000000:
+        code = (1 << 32) - code
+        return 0 if code == 1 << 31 else code
+    return code
+
+
+@dataclass(slots=True)
+class PendingRecord:
+    """One record to be appended, and what its derived files need to know of it."""
+
+    raw: bytes
+    topic: str
+    queue_id: int
+    kind: TransactionType
+    tags_code: int
+    group_hash: int
+    index_codes: tuple[int, ...]  # of its unique key and keys; none for a rollback
+    prepared_offset: int = 0  # of an end: the half it names
+    slot: int = -1  # of an end: the slot it settles
+    delay_queue: int = -1  # of a half whose message is to wait: its queue in the schedule topic
+
+    @property
+    def size(self) -> int:
+        return len(self.raw)
+
+
+def draft(
+    topic: str,
+    body: bytes,
+    properties: dict[str, str],
+    *,
+    queue_id: int,
+    born_timestamp_ms: int,
+    kind: TransactionType = TransactionType.NONE,
+    flag: int = 0,
+    sys_flag: int = 0,
+    reconsume_times: int = 0,
+) -> PendingRecord:
+    """A new record. Topic and properties must have been checked (`broker.message.Message` does)."""
+    named = _topic_field(topic)
+    texts = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+    size = len(texts) + RECORD_CRC_SIZE
+    if size > names.SIZE_MAX:
+        raise MessageRejected(f"the message is too large for a record: properties of {len(texts)} bytes")
+    head = _pack_head(
+        _HEAD_SIZE + len(body) + len(named) + 2 + size, MAGIC_V1, _crc32(body) & 0x7FFFFFFF, queue_id, flag, 0, 0,
+        sys_flag & ~0xC | kind, born_timestamp_ms, _ADDRESS, _PORT, 0, _ADDRESS, _PORT,
+        reconsume_times, 0, len(body),
+    )  # fmt: skip
+    raw = b"".join((head, body, named, size.to_bytes(2, "big"), texts, _NO_CRC))
+    return _with_facts(raw, topic, queue_id, kind, properties)
+
+
+def _with_facts(
+    raw: bytes, topic: str, queue_id: int, kind: TransactionType, properties: dict[str, str]
+) -> PendingRecord:
+    said = properties.get
+    codes: tuple[int, ...] = ()
+    if kind is not _ROLLBACK:
+        unique_key, keys = said(_UNIQ_KEY), said(_KEYS)
+        if unique_key:
+            codes = (index_code(topic, unique_key),)
+        if keys and names.KEY_SEPARATOR in keys:
+            codes += tuple([index_code(topic, key) for key in keys.split(names.KEY_SEPARATOR) if key])
+        elif keys:
+            codes += (index_code(topic, keys),)
+    made = PendingRecord(raw, topic, queue_id, kind, tag_hash(said(_TAGS, "")), group_hash(said(_PGROUP, "")), codes)
+    if kind is _PREPARED and _DELAY in properties:
+        made.delay_queue = _delay_queue(properties)
+    return made
+
+
+def _delay_queue(half_properties: dict[str, str]) -> int:
+    """Where in the schedule topic the commit of a half message waits; -1 when it is not to be delayed.
+
+    RocketMQ delays no transaction, whatever DELAY says. One that is to be delayed names the topic it is meant for
+    besides, as only ours do.
+    """
+    level = half_properties[_DELAY]
+    if names.REAL_TOPIC not in half_properties or not (level.isascii() and level.isdigit() and len(level) < 10):
+        return -1
+    return min(int(level), _LEVELS) - 1
+
+
+def end_draft(half: PendingRecord, half_offset: int, slot: int, kind: TransactionType) -> PendingRecord:
+    """The end of a transaction: a commit repeats the half message, a rollback leaves the body out.
+
+    RocketMQ: EndTransactionProcessor.endMessageTransaction (3.1.4).
+    """
+    if half.delay_queue >= 0 and kind is not _ROLLBACK:
+        return _delayed_commit(half, half_offset, slot)
+    raw = bytearray(half.raw)
+    codes = half.index_codes
+    if kind is _ROLLBACK:
+        (length,) = _INT.unpack_from(raw, _BODY_LENGTH_AT)
+        del raw[_BODY_AT : _BODY_AT + length]
+        _INT.pack_into(raw, _BODY_LENGTH_AT, 0)
+        _INT.pack_into(raw, _CRC_AT, 0)
+        _INT.pack_into(raw, 0, len(raw))
+        codes = ()
+    raw[_LAST_OF_TYPE_AT] = raw[_LAST_OF_TYPE_AT] & ~0xC | kind
+    _LONG.pack_into(raw, _PREPARED_AT, half_offset)
+    return PendingRecord(
+        bytes(raw), half.topic, half.queue_id, kind, half.tags_code, half.group_hash, codes, half_offset, slot
+    )
+
+
+def _delayed_commit(half: PendingRecord, half_offset: int, slot: int) -> PendingRecord:
+    """The same into the schedule topic: the delay counts from here. Its delivery, of type 0, is no end (DECISIONS 17).
+
+    REAL_TOPIC and REAL_QID stand in the half message already, so that properties are a copy here, too.
+    """
+    known = decode(half.raw, check_crc=False)
+    kind = TransactionType.COMMIT
+    end = replace(
+        known, topic=SCHEDULE_TOPIC, queue_id=half.delay_queue, sys_flag=known.sys_flag & ~0xC | kind,
+        prepared_transaction_offset=half_offset,
+    )  # fmt: skip
+    made = _with_facts(encode(end), end.topic, end.queue_id, kind, known.property_map)
+    made.prepared_offset, made.slot = half_offset, slot
+    return made
+
+
+def target_topic(draft: PendingRecord) -> str:
+    """Where consumers will find a record: of a delayed commit, the topic that its half names."""
+    if draft.topic != SCHEDULE_TOPIC:
+        return draft.topic
+    return decode(draft.raw, check_crc=False).property_map.get(names.REAL_TOPIC, draft.topic)
+
+
+def draft_of(raw: bytes) -> tuple[PendingRecord, Record]:
+    """A record that is in the log already, as the draft it was. Raises CorruptRecord."""
+    record = decode(raw)
+    kind = transaction_type(record.sys_flag)
+    found = _with_facts(raw, record.topic, record.queue_id, kind, record.property_map)
+    found.prepared_offset = record.prepared_transaction_offset
+    if kind is _ROLLBACK:
+        found.slot = record.queue_offset
+    return found, record
+
+
+def _fastest_crc32() -> Callable[[Any], int]:
+    try:
+        from isal.isal_zlib import crc32 as fast  # the extra `fast`
+    except ImportError:
+        from zlib import crc32 as fast
+    return fast
+
+
+_crc32 = _fastest_crc32()
+
+
+def crc32(data: Any) -> int:
+    """RocketMQ's CRC, by the fastest library at hand."""
+    return _crc32(data) & 0x7FFFFFFF
+
+
+def place(view: Any, at: int, raw: bytes, queue_offset: int, commitlog_offset: int, store_timestamp_ms: int) -> None:
+    """Write a draft's bytes at their place, with the numbers that it lacked and the CRC of the whole."""
+    end = at + len(raw)
+    view[at:end] = raw
+    _pack_offsets(view, at + _OFFSETS_AT, queue_offset, commitlog_offset)
+    _pack_long(view, at + _STORE_TIME_AT, store_timestamp_ms)
+    item = end - RECORD_CRC_SIZE
+    digits = b"%010d" % (_crc32(view[at:item]) & 0x7FFFFFFF)
+    view[item + _DIGITS_AT : end - 1] = digits[::-1]  # as `record_crc_item` has it
+
+
+def check_size(size: int, size_max: int) -> None:
+    """Raises MessageRejected when a record cannot fit in a segment."""
+    if size > size_max:
+        raise MessageRejected(f"the record takes {size} bytes; a segment of this store holds at most {size_max}")

@@ -1,0 +1,114 @@
+"""Force what was appended to the disk: one forced write for everyone who waits, across threads and processes.
+
+Of the threads that need the log durable one leads: it takes the sync lock, which keeps the leaders of other processes
+out, and forces everything that is published by then, its own records and everybody else's. The others sleep. When it
+is done, all whose records are durable go on at once, and one of the rest leads. A record that another process forced
+meanwhile needs nothing more: the durable offset is a word of the control page.
+
+RocketMQ: CommitLog.GroupCommitService (5.3.3) does this for the threads of one process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from broker.errors import SyncFailed
+from broker.store.disk.files import Disk
+from broker.store.disk.locks import AppendLock
+from broker.store.write.control import ControlPage, Word
+from broker.store.write.mapped import MappedQueue
+
+_DURABLE, _TAIL, _POISON = int(Word.DURABLE), int(Word.TAIL), int(Word.POISON)
+
+
+class Syncer:
+    """Makes a CommitLog durable. `on_failure` marks the store as poisoned for all processes."""
+
+    def __init__(
+        self, disk: Disk, log: MappedQueue, control: ControlPage, lock: AppendLock, on_failure: Callable[[], None]
+    ) -> None:
+        self._disk, self.log, self._words = disk, log, control.words
+        self.lock, self._on_failure = lock, on_failure
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child nobody leads and nobody waits: no other thread lives there."""
+        self._mutex = threading.Lock()
+        self._is_led = False
+        self._waiting: list[tuple[int, threading.Lock]] = []
+
+    def wait_durable(self, commitlog_offset: int) -> None:
+        """Return when everything below an offset is on disk. Raises SyncFailed when that can no longer be known."""
+        words = self._words
+        while words[_DURABLE] < commitlog_offset:
+            with self._mutex:
+                turn = None
+                if self._is_led:
+                    turn = threading.Lock()
+                    turn.acquire()
+                    self._waiting.append((commitlog_offset, turn))
+                self._is_led = True
+            if turn is None:
+                self._lead(commitlog_offset)
+            else:
+                self._sleep(turn)
+
+    def _lead(self, commitlog_offset: int) -> None:
+        try:
+            with self.lock:
+                if self._words[_DURABLE] < commitlog_offset:  # else the leader of another process has forced it
+                    self._force()
+        finally:
+            self._hand_over()
+
+    def _sleep(self, turn: threading.Lock) -> None:
+        """Until a leader lets this thread go on, or makes it the next."""
+        try:
+            turn.acquire()
+        except BaseException:  # an interrupt: whoever was to be led must not wait for a leader that is gone
+            with self._mutex:
+                chosen = all(other is not turn for _, other in self._waiting)
+                self._waiting = [one for one in self._waiting if one[1] is not turn]
+            if chosen:
+                self._hand_over(was_led=False)
+            raise
+
+    def _hand_over(self, *, was_led: bool = True) -> None:
+        """Let all go whose records are durable, and one of the rest, who will lead."""
+        durable = self._words[_DURABLE]
+        with self._mutex:
+            if was_led:
+                self._is_led = False
+            done = [turn for end, turn in self._waiting if end <= durable]
+            rest = [one for one in self._waiting if one[0] > durable]
+            if rest:
+                done.append(rest.pop(0)[1])
+            self._waiting = rest
+        for turn in done:
+            turn.release()
+
+    def _force(self) -> None:
+        """Force the log from what is durable to what is published; call under the sync lock."""
+        words, log = self._words, self.log
+        if words[_POISON]:  # pages that failed once are clean now, and lost: a sync that works would prove nothing
+            text = f"{log.folder}: a forced write failed before. Close the store in every process, see to the disk, and"
+            raise SyncFailed(f"{text} open it again: it recovers what is there")
+        start, stop = words[_DURABLE], words[_TAIL]
+        try:
+            log.sync(start, stop)
+            if start // log.file_size != (stop - 1) // log.file_size or start % log.file_size == 0:
+                self._disk.sync_folder(log.folder)  # the name of a new segment
+        except SyncFailed:
+            words[_POISON] = 1
+            self._on_failure()
+            raise
+        words[_DURABLE] = stop
+
+    def force_now(self) -> None:
+        """Force everything that is published."""
+        self.wait_durable(self._words[_TAIL])
+
+    def close(self) -> None:
+        self.log.close()
+        self.lock.close()

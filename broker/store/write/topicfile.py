@@ -1,0 +1,106 @@
+"""config/topics.json for writing: which topics there are, how many queues they have, and what they take.
+
+Written as RocketMQ does: the old one is kept as `.bak`, the new one is moved into place whole. Other processes change
+the file too, so it is looked at again at least each second.
+
+RocketMQ: TopicConfigManager.createTopicInSendMessageMethod, ConfigManager.persist (5.3.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from broker.errors import MessageRejected
+from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_READ, PERM_WRITE, DataVersion, TopicConfig, encode_topics
+from broker.format.topics import check_topic_name
+from broker.store.disk.files import Disk
+from broker.store.read.config import read_topics
+from broker.store.read.directory import Folder
+
+MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+QUEUES_MAX = 16_384  # of all topics together, see broker.store.write.queue_offsets
+DEFAULT_QUEUES = 4  # of a topic that its first message makes. RocketMQ: defaultTopicQueueNums of a producer
+
+_LOOK_MS = 1000
+_NAME = "topics.json"
+
+
+class Rules(NamedTuple):
+    """What a send asks of a topic."""
+
+    write_queues: int
+    message_type: str  # one of MESSAGE_TYPES; anything else, and none, takes every message
+    may_write: bool
+
+
+class TopicFile:
+    """The topics of a store, read at once and looked at again when another process may have changed them."""
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        self._folder = Folder(path, disk)
+        self._path = self._folder.paths.config(_NAME)
+        self._seen: tuple[int, int, int] | None = None
+        self._looked_ms = -_LOOK_MS
+        self._topics: dict[str, TopicConfig] = {}
+        self._rules: dict[str, Rules] = {}
+
+    def get(self, topic: str, now_ms: int) -> TopicConfig | None:
+        """A topic's configuration; None when there is no such topic."""
+        self._look_now_and_then(now_ms)
+        return self._topics.get(topic)
+
+    def rules(self, topic: str, now_ms: int) -> Rules | None:
+        """What the topic takes; None when there is no such topic."""
+        if not 0 <= now_ms - self._looked_ms < _LOOK_MS:
+            self._look_now_and_then(now_ms)
+        return self._rules.get(topic)
+
+    def put(self, topic: TopicConfig, now_ms: int) -> None:
+        """Create or change a topic; call under the append lock, which keeps other processes from doing the same."""
+        disk, paths = self._folder.disk, self._folder.paths
+        found = read_topics(self._folder)
+        version = DataVersion(found.version.counter + 1, now_ms, found.version.state_version)
+        changed = replace(found, topics={**found.topics, topic.name: topic}, version=version)
+        if disk.entry(folder := paths.config("")) is None:
+            disk.create_folder(folder)
+        if disk.entry(self._path) is not None:
+            disk.write_file(f"{self._path}.bak", disk.read(self._path))
+        disk.write_file(self._path, encode_topics(changed))
+        self.look(now_ms)
+
+    def look(self, now_ms: int) -> None:
+        """Read the file if it is another one than at the last look. Raises CorruptRecord."""
+        entry = self._folder.disk.entry(self._path)
+        seen = None if entry is None else (entry.inode, entry.changed_ns, entry.size)
+        if seen is None or seen != self._seen:
+            self._topics = dict(read_topics(self._folder).topics)
+            self._rules = {name: _rules(topic) for name, topic in self._topics.items()}
+        self._seen, self._looked_ms = seen, now_ms
+
+    def _look_now_and_then(self, now_ms: int) -> None:
+        if not 0 <= now_ms - self._looked_ms < _LOOK_MS:
+            self.look(now_ms)
+
+
+def _rules(topic: TopicConfig) -> Rules:
+    message_type = topic.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "")
+    return Rules(topic.write_queue_count, message_type, bool(topic.perm & PERM_WRITE))
+
+
+def new_topic(
+    name: str, queues: int = DEFAULT_QUEUES, message_type: str = "", perm: int = PERM_READ | PERM_WRITE
+) -> TopicConfig:
+    """A topic's configuration. Raises MessageRejected for a name or a number that RocketMQ would not take.
+
+    Without a `message_type` the topic takes every message, as all topics of RocketMQ 3.x and 4.x do.
+    """
+    check_topic_name(name)
+    if message_type and message_type not in MESSAGE_TYPES:
+        raise MessageRejected(f"the type of a topic is one of {', '.join(MESSAGE_TYPES)}, not {message_type!r}")
+    if not 1 <= queues <= QUEUES_MAX:
+        raise MessageRejected(f"a topic has from 1 to {QUEUES_MAX} queues, not {queues}")
+    if not 0 <= perm <= 0xF:
+        raise MessageRejected(f"perm is 6 (read and write), 4 (read), 2 (write) or 0, not {perm}")
+    attributes = {MESSAGE_TYPE_ATTRIBUTE: message_type} if message_type else {}
+    return TopicConfig(name, queues, queues, perm, order=message_type == "FIFO", attributes=attributes)

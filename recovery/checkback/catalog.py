@@ -1,0 +1,231 @@
+"""The catalog: what check-back remembers between rounds, and what operators did. A cache of no decision.
+
+    STORE/checkback/catalog.db     SQLite, by default; any SQLAlchemy URL for a database of one's own
+
+    checkback_attempt    one row for each transaction in doubt that was asked about: how often, when again, what then
+    checkback_run        one row for each round that found something to do
+    checkback_decision   one row for each decision of a person
+
+What was decided stands in the CommitLog, who decided and why too, and what is parked. Without the catalog check-back
+only begins to count anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, create_engine, event, select
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+
+from broker.errors import BrokerError
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.tables import make_tables
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+_RUNS_KEPT = 1000
+_DAMAGED = ("not a database", "malformed", "disk image", "unsupported file format")
+
+metadata = MetaData()
+_attempts = Table(
+    "checkback_attempt",
+    metadata,
+    Column("store_id", String(32), primary_key=True),
+    Column("commitlog_offset", BigInteger, primary_key=True, autoincrement=False),
+    Column("message_id", String(64), nullable=False),
+    Column("topic", String(255), nullable=False),
+    Column("producer_group", String(255), nullable=False),
+    Column("stored_ms", BigInteger, nullable=False),
+    Column("checks", Integer, nullable=False),
+    Column("looked_ms", BigInteger, nullable=False),
+    Column("next_ms", BigInteger, nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("why", Text, nullable=False),
+)
+_runs = Table(
+    "checkback_run",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("store_id", String(32), nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("decided_by", String(255), nullable=False),
+    Column("report", Text, nullable=False),
+)
+_decisions = Table(
+    "checkback_decision",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("store_id", String(32), nullable=False),
+    Column("commitlog_offset", BigInteger, nullable=False),
+    Column("message_id", String(64), nullable=False),
+    Column("decision", String(32), nullable=False),
+    Column("decided_by", String(255), nullable=False),
+    Column("why", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What is remembered of one transaction in doubt."""
+
+    commitlog_offset: int
+    message_id: str
+    topic: str
+    producer_group: str
+    stored_ms: int  # when its half message was stored
+    checks: int  # how often somebody was asked and did not know
+    looked_ms: int  # when somebody was asked last, or could not be
+    next_ms: int
+    outcome: str  # of that last time: unknown, running, down
+    why: str
+
+
+_NAMES = tuple(one.name for one in fields(Attempt))
+
+
+class Catalog:
+    """The catalog of one store. Raises BrokerError when its database cannot be used."""
+
+    def __init__(self, engine: Engine, store_id: str) -> None:
+        self._engine, self._store_id = engine, store_id
+        self._columns = [_attempts.c[name] for name in _NAMES]
+        with _sentences(engine):
+            make_tables(metadata, engine)
+
+    @classmethod
+    def open(cls, store_path: str, store_id: str, url: str | None = None) -> Catalog:
+        """The catalog in a database, or by default in the store. A damaged one in the store is set aside."""
+        if url is not None:
+            return cls(create_engine(url), store_id)
+        path = path_of(store_path)
+        try:
+            return cls(_sqlite(path), store_id)
+        except BrokerError as error:
+            if not any(word in str(error) for word in _DAMAGED):
+                raise
+        disk = Disk()
+        disk.rename(path, f"{path}.damaged")
+        for beside in (f"{path}-wal", f"{path}-shm"):
+            if disk.entry(beside) is not None:
+                disk.remove(beside)
+        return cls(_sqlite(path), store_id)
+
+    def close(self) -> None:
+        """Let go of its connections."""
+        self._engine.dispose()
+
+    def attempts(self) -> dict[int, Attempt]:
+        """What is remembered, by the CommitLog offset of the half message."""
+        with _sentences(self._engine), self._engine.connect() as connection:
+            rows = connection.execute(select(*self._columns).where(_attempts.c.store_id == self._store_id))
+            return {row[0]: Attempt(*row) for row in rows}
+
+    def remember(self, attempts: Sequence[Attempt], gone: Iterable[int] = ()) -> None:
+        """Put attempts in place of older ones; forget the transactions that are no longer in doubt."""
+        forget = [{"at": number} for number in {*gone, *(one.commitlog_offset for one in attempts)}]
+        if not forget:
+            return
+        from sqlalchemy import bindparam
+
+        mine = _attempts.c.store_id == self._store_id
+        with _sentences(self._engine), self._engine.begin() as connection:
+            connection.execute(_attempts.delete().where(mine, _attempts.c.commitlog_offset == bindparam("at")), forget)
+            if attempts:
+                rows = [{name: getattr(one, name) for name in _NAMES} for one in attempts]
+                rows = [{**row, "store_id": self._store_id} for row in rows]
+                connection.execute(_attempts.insert(), rows)
+
+    def note_run(self, started_ms: int, by: str, report: Mapping[str, Any]) -> None:
+        """Keep the report of a round; old ones go."""
+        row = {"store_id": self._store_id, "started_ms": started_ms, "decided_by": by, "report": json.dumps(report)}
+        with _sentences(self._engine), self._engine.begin() as connection:
+            connection.execute(_runs.insert(), row)
+            newest = select(_runs.c.id).where(_runs.c.store_id == self._store_id).order_by(_runs.c.id.desc())
+            oldest = connection.execute(newest.offset(_RUNS_KEPT).limit(1)).scalar()
+            if oldest is not None:
+                connection.execute(_runs.delete().where(_runs.c.store_id == self._store_id, _runs.c.id <= oldest))
+
+    def runs(self, limit: int = 20) -> list[dict[str, Any]]:
+        """The last rounds, newest first."""
+        wanted = select(_runs.c.started_ms, _runs.c.decided_by, _runs.c.report).where(
+            _runs.c.store_id == self._store_id
+        )
+        with _sentences(self._engine), self._engine.connect() as connection:
+            found = connection.execute(wanted.order_by(_runs.c.id.desc()).limit(limit)).all()
+        return [{"started_ms": started, "by": by, **json.loads(report)} for started, by, report in found]
+
+    def note_decision(
+        self, commitlog_offset: int, message_id: str, decision: str, by: str, why: str, at_ms: int
+    ) -> None:
+        """Keep what a person decided; the end record says it too."""
+        row = {"store_id": self._store_id, "commitlog_offset": commitlog_offset, "message_id": message_id}
+        row |= {"decision": decision, "decided_by": by, "why": why, "at_ms": at_ms}
+        with _sentences(self._engine), self._engine.begin() as connection:
+            connection.execute(_decisions.insert(), row)
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """What persons decided, oldest first."""
+        mine = _decisions.c.store_id == self._store_id
+        with _sentences(self._engine), self._engine.connect() as connection:
+            found = connection.execute(select(_decisions).where(mine).order_by(_decisions.c.id)).mappings().all()
+        return [{name: value for name, value in row.items() if name not in ("id", "store_id")} for row in found]
+
+
+def path_of(store_path: str) -> str:
+    return os.path.join(Paths(store_path).own, "catalog.db")
+
+
+def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
+    """What the catalog of a store remembers, read without changing or making one; empty when there is none.
+
+    Raises BrokerError when its database cannot be read.
+    """
+    disk, paths = Disk(), Paths(store_path)
+    if disk.entry(paths.store_json) is None or (url is None and disk.entry(path_of(store_path)) is None):
+        return {}
+    store_id = str(json.loads(disk.read(paths.store_json))["id"])
+    engine = create_engine(url or f"sqlite:///file:{quote(os.path.abspath(path_of(store_path)))}?mode=ro&uri=true")
+    try:
+        with _sentences(engine), engine.connect() as connection:
+            columns = [_attempts.c[name] for name in _NAMES]
+            rows = connection.execute(select(*columns).where(_attempts.c.store_id == store_id))
+            return {row[0]: Attempt(*row) for row in rows}
+    finally:
+        engine.dispose()
+
+
+def _sqlite(path: str) -> Engine:
+    """Many processes read and write it; a power cut may take the last attempts, which are asked again then."""
+    engine = create_engine(f"sqlite:///{path}")
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA busy_timeout = 5000")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    return engine
+
+
+class _sentences:  # noqa: N801 - reads as a word of the language: with _sentences(engine)
+    """Turns what a database raises into a sentence that says which one it was."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SQLAlchemyError):
+            cause = error.orig if isinstance(error, DatabaseError) and error.orig else error
+            said = " ".join(str(cause).split())[:200]
+            raise BrokerError(f"the catalog {self._engine.url!r} cannot be used: {said}") from error

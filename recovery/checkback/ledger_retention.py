@@ -1,0 +1,28 @@
+"""Retention of ledger rows: which rows nobody will ask for again.
+
+A row is needed until the end of its transaction is on disk, and a tombstone as long as the local transaction might
+still commit. So rows go by the time in their key: older than `keep_ms`, which must be longer than any local transaction
+takes, and older than every transaction of the store that is in doubt, parked ones included. What was ended before the
+look is forced to disk first. Keys below that time are never answered "rolled back" again: see LedgerResolver.expire.
+"""
+
+from __future__ import annotations
+
+from broker.ledger import LEDGER_KEY, key_time_ms
+from broker.live import LiveStore
+from recovery.checkback.ledger_resolver import LedgerResolver
+
+KEEP_MS = 30 * 86_400_000
+
+
+def low_water_ms(store: LiveStore, now_ms: int, keep_ms: int = KEEP_MS) -> int:
+    """The time below which no row is needed any more."""
+    keys = [half.properties.get(LEDGER_KEY) for half in store.transactions.in_doubt()]
+    times = [made for key in keys if key and (made := key_time_ms(key)) is not None]
+    store.sync_now()  # after the look: what was not in doubt then has its end on disk now
+    return min([now_ms - keep_ms, *times])
+
+
+def expire_ledger(store: LiveStore, resolver: LedgerResolver, now_ms: int, keep_ms: int = KEEP_MS) -> int:
+    """Remove the rows that nobody will ask for again; returns how many went."""
+    return resolver.expire(low_water_ms(store, now_ms, keep_ms))

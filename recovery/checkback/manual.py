@@ -1,0 +1,218 @@
+"""What a person does about transactions in doubt: see what is parked, decide, have them asked about again.
+
+    halves = find(store, ["7F00000100002A9F00000000000004D2"])
+    resolve(store, halves, TransactionState.COMMITTED, why="paid, see ticket 12", by="ada", ledger=resolver, now_ms=...)
+
+A decision is one compare-and-set like any other: if the producer or check-back was faster, theirs stands. Where a
+ledger has the say, it is asked first: what it does not say cannot be committed, and a rollback goes there before it is
+put into the store, so that all half messages of one transaction get the same end, and a local transaction that still
+runs cannot commit against it. Who decided and why stand in the end record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.format.java import decode_message_id
+from broker.ledger import LEDGER_KEY
+from broker.live import LiveStore
+from broker.message import ReceivedMessage
+from broker.transaction.events import BY, WHY, TransactionState
+from broker.transaction.service import Half
+from recovery.checkback.catalog import Catalog
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.protocol import STATES, Outcome
+
+_WORDS = {TransactionState.COMMITTED: "committed", TransactionState.ROLLED_BACK: "rolled back"}
+_OUTCOMES = {state: outcome for outcome, state in STATES.items()}
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What became of one decision."""
+
+    commitlog_offset: int
+    message_id: str
+    topic: str
+    producer_group: str
+    result: str  # committed, rolled back, unparked, unchanged, refused; of a dry run: what would be tried
+    why: str  # when refused or unchanged
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A transaction that waits for a person."""
+
+    commitlog_offset: int
+    message_id: str
+    unique_key: str | None
+    topic: str
+    producer_group: str
+    keys: list[str]
+    age_s: float
+    parked_ms: int
+    why: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def find(store: LiveStore, ids: Sequence[str]) -> list[Half]:
+    """The half messages that are meant: by CommitLog offset, offset message id or unique key.
+
+    Raises TransactionError for an id that names none in doubt.
+    """
+    service = store.transactions
+    in_doubt = {half.commitlog_offset: half for half in service.in_doubt()}
+    by_key: dict[str, list[Half]] = {}
+    for half in in_doubt.values():
+        by_key.setdefault(half.unique_key or "", []).append(half)
+    found: dict[int, Half] = {}
+    for one in ids:
+        named = [in_doubt[at]] if (at := _offset(one)) in in_doubt else by_key.get(one, [])
+        if not named:
+            raise TransactionError(f"{one}: no half message in doubt is named so. See: checkback pending {store.path}")
+        found.update((half.commitlog_offset, half) for half in named)
+    return list(found.values())
+
+
+def _offset(text: str) -> int | None:
+    """The CommitLog offset that a number or an offset message id says."""
+    if text.isascii() and text.isdecimal() and len(text) < 20:
+        return int(text)
+    try:
+        return decode_message_id(text)[1]
+    except (BrokerError, ValueError):
+        return None
+
+
+def chosen(
+    store: LiveStore, *, parked: bool = True, topic: str | None = None, producer_group: str | None = None
+) -> list[Half]:
+    """All that are parked, or all in doubt; of one topic and group where they are named."""
+    among = store.transactions.parked() if parked else None
+    return [
+        half
+        for half in store.transactions.in_doubt()
+        if (among is None or half.commitlog_offset in among)
+        and topic in (None, half.topic)
+        and producer_group in (None, half.producer_group)
+    ]
+
+
+def park_list(store: LiveStore, now_ms: int) -> list[Parked]:
+    """What is parked, since when and why, in log order."""
+    found = []
+    for commitlog_offset, record_offset in sorted(store.transactions.parked().items()):
+        half = store.transactions.half(commitlog_offset)
+        record = store.commitlog.read(record_offset)
+        said = ReceivedMessage.of(record) if record is not None else None
+        found.append(
+            Parked(
+                commitlog_offset=commitlog_offset,
+                message_id=half.message_id,
+                unique_key=half.unique_key,
+                topic=half.topic,
+                producer_group=half.producer_group,
+                keys=list(half.keys),
+                age_s=max(0, now_ms - half.store_timestamp_ms) / 1000,
+                parked_ms=said.store_timestamp_ms if said else 0,
+                why=said.properties.get(WHY, "") if said else "",
+            )
+        )
+    return found
+
+
+def resolve(
+    store: LiveStore,
+    halves: Sequence[Half],
+    state: TransactionState,
+    *,
+    why: str,
+    by: str,
+    now_ms: int,
+    ledger: LedgerResolver | None = None,
+    without_ledger: bool = False,
+    catalog: Catalog | None = None,
+    dry_run: bool = False,
+) -> list[Resolution]:
+    """End transactions as a person decided: `state` is COMMITTED or ROLLED_BACK.
+
+    One whose outcome a ledger holds is refused without that ledger, unless `without_ledger` says that it is gone; then
+    nothing protects against a contrary decision on another message of the same transaction. Raises TransactionError
+    when nobody says why.
+    """
+    if not why.strip():
+        raise TransactionError("a decision needs its reason, for those who find it later: --why TEXT")
+    found = []
+    for half in halves:
+        refusal = "" if without_ledger else _refusal(half, state, by, ledger, dry_run=dry_run)
+        if refusal:
+            found.append(_resolution(half, REFUSED, refusal))
+        elif dry_run:
+            found.append(_resolution(half, _WORDS[state], "dry run: nothing was done"))
+        else:
+            found.append(_end(store, half, state, why, by))
+            if catalog is not None and found[-1].result == _WORDS[state]:
+                catalog.note_decision(half.commitlog_offset, half.message_id, _WORDS[state], by, why, now_ms)
+    return found
+
+
+def _refusal(half: Half, state: TransactionState, by: str, ledger: LedgerResolver | None, *, dry_run: bool) -> str:
+    """Why the ledger does not let this decision be made; empty when it does."""
+    key = half.properties.get(LEDGER_KEY)
+    if key is None:
+        return ""
+    if ledger is None:
+        return "its outcome is in a ledger: name that database (--ledger URL), or say --without-ledger if it is gone"
+    if state is TransactionState.COMMITTED or dry_run:
+        answer = ledger.peek(key)
+    else:
+        answer = ledger.decide(key, half.producer_group, int(state), by)
+    if answer.outcome is _OUTCOMES[state] or (
+        state is TransactionState.ROLLED_BACK and answer.outcome is Outcome.UNKNOWN
+    ):
+        return ""  # the ledger says so too, or has no say: it keeps no rows that old
+    if answer.outcome is Outcome.UNKNOWN:
+        return f"{answer.why}: the local transaction did not commit, or not yet. To announce it still: --without-ledger"
+    return answer.why
+
+
+def _end(store: LiveStore, half: Half, state: TransactionState, why: str, by: str) -> Resolution:
+    end = store.transactions.commit if state is TransactionState.COMMITTED else store.transactions.rollback
+    try:
+        ended = end(half, extra_properties={WHY: why, BY: by})
+    except AlreadyEnded as error:
+        return _resolution(half, REFUSED, str(error))
+    if ended.again:
+        return _resolution(half, "unchanged", f"it was {_WORDS[state]} already")
+    return _resolution(half, _WORDS[state], "")
+
+
+def recheck(
+    store: LiveStore, halves: Sequence[Half], *, why: str, catalog: Catalog | None = None, dry_run: bool = False
+) -> list[Resolution]:
+    """Have transactions asked about again, from the first check on: parked ones are taken back."""
+    found = []
+    parked = store.transactions.parked()
+    for half in halves:
+        is_parked = half.commitlog_offset in parked
+        if is_parked and not dry_run:
+            store.transactions.unpark(half, why)
+        found.append(
+            _resolution(half, "unparked" if is_parked else "unchanged", "" if is_parked else "it was not parked")
+        )
+    if catalog is not None and not dry_run:
+        catalog.remember((), [half.commitlog_offset for half in halves])
+    return found
+
+
+def _resolution(half: Half, result: str, why: str) -> Resolution:
+    return Resolution(half.commitlog_offset, half.message_id, half.topic, half.producer_group, result, why)

@@ -1,0 +1,307 @@
+"""One round of check-back: what is in doubt and due is asked about, fairly between topics, and ended as answered.
+
+    check = CheckBack(store, LedgerResolver(ledger, store_id(store)))
+    report = check.round(now_ms)
+
+    slots in doubt ─► due by the policy ─► the share of each topic ─► asked ─► ended │ put off │ parked
+
+An attempt changes a few bytes in the catalog and none in the CommitLog. Every end is a compare-and-set on its slot: who
+is slower finds the transaction ended and changes nothing. RocketMQ: TransactionalMessageServiceImpl.check (5.3.3).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+from broker.errors import AlreadyEnded, BrokerError
+from broker.format import properties as names
+from broker.ledger import LEDGER_KEY
+from broker.live import LiveStore
+from broker.producer import store_id
+from broker.transaction.events import BY, WHY
+from broker.transaction.service import Half
+from recovery.checkback.catalog import Attempt, Catalog
+from recovery.checkback.leader import myself
+from recovery.checkback.policy import AtLimit, Policy, Standing, Verdict, decide, next_check
+from recovery.checkback.protocol import Answer, Outcome, Question, Resolver
+
+LIMIT = 10_000  # transactions that one round asks about
+_CHUNK = 1_000  # of them at a time
+_READ_FACTOR = 4  # how many more may be read than are asked about, to be fair between topics
+_WHY_SIZE = 500
+_ERRORS_KEPT = 20
+
+_AT_LIMIT = {AtLimit.COMMIT: Outcome.COMMITTED, AtLimit.ROLLBACK: Outcome.ROLLED_BACK}
+
+
+@dataclass(slots=True)
+class RoundReport:
+    """What one round found and did; numbers of transactions unless the name says otherwise."""
+
+    in_doubt: int = 0
+    parked: int = 0  # of them, before the round
+    waiting: int = 0  # not due yet
+    due: int = 0
+    asked: int = 0  # at most as many as the limit
+    committed: int = 0
+    rolled_back: int = 0
+    unknown: int = 0  # somebody answered, and did not know
+    running: int = 0
+    down: int = 0
+    newly_parked: int = 0
+    decided_elsewhere: int = 0  # somebody else was faster
+    left: int = 0  # due, and beyond the limit of the round
+    oldest_ms: int | None = None  # age of the oldest that is in doubt and not parked
+    duration_s: float = 0.0
+    is_dry_run: bool = False
+    topics: dict[str, int] = field(default_factory=dict)  # how many were asked about, by topic
+    planned: list[dict[str, Any]] = field(default_factory=list)  # of a dry run: what it would ask about
+    errors: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Due(NamedTuple):
+    """A transaction whose turn it is."""
+
+    half: Half
+    checks: int
+    due_ms: int
+    at_limit: bool
+
+
+class CheckBack:
+    """Asks about the transactions in doubt of one store, round by round.
+
+    `resolver` says how local transactions ended, `policy` when it is asked, `catalog` remembers in between (by default
+    in the store). `limit` and `per_topic` bound a round; `chance` places the jitter.
+    """
+
+    def __init__(
+        self,
+        store: LiveStore,
+        resolver: Resolver,
+        *,
+        policy: Policy | None = None,
+        catalog: Catalog | None = None,
+        limit: int = LIMIT,
+        per_topic: int | None = None,
+        by: str = "",
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._store, self._service, self._resolver = store, store.transactions, resolver
+        self._policy = policy or Policy()
+        self.catalog = catalog or Catalog.open(store.path, store_id(store))
+        self._limit, self._per_topic, self._chance = limit, per_topic, chance
+        self._by = by or f"check-back at {myself()}"
+
+    def round(self, now_ms: int, *, dry_run: bool = False) -> RoundReport:
+        """Look at everything in doubt, ask about what is due, end what is known. A dry run changes and asks nothing."""
+        started = time.monotonic()
+        report = RoundReport(is_dry_run=dry_run)
+        known = self.catalog.attempts()
+        due, in_doubt = self._due(known, now_ms, report)
+        chosen = list(islice(_fairly(due, self._per_topic), self._limit))
+        report.left = len(due) - len(chosen)
+        report.topics = dict(Counter(one.half.topic for one in chosen))
+        if dry_run:
+            report.planned = [_plan(one) for one in chosen]
+        else:
+            self._work(chosen, [at for at in known if at not in in_doubt], now_ms, report)
+        report.duration_s = round(time.monotonic() - started, 6)
+        if not dry_run and (report.asked or report.newly_parked or report.errors):
+            self.catalog.note_run(now_ms, self._by, report.as_json())
+        return report
+
+    # What is due
+
+    def _due(self, known: dict[int, Attempt], now_ms: int, report: RoundReport) -> tuple[list[_Due], set[int]]:
+        """The transactions whose turn it is, and the CommitLog offsets of all that are in doubt.
+
+        Those that were asked about before are judged by what the catalog says, the others by their half message.
+        """
+        parked, slots = self._service.parked(), list(self._slots())
+        visible = self._visible(max((end for _, end in slots), default=0), report)
+        in_doubt: set[int] = set()
+        due: list[_Due] = []
+        new: list[int] = []
+        for commitlog_offset, end in slots:
+            in_doubt.add(commitlog_offset)
+            if end > visible:  # a power cut could still take it back
+                report.waiting += 1
+            elif commitlog_offset in parked:
+                report.parked += 1
+            elif (attempt := known.get(commitlog_offset)) is None:
+                new.append(commitlog_offset)
+            else:
+                standing = Standing(attempt.stored_ms, None, attempt.checks, attempt.next_ms)
+                self._judge(standing, attempt.topic, commitlog_offset, now_ms, due, report)
+        for commitlog_offset in _spread(new, max(self._limit * _READ_FACTOR, _CHUNK)):
+            half = self._half(commitlog_offset)
+            if half is not None:
+                immunity = half.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS)
+                standing = Standing(half.store_timestamp_ms, immunity)
+                self._judge(standing, half.topic, half, now_ms, due, report)
+        report.in_doubt, report.due = len(in_doubt), len(due)
+        return due, in_doubt
+
+    def _visible(self, end: int, report: RoundReport) -> int:
+        """Up to where the log is durable; forced, since whoever stored a half message may have died before that."""
+        if end > self._store.visible_end and not report.is_dry_run:
+            self._store.sync_now()
+        return self._store.visible_end
+
+    def _slots(self) -> Iterator[tuple[int, int]]:
+        """CommitLog offset and end of each half message in doubt."""
+        slot_of = self._store.writer.dispatcher.slot
+        for slot in self._service.in_doubt_slots():
+            found = slot_of(slot)
+            yield found.commitlog_offset, found.commitlog_offset + found.size
+
+    def _judge(
+        self, standing: Standing, topic: str, half: Half | int, now_ms: int, due: list[_Due], report: RoundReport
+    ) -> None:
+        """Add it to what is due, or count it as waiting; a half message is read only when it is due."""
+        decision = decide(standing, self._policy.rule(topic), now_ms)
+        age_ms = now_ms - standing.stored_ms
+        report.oldest_ms = age_ms if report.oldest_ms is None else max(report.oldest_ms, age_ms)
+        if decision.verdict is Verdict.WAIT:
+            report.waiting += 1
+            return
+        found = self._half(half) if isinstance(half, int) else half
+        if found is not None:
+            due.append(_Due(found, standing.checks, decision.due_ms, decision.verdict is Verdict.LIMIT))
+
+    def _half(self, commitlog_offset: int) -> Half | None:
+        """A half message; None when it was just now ended and its segment is gone."""
+        try:
+            return self._service.half(commitlog_offset)
+        except BrokerError:
+            return None
+
+    # Ask, and do as the answer says
+
+    def _work(self, chosen: list[_Due], gone: list[int], now_ms: int, report: RoundReport) -> None:
+        attempts: list[Attempt] = []
+        for start in range(0, len(chosen), _CHUNK):
+            chunk = chosen[start : start + _CHUNK]
+            ask = [one for one in chunk if _is_asked(one)]
+            questions = [Question(one.half, _reader(self._service.message, one.half)) for one in ask]
+            answers = self._resolver.ask(questions, now_ms) if questions else []
+            report.asked += len(ask)
+            said = {one.half.commitlog_offset: answer for one, answer in zip(ask, answers, strict=True)}
+            for one in chunk:
+                answer = said.get(one.half.commitlog_offset)
+                attempt = self._settle(one, answer, now_ms, report)
+                if attempt is None:
+                    gone.append(one.half.commitlog_offset)
+                else:
+                    attempts.append(attempt)
+        self.catalog.remember(attempts, gone)
+
+    def _settle(self, one: _Due, answer: Answer | None, now_ms: int, report: RoundReport) -> Attempt | None:
+        """Do as an answer says; what is to be remembered, or None when nothing is."""
+        try:
+            if answer is not None and answer.outcome.is_decision:
+                self._end(one.half, answer, report)
+                return None
+            if one.at_limit:
+                self._give_up(one, answer, report)
+                return None
+        except AlreadyEnded:
+            report.decided_elsewhere += 1
+            return None
+        except BrokerError as error:
+            answer = Answer(Outcome.DOWN, f"the store did not take the end: {error}")
+            if len(report.errors) < _ERRORS_KEPT:
+                report.errors.append(f"{one.half.message_id}: {error}")
+        assert answer is not None  # without one it is at its limit
+        return self._put_off(one, answer, now_ms, report)
+
+    def _end(self, half: Half, answer: Answer, report: RoundReport, why: str = "") -> None:
+        extra = {WHY: why[:_WHY_SIZE], BY: self._by} if why else None
+        if answer.outcome is Outcome.COMMITTED:
+            ended = self._service.commit(half, extra_properties=extra)
+            report.committed += not ended.again
+        else:
+            ended = self._service.rollback(half, extra_properties=extra)
+            report.rolled_back += not ended.again
+        report.decided_elsewhere += ended.again
+
+    def _give_up(self, one: _Due, answer: Answer | None, report: RoundReport) -> None:
+        """What the policy says for those that nobody answered for.
+
+        Where a ledger will answer one day it is not to be contradicted: such a transaction is parked, whatever else is
+        to happen.
+        """
+        said = answer.why if answer else "nobody knew"
+        why = f"asked {one.checks} times, in doubt since {one.half.store_timestamp_ms}: {said}"
+        outcome = _AT_LIMIT.get(self._policy.rule(one.half.topic).at_limit)
+        if outcome is None or (answer is not None and answer.outcome is not Outcome.UNKNOWN):
+            report.newly_parked += self._service.park(one.half, why[:_WHY_SIZE])
+        else:
+            self._end(one.half, Answer(outcome, why), report, f"the policy at its limit: {why}")
+
+    def _put_off(self, one: _Due, answer: Answer, now_ms: int, report: RoundReport) -> Attempt:
+        """Nobody knows yet. Only an answer counts as a check: who could not be asked has not been asked."""
+        half, rule = one.half, self._policy.rule(one.half.topic)
+        counts = answer.outcome is Outcome.UNKNOWN
+        report.unknown += counts
+        report.running += answer.outcome is Outcome.RUNNING
+        report.down += answer.outcome is Outcome.DOWN
+        checks = one.checks + counts
+        next_ms = next_check(rule, checks if counts else 1, now_ms, self._chance())
+        place = (half.commitlog_offset, half.message_id, half.topic, half.producer_group, half.store_timestamp_ms)
+        return Attempt(*place, checks, now_ms, next_ms, answer.outcome.value, answer.why[:_WHY_SIZE])
+
+
+def _is_asked(one: _Due) -> bool:
+    """At its limit a transaction is asked about no more, but for a ledger: its answer is right at any time."""
+    return not one.at_limit or LEDGER_KEY in one.half.properties
+
+
+def _reader(read: Callable[[Half], Any], half: Half) -> Callable[[], Any]:
+    return lambda: read(half)
+
+
+def _fairly(due: Iterable[_Due], per_topic: int | None) -> Iterator[_Due]:
+    """The topics by turns, each with its longest due first, and no more than `per_topic` of each."""
+    topics: dict[str, list[_Due]] = {}
+    for one in due:
+        topics.setdefault(one.half.topic, []).append(one)
+    turns = [iter(sorted(ones, key=_by_due)[:per_topic]) for _, ones in sorted(topics.items())]
+    while turns:
+        left = []
+        for turn in turns:
+            for one in islice(turn, 1):
+                yield one
+                left.append(turn)
+        turns = left
+
+
+def _by_due(one: _Due) -> tuple[int, int]:
+    return one.due_ms, one.half.commitlog_offset
+
+
+def _spread(offsets: Sequence[int], most: int) -> Sequence[int]:
+    """At most so many, from all over the log: a flood in one place does not hide what lies behind it."""
+    return offsets if len(offsets) <= most else offsets[:: -(-len(offsets) // most)]
+
+
+def _plan(one: _Due) -> dict[str, Any]:
+    half = one.half
+    return {
+        "message_id": half.message_id,
+        "commitlog_offset": half.commitlog_offset,
+        "topic": half.topic,
+        "producer_group": half.producer_group,
+        "checks": one.checks,
+        "at_limit": one.at_limit,
+    }

@@ -1,0 +1,161 @@
+"""CheckService: rounds of check-back at an interval, by one process among all that could.
+
+    with for_producers(store, [producer]):               # a thread of the application
+        serve()
+
+RocketMQ's own check thread: TransactionalMessageCheckService (5.3.3), which waits an interval before its first round,
+too. An application with this thread is served without Airflow and without a second program.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from broker.errors import BrokerError
+from broker.live import LiveStore
+from broker.producer import Producer, store_id
+from recovery.checkback.leader import Lease
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
+from recovery.checkback.policy import Policy
+from recovery.checkback.resolvers import Breaker, CallableResolver, Router
+from recovery.checkback.round import CheckBack, RoundReport
+
+INTERVAL_S = 30.0  # RocketMQ: transactionCheckInterval
+_HOUR_MS = 3_600_000
+
+_log = logging.getLogger("recovery")
+
+
+@dataclass(slots=True)
+class Status:
+    """How the service does."""
+
+    leads: bool = False
+    rounds: int = 0
+    failures: int = 0  # rounds that ended with an error
+    last_error: str = ""
+    last_round_ms: int | None = None
+    last_report: dict[str, Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class CheckService:
+    """Runs a round every `interval_s` while this process leads; otherwise it waits for its turn to lead.
+
+    `housekeeping(now_ms)` runs once an hour after a round, for the retention of ledger rows. A round that fails is
+    logged, shows in `status`, and is tried again after the interval.
+    """
+
+    def __init__(
+        self,
+        check: CheckBack,
+        lease: Lease,
+        *,
+        interval_s: float = INTERVAL_S,
+        housekeeping: Callable[[int], object] | None = None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._check, self._lease, self._interval_s = check, lease, interval_s
+        self._housekeeping, self._clock_ms = housekeeping, clock_ms
+        self._kept_house_ms: int | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.status = Status()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Run in a thread of this process, the first round after one interval. Started twice, it runs once."""
+        if self._thread is None:
+            self._stopped.clear()
+            self._thread = threading.Thread(target=self._wait_and_run, name="checkback-check", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the round that it is in, and let another process lead."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._lease.release()
+        self._check.catalog.close()
+
+    def _wait_and_run(self) -> None:
+        if not self._stopped.wait(self._interval_s):
+            self.run()
+
+    def run(self, on_round: Callable[[RoundReport], object] = lambda _: None) -> None:
+        """Run rounds until `stop` is called from another thread."""
+        while True:
+            report = self.run_once()
+            if report is not None:
+                on_round(report)
+            if self._stopped.wait(self._interval_s):
+                return
+
+    def run_once(self) -> RoundReport | None:
+        """One round, if this process leads; None when another does, or when it failed: see `status`."""
+        now_ms = self._clock_ms()
+        try:
+            self.status.leads = self._lease.try_take()
+            if not self.status.leads:
+                return None
+            report = self._check.round(now_ms)
+            self._keep_house(now_ms)
+        except Exception as error:  # noqa: BLE001 - a thread that dies would settle nothing any more
+            self.status.failures += 1
+            self.status.last_error = (
+                str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
+            )
+            _log.warning("a round of check-back failed, and is tried again: %s", self.status.last_error)
+            return None
+        self.status.rounds += 1
+        self.status.last_round_ms, self.status.last_report = now_ms, report.as_json()
+        return report
+
+    def _keep_house(self, now_ms: int) -> None:
+        if self._housekeeping is None or (self._kept_house_ms is not None and now_ms - self._kept_house_ms < _HOUR_MS):
+            return
+        self._housekeeping(now_ms)
+        self._kept_house_ms = now_ms
+
+
+def for_producers(
+    store: LiveStore,
+    producers: Sequence[Producer],
+    *,
+    policy: Policy | None = None,
+    interval_s: float = INTERVAL_S,
+    keep_ledger_ms: int = KEEP_MS,
+) -> CheckService:
+    """The service of an application: its transactional producers answer, by their ledger or their resolver.
+
+    Producers of the same group anywhere are answered for, too. Old ledger rows are removed once an hour.
+    """
+    own = store_id(store)
+    ledgers = {one.group: LedgerResolver(one.ledger, own) for one in producers if one.ledger is not None}
+    asked = {one.group: Breaker(CallableResolver(one.resolver)) for one in producers if one.resolver is not None}
+    router = Router(asked, by_ledger={group: Breaker(ledger) for group, ledger in ledgers.items()})
+
+    def keep_house(now_ms: int) -> None:
+        for ledger in ledgers.values():
+            expire_ledger(store, ledger, now_ms, keep_ledger_ms)
+
+    check = CheckBack(store, router, policy=policy)
+    return CheckService(check, Lease(store.path), interval_s=interval_s, housekeeping=keep_house)

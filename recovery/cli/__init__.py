@@ -1,0 +1,1 @@
+"""The command line: `checkback VERB STORE`. Only this room prints, exits, or reads the environment."""

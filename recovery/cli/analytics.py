@@ -1,0 +1,85 @@
+"""The verbs for data people and managers: `transactions` (Parquet files) and `report` (one HTML page)."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated
+
+import typer
+
+from broker.errors import StoreError
+from recovery.cli.output import Bar, print_json, show
+from recovery.cli.shared import AsJson, Store, examples
+
+Master = Annotated[
+    str | None,
+    typer.Option("--spark", metavar="MASTER", help="Run on Spark: local[*], spark://host:7077, yarn, k8s://..."),
+]
+
+
+def transactions(
+    store: Store,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to write; it must not be there.")],
+    as_json: AsJson = False,
+    spark: Master = None,
+) -> None:
+    """Write every transaction as a row of Parquet files: ids, group, topic, keys, places, state, checks, age.
+
+    OUT/_checkback.json, written last, has the counts and the digest.
+    """
+    from recovery.spark import by_processes, jobs, sessions
+    from recovery.spark.places import Place
+
+    now_ms = time.time_ns() // 1_000_000
+    with Bar("Judging") as progress:
+        if spark is None:
+            written = by_processes.write_transactions_here(store, out, now_ms, progress=progress)
+        else:
+            Place(store).files()  # a wrong path is said before Spark starts
+            session = sessions.session(spark)
+            try:
+                written = jobs.write_transactions(session, store, out, now_ms=now_ms, progress=progress)
+            finally:
+                session.stop()
+    if as_json:
+        print_json(written.as_json())
+        return
+    counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in written.transactions.items())
+    show([f"{written.path}: {counts}", f"digest {written.digest}"])
+    if written.damages or written.bad_crcs:
+        text = f"The log has {len(written.damages)} damaged place(s) and {written.bad_crcs} record(s) with a wrong CRC"
+        show([f"{text}: transactions may be missing. Run: checkback verify {store}"])
+
+
+def report(
+    store: Store,
+    out: Annotated[str, typer.Argument(metavar="FILE", help="The page to write, such as store.html.")],
+) -> None:
+    """Verify a store and write what was found as one HTML page: figures, findings, transactions in doubt.
+
+    The page needs nothing from elsewhere: send it, keep it.
+    """
+    from recovery.views.figures import survey
+    from recovery.views.html_report import html_report
+
+    if os.path.isdir(out):
+        raise StoreError(
+            f"{out} is a folder. Give the file to write, such as {os.path.join(out, 'store.html')}", path=out
+        )
+    with Bar("Verifying") as progress:
+        figures = survey(store, time.time_ns() // 1_000_000, progress)
+    beside = f"{out}.tmp"
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(html_report(figures))
+    os.replace(beside, out)
+    found = len(figures.report.findings)
+    show([f"{out}: {found} finding{'s' if found != 1 else ''}, {figures.report.transactions['in_doubt']} in doubt"])
+
+
+def register(app: typer.Typer) -> None:
+    """Add these verbs to the command line."""
+    app.command(
+        epilog=examples("transactions shop.store out/", 'transactions shop.store out/ --spark "local[*]" --json')
+    )(transactions)
+    app.command(epilog=examples("report shop.store shop.html"))(report)

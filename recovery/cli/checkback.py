@@ -1,0 +1,349 @@
+"""The verbs about transactions in doubt: `check-back`, `park-list`, `resolve`, `recheck`, `policy explain`."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recovery.checkback.leader import myself
+from recovery.cli.output import print_json, show
+from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, fail
+
+if TYPE_CHECKING:
+    from broker.live import LiveStore
+    from broker.transaction.service import Half
+    from recovery.checkback.catalog import Catalog
+    from recovery.checkback.config import Resolvers, Setup
+    from recovery.checkback.manual import Resolution
+    from recovery.checkback.round import RoundReport
+
+LedgerUrl = Annotated[
+    str | None,
+    typer.Option("--ledger", metavar="URL", envvar="CHECKBACK_LEDGER", help="The database of the ledger (SQLAlchemy)."),
+]
+Config = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="TOML: resolvers by producer group, and the policy.")
+]
+CatalogUrl = Annotated[
+    str | None,
+    typer.Option("--catalog", metavar="URL", envvar="CHECKBACK_CATALOG", help="Instead of STORE/checkback/catalog.db."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID...", help="CommitLog offsets, message ids or unique keys of half messages."),
+]
+AllParked = Annotated[bool, typer.Option("--all-parked", help="Everything that is parked, instead of IDs.")]
+Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="With --all-parked: of this topic only.")]
+Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="With --all-parked: of this group only.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; it is kept in the end record.")]
+
+
+def check_back(
+    store: Store,
+    ledger: LedgerUrl = None,
+    http: Annotated[str | None, typer.Option(metavar="URL", help="An endpoint of the application to ask.")] = None,
+    call: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A function module:function, or an entry point, to ask.")
+    ] = None,
+    config: Config = None,
+    catalog: CatalogUrl = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Ask about at most N transactions a round.")] = 10_000,
+    per_topic: Annotated[int | None, typer.Option(min=1, metavar="N", help="... and at most N of one topic.")] = None,
+    every: Annotated[str | None, typer.Option(metavar="TIME", help="Go on, a round every 30s, say.")] = None,
+    keep_ledger: Annotated[
+        str, typer.Option(metavar="TIME", help="Remove ledger rows older than this that nobody needs.")
+    ] = "30d",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Even while another process leads.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask how the transactions in doubt ended, and end them accordingly.
+
+    One round, or with --every one after another as long as no other process leads. What nobody can answer for is
+    asked about again later, and at the policy's limit parked. Exits with 1 when somebody could not be asked.
+    """
+    from recovery.checkback.leader import Lease
+    from recovery.checkback.round import CheckBack
+    from recovery.checkback.service import CheckService
+
+    setup, interval_ms = _setup(ledger, http, call, config), None if every is None else _duration(every)
+    keep_ms = _duration(keep_ledger)
+    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(_store_id(opened)) as asked:
+        check = CheckBack(opened, asked.router, policy=setup.policy, catalog=kept, limit=limit, per_topic=per_topic)
+        keep_house = _keeper(opened, asked, keep_ms)
+        if dry_run:
+            _show_round(check.round(_now_ms(), dry_run=True), as_json)
+            return
+        lease = Lease(opened.path)
+        try:
+            if interval_ms is not None:
+                service = CheckService(check, lease, interval_s=interval_ms / 1000, housekeeping=keep_house)
+                service.run(lambda report: _show_round(report, as_json))
+                return
+            if not anyway and not lease.try_take():
+                show([f"{lease.leader()} leads and asks for all: nothing was done. To ask all the same: --anyway"])
+                return
+            report = check.round(_now_ms())
+            keep_house(_now_ms())
+        finally:
+            lease.release()
+    _show_round(report, as_json)
+    raise typer.Exit(FINDINGS if report.down or report.errors else WELL)
+
+
+def park_list(store: Store, as_json: AsJson = False) -> None:
+    """List the transactions that are parked: nobody answered for them, and they wait for a person."""
+    from recovery.checkback.manual import park_list as listed
+
+    with _open(store) as opened:
+        found = listed(opened, _now_ms())
+    if as_json:
+        print_json([one.as_json() for one in found])
+        return
+    if not found:
+        show(["Nothing is parked"])
+    for one in found:
+        keys = f" keys {' '.join(one.keys)}" if one.keys else ""
+        show([f"{one.message_id} {one.topic} group {one.producer_group}{keys}, {one.age_s:.0f} s old: {one.why}"])
+
+
+def resolve(
+    store: Store,
+    ids: Ids = None,
+    commit: Annotated[bool, typer.Option("--commit", help="Deliver them.")] = False,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Never deliver them.")] = False,
+    why: Why = "",
+    by: Annotated[str | None, typer.Option(metavar="NAME", help="Who decides; by default the user's name.")] = None,
+    all_parked: AllParked = False,
+    topic: Topic = None,
+    group: Group = None,
+    ledger: LedgerUrl = None,
+    config: Config = None,
+    without_ledger: Annotated[
+        bool, typer.Option("--without-ledger", help="The ledger is gone, or wrong: decide without it.")
+    ] = False,
+    catalog: CatalogUrl = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decide transactions in doubt by hand: --commit or --rollback, and --why.
+
+    The first decision stands: what somebody ended meanwhile is refused. So is what the ledger contradicts. Exits with
+    1 when something was refused.
+    """
+    from broker.transaction.events import TransactionState
+    from recovery.checkback.manual import resolve as decide
+
+    if commit == rollback:
+        raise typer.BadParameter("say either --commit or --rollback")
+    state = TransactionState.COMMITTED if commit else TransactionState.ROLLED_BACK
+    setup = _setup(ledger, None, None, config)
+    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(_store_id(opened)) as asked:
+        found: list[Resolution] = []
+        for half in _meant(opened, ids, all_parked, topic, group):
+            found += decide(
+                opened,
+                [half],
+                state,
+                why=why,
+                by=by or f"{getpass.getuser()} at {myself()}",
+                now_ms=_now_ms(),
+                ledger=asked.ledger_of(half.producer_group),
+                without_ledger=without_ledger,
+                catalog=kept,
+                dry_run=dry_run,
+            )
+    _show_resolutions(found, as_json)
+
+
+def recheck(
+    store: Store,
+    ids: Ids = None,
+    why: Why = "asked again by hand",
+    all_parked: AllParked = False,
+    topic: Topic = None,
+    group: Group = None,
+    catalog: CatalogUrl = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have transactions asked about again from the first check on; parked ones are taken back."""
+    from recovery.checkback.manual import recheck as again
+
+    with _open(store) as opened, _catalog(opened, catalog) as kept:
+        halves = _meant(opened, ids, all_parked, topic, group)
+        found = again(opened, halves, why=why, catalog=kept, dry_run=dry_run)
+    _show_resolutions(found, as_json)
+
+
+def policy_explain(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic; * for those that are not named.")],
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show when somebody is asked about a transaction of a topic that nobody can answer for, and what then."""
+    from recovery.checkback.policy import as_json as rule_json
+    from recovery.checkback.policy import format_duration, timeline
+
+    rule = _setup(None, None, None, config).policy.rule(topic)
+    moments = list(timeline(rule, 50))
+    if as_json:
+        print_json({"topic": topic, "rule": rule_json(rule), "timeline": [one._asdict() for one in moments]})
+        return
+    show([f"After a half message of topic {topic} was stored, if nobody knows how its transaction ended:"])
+    for one in moments:
+        early, late = format_duration(one.earliest_ms), format_duration(one.latest_ms)
+        show([f"  {one.what:<10} after {early}" + ("" if early == late else f" to {late}")])
+
+
+# What the verbs share
+
+
+@contextmanager
+def _open(path: str) -> Iterator[LiveStore]:
+    """The store, open for writing; one that is not there is not made."""
+    import broker
+
+    broker.open(path, read_only=True).close()
+    with broker.open(path) as opened:
+        yield opened
+
+
+@contextmanager
+def _catalog(store: LiveStore, url: str | None) -> Iterator[Catalog]:
+    from recovery.checkback.catalog import Catalog
+
+    catalog = Catalog.open(store.path, _store_id(store), url)
+    try:
+        yield catalog
+    finally:
+        catalog.close()
+
+
+def _store_id(store: LiveStore) -> str:
+    from broker.producer import store_id
+
+    return store_id(store)
+
+
+def _setup(ledger: str | None, http: str | None, call: str | None, config: str | None) -> Setup:
+    """What the file says, and the options, which speak for all groups that it does not name."""
+    from recovery.checkback.config import EVERY_GROUP, Setup, check_spec, load
+
+    setup = Setup() if config is None else load(config)
+    spec = {kind: value for kind, value in (("ledger", ledger), ("http", http), ("call", call)) if value}
+    if not spec:
+        return setup
+    check_spec(spec, "the options together")
+    return Setup(setup.policy, {**setup.resolvers, EVERY_GROUP: spec})
+
+
+def _keeper(store: LiveStore, asked: Resolvers, keep_ms: int) -> Callable[[int], None]:
+    """Removes old rows of every ledger that is named; a database that does not answer is left for the next time."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from recovery.checkback.ledger_retention import expire_ledger
+
+    def keep_house(now_ms: int) -> None:
+        for ledger in asked.ledgers.values():
+            try:
+                expire_ledger(store, ledger, now_ms, keep_ms)
+            except SQLAlchemyError:
+                continue
+
+    return keep_house
+
+
+def _duration(text: str) -> int:
+    from recovery.checkback.policy import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: {error}") from None
+
+
+def _meant(
+    store: LiveStore, ids: list[str] | None, all_parked: bool, topic: str | None, group: str | None
+) -> list[Half]:
+    from recovery.checkback.manual import chosen, find
+
+    if bool(ids) == all_parked:
+        raise typer.BadParameter("give IDs, or --all-parked")
+    if ids and (topic or group):
+        raise typer.BadParameter("--topic and --group go with --all-parked")
+    return find(store, ids) if ids else chosen(store, topic=topic, producer_group=group)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _show_round(report: RoundReport, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_json())
+        return
+    if report.is_dry_run:
+        for one in report.planned:
+            last = ", at its limit" if one["at_limit"] else ""
+            show([f"would ask: {one['message_id']} {one['topic']} group {one['producer_group']}{last}"])
+    show([_summary(report)])
+    show([f"  {error}" for error in report.errors])
+
+
+def _summary(report: RoundReport) -> str:
+    ended = f"{report.committed:,} committed, {report.rolled_back:,} rolled back, {report.newly_parked:,} parked"
+    open_ = f"{report.unknown:,} unknown, {report.running:,} still running, {report.down:,} not asked"
+    rest = f"{report.waiting:,} wait, {report.left:,} are left for the next round"
+    return f"{report.in_doubt:,} in doubt, {report.asked:,} asked: {ended}; {open_}; {rest} ({report.duration_s:.2f} s)"
+
+
+def _show_resolutions(found: Iterable[Resolution], as_json: bool) -> None:
+    listed = list(found)
+    if as_json:
+        print_json([one.as_json() for one in listed])
+    else:
+        for one in listed:
+            show([f"{one.message_id} {one.topic}: {one.result}" + (f" ({one.why})" if one.why else "")])
+        if not listed:
+            show(["Nothing was meant"])
+    if any(one.result == "refused" for one in listed):
+        fail("", FINDINGS)
+
+
+_EXAMPLES: dict[Callable[..., Any], tuple[str, str]] = {
+    check_back: (
+        "check-back",
+        examples(
+            "check-back shop.store --ledger sqlite:///shop.db",
+            "check-back shop.store --config check-back.toml --every 30s",
+            "check-back shop.store --call shop.orders:was_saved --dry-run",
+        ),
+    ),
+    park_list: ("park-list", examples("park-list shop.store", "park-list shop.store --json | jq '.[].message_id'")),
+    resolve: (
+        "resolve",
+        examples(
+            'resolve shop.store 7F00000100002A9F00000000000004D2 --commit --why "paid, ticket 12"',
+            'resolve shop.store --all-parked --topic stock --rollback --why "drill" --dry-run',
+        ),
+    ),
+    recheck: ("recheck", examples("recheck shop.store 1234", "recheck shop.store --all-parked")),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Put these verbs on the command line."""
+    for verb, (name, epilog) in _EXAMPLES.items():
+        app.command(name, epilog=epilog)(verb)
+    policy = typer.Typer(help="The rules of check-back.", no_args_is_help=True)
+    policy.command(
+        "explain", epilog=examples("policy explain orders", "policy explain orders --config check-back.toml")
+    )(policy_explain)
+    app.add_typer(policy, name="policy")

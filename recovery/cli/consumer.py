@@ -1,0 +1,153 @@
+"""The verbs about consumers: `dlq` and `consumer`, and the `demo`, which has everything in it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from recovery.cli.output import print_json, print_json_list, show, warn
+from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples
+
+Group = Annotated[str | None, typer.Argument(metavar="GROUP", help="A consumer group; all of them without one.")]
+
+
+def dlq(
+    store: Store,
+    group: Group = None,
+    as_json: AsJson = False,
+    resend: Annotated[
+        bool, typer.Option("--resend", help="Send them to the group again. Writes to the store.")
+    ] = False,
+    ids: Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this one; may be repeated.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also those that were resent.")] = False,
+) -> None:
+    """List the dead letters: messages that a group could not process in all their retries. Send them again.
+
+    What is resent comes to the group at once, with all retries before it, and stays in the list that --all shows.
+    """
+    import broker
+    from recovery.cli import tables_consumer as screen_consume
+    from recovery.views import dead_letters
+
+    if group is None:
+        if resend or ids:
+            raise typer.BadParameter("name the GROUP whose dead letters are meant", param_hint="GROUP")
+        with broker.open(store, read_only=True) as opened:
+            found = dead_letters.groups(opened)
+        print_json(found) if as_json else show(screen_consume.dead_letter_groups(found))
+        return
+    wanted = ids or []
+    if resend:
+        with broker.open(store) as live:
+            letters = dead_letters.resend(live, group, wanted)
+    else:
+        with broker.open(store, read_only=True) as opened:
+            letters = [one for one in dead_letters.dead_letters(opened, group) if everything or not one.resent]
+        letters = [one for one in letters if not wanted or {one.message_id, one.unique_key} & set(wanted)]
+    if as_json:
+        print_json_list(one.as_json() for one in letters)
+    else:
+        show(screen_consume.dead_letters(letters, resent=resend))
+
+
+def consumer(
+    store: Store,
+    group: Group = None,
+    as_json: AsJson = False,
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Only this topic.")] = None,
+    reset: Annotated[
+        str | None,
+        typer.Option(metavar="TO", help="first, last, a time (2026-11-21T08:00Z) or a queue offset. Writes."),
+    ] = None,
+    queue: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --reset: only this queue.")] = None,
+) -> None:
+    """Show where consumer groups stand and how far behind they are, or put one back or forward.
+
+    Shown is config/consumerOffset.json, which consumers write every 5 s. A reset reaches consumers at work within a
+    second; what they have in hand then comes again, if it lies behind the new position.
+    """
+    import broker
+    from recovery.cli import tables_consumer as screen_consume
+    from recovery.views import consumer_lag as group_positions
+
+    if reset is None:
+        with broker.open(store, read_only=True) as opened:
+            found = list(group_positions.positions(opened, group, topic))
+    else:
+        if group is None or topic is None:
+            raise typer.BadParameter("--reset needs a GROUP and a --topic", param_hint="--reset")
+        to = group_positions.place(reset)
+        with broker.open(store) as live:
+            if topic not in live.topics():
+                raise broker.BrokerError(f"{store} has no topic {topic}: its topics are {', '.join(live.topics())}")
+            found = group_positions.reset(live, group, topic, to, queue)
+    if as_json:
+        print_json_list(one.as_json() for one in found)
+    else:
+        show(screen_consume.group_positions(found))
+
+
+class Switch(StrEnum):
+    """A safeguard of the demo."""
+
+    CHECK_BACK = "check-back"
+    DEDUP = "dedup"
+    TOMBSTONE = "tombstone"
+    DISPATCH = "dispatch"
+
+
+def demo(
+    as_json: AsJson = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the chances; timing differs from run to run.")] = 0,
+    seconds: Annotated[
+        float, typer.Option(min=1, metavar="S", help="How long to sell; longer until each crash hit 20 times.")
+    ] = 20.0,
+    database: Annotated[
+        str | None, typer.Option(metavar="URL", help="A PostgreSQL database of SQLAlchemy's form; else SQLite.")
+    ] = None,
+    without: Annotated[
+        list[Switch] | None,
+        typer.Option("--without", help="Switch a safeguard off, to see that it is needed. May be repeated."),
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Keep store and database there; must be new.")
+    ] = None,
+) -> None:
+    """A flash sale of nine processes that are killed at random, and then the sums: is anything lost, or twice?
+
+    Every kind of crash hits at least 20 times. Exits with 1 when anything is off. In a database of yours it makes
+    tables named flash_sale_… anew.
+    """
+    from recovery.cli import tables_consumer as screen_consume
+    from recovery.demo.runner import Demo, new_folder
+
+    say = (lambda _: None) if as_json else warn
+    with tempfile.TemporaryDirectory(prefix="checkback-demo-") as temporary:
+        folder = new_folder(keep) if keep else temporary
+        off = [switch.value for switch in without or []]
+        result = Demo(folder, database=database, seed=seed, seconds=seconds, off=off, say=say).run()
+    print_json(result.as_json()) if as_json else show(screen_consume.reconciliation(result))
+    raise typer.Exit(WELL if result.ok else FINDINGS)
+
+
+_EXAMPLES: dict[Callable[..., None], str] = {
+    dlq: examples("dlq shop.store", "dlq shop.store billing", "dlq shop.store billing --resend"),
+    consumer: examples(
+        "consumer shop.store",
+        "consumer shop.store billing --topic orders --reset first",
+        "consumer shop.store billing --topic orders --reset 2026-11-21T08:00Z --json",
+    ),
+    demo: examples(
+        "demo", "demo --seed 7 --json", "demo --database postgresql+psycopg:///shop", "demo --without dedup"
+    ),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Put these verbs on the command line."""
+    for verb, epilog in _EXAMPLES.items():
+        app.command(epilog=epilog)(verb)

@@ -1,0 +1,269 @@
+"""The verbs that only look, and `salvage`, which copies: `verify pending info dump salvage`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.errors import BrokerError
+from recovery.cli.output import Bar, print_entry, print_json, print_json_list, show, warn
+from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail
+
+if TYPE_CHECKING:
+    from recovery.views.dump_commitlog import Entry, Selection
+
+
+def verify(
+    store: Store,
+    as_json: AsJson = False,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="List at most N findings.")] = None,
+    spark: Annotated[
+        str | None,
+        typer.Option(metavar="MASTER", help="On Spark: local[*], spark://HOST:PORT; the same answer."),
+    ] = None,
+) -> None:
+    """Read everything, compare everything: which transactions are in doubt, lost, delivered twice?
+
+    Exits with 1 when there is a finding. Nothing on disk changes; a broker may be running.
+    """
+    from recovery.cli import tables as screen
+    from recovery.verify.verifier import verify as judge
+
+    with Bar("Verifying") as progress:
+        if spark is None:
+            report = judge(store, progress=progress)
+        else:
+            from recovery.spark.verification import verify_with
+
+            report = verify_with(spark, store, progress)
+    if as_json:
+        answer = report.as_json()
+        if limit is not None and len(answer["findings"]) > limit:
+            answer["findings"] = answer["findings"][:limit]
+            answer["findings_omitted"] = len(report.findings) - limit
+        print_json(answer)
+    else:
+        show(screen.verification(report, limit))
+    raise typer.Exit(WELL if report.ok else FINDINGS)
+
+
+def pending(
+    store: Store,
+    as_json: AsJson = False,
+    parked: Annotated[bool, typer.Option("--parked", help="Also those that RocketMQ gave up asking about.")] = False,
+) -> None:
+    """List the transactions in doubt: half messages that nobody committed or rolled back.
+
+    From the CommitLog; how often check-back asked is the catalog's word. Exits with 4 when the log is damaged: then an
+    end may be lost, and what is listed may have been settled.
+    """
+    from recovery.cli import tables as screen
+    from recovery.transactions.in_doubt import Pending
+
+    with Bar("Reading") as progress:
+        found = Pending(store, time.time_ns() // 1_000_000, parked=parked, progress=progress)
+        halves = iter(found)
+        first = next(halves, None)
+    asked = _checks(store)
+    rest = (
+        replace(half, checks=half.checks + asked.get(half.commitlog_offset, 0)) if asked else half
+        for half in (halves if first is None else _chain(first, halves))
+    )
+    if as_json:
+        print_json_list(half.as_json(with_state=parked) for half in rest)
+    else:
+        show(screen.pending_halves(list(rest), parked))
+    damages = [damage for damage in found.damages if damage.kind != "torn-tail"]
+    if damages:
+        one = damages[0]
+        text = f"The CommitLog is damaged in {len(damages)} place(s), first at {one.commitlog_offset} ({one.file}): "
+        fail(f"{text}ends may be lost there. Run: checkback verify {store}", CORRUPT)
+
+
+def info(
+    store: Annotated[str | None, typer.Argument(metavar="STORE", help="The folder of the store.")] = None,
+    as_json: AsJson = False,
+    count: Annotated[bool, typer.Option("--count", help="Read the whole log and count its records.")] = False,
+    environment: Annotated[bool, typer.Option("--environment", help="Look at this installation instead.")] = False,
+) -> None:
+    """Show what a store is: generation, segments, queues, consumer groups, checkpoint, who has it open."""
+    if environment:
+        _environment(as_json)
+        return
+    if store is None:
+        raise typer.BadParameter("give a STORE, or --environment", param_hint="STORE")
+    from recovery.cli import tables as screen
+    from recovery.views.info import look
+
+    with Bar("Counting") as progress:
+        found = look(store, count=count, progress=progress)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        show(screen.information(found))
+
+
+class What(StrEnum):
+    """What can be dumped."""
+
+    COMMITLOG = "commitlog"
+    CONSUMEQUEUE = "consumequeue"
+    REDOLOG = "redolog"
+    STATETABLE = "statetable"
+    INDEX = "index"
+    CHECKPOINT = "checkpoint"
+    CONFIG = "config"
+
+
+def dump(
+    store: Store,
+    what: Annotated[
+        What,
+        typer.Argument(
+            metavar="WHAT", help="commitlog, consumequeue, redolog, statetable, index, checkpoint or config."
+        ),
+    ] = What.COMMITLOG,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="TOPIC/QUEUE, an index file, or a file under config/.")
+    ] = None,
+    as_json: AsJson = False,
+    as_hex: Annotated[bool, typer.Option("--hex", help="Each field with its place, bytes, name and meaning.")] = False,
+    start: Annotated[
+        int | None,
+        typer.Option("--from", min=0, metavar="N", help="A CommitLog offset; of a queue or table: a number."),
+    ] = None,
+    end: Annotated[int | None, typer.Option("--to", min=0, metavar="N", help="Up to, not including.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show at most N.")] = None,
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Records in a topic, or meant for it.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with a key or a unique key.")] = None,
+) -> None:
+    """Show what stands in a file, record by record; damage is shown in its place and passed over."""
+    from recovery.views.dump_commitlog import Selection
+
+    if topic is not None and what not in (What.COMMITLOG, What.INDEX):
+        raise typer.BadParameter(f"--topic is for commitlog and index; {what} has no topics")
+    if what is What.CONFIG:
+        from recovery.views.dump_derived import dump_config
+
+        file, value = dump_config(store, name)
+        print_json(value) if as_json else show([file, json.dumps(value, indent=2, ensure_ascii=False)])
+        return
+    entries = _entries(store, what, name, Selection(start, end, limit, topic, key))
+    if as_json:
+        print_json_list({**entry.values, **({"hex": entry.raw.hex()} if as_hex else {})} for entry in entries)
+    else:
+        for entry in entries:
+            print_entry(entry, as_hex)
+
+
+def salvage(
+    store: Store,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The new store: a folder that is empty or not there.")],
+    as_json: AsJson = False,
+    segment_size: Annotated[
+        int | None, typer.Option(min=4096, metavar="BYTES", help="When the only segment was cut: its true size.")
+    ] = None,
+) -> None:
+    """Copy what can be read of a corrupt store into a new one. The old one is only read.
+
+    Every whole record keeps its CommitLog offset. What is lost is bridged, so that RocketMQ reads on past it. The
+    ConsumeQueues and the other derived files are left out: a broker builds them when it starts.
+    """
+    from recovery.cli import tables as screen
+    from recovery.repair.salvage import salvage as copy
+
+    with Bar("Copying") as progress:
+        report = copy(store, out, segment_size=segment_size, progress=progress)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        show(screen.salvaged(report))
+
+
+def _entries(store: str, what: What, name: str | None, selection: Selection) -> Iterator[Entry]:
+    from recovery.views import dump_derived as dump_files
+    from recovery.views.dump_commitlog import dump_commitlog
+
+    if what is What.CONSUMEQUEUE:
+        return dump_files.dump_queue(store, name or "", selection)
+    if what is What.INDEX:
+        return dump_files.dump_index(store, name, selection)
+    if name is not None:
+        raise typer.BadParameter(f"{what} takes no name, not {name!r}")
+    if what is What.CHECKPOINT:
+        return dump_files.dump_checkpoint(store)
+    dumps = {What.REDOLOG: dump_files.dump_redo_log, What.STATETABLE: dump_files.dump_state_table}
+    return dumps.get(what, dump_commitlog)(store, selection)
+
+
+def _environment(as_json: bool) -> None:
+    """The versions that are installed, and whether another distribution holds a package of our name."""
+    owners = packages_distributions()
+    installed = {name: installed_version(name) for name in ("checkback", "numpy", "pyarrow", "typer", "rich", "isal")}
+    shared = {name: sorted(set(owners.get(name, []))) for name in ("broker", "recovery")}
+    clashes = {name: found for name, found in shared.items() if set(found) - {"checkback"}}
+    if as_json:
+        print_json({"python": sys.version.split()[0], "installed": installed, "clashes": clashes})
+        return
+    show([f"{'python':<12}{sys.version.split()[0]}"])
+    show([f"{name:<12}{found or 'not installed'}" for name, found in installed.items()])
+    for name, found in clashes.items():
+        others = ", ".join(sorted(set(found) - {"checkback"}))
+        warn(f"The package {name} also belongs to {others}: one overwrites the other. Use an environment of its own.")
+
+
+def installed_version(name: str = "checkback") -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _checks(store: str) -> dict[int, int]:
+    """How often check-back asked about each half message; a catalog that cannot be read is no reason to say nothing."""
+    if not os.path.isdir(os.path.join(store, "checkback")):
+        return {}
+    try:
+        from recovery.checkback.catalog import attempts_of
+
+        return {at: attempt.checks for at, attempt in attempts_of(store).items()}
+    except ImportError:  # without the extra `sql` nobody of this installation asked
+        return {}
+    except BrokerError as error:
+        warn(f"{error}. So the checks are those of the half messages alone")
+        return {}
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+_EXAMPLES: dict[Callable[..., None], str] = {
+    verify: examples("verify shop.store", "verify shop.store --json | jq .counts", "verify shop.store --limit 20"),
+    pending: examples("pending shop.store", "pending shop.store --json | jq '.[].unique_key'"),
+    info: examples("info shop.store", "info shop.store --count --json", "info --environment"),
+    dump: examples(
+        "dump shop.store --limit 10",
+        "dump shop.store --from 1073741824 --hex --limit 1",
+        "dump shop.store --topic orders --key 4711",
+        "dump shop.store consumequeue orders/0 --from 100 --to 120",
+        "dump shop.store config topics",
+    ),
+    salvage: examples("salvage shop.store shop.saved", "salvage shop.store shop.saved --json"),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Put these verbs on the command line."""
+    for verb, epilog in _EXAMPLES.items():
+        app.command(epilog=epilog)(verb)

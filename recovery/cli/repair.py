@@ -1,0 +1,143 @@
+"""The verbs that bring a store in order: `recover` and `rebuild`. Both only look, unless `--apply` is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recovery.cli.output import Bar, print_json, show, warn
+from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail
+
+if TYPE_CHECKING:
+    from recovery.rebuild.rebuilder import RebuildReport
+    from recovery.repair.crash import Plan, Report
+
+Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without this nothing in the store is changed.")]
+Stopped = Annotated[
+    bool,
+    typer.Option("--broker-is-stopped", help="You have stopped the RocketMQ broker of this store."),
+]
+Move = Annotated[
+    bool,
+    typer.Option("--move", help="Of two half messages with one slot, give each in doubt a slot of its own."),
+]
+
+
+Spark = Annotated[
+    str | None,
+    typer.Option("--spark", metavar="MASTER", help="Read the log on Spark: local[*], spark://HOST:PORT."),
+]
+
+
+def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_is_stopped: Stopped = False) -> None:
+    """Show what a store needs after a crash: the case it is, and the steps. With --apply: do them.
+
+    Exits with 0 when nothing is left to do, with 1 when there is and --apply was not given, with 4 when the log is
+    damaged in a way that no crash explains. Opening a store for writing recovers it, too.
+    """
+    from recovery.repair import crash
+
+    made = crash.plan(crash.survey(store))
+    if not apply:
+        print_json(made.as_json()) if as_json else show(_plan_lines(made))
+        if made.is_needed and made.survey.facts.tail.value == "corrupt":
+            raise typer.Exit(CORRUPT)
+        raise typer.Exit(FINDINGS if made.is_needed else WELL)
+    with Bar("Recovering") as progress:
+        report = crash.apply(made, broker_is_stopped=broker_is_stopped, progress=progress)
+    print_json(report.as_json()) if as_json else show(_report_lines(report))
+
+
+def _plan_lines(made: Plan) -> Iterator[str]:
+    yield f"{made.survey.path}: {made.case.label}: {made.case.sentence}"
+    for number, step in enumerate(made.steps, 1):
+        yield f"{number:>3}. {step.text}"
+    if made.survey.tail.reason:
+        yield f"{made.survey.tail.path} at {made.survey.tail.end}: {made.survey.tail.reason}"
+    if not made.is_needed:
+        yield "Nothing needs to be done: opening the store is enough"
+    elif made.steps:
+        yield f"Do it with: checkback recover {made.survey.path} --apply"
+
+
+def _report_lines(report: Report) -> Iterator[str]:
+    path = report.plan.survey.path
+    yield f"{path}: {report.plan.case.label}: {report.plan.case.sentence}"
+    if not report.applied:
+        yield "Nothing was done"
+        return
+    for step in report.plan.steps:
+        yield f"  done: {step.text}"
+    for kept in report.kept:
+        yield f"  kept: {kept}"
+    yield f"Recovered in {report.seconds:.1f} s. See for yourself with: checkback verify {path}"
+
+
+def rebuild(
+    store: Store, as_json: AsJson = False, apply: Apply = False, broker_is_stopped: Stopped = False,
+    move: Move = False, spark: Spark = None,
+) -> None:  # fmt: skip
+    """Make the derived files again from the CommitLog and compare them with the live ones. With --apply: put in place.
+
+    ConsumeQueues and index; of a 3.x or checkback store the state table and the redo log as well. Slots stay what the
+    prepared records say. Applications may go on; a RocketMQ broker must be stopped. Exits with 1 when the files differ
+    and --apply was not given.
+    """
+    from recovery.rebuild.rebuilder import rebuild as make
+
+    if move and not apply:
+        raise typer.BadParameter("it writes to the store: give --apply, too", param_hint="--move")
+    if move:
+        from recovery.repair.slot_conflicts import move as move_claimed
+
+        for one in move_claimed(store, broker_is_stopped=broker_is_stopped):
+            text = f"the half message at {one.old_offset} (slot {one.old_slot}) was prepared again"
+            warn(f"{text} at {one.commitlog_offset} (slot {one.slot})")
+    with Bar("Rebuilding") as progress:
+        if spark is None:
+            report = make(store, apply=apply, broker_is_stopped=broker_is_stopped, progress=progress)
+        else:
+            from recovery.spark.rebuilding import rebuild_with
+
+            report = rebuild_with(spark, store, apply=apply, broker_is_stopped=broker_is_stopped, progress=progress)
+    print_json(report.as_json()) if as_json else show(_rebuild_lines(report))
+    if apply and report.refusal:
+        fail(report.refusal, FINDINGS)
+    raise typer.Exit(WELL if report.ok else FINDINGS)
+
+
+def _rebuild_lines(report: RebuildReport) -> Iterator[str]:
+    yield f"{report.path}: {report.records:,} records up to {report.end_offset:,}, generation {report.generation}"
+    yield f"made: {', '.join(report.parts)}"
+    if report.left_out:
+        yield f"left out: {report.left_out}"
+    for one in report.differences:
+        yield f"  {one}"
+    for claim in report.claims:
+        yield f"  slot {claim.slot} is claimed by the half messages at {claim.lost_offset} and {claim.owner_offset}"
+    if report.applied:
+        yield f"Put in place in {report.seconds:.1f} s"
+    elif report.differences:
+        yield report.refusal or f"Put what was made in place with: checkback rebuild {report.path} --apply"
+    else:
+        yield "The live files are what the log says"
+
+
+_EXAMPLES: dict[Callable[..., None], str] = {
+    recover: examples(
+        "recover shop.store", "recover shop.store --apply", "recover shop.store --json | jq .case",
+        "recover rocketmq/store --apply --broker-is-stopped",
+    ),
+    rebuild: examples(
+        "rebuild shop.store", "rebuild shop.store --apply", "rebuild rocketmq/store --apply --broker-is-stopped",
+        "rebuild rocketmq/store --apply --move --broker-is-stopped", 'rebuild shop.store --spark "local[*]"',
+    ),
+}  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    """Put these verbs on the command line."""
+    for verb, epilog in _EXAMPLES.items():
+        app.command(epilog=epilog)(verb)

@@ -1,0 +1,262 @@
+"""What the command line shows to people: tables and lines. It prints nothing; `recovery.cli.app` does.
+
+A line (`str`) is printed as it is, whatever its length: another program may read it. Tables are for what has few
+columns and short cells. Everything that comes from a store goes through `printable`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from rich import box
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from broker.format.topics import HALF_TOPIC
+from recovery.findings import KINDS, Report
+from recovery.humanize import count, moment, printable, size, span
+from recovery.repair.salvage import SalvageReport
+from recovery.transactions.in_doubt import PendingHalf
+from recovery.verify.remedies import next_step
+from recovery.views.info import GroupInfo, Info, QueueInfo
+
+Shown = str | Table | Text | Padding
+
+_STATES = ("committed", "rolled_back", "in_doubt", "parked")
+_KEY_WIDTH = 40
+_SEGMENTS_SHOWN = 8
+_LOSSES_SHOWN = 50
+
+
+def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return table
+
+
+def _add(table: Table, *cells: object, style: str | None = None) -> None:
+    table.add_row(*(Text(printable(str(cell))) for cell in cells), style=style)
+
+
+def title(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def verification(report: Report, limit: int | None) -> Iterator[Shown]:
+    """A verification: the store in a line, its transactions, each finding, what that means, and the verdict."""
+    rate = f", {size(int(report.bytes / report.seconds))}/s" if report.seconds > 0.1 else ""
+    yield title(printable(report.path))
+    yield (
+        f"{count(report.records, 'record')}, {size(report.bytes)}, CommitLog {report.begin_offset:,} to "
+        f"{report.end_offset:,}; generation {report.generation}; read in {span(report.seconds)}{rate}"
+    )
+    yield ""
+    transactions = _table("transactions", *(name.replace("_", " ") for name in _STATES), right=("transactions",))
+    for column in transactions.columns:
+        column.justify = "right"
+    _add(transactions, *(f"{report.transactions[name]:,}" for name in ("total", *_STATES)))
+    yield transactions
+    if not report.ok:
+        yield from _findings(report, limit)
+    yield ""
+    yield (
+        Text("ok", style="bold green") if report.ok else Text(count(len(report.findings), "finding"), style="bold red")
+    )
+
+
+def _findings(report: Report, limit: int | None) -> Iterator[Shown]:
+    grouped = defaultdict(list)
+    listed = list(report.findings)
+    for finding in listed[:limit]:
+        grouped[finding.kind].append(finding)
+    for kind in KINDS:
+        if kind in grouped:
+            yield ""
+            yield Text(f"{kind} ({report.findings.counts[kind]:,})", style="bold yellow")
+            yield from (printable(str(finding)) for finding in grouped[kind])
+    omitted = len(report.findings) - len(listed[:limit])
+    if omitted:
+        yield ""
+        yield f"... and {count(omitted, 'finding')} more, which {'is' if omitted == 1 else 'are'} counted, not listed"
+    yield ""
+    yield title("What this means, and what to do")
+    yield from _meanings(report)
+
+
+def _meanings(report: Report) -> Iterator[Shown]:
+    """Each kind with its sentence; kinds that ask for the same step stand together."""
+    steps: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for kind, number in report.findings.counts.most_common():
+        steps[next_step(kind, report.generation)].append((kind, number))
+    for step, kinds in steps.items():
+        for kind, number in kinds:
+            yield f"{number:>8,}  {kind}: {KINDS[kind]}"
+        advice = Text(f"-> {printable(step.replace('STORE', report.path))}", style="cyan")
+        yield Padding(advice, (0, 0, 0, 10), expand=False)
+
+
+def pending_halves(halves: list[PendingHalf], states: bool) -> Iterator[Shown]:
+    """The transactions in doubt, the oldest place first."""
+    if not halves:
+        yield Text("No transaction is in doubt.", style="bold green")
+        return
+    place = "half queue" if halves[0].queue_offset is not None else "slot"
+    columns = ["offset", place, "age", "checks", "group", "topic", "keys"]
+    table = _table(*columns, *(["state"] if states else []), right=("offset", place, "age", "checks"))
+    for half in halves:
+        number = half.slot if half.queue_offset is None else half.queue_offset
+        state = [half.state.replace("_", " ")] if states else []
+        keys = " ".join(half.keys) or half.unique_key or ""
+        _add(
+            table,
+            half.commitlog_offset,
+            "none" if number is None else number,
+            span(half.age_s),
+            half.checks,
+            half.producer_group or "(none)",
+            half.topic,
+            keys if len(keys) <= _KEY_WIDTH else f"{keys[: _KEY_WIDTH - 3]}...",
+            *state,
+        )
+    yield table
+    yield ""
+    numbers = Counter(half.state for half in halves)
+    said = [f"{count(numbers['in_doubt'], 'transaction')} in doubt"]
+    yield title(", ".join([*said, *([f"{numbers['parked']:,} parked"] if states else [])]))
+
+
+def information(info: Info) -> Iterator[Shown]:
+    """A store at a glance."""
+    yield title(printable(info.path))
+    sampled = " (seen in a sample of its records)" if info.generation_from != "all records" else ""
+    yield f"generation    {info.generation}{sampled}"
+    records = f", {count(info.records, 'record')}" if info.records is not None else ""
+    yield f"CommitLog     {info.begin_offset:,} to {info.end_offset:,}{records}"
+    yield from _segments(info)
+    yield f"state         {_state(info)}"
+    if info.checkpoint is not None:
+        times = info.checkpoint
+        logs = f"log {moment(times.commitlog_timestamp_ms)}, queues {moment(times.queue_timestamp_ms)}"
+        yield f"checkpoint    {logs} UTC"
+    else:
+        yield "checkpoint    none: a broker that starts reads the whole log"
+    if info.index:
+        items = sum(file.items for file in info.index)
+        yield f"index         {count(len(info.index), 'file')}, {count(items, 'item')}"
+    for name, units, one in (("state table", info.state_table, "slot"), ("redo log", info.redo_log, "unit")):
+        if units is not None:
+            used = "cannot be read" if units.used is None else count(units.used, one)
+            yield f"{name:<14}{used}, {count(units.files, 'file')} of {size(units.size)} together"
+    yield from _queues(info.queues)
+    yield from _groups(info.groups)
+    if info.damages:
+        yield ""
+        yield Text(f"damaged ({len(info.damages):,}): run checkback verify for all of it", style="bold red")
+        yield from (printable(f"{one.kind}: {one.file}: {one.reason}") for one in info.damages)
+
+
+def _segments(info: Info) -> Iterator[Shown]:
+    total, on_disk = (sum(getattr(one, name) for one in info.segments) for name in ("size", "on_disk"))
+    if not info.segments:
+        yield "segments      none"
+        return
+    holes = f", {size(on_disk)} on disk" if on_disk < total else ""
+    each = f" of {size(info.segment_size)}" if len(info.segments) > 1 else ""
+    yield f"segments      {len(info.segments):,}{each}, {size(total)}{holes}"
+    if len(info.segments) <= _SEGMENTS_SHOWN:
+        for one in info.segments:
+            yield f"              {one.name}  {size(one.size)}, {size(one.on_disk)} on disk"
+    else:
+        yield f"              {info.segments[0].name} to {info.segments[-1].name}"
+
+
+def _state(info: Info) -> str:
+    """Whether somebody writes to the store, or did until a crash."""
+    if info.writers:
+        who = ", ".join(f"process {one.pid or 'unknown'} {one.how}" for one in info.writers)
+        return f"open now: {who}"
+    unseen = " (this system does not say who has files open)" if info.writers is None else ""
+    if not info.abort:
+        return f"closed well: there is no file abort{unseen}"
+    by = f" by process {info.abort_pid}" if info.abort_pid else ""
+    return f"not closed{by}: a broker is running on it, or was killed; the next start recovers (file abort){unseen}"
+
+
+def _queues(queues: list[QueueInfo]) -> Iterator[Shown]:
+    if not queues:
+        return
+    table = _table("topic", "queues", "messages", "queue offsets", right=("queues", "messages"))
+    topics: dict[str, list[QueueInfo]] = defaultdict(list)
+    for queue in queues:
+        topics[queue.topic].append(queue)
+    for topic, found in topics.items():
+        ranges = "  ".join(f"{queue.queue_id}:{queue.min_offset}-{queue.max_offset}" for queue in found[:4])
+        messages = sum(queue.max_offset - queue.min_offset for queue in found)
+        _add(table, topic, len(found), f"{messages:,}", f"{ranges}  ..." if len(found) > 4 else ranges)
+    yield ""
+    yield table
+
+
+def _groups(groups: list[GroupInfo]) -> Iterator[Shown]:
+    if not groups:
+        return
+    found: dict[tuple[str, str], list[GroupInfo]] = defaultdict(list)
+    for one in groups:
+        found[one.group, one.topic].append(one)
+    table = _table("consumer group", "topic", "queues", "lag", right=("queues", "lag"))
+    for (group, topic), queues in found.items():
+        lags = [queue.lag for queue in queues if queue.lag is not None]
+        _add(table, group, topic, len(queues), f"{sum(lags):,}" if lags else "no queue")
+    yield ""
+    yield table
+
+
+def salvaged(report: SalvageReport) -> Iterator[Shown]:
+    """What a salvage kept and lost."""
+    yield title(f"{printable(report.store)} -> {printable(report.out)}")
+    kept = f"{count(report.records, 'record')}, {size(report.bytes)}, CommitLog {report.begin_offset:,} to"
+    yield f"kept          {kept} {report.end_offset:,}"
+    yield f"config        {', '.join(map(printable, report.config)) or 'none'}"
+    yield f"left out      {', '.join(map(printable, report.left_out)) or 'nothing'}"
+    yield f"segment size  {report.segment_size:,} bytes: set mappedFileSizeCommitLog of the broker to it"
+    if not report.lost:
+        yield ""
+        yield Text("Nothing was lost.", style="bold green")
+        return
+    yield ""
+    losses = len(report.lost) + report.lost_omitted
+    yield Text(f"lost ({losses:,} places, {size(report.lost_bytes)})", style="bold yellow")
+    for loss in report.lost[:_LOSSES_SHOWN]:
+        what = f" {loss.record['says']} record of {loss.record['topic']}" if loss.record else ""
+        place = f"{loss.kind}: {loss.file} at {loss.commitlog_offset}: {loss.size} bytes{what}: {loss.reason}"
+        yield printable(f"{place}; in its place: {loss.bridge}")
+    if losses > _LOSSES_SHOWN:
+        yield f"... and {losses - _LOSSES_SHOWN:,} more: {printable(report.out)}/checkback/salvage.json"
+    yield ""
+    yield from _consequences(report)
+
+
+def _consequences(report: SalvageReport) -> Iterator[Shown]:
+    if report.fillers:
+        yield f"{count(report.fillers, 'filler record')} in topic CHECKBACK_SALVAGED: brokers read on past the loss"
+    if report.not_bridged:
+        yield f"{count(report.not_bridged, 'place')} could not be bridged: a RocketMQ broker would cut the log there"
+    missing = sum(gap.count for gap in report.queues)
+    if missing:
+        queues = len({(gap.topic, gap.queue_id) for gap in report.queues})
+        lowered = f"; {count(report.positions_lowered, 'position')} of consumers lowered, so that nothing is skipped"
+        yield f"{count(missing, 'message')} missing in {count(queues, 'queue')}{lowered}"
+    halves = sum(gap.count for gap in report.queues if gap.topic == HALF_TOPIC)
+    if halves:
+        text = f"{count(halves, 'half message')} of these: a 5.x broker that builds the half queue anew"
+        yield f"{text} pairs later op messages with the wrong halves. Settle what is in doubt before you start one"
+    if report.in_doubt_before_loss:
+        text = (
+            f"{count(report.in_doubt_before_loss, 'transaction')} in doubt lie before a loss: their ends may be in it"
+        )
+        yield f"{text}. Ask their producers before you settle one"
+    if report.ends_without_half:
+        yield f"{count(report.ends_without_half, 'end')} whose half message was lost"

@@ -1,0 +1,189 @@
+"""The verb that starts Airflow with our DAGs on this machine: `up`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recovery.cli.shared import DEFECT, examples, fail
+
+if TYPE_CHECKING:
+    from recovery.airflow.local.demo import Sale
+    from recovery.airflow.local.rest import Rest
+    from recovery.airflow.local.standalone import Standalone
+    from recovery.airflow.settings import StoreSettings
+
+HOME = "~/.local/state/checkback/up"
+PORT = 8080
+_HEALTHY_S, _DAGS_S, _RUN_S = 180.0, 90.0, 600.0
+_TELL_S = 5.0
+
+
+def up(
+    store: Annotated[
+        str | None, typer.Argument(metavar="STORE", help="The folder of the store; made when it is not there.")
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Let the flash-sale demo write to the store.")] = False,
+    home: Annotated[str, typer.Option(metavar="DIR", help="Where Airflow keeps its files.")] = HOME,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of Airflow's user interface, on 127.0.0.1.")] = PORT,
+    stores: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The stores' settings (TOML), instead of one STORE.")
+    ] = None,
+    database: Annotated[
+        str | None, typer.Option(metavar="URL", help="Airflow's database, SQLAlchemy URL; SQLite by default.")
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option(metavar="URL", help="The application's database, with a ledger.")
+    ] = None,
+    resolver: Annotated[
+        str | None, typer.Option(metavar="WHO", help="Who is asked without a ledger: module:function, or a URL.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
+) -> None:
+    """Start Airflow with check-back, recovery, rebuild, verification and retention, and show what happens.
+
+    On this machine only (127.0.0.1), with Airflow's files in a folder of their own. Ctrl-C stops all that was started.
+    """
+    from recovery.airflow.local import preflight as surroundings
+    from recovery.airflow.local.demo import Sale
+    from recovery.airflow.local.standalone import Standalone
+
+    surroundings.check_airflow()
+    folder = os.path.abspath(os.path.expanduser(home))
+    os.makedirs(folder, exist_ok=True)
+    surroundings.check_disk(folder)
+    surroundings.check_port(port)
+    airflow = Standalone(
+        os.path.join(folder, "airflow"),
+        port,
+        os.path.join(folder, "stores.toml") if stores is None else os.path.abspath(stores),
+        database=database,
+        spark_master="local[*]" if _says_java(surroundings.has_java()) else None,
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    until = None if seconds is None else time.monotonic() + seconds
+    try:
+        sale = Sale(os.path.join(folder, time.strftime("demo-%Y%m%d-%H%M%S")), airflow) if demo else None
+        if sale is not None:
+            sale.start()
+        if stores is None:
+            asked = {"ledger": ledger, "resolver": resolver}
+            _write_settings(airflow.stores, sale.settings() if sale is not None else _one_store(folder, store, asked))
+        airflow.start()
+        _stay(airflow, sale, until)
+    finally:
+        airflow.stop()
+
+
+def _says_java(is_there: bool) -> bool:
+    if not is_there:
+        typer.echo("No Java 17 or newer: verification and rebuild use the local engine; nothing else is missing.")
+    return is_there
+
+
+def _one_store(folder: str, store: str | None, asked: Mapping[str, str | None]) -> dict[str, Any]:
+    """The settings for one store, which is made when it is not there; what another program wrote is only read."""
+    import broker
+
+    path = os.path.abspath(store if store is not None else os.path.join(folder, "store"))
+    if not os.path.exists(path) or not os.listdir(path):
+        broker.open(path).close()
+    broker.open(path, read_only=True).close()
+    return {"path": path, **{name: value for name, value in asked.items() if value}}
+
+
+def _write_settings(named: str, settings: Mapping[str, Any]) -> None:
+    """The file that the DAGs read: one store, named as its folder is."""
+    title = os.path.basename(settings["path"]).split(".")[0]
+    name = "".join(sign if sign.isalnum() or sign in "-_" else "-" for sign in title) or "store"
+    with open(named, "w", encoding="utf-8") as file:
+        file.write(json.dumps({"stores": {name: settings}}, indent=2))
+
+
+def _stay(airflow: Standalone, sale: Sale | None, until: float | None) -> None:
+    """From the start to Ctrl-C."""
+    from recovery.airflow.local.rest import Rest
+    from recovery.airflow.settings import read_stores
+
+    rest, looked_after = Rest(airflow.url, airflow.login), read_stores(airflow.stores)
+    typer.echo(f"Airflow starts; its files and its log are in {airflow.home}")
+    began = time.monotonic()
+    _wait(airflow, rest, lambda: not rest.unhealthy(), _HEALTHY_S, "is not healthy")
+    wanted = {f"{store.name}.verify_store" for store in looked_after}
+    _wait(airflow, rest, lambda: wanted <= set(rest.dag_ids()), _DAGS_S, "does not know its DAGs")
+    login = airflow.login()
+    typer.echo(f"Ready after {time.monotonic() - began:.0f} s")
+    typer.echo(f"  Airflow   {airflow.url}" + (f"   user {login[0]}, password {login[1]}" if login else ""))
+    typer.echo(f"  Stores    {airflow.url}/plugin/checkback")
+    typer.echo("  Ctrl-C stops all of it")
+    while until is None or time.monotonic() < until:
+        if airflow.has_ended():
+            fail(f"Airflow ended by itself; its log says why: {airflow.log}", DEFECT)
+        if sale is not None and (result := sale.result()):
+            typer.echo(result)
+            _verify(rest, looked_after)
+            sale = None
+        _tell(rest, looked_after)
+        time.sleep(_TELL_S if until is None else max(0.0, min(_TELL_S, until - time.monotonic())))
+
+
+def _verify(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
+    """Have the first store verified by its DAG, and say what came of it."""
+    from recovery.jobs.setup import last_report
+
+    store = looked_after[0]
+    run = rest.wait(f"{store.name}.verify_store", rest.trigger(f"{store.name}.verify_store"), _RUN_S)
+    report = last_report(store.path)
+    if report is None or not run.is_over:
+        typer.echo(f"Verification: {run.state}")
+        return
+    wrong = sum(report["counts"].values())
+    facts = f"{report['records']:,} records, {report['transactions']['total']:,} transactions, {wrong} findings"
+    typer.echo(f"Verification by {report['engine']}: {facts}, digest {report['digest']}")
+
+
+def _wait(airflow: Standalone, rest: Rest, is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Until something is so; ends the command when Airflow does, or when it takes too long."""
+    from recovery.airflow.local.rest import NoAnswer
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if is_so():
+                return
+        except NoAnswer:
+            pass
+        if airflow.has_ended():
+            fail(f"Airflow ended by itself; its log says why: {airflow.log}", DEFECT)
+        if time.monotonic() > deadline:
+            missing = ", ".join(rest.unhealthy())
+            fail(f"Airflow {what} after {timeout_s:.0f} s ({missing}); its log: {airflow.log}", DEFECT)
+        time.sleep(0.5)
+
+
+def _tell(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
+    from recovery.airflow.local.status import last_runs, standing
+
+    now = time.strftime("%H:%M:%S")
+    for store in looked_after:
+        typer.echo(f"{now}  {standing(store.name, store.path, time.time_ns() // 1_000_000)}")
+    typer.echo(f"{now}  {last_runs([store.name for store in looked_after], rest)}")
+
+
+def _interrupt(*_: Any) -> None:
+    """SIGTERM ends it as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+_EPILOG = examples("up shop.store", "up shop.store --ledger postgresql+psycopg:///shop", "up --demo")
+
+
+def register(app: typer.Typer) -> None:
+    """Put this verb on the command line."""
+    app.command(epilog=_EPILOG)(up)

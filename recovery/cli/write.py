@@ -1,0 +1,184 @@
+"""The verbs that write a message or a decision, and `tail`, which reads on: `send tail topic end`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from recovery.cli.output import print_json, print_json_list, show, show_now
+from recovery.cli.shared import FINDINGS, AsJson, Store, examples, fail
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+
+
+class Kind(StrEnum):
+    """What a topic takes."""
+
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    DELAY = "DELAY"
+    TRANSACTION = "TRANSACTION"
+    MIXED = "MIXED"
+
+
+def send(
+    store: Store,
+    topic: Topic,
+    body: Annotated[str, typer.Option("--body", metavar="TEXT", help="The body; - reads standard input.")] = "-",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="What consumers select by.")] = "",
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", metavar="KEY", help="What it is found by; may be repeated.")
+    ] = None,
+    queue_id: Annotated[int, typer.Option("--queue", min=0, metavar="N", help="The queue.")] = 0,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="May be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send one message to a store. Writes to it; other processes may have it open.
+
+    When this ends, the message is on disk. A topic that is new takes the type of its first message.
+    """
+    from broker import Message
+    from recovery.cli import messages as sending
+
+    try:
+        pairs = sending.properties_of(properties or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--property") from None
+    content = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
+    message = Message(topic, content, tag=tag, keys=keys or (), properties=pairs)
+    sent = sending.send(store, message, queue_id=queue_id)
+    if as_json:
+        print_json(asdict(sent))
+    else:
+        place = f"queue {sent.queue_id}, queue offset {sent.queue_offset}, CommitLog offset {sent.commitlog_offset}"
+        show([f"Sent to {sent.topic}: {place}, unique key {sent.unique_key}"])
+
+
+def tail(
+    store: Store,
+    topic: Topic,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with the messages to come.")] = False,
+    begin: Annotated[
+        str, typer.Option("--from", metavar="WHERE", help="first, last, a time (ISO 8601, UTC) or milliseconds.")
+    ] = "last",
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="How many --from last shows.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list; with --follow one object a line.")] = False,
+) -> None:
+    """Show the messages of a topic, as consumers get them. Nothing on disk changes; a broker may be running.
+
+    Unlike a consumer it moves no group's position.
+    """
+    from recovery.cli import messages as sending
+
+    if begin not in ("first", "last"):
+        try:
+            sending.moment_of(begin)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--from") from None
+    messages = sending.tail(store, topic, begin, last=lines, follow=follow)
+    if as_json and not follow:
+        print_json_list(sending.message_json(message) for message in messages)
+        return
+    for message in messages:
+        show_now(json.dumps(sending.message_json(message)) if as_json else sending.message_line(message))
+
+
+def topic(
+    store: Store,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One topic; without it, all are listed.")] = None,
+    create: Annotated[bool, typer.Option("--create", help="Create it, or change it. Writes to the store.")] = False,
+    queues: Annotated[int, typer.Option(min=1, metavar="N", help="How many queues it is to have.")] = 4,
+    kind: Annotated[Kind, typer.Option("--type", help="Which messages it is to take.")] = Kind.NORMAL,
+    perm: Annotated[int, typer.Option(min=0, max=15, metavar="N", help="6 read and write, 4 read, 2 write.")] = 6,
+    as_json: AsJson = False,
+) -> None:
+    """List the topics of a store, show one, or create one.
+
+    With --create a store that is not there is made, with RocketMQ's file sizes.
+    """
+    from recovery.cli import messages as sending
+
+    if create:
+        if name is None:
+            raise typer.BadParameter("--create needs the NAME of the topic", param_hint="NAME")
+        made = sending.create_topic(store, name, queues=queues, message_type=kind, perm=perm)
+        print_json(sending.topic_json(made)) if as_json else show([_topic_line(sending.topic_json(made))])
+        return
+    found = [sending.topic_json(one) for one in sending.topics(store) if name in (None, one.name)]
+    if name is not None and not found:
+        fail(f"{store} has no topic {name}. Create it: checkback topic {store} {name} --create", FINDINGS)
+    if as_json:
+        print_json_list(found) if name is None else print_json(found[0])
+    else:
+        show([_topic_line(one) for one in found])
+
+
+def _topic_line(said: dict[str, object]) -> str:
+    from recovery.humanize import printable
+
+    kind = said["message_type"] or "any"
+    return printable(f"{said['topic']:<40}  {kind:<11}  {said['write_queues']} queues  perm {said['perm']}")
+
+
+def end(
+    store: Store,
+    name: Annotated[str, typer.Argument(metavar="ID", help="A CommitLog offset, unique key or message id.")],
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Why: kept in the end record for ever.")],
+    commit: Annotated[bool, typer.Option("--commit", help="Deliver the message.")] = False,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Never deliver it.")] = False,
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who decides; by default this user.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Commit or roll back a half message by hand. Writes to the store; the first decision stands for ever.
+
+    Exits with 1 when it was decided the other way before. See what is in doubt with: checkback pending STORE
+    """
+    from broker import AlreadyEnded
+    from recovery.cli import messages as sending
+
+    if commit is rollback:
+        raise typer.BadParameter("give one of --commit and --rollback", param_hint="--commit")
+    if not why.strip():
+        raise typer.BadParameter("say why: whoever looks at it later wants to know", param_hint="--why")
+    try:
+        decided = sending.end(store, name, commit=commit, why=why, by=by)
+    except AlreadyEnded as error:
+        fail(str(error), FINDINGS)
+    if as_json:
+        print_json(decided.as_json())
+        return
+    state = decided.state.replace("_", " ")
+    before = " before: nothing was written" if decided.again else ""
+    show([f"The transaction at CommitLog offset {decided.half_offset} ({decided.topic}) was {state}{before}."])
+
+
+_EXAMPLES: dict[Callable[..., None], str] = {
+    send: examples(
+        "send shop.store orders --body 'paid' --tag new --key 4711",
+        "send shop.store orders --property colour=blue < order.json",
+    ),
+    tail: examples(
+        "tail shop.store orders",
+        "tail shop.store orders --follow --json | jq .body",
+        "tail shop.store orders --from 2026-11-21T10:00",
+    ),
+    topic: examples("topic shop.store", "topic shop.store orders --create --queues 8 --type TRANSACTION"),
+    end: examples(
+        "end shop.store 1048576 --rollback --why 'the customer called'",
+        "end shop.store 7F0000010A2B18B4AAC2000000C80001 --commit --why 'the row is there'",
+    ),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Put these verbs on the command line."""
+    for verb, epilog in _EXAMPLES.items():
+        app.command(epilog=epilog)(verb)

@@ -1,0 +1,356 @@
+"""What Airflow's tasks call: plain functions, JSON in and out; a retry gives the same answer.
+
+    verify("shop.store", now_ms=...)      {"ok": true, "counts": {}, "digest": "...", "report": ".../verify-17….json"}
+
+`now_ms` is the run's own time, never the clock's. Each kind of work has a lease on the store (a lock in
+STORE/checkback/leases, which the system lets go of when its holder dies): two runs at once do not get into each
+other's way. Nothing heavy is imported before it is needed, so that a trigger's look stays cheap.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from typing import Any
+
+import broker
+from broker.store.disk.files import Disk
+from broker.store.disk.locks import is_held
+from broker.store.disk.paths import Paths
+from broker.store.recover.survey import survey
+from broker.transaction.events import TransactionState
+from recovery.jobs.setup import alone, keep_report, opened, remove_reports, setup
+
+FINDINGS_SHOWN = 50  # in a task's result; the report has all
+_DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild mends
+_TAKE_OVER = "take the store over: make what is derived from the log, and never let its old broker run on it again"
+LOCAL_SPARK = "local[*]"
+PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
+
+
+# Looking
+
+
+def crashed(path: str) -> dict[str, Any] | None:
+    """The mark of a crash: a file `abort` while nobody has the store open. None when all is well.
+
+    Raises NotAStore. A broker of 3.x takes no lock; that its processes map the CommitLog is seen for this user's own.
+    """
+    from recovery.scan.open_by import writers
+
+    disk, paths = Disk(), Paths(path)
+    mark = disk.entry(paths.abort)
+    if mark is None or is_held(paths.lock) or writers(path):
+        return None
+    again = disk.entry(paths.abort)  # whoever closed it well meanwhile took the mark away first
+    if again is None or again.inode != mark.inode:
+        return None
+    return {"abort": paths.abort, "since_ms": int(os.stat(paths.abort).st_mtime * 1000)}
+
+
+def in_doubt_longer(path: str, older_than_s: float, now_ms: int) -> dict[str, Any] | None:
+    """How many transactions are in doubt for longer than that, and the oldest of them; None when there is none."""
+    from recovery.views.overview import overview
+
+    late = [one for one in overview(path, now_ms, limit=1000).in_doubt if one.age_s >= older_than_s]
+    if not late:
+        return None
+    oldest = max(late, key=lambda one: one.age_s)
+    return {"count": len(late), "commitlog_offset": oldest.commitlog_offset, "age_s": oldest.age_s}
+
+
+def queue_ends(path: str, topic: str) -> dict[str, int]:
+    """Where the durable messages of each queue of a topic end, by queue id (as text: JSON); empty while there is none.
+
+    As consumers see it: while a process has the store open, what it has not yet forced to disk does not count.
+    """
+    with broker.open(path, read_only=True) as store:
+        bound = survey(path, Disk()).durable if is_held(Paths(path).lock) else None
+        return {str(queue): _queue_end(store, topic, queue, bound) for queue in store.queues(topic)}
+
+
+def _queue_end(store: broker.Store, topic: str, queue_id: int, bound: int | None) -> int:
+    """The queue offset behind the last message that begins below `bound`, a CommitLog offset."""
+    first, end = store.queue_range(topic, queue_id)
+    queue = store.consumequeues.queue(topic, queue_id)
+    if bound is None or queue is None:
+        return end
+
+    def is_beyond(queue_offset: int) -> bool:
+        unit = queue.get(queue_offset)
+        return unit is None or unit.commitlog_offset >= bound
+
+    return first + bisect_left(range(first, end), True, key=is_beyond)
+
+
+# Verification
+
+
+def verify(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
+    """Compare everything in a store, and keep the report in STORE/checkback/reports.
+
+    `engine` is local, spark, or auto: Spark where it is installed, Java is there and `master` names a cluster.
+    Raises StoreError when there is nothing to judge, StoreLocked when another run is at it.
+    """
+    with alone(path, "verify"):
+        report = _verification(path, engine, master)
+        kept = keep_report(path, f"verify-{now_ms}.json", {"now_ms": now_ms, **report})
+    shown = report["findings"][:FINDINGS_SHOWN]
+    names = ("ok", "live", "generation", "records", "bytes", "seconds", "transactions", "digest", "counts")
+    return {**{name: report.get(name) for name in names}, "findings": shown, "report": kept, "engine": report["engine"]}
+
+
+def _verification(path: str, engine: str, master: str | None) -> dict[str, Any]:
+    if not _on_spark(engine, master):
+        from recovery.verify.verifier import verify as judge
+
+        return {**judge(path).as_json(), "engine": "local"}
+    from recovery.spark.sessions import running
+
+    with running(master or LOCAL_SPARK) as spark:
+        return _verification_on(spark, path)
+
+
+def _verification_on(spark: Any, path: str) -> dict[str, Any]:
+    from recovery.spark import verification
+
+    return {**verification.verify(spark, path).as_json(), "engine": f"spark ({spark.sparkContext.master})"}
+
+
+def _on_spark(engine: str, master: str | None) -> bool:
+    """Whether Spark does it. Raises SparkNotReady when it must and cannot."""
+    from recovery.spark.sessions import SparkNotReady, check_installation
+
+    if engine == "local" or (engine == "auto" and master is None):
+        return False
+    try:
+        check_installation()
+    except SparkNotReady:
+        if engine != "auto":
+            raise
+        return False
+    return True
+
+
+# The state table, and what else is derived
+
+
+def compare_table(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
+    """Where the derived files differ from what the log says; nothing in the store is touched.
+
+    The local engine makes them anew beside the real ones; Spark compares where it reads. `needed` says whether there
+    is anything to exchange, `text` is for the person who decides.
+    """
+    if _on_spark(engine, master):
+        report = _verification(path, engine, master)
+        wrong = [one for one in report["findings"] if one["kind"].startswith(_DERIVED)]
+        counts = {kind: count for kind, count in report["counts"].items() if kind.startswith(_DERIVED)}
+        lines, refusal, ok = [f"- {one['kind']}: {one['text']}" for one in wrong], "", not counts
+    else:
+        from recovery.rebuild.rebuilder import rebuild
+
+        with alone(path, "rebuild"):
+            report = rebuild(path).as_json()
+        counts, refusal, ok = report["counts"], report["refusal"], report["ok"]
+        lines = [
+            f"- {one['folder']}: {one['count']} {one['kind']}, from {one['first']}" for one in report["differences"]
+        ]
+    text = "\n".join(lines[:FINDINGS_SHOWN]) or "Nothing differs."
+    if refusal:
+        text = f"{text}\n\n**It cannot be exchanged yet**: {refusal}"
+    found = {"ok": ok, "counts": counts, "needed": not ok, "text": text}
+    return {**found, **{name: report[name] for name in ("generation", "records", "seconds")}, "now_ms": now_ms}
+
+
+def rebuild_table(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
+    """Make the derived files anew and exchange them, while applications go on. A second time nothing is exchanged.
+
+    Spark's executors write what is new into the store's folder. Raises StoreError for a store that another program may
+    write to, and when two halves claim one slot in doubt.
+    """
+    with alone(path, "rebuild"):
+        report = _rebuilt_on_spark(path, master) if _on_spark(engine, master) else _rebuilt(path)
+        kept = keep_report(path, f"rebuild-{now_ms}.json", {"now_ms": now_ms, **report}, latest="rebuild-latest.json")
+    return {name: report[name] for name in ("applied", "counts", "records", "seconds")} | {"report": kept}
+
+
+def _rebuilt(path: str) -> dict[str, Any]:
+    from recovery.rebuild.rebuilder import rebuild
+
+    compared = rebuild(path)
+    return (compared if compared.ok else rebuild(path, apply=True)).as_json()
+
+
+def _rebuilt_on_spark(path: str, master: str | None) -> dict[str, Any]:
+    """The comparison reads only, so that executors need no folder in common for a store in order."""
+    from recovery.spark.rebuilding import rebuild
+    from recovery.spark.sessions import running
+
+    with running(master or LOCAL_SPARK) as spark:
+        seen = _verification_on(spark, path)
+        if any(kind.startswith(_DERIVED) for kind in seen["counts"]):
+            return rebuild(spark, path, apply=True).as_json()
+    return {**seen, "applied": False, "counts": {}}
+
+
+# After a crash
+
+
+def plan_recovery(path: str) -> dict[str, Any]:
+    """What a store needs after a crash, from `recovery.repair.crash`; nothing is changed.
+
+    `needed` says whether there is anything to do, `must_ask` that another program wrote the store, so that a person has
+    to say that it is stopped. Raises CorruptStore when no crash explains what is there.
+    """
+    from broker.store.recover.load import refusal
+    from broker.store.recover.survey import Owner
+    from recovery.repair import crash
+
+    made = crash.plan(crash.survey(path))
+    must_ask = made.survey.facts.owner in (Owner.STRANGER, Owner.FOREIGN)
+    error = refusal(made)
+    if error is not None and not must_ask:
+        raise error
+    lasting = crashed(path) is not None or (made.is_needed and not must_ask)
+    needed = lasting and not made.survey.facts.in_use
+    steps = [step.text for step in made.steps] or [_TAKE_OVER if must_ask else "open the store and close it"]
+    listed = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
+    text = "\n".join([f"{made.case.label}: {made.case.sentence}.", "", *listed])
+    return {"needed": needed, "must_ask": must_ask, "case": made.case.label, "text": text}
+
+
+def recover(path: str, *, now_ms: int, broker_is_stopped: bool = False) -> dict[str, Any]:
+    """Bring a store in order after a crash, and close it well. A second time there is nothing to do.
+
+    `broker_is_stopped` is a person's word about a store that another program wrote. Raises CorruptStore, StoreLocked.
+    """
+    from recovery.repair import crash
+
+    with alone(path, "recover"):
+        made = crash.plan(crash.survey(path))
+        report = crash.apply(made, broker_is_stopped=broker_is_stopped).as_json()
+        if crashed(path):  # only processes died: whoever opens it next finishes what they left
+            with broker.open(path) as store:
+                store.sync_now()
+        kept = keep_report(path, f"recover-{now_ms}.json", {"now_ms": now_ms, **report}, latest="recover-latest.json")
+    return {"case": report["case"], "applied": report["applied"], "kept": report["kept"], "report": kept}
+
+
+# Check-back, and what a person decides
+
+
+def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: Any) -> dict[str, Any]:
+    """One round of check-back, in numbers (`RoundReport`); `did` says whether there was anything to look at.
+
+    `asked` says who is asked and when: ledger, resolver, resolvers, policy (`recovery.jobs.setup.setup`). A store in
+    which all is settled is not even opened for writing; one that crashed is left to the recovery. Two rounds at once do
+    not ask twice: the second does nothing.
+    """
+    from recovery.views.overview import overview
+
+    counts = overview(path, now_ms, limit=0).counts
+    if not counts["in_doubt"]:
+        return {"did": "nothing is in doubt", "in_doubt": 0, "parked": counts["parked"]}
+    if crashed(path):
+        return {"did": "it crashed, and is recovered first", **counts}
+    from recovery.checkback.leader import Lease
+    from recovery.checkback.round import CheckBack
+
+    lease = Lease(path)
+    with opened(path, catalog, **asked) as shop:
+        if not lease.try_take():
+            return {"did": f"{lease.leader()} is asking", **counts}
+        try:
+            service = CheckBack(shop.store, shop.resolvers.router, policy=shop.policy, catalog=shop.catalog)
+            return {"did": "a round", **service.round(now_ms).as_json()}
+        finally:
+            lease.release()
+
+
+def parked(path: str, *, now_ms: int, only: int | None = None, limit: int = PARKED_AT_ONCE) -> list[dict[str, Any]]:
+    """The parked transactions, longest parked first, each with what a person needs to decide about it.
+
+    `only` is the CommitLog offset of one half message; one that is not parked (any more) is none.
+    """
+    from recovery.views.overview import overview
+
+    found = overview(path, now_ms, limit=0).parked
+    chosen = [one for one in found if only in (None, one.commitlog_offset)][:limit]
+    return [{"commitlog_offset": one.commitlog_offset, "subject": one.subject(), "body": one.text()} for one in chosen]
+
+
+def resolve(
+    path: str,
+    *,
+    commitlog_offset: int,
+    decision: str,
+    now_ms: int,
+    why: str = "",
+    by: str = "",
+    catalog: str | None = None,
+    **asked: Any,
+) -> dict[str, Any]:
+    """Do what a person decided about a half message: commit, rollback, ask-again or leave.
+
+    Doing it again changes nothing; when another decision came first that one stands, and `why` says so. A transaction
+    whose outcome is in a ledger is decided there first: without that ledger it is refused.
+    """
+    if decision == "leave":
+        return {"commitlog_offset": commitlog_offset, "result": "unchanged", "why": "left as it is"}
+    from recovery.checkback import manual as by_hand
+
+    reason, by = why.strip() or "no reason was given", by.strip() or "somebody in Airflow"
+    with opened(path, catalog, must_answer=False, **asked) as shop:
+        half = shop.store.transactions.half(commitlog_offset)
+        if decision == "ask-again":
+            (found,) = by_hand.recheck(shop.store, [half], why=reason, catalog=shop.catalog)
+        else:
+            state = TransactionState.COMMITTED if decision == "commit" else TransactionState.ROLLED_BACK
+            ledger, kept = shop.resolvers.ledger_of(half.producer_group), shop.catalog
+            (found,) = by_hand.resolve(
+                shop.store, [half], state, why=reason, by=by, now_ms=now_ms, ledger=ledger, catalog=kept
+            )
+    return found.as_json()
+
+
+# Retention
+
+
+def retain(
+    path: str, *, now_ms: int, keep: str, disk_share: float = 1.0, catalog: str | None = None, **asked: Any
+) -> dict[str, Any]:
+    """Remove what is older than `keep` (as 72h): segments, ledger rows, reports; and the ended from the catalog.
+
+    While more of the disk than `disk_share` is in use, the oldest segments go whatever their age. `pinned` is the
+    transaction in doubt that keeps a segment which is due, with what a person needs to decide about it.
+    """
+    from broker.store.maintain.retention import expire
+    from recovery.checkback.ledger_retention import expire_ledger
+    from recovery.checkback.policy import parse_duration
+
+    keep_ms = parse_duration(keep)
+    with alone(path, "retention"), opened(path, catalog, must_answer=False, **asked) as shop:
+        gone = expire(shop.store.writer, keep_ms, now_ms=now_ms, disk_share=disk_share)
+        rows = sum(expire_ledger(shop.store, ledger, now_ms) for ledger in shop.resolvers.ledgers.values())
+        in_doubt = {half.commitlog_offset for half in shop.store.transactions.in_doubt()}
+        forgotten = [at for at in shop.catalog.attempts() if at not in in_doubt]
+        shop.catalog.remember((), forgotten)
+        reports = remove_reports(path, now_ms - keep_ms)
+    numbers = {"segments": len(gone.segments), "derived_files": len(gone.derived), "begin_offset": gone.begin}
+    rest = {"ledger_rows": rows, "catalog_rows": len(forgotten), "reports": reports}
+    return {**numbers, **rest, "pinned_by": gone.pinned_by}
+
+
+# A store as a connection describes it
+
+
+def test_store(path: str, **settings: Any) -> str:
+    """One sentence about a store and its settings that work. Raises BrokerError with what does not."""
+    from recovery.views.overview import overview
+
+    with broker.open(path, read_only=True) as store:
+        segments = len(store.segments)
+    counts = overview(path, now_ms=0, limit=0).counts
+    names = ("ledger", "resolver", "resolvers", "policy")
+    setup(**{name: settings[name] for name in names if settings.get(name)})
+    return f"{path}: {segments} segments, {counts['in_doubt']} transactions in doubt, {counts['parked']} parked"

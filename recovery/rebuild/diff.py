@@ -1,0 +1,148 @@
+"""Where the live derived files differ from what was built: counted by part and kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.read.directory import Folder
+from broker.store.read.segments import Segment
+from recovery.findings import Findings
+from recovery.rebuild.builder import Build, listing_of
+from recovery.rebuild.file_writers import SLOT, UNIT, filled_units
+from recovery.scan.store_files import StoreFiles
+from recovery.scan.units import Rows, Units
+from recovery.verify.index import Chains, IndexFile, open_index
+
+_AT_ONCE = 1 << 16
+
+# Each kind with the sentence that explains it; docs/recovery.md prints this table.
+DIFFERENCES: dict[str, str] = {
+    "missing": "the live file lacks it",
+    "extra": "the live file has it, and no record says it",
+    "different": "the live file says something else",
+    "chains": "the items are right, but the live file's chains, slots or header do not agree with them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """So many units, slots or items of one folder are not what the log says."""
+
+    part: str
+    kind: str
+    count: int
+    folder: str
+    first: int  # the number of the first of them
+
+    def as_json(self) -> dict[str, Any]:
+        """Its public form."""
+        return {
+            "part": self.part, "kind": self.kind, "count": self.count, "folder": self.folder, "first": self.first,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"{self.folder}: {self.count} {self.kind}, the first is number {self.first}"
+
+
+def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Difference]:
+    """All of them, for the parts that the store's generation has; `end` is where the log was read to.
+
+    What a live store dispatched for records from there on is not judged.
+    """
+    found: list[Difference] = []
+    parts = [part for part, _, _ in build.parts()]
+    kept = (live.commitlog.begin, end)
+    for topic, queue_id in sorted({*build.queues, *live.queues()}):
+        folder = Paths(live.path).queue(topic, queue_id)
+        ours = Units(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT)
+        found += _of_units("consumequeue", folder, ours, Units(listing_of(disk, folder), UNIT), kept)
+    if "redolog" in parts:
+        for part, dtype in (("redolog", UNIT), ("statetable", SLOT)):
+            own = build.paths.redo_log if part == "redolog" else build.paths.state_table
+            folder = Paths(live.path).redo_log if part == "redolog" else Paths(live.path).state_table
+            ours = Units(listing_of(disk, own), dtype)
+            found += _of_units(part, folder, ours, Units(listing_of(disk, folder), dtype), kept)
+    return found + list(_of_index(build, live, disk, end))
+
+
+def _of_units(part: str, folder: str, ours: Units, live: Units, kept: tuple[int, int]) -> Iterator[Difference]:
+    counts = dict.fromkeys(("missing", "extra", "different"), 0)
+    first: dict[str, int] = {}
+    for start in range(min(ours.begin, live.begin), max(ours.end, live.end), _AT_ONCE):
+        count = min(_AT_ONCE, max(ours.end, live.end) - start)
+        made, held = ours.read(start, count), live.read(start, count)
+        has_made, has_held = filled_units(made), filled_units(held)
+        at = held["commitlog_offset"]
+        stale = ((at >= 0) & (at < kept[0])) | (at >= kept[1])
+        unequal = (made.view(np.uint8).reshape(count, -1) != held.view(np.uint8).reshape(count, -1)).any(axis=1)
+        masks = {
+            "missing": has_made & ~has_held,
+            "extra": ~has_made & has_held & ~(stale & (held["size"] > 0)),
+            "different": has_made & has_held & unequal,
+        }
+        for kind, mask in masks.items():
+            if mask.any():
+                counts[kind] += int(mask.sum())
+                first.setdefault(kind, start + int(np.flatnonzero(mask)[0]))
+    for kind, number in first.items():
+        yield Difference(part, kind, counts[kind], folder, number)
+
+
+def _of_index(build: Build, live: StoreFiles, disk: Disk, end: int) -> Iterator[Difference]:
+    """Items one after another, wherever files begin; then whether the live files are right in themselves."""
+    folder, findings = Paths(live.path).index, Findings()
+    kept = (live.commitlog.begin, end)
+    made = _items(open_index(_index_of(build, disk), Findings()), kept)
+    held_files = open_index(live.index_now(), findings)
+    held = _items(held_files, kept)
+    counts = dict.fromkeys(("missing", "extra", "different"), 0)
+    first: dict[str, int] = {}
+    number, rest_made, rest_held = 0, _none(), _none()
+    while True:
+        rest_made = rest_made if len(rest_made) else next(made, _none())
+        rest_held = rest_held if len(rest_held) else next(held, _none())
+        count = min(len(rest_made), len(rest_held))
+        kind, wrong = "different", (rest_made[:count] != rest_held[:count]).any(axis=1)
+        if not count:
+            rest = max(rest_made, rest_held, key=len)
+            if not len(rest):
+                break
+            kind, count, wrong = "missing" if len(rest_made) else "extra", len(rest), np.ones(len(rest), np.bool_)
+        if wrong.any():
+            counts[kind] += int(wrong.sum())
+            first.setdefault(kind, number + int(np.flatnonzero(wrong)[0]))
+        number += count
+        rest_made, rest_held = rest_made[count:], rest_held[count:]
+    for kind, place in first.items():
+        yield Difference("index", kind, counts[kind], folder, place)
+    for file in held_files:
+        Chains(file, findings).check()
+    if len(findings):
+        yield Difference("index", "chains", len(findings), folder, 0)
+
+
+def _none() -> Rows:
+    return np.zeros((0, 2), np.int64)
+
+
+def _items(files: list[IndexFile], kept: tuple[int, int]) -> Iterator[Rows]:
+    """Offset and hash of all items that are about records between two offsets, in their order."""
+    for file in files:
+        for first in range(1, file.used + 1, _AT_ONCE):
+            rows = file.read(first, min(_AT_ONCE, file.used - first + 1))
+            at = rows["commitlog_offset"].astype(np.int64)
+            pairs = np.stack((at, rows["key_hash"].astype(np.int64)), axis=1)[(at >= kept[0]) & (at < kept[1])]
+            if len(pairs):
+                yield pairs
+
+
+def _index_of(build: Build, disk: Disk) -> list[Segment]:
+    files = Folder(build.paths.store, disk).files
+    found = disk.entries(build.paths.index)
+    return [Segment(int(one.name), one.size, one.path, one.inode, files) for one in found if one.name.isdecimal()]

@@ -1,0 +1,155 @@
+"""What derived files hold for some records, as rows: units of ConsumeQueues and redo log, slots of the state table.
+
+Pure but for one look: a record that waits for a delay level keeps the due time of its live unit. Where the rows end up
+is not known here; the local engine and Spark both ask these functions. The items of the index:
+`recovery.verify.index_items`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from broker.format import properties as names
+from broker.format.consumequeue import Unit
+from broker.format.java import string_hash
+from broker.format.redolog import PREPARED_TAG
+from broker.format.statetable import Slot
+from broker.format.sysflag import INNER_BATCH, TransactionType
+from broker.format.topics import deliver_time_ms
+from broker.transaction.events import TopicKind, TransactionState
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.strings import java_hashes
+from recovery.scan.units import Ints, Rows, Units
+from recovery.transactions.events import Names
+
+UNIT = np.dtype(Unit.DTYPE)
+SLOT = np.dtype(Slot.DTYPE)
+_PREPARED = int(TransactionState.PREPARED)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Two halves that claim one slot: the later owns it."""
+
+    slot: int
+    lost_offset: int
+    lost_in_doubt: bool
+    owner_offset: int
+    owner_in_doubt: bool
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether one of the two is not settled: then the slot is needed by both."""
+        return self.lost_in_doubt or self.owner_in_doubt
+
+    def as_json(self) -> dict[str, Any]:
+        """Its public form."""
+        return {
+            "slot": self.slot,
+            "lost_offset": self.lost_offset,
+            "lost_in_doubt": self.lost_in_doubt,
+            "owner_offset": self.owner_offset,
+            "owner_in_doubt": self.owner_in_doubt,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRun:
+    """The units of some records in one queue, and their numbers in it."""
+
+    topic: str
+    queue_id: int
+    numbers: Ints
+    units: Rows
+    records: Records
+    scheduled: bool  # a unit of the schedule topic may hold a due time: `set_due_times`
+
+
+def queue_runs(records: Records, kinds: Kinds) -> Iterator[QueueRun]:
+    """The units of all records that consumers get, queue by queue, each in log order.
+
+    RocketMQ: CommitLogDispatcherBuildConsumeQueue (5.3.3).
+    """
+    types = kinds.types << 2
+    delivered = (types == TransactionType.NONE) | (types == TransactionType.COMMIT)
+    which = np.flatnonzero(delivered & ((records.sys_flags & INNER_BATCH) == 0))
+    if not len(which):
+        return
+    part = records.take(which)
+    units = np.zeros(len(which), UNIT)
+    units["commitlog_offset"], units["size"] = part.offsets, part.sizes
+    units["tags_code"] = java_hashes(part.values(names.TAGS))
+    numbers, queue_ids = part.field("queue_offset"), part.field("queue_id")
+    group = (kinds.codes[which].astype(np.int64) << 32) | (queue_ids & 0xFFFFFFFF)
+    order = np.argsort(group, kind="stable")
+    scheduled = kinds.topic_kinds[which] == TopicKind.SCHEDULE
+    for run in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        topic = kinds.topics[kinds.codes[which[run[0]]]].decode("utf-8", "replace")
+        yield QueueRun(
+            topic, int(queue_ids[run[0]]), numbers[run], units[run], part.take(run), bool(scheduled[run[0]])
+        )  # fmt: skip
+
+
+def set_due_times(run: QueueRun, live_units: Units) -> None:
+    """A message that waits for a delay level has the time at which it is due in place of a tags code.
+
+    What the live unit says is kept where it is about this record; elsewhere the queue's usual delay is taken, or
+    RocketMQ's. RocketMQ: CommitLog.checkMessageAndReturnSize (5.3.3).
+    """
+    rows = run.units
+    levels = run.records.property(names.DELAY).to_pylist()
+    waits = np.array([level is not None and level.isdigit() for level in levels], np.bool_)
+    live = live_units.take(run.numbers)
+    said = (live["commitlog_offset"] == rows["commitlog_offset"]) & (live["size"] == rows["size"]) & waits
+    stored_ms = run.records.field("store_timestamp_ms")
+    waited_ms = deliver_time_ms(run.queue_id + 1, 0)
+    if said.any():
+        waited_ms = int(np.median((live["tags_code"] - stored_ms)[said]))
+    due = np.where(said, live["tags_code"], stored_ms + waited_ms)
+    rows["tags_code"] = np.where(waits, due, rows["tags_code"])
+
+
+def redo_units(records: Records, kinds: Kinds) -> Rows:
+    """The units of the redo log that these records have, in order."""
+    which = np.flatnonzero(kinds.types)
+    units = np.zeros(len(which), UNIT)
+    if len(which):
+        part = records.take(which)
+        units["commitlog_offset"], units["size"] = part.offsets, part.sizes
+        prepared = kinds.types[which] << 2 == TransactionType.PREPARED
+        units["tags_code"] = np.where(prepared, PREPARED_TAG, part.field("prepared_transaction_offset"))
+    return units
+
+
+def slots_of(verdicts: Rows, group_names: Names) -> tuple[Ints, Rows]:
+    """The slots of transactions of the state table and their numbers, sorted by these, then by the half's place."""
+    verdicts = verdicts[np.lexsort((verdicts["half"], verdicts["queue_offset"]))]
+    slots = np.zeros(len(verdicts), SLOT)
+    slots["commitlog_offset"], slots["size"] = verdicts["half"], verdicts["size"]
+    slots["store_time_s"] = (verdicts["store_ms"] // 1000).astype(np.int32)
+    groups, inverse = np.unique(verdicts["group"], return_inverse=True)
+    hashes = [string_hash(group_names[int(group)]) for group in groups]
+    slots["group_hash"] = np.array(hashes, np.int32)[inverse] if len(groups) else 0
+    state = verdicts["state"].astype(np.int64)
+    slots["state"] = np.where(state == TransactionState.PARKED, _PREPARED, state)
+    return verdicts["queue_offset"].astype(np.int64), slots
+
+
+def owners(numbers: Ints, slots: Rows, claims: list[Claim]) -> tuple[Ints, Rows]:
+    """Of slots sorted by number and place, the last of each number; each pair with one number is noted in `claims`."""
+    again = np.flatnonzero(numbers[1:] == numbers[:-1])
+    claims += [claim_of(int(numbers[at]), slots[at], slots[at + 1]) for at in again.tolist()]
+    keep = np.ones(len(numbers), np.bool_)
+    keep[again] = False
+    return numbers[keep], slots[keep]
+
+
+def claim_of(slot: int, lost: Any, owner: Any) -> Claim:
+    """That two slots claim one number."""
+    doubts = [int(one["state"]) == _PREPARED for one in (lost, owner)]
+    return Claim(slot, int(lost["commitlog_offset"]), doubts[0], int(owner["commitlog_offset"]), doubts[1])

@@ -1,0 +1,58 @@
+"""Is anybody at work on a store that is not ours? Asked before the first byte of it is changed.
+
+RocketMQ 3.x has no lock file, and 5.x takes its lock only after its recovery has written. So a free lock is not enough:
+no process may map a file of the store, nothing may change for a while, and a person must say that it is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from broker.errors import StoreError, StoreLocked
+from broker.store.disk.files import Disk, Entry
+from broker.store.disk.paths import Paths
+from recovery.scan.open_by import writers
+
+STILL_S = 3.0
+_SAY = "Stop the broker, and say so with --broker-is-stopped"
+
+
+def check_still(
+    path: str,
+    disk: Disk,
+    *,
+    broker_is_stopped: bool,
+    still_s: float = STILL_S,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Raises StoreLocked when a process has the store open, StoreError when it changes or nobody vouches for it."""
+    if not broker_is_stopped:
+        text = f"{path} was written by another program, and changing it under a running broker would destroy it. {_SAY}"
+        raise StoreError(text, path=path)
+    found = [one for one in writers(path) or () if one.pid != os.getpid()]  # what this process maps, it only reads
+    if found:
+        who = " and ".join(f"process {one.pid} {one.how}" if one.pid else f"a process {one.how}" for one in found)
+        raise StoreLocked(f"{path} is in use: {who}. Stop it first", path=path)
+    before = _shape(disk, path)
+    wait(still_s)
+    if _shape(disk, path) != before:
+        raise StoreLocked(f"{path} changed within {still_s:.0f} seconds: a broker is at work on it. {_SAY}", path=path)
+
+
+def _shape(disk: Disk, path: str) -> list[tuple[str, int, int]]:
+    """Every file with its size and time of change, our own folder left out."""
+    found: list[tuple[str, int, int]] = []
+    folders, own = [path], Paths(path).own
+    while folders:
+        for entry in disk.entries(folders.pop()):
+            if entry.is_folder and entry.path != own:
+                folders.append(entry.path)
+            elif entry.is_file:
+                found.append(_of(entry))
+    return sorted(found)
+
+
+def _of(entry: Entry) -> tuple[str, int, int]:
+    return entry.path, entry.size, entry.changed_ns

@@ -1,0 +1,116 @@
+"""Load and recover by hand: see what a store needs after a crash, and do it.
+
+    found = survey("shop.store")          what is there; nothing is changed
+    made = plan(found)                    the case, and the steps that it takes
+    report = apply(made)                  do them
+
+`broker.open` does the same by itself, but for what needs a person's word: a store that another program wrote, or wrote
+to since checkback closed it. Those are taken over only when their broker is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from broker.errors import StoreError
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.read.detect import check_is_store
+from broker.store.recover.cases import Case, Verdict, case_of
+from broker.store.recover.load import Plan, plan, refusal, showing
+from broker.store.recover.survey import Owner, Survey
+from broker.store.recover.survey import survey as look
+from broker.store.write.checkpoint_file import seal
+from broker.store.writer import StoreWriter
+from recovery.rebuild.quiescence import STILL_S, check_still
+from recovery.rebuild.rebuilder import Progress, rebuild, sizes_of
+from recovery.scan.store_files import StoreFiles
+
+_TAKEN_OVER = ("none", "state-table")  # generations that this version can go on writing
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a recovery found and did."""
+
+    plan: Plan
+    applied: bool
+    kept: tuple[str, ...] = ()  # copies of what was cut, and lists of the whole records in it
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Its public form."""
+        return {
+            **self.plan.as_json(), "applied": self.applied, "kept": list(self.kept), "seconds": round(self.seconds, 3),
+        }  # fmt: skip
+
+
+def survey(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Survey:
+    """What is there. Changes nothing. Raises NotAStore, StoreError."""
+    text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
+    check_is_store(text, disk)
+    return look(text, disk)
+
+
+def apply(
+    made: Plan,
+    *,
+    broker_is_stopped: bool = False,
+    progress: Progress = lambda _done, _total: None,
+    disk: Disk | None = None,
+    still_s: float = STILL_S,
+    wait: Callable[[float], None] = time.sleep,
+    move: bool = False,
+) -> Report:
+    """Do what a plan says; a store that changed since is looked at again. The store is closed well afterwards.
+
+    With `move` a store is taken over though two half messages claim one slot: `recovery.repair.slot_conflicts` sees
+    to that next.
+    Raises CorruptStore when no crash explains the log, StoreLocked and StoreError when another program may be at work.
+    """
+    disk, started, path = disk or Disk(), time.monotonic(), made.survey.path
+    if made.case.verdict is Verdict.NOTHING:
+        return Report(made, applied=False)
+    owner, error = made.survey.facts.owner, refusal(made)
+    if error is not None and owner not in (Owner.STRANGER, Owner.FOREIGN):
+        raise error
+    if owner in (Owner.STRANGER, Owner.FOREIGN):
+        check_still(path, disk, broker_is_stopped=broker_is_stopped, still_s=still_s, wait=wait)
+        _take_over(path, disk, made.survey, move=move)
+    before = set(_kept(disk, path))
+    with showing(progress):
+        StoreWriter(path, disk, sync="os").close()
+    kept = tuple(sorted(set(_kept(disk, path)) - before))
+    return Report(made, applied=True, kept=kept, seconds=time.monotonic() - started)
+
+
+def _kept(disk: Disk, path: str) -> list[str]:
+    folder = Paths(path).torn
+    return [entry.path for entry in disk.entries(folder)] if disk.entry(folder) else []
+
+
+def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
+    """Accept what another program wrote: its records below the log's end are no strangers from now on."""
+    paths = Paths(path)
+    report = rebuild(path, disk=disk)
+    if report.generation not in _TAKEN_OVER:
+        text = f"{path} holds transactions of the generation {report.generation}, which this version only reads"
+        raise StoreError(text, path=path)
+    if report.refusal and not move:
+        raise StoreError(f"{path}: {report.refusal}", path=path)
+    if disk.entry(paths.own) is None:
+        disk.create_folder(paths.own)
+    disk.write_file(paths.adopted, seal(json.dumps(max(report.end_offset, found.tail.end)).encode()))
+    if found.facts.owner is Owner.FOREIGN:
+        layout = sizes_of(StoreFiles.open(path), disk)
+        said = {"version": 1, "id": secrets.token_hex(16), "layout": asdict(layout)}
+        disk.write_file(paths.store_json, json.dumps(said, indent=1).encode())
+
+
+__all__ = ["Case", "Plan", "Report", "Survey", "apply", "case_of", "plan", "survey"]

@@ -1,0 +1,77 @@
+"""The JSON files of a store's `config`, copied as far as they can be read, with positions that skip nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from broker.errors import CorruptRecord, StoreError
+from broker.format import config
+from broker.format.topics import SCHEDULE_TOPIC
+from broker.store.disk.files import Disk
+from recovery.repair.queue_gaps import Gap, lowered
+
+_SUFFIX, _BACKUP = ".json", ".json.bak"
+
+
+def copy_config(store: str, out: str, gaps: Sequence[Gap]) -> tuple[list[str], int]:
+    """Copy config/*.json; returns the names, and how many positions were lowered for queue offsets that are gone."""
+    disk, folder = Disk(), os.path.join(store, "config")
+    try:
+        present = {entry.name for entry in disk.entries(folder) if entry.is_file}
+    except StoreError:
+        return [], 0
+    wanted = {name.removesuffix(".bak") for name in present if name.endswith((_SUFFIX, _BACKUP))}
+    copied, changed = [], 0
+    for name in sorted(wanted):
+        raw = _readable(disk, folder, name, present)
+        if raw is None:
+            continue
+        raw, count = _adjusted(name, raw, gaps)
+        os.makedirs(os.path.join(out, "config"), exist_ok=True)
+        with open(os.path.join(out, "config", name), "xb") as file:
+            file.write(raw)
+        copied.append(name)
+        changed += count
+    return copied, changed
+
+
+def _readable(disk: Disk, folder: str, name: str, present: set[str]) -> bytes | None:
+    """The bytes of a file that holds JSON, or of its backup; None when neither does."""
+    for candidate in (name, f"{name}.bak"):
+        if candidate in present:
+            try:
+                raw = disk.read(os.path.join(folder, candidate))
+                config.loads(raw)
+            except StoreError:  # damaged, or the disk cannot read it
+                continue
+            return raw
+    return None
+
+
+def _adjusted(name: str, raw: bytes, gaps: Sequence[Gap]) -> tuple[bytes, int]:
+    """The file with lowered positions; the very same bytes when none changes."""
+    try:
+        if name == "consumerOffset.json":
+            offsets = config.decode_consumer_offsets(raw)
+            tables: Mapping[Any, Mapping[int, int]] = {
+                (topic, group): lowered(table, [gap for gap in gaps if gap.topic == topic])
+                for (topic, group), table in offsets.positions.items()
+            }
+            count = _differences(offsets.positions, tables)
+            return (config.encode_consumer_offsets(replace(offsets, positions=tables)) if count else raw), count
+        if name == "delayOffset.json":  # by level; its queue is one less
+            delays = config.decode_delay_offsets(raw)
+            own = [replace(gap, queue_id=gap.queue_id + 1) for gap in gaps if gap.topic == SCHEDULE_TOPIC]
+            table = lowered(delays.positions, own)
+            count = _differences({0: delays.positions}, {0: table})
+            return (config.encode_delay_offsets(replace(delays, positions=table)) if count else raw), count
+    except CorruptRecord:  # JSON, but no table of positions: copied as it is
+        pass
+    return raw, 0
+
+
+def _differences(before: Mapping[Any, Mapping[int, int]], after: Mapping[Any, Mapping[int, int]]) -> int:
+    return sum(after[key][number] != value for key, table in before.items() for number, value in table.items())

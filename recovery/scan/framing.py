@@ -1,0 +1,197 @@
+"""Where records begin in a window of bytes, and what stands where no record does. Pure: no files.
+
+A walk hops from record to record by TOTALSIZE and then looks at all of them at once; the first that is not a whole
+record ends it. After damage, `next_start` finds the next place where the log can be trusted again: a whole record that
+says its own true offset. `next_blank` finds the end of the segment where no record follows.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from broker.format.commitlog import (
+    BLANK_SIZE,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_SIZE_MAX,
+    RECORD_SIZE_MIN,
+    RecordHead,
+)
+from recovery.scan.records import Bytes, Ints, Records
+from recovery.scan.strings import unaligned
+
+_SIZE = struct.Struct(">i").unpack_from
+_SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of RecordHead and of the blank
+_PIECE_BYTES = 64 << 10
+_HOPS = 64  # one by one, before a rhythm is looked for
+_MAGIC_AT = RecordHead.OFFSET["magic"]
+_MAGIC_SIZE = 4
+_RECORD_MAGICS = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2))
+_BLANK_MAGICS = (struct.pack(">i", MAGIC_BLANK),)
+
+
+class Stop(enum.Enum):
+    """Why a walk ended, with the position where it did."""
+
+    MORE = "a record begins here that reaches beyond the window"
+    BLANK = "the blank that ends a segment"
+    EMPTY = "eight zero bytes: nothing was written here yet"
+    FULL = "the end of the segment"
+    BAD = "neither a record nor a blank"
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """The records of a window, why they end, where, and how many bytes the next record claims (for Stop.MORE)."""
+
+    records: Records
+    stop: Stop
+    at: int
+    claims: int = 0
+
+
+def walk(window: Bytes, base: int, segment_end: int) -> Walk:
+    """Walk the records from the window's first byte on; `segment_end` is the CommitLog offset where the segment ends.
+
+    RocketMQ: CommitLog.recoverAbnormally (5.3.3), but a record must also say the offset at which it really lies.
+    """
+    limit = min(len(window), segment_end - base - BLANK_SIZE)
+    positions = _hop(window, limit)
+    records = Records(window, base, positions)
+    if len(records):
+        whole = records.whole(limit)
+        if not whole.all():
+            first = int(np.argmin(whole))
+            # Not take(): what is no whole record must not be among those whose columns are read.
+            return Walk(Records(window, base, positions[:first]), Stop.BAD, int(positions[first]))
+    at = int(positions[-1] + records.sizes[-1]) if len(records) else 0
+    stop, claims = _what_is_at(window, at, segment_end - base - at)
+    return Walk(records, stop, at, claims)
+
+
+def _hop(window: Bytes, limit: int) -> Ints:
+    """Positions by size alone: whether records really stand there is asked for all of them at once.
+
+    A producer's messages mostly repeat a few sizes in a rhythm. Where the last hops show one, the next are foretold and
+    all compared with what stands there; only where they differ is hopped one by one again.
+    """
+    runs: list[Ints] = []
+    at = 0
+    while True:
+        steps = _hop_by_hop(window, at, limit)
+        runs.append(np.array(steps[:-1], np.int64))
+        at = steps[-1]
+        if len(steps) <= _HOPS:
+            return np.concatenate(runs)
+        foretold = _foretell(window, [after - before for before, after in pairwise(steps)], at, limit)
+        if len(foretold) > 1:
+            runs.append(foretold[:-1])
+            at = int(foretold[-1])
+
+
+def _hop_by_hop(window: Bytes, at: int, limit: int) -> list[int]:
+    """The next positions, at most so many, and where the last of them leads."""
+    positions = [at]
+    view, last = window.data, limit - RECORD_SIZE_MIN
+    size_at, add = _SIZE, positions.append
+    for _ in range(_HOPS):
+        if at > last:
+            break
+        (size,) = size_at(view, at)
+        if size < RECORD_SIZE_MIN or at + size > limit:
+            break
+        at += size
+        add(at)
+    return positions
+
+
+def _foretell(window: Bytes, sizes: list[int], at: int, limit: int) -> Ints:
+    """Positions from `at` on as far as the rhythm of the last sizes holds, and where the last of them leads."""
+    period = next((count for count in range(1, _HOPS // 2) if sizes[count:] == sizes[:-count]), 0)
+    if not period:
+        return np.array([at], np.int64)
+    rhythm = np.array(sizes[-period:], np.int64)
+    steps = np.tile(rhythm, (limit - at) // int(rhythm.sum()) + 1)
+    starts = at + np.concatenate(([0], np.cumsum(steps)))
+    inside = int(np.searchsorted(starts, limit, side="right")) - 1
+    said = unaligned(window, ">i4", starts[:inside])
+    wrong = np.flatnonzero(said != steps[:inside])
+    return starts[: (int(wrong[0]) if len(wrong) else inside) + 1]
+
+
+def _what_is_at(window: Bytes, at: int, remaining: int) -> tuple[Stop, int]:
+    """Judge the bytes at `at`, with `remaining` bytes until the segment ends."""
+    if remaining == 0:
+        return Stop.FULL, 0
+    if remaining < BLANK_SIZE:
+        return Stop.BAD, 0
+    if at + BLANK_SIZE > len(window):
+        return Stop.MORE, BLANK_SIZE
+    size, magic = _SIZE_AND_MAGIC(window.data, at)
+    if magic == MAGIC_BLANK:
+        return (Stop.BLANK, 0) if size == remaining else (Stop.BAD, 0)
+    if magic in (MAGIC_V1, MAGIC_V2) and RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
+        return (Stop.MORE, size) if at + size > len(window) else (Stop.BAD, 0)
+    return (Stop.EMPTY, 0) if size == 0 and magic == 0 else (Stop.BAD, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A place where the log can be trusted again; a record that the window cuts off says how many bytes it claims."""
+
+    at: int
+    claims: int = 0
+
+
+def next_start(window: Bytes, base: int, segment_end: int) -> Start | None:
+    """The first whole record in the window; None when there is none.
+
+    A record that the window cuts off is returned with what it claims: read so much from there and ask again.
+    """
+    for at in _candidates(window, _RECORD_MAGICS):
+        (size,) = _SIZE(window.data, at)
+        remaining = segment_end - base - at
+        if not RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
+            continue
+        if at + RecordHead.SIZE > len(window):
+            return Start(at, size)
+        if RecordHead.unpack_from(window.data, at).commitlog_offset != base + at:
+            continue
+        if at + size > len(window):
+            return Start(at, size)
+        if Records(window, base, np.array([at], np.int64)).whole(len(window)).all():
+            return Start(at)
+    return None
+
+
+def next_blank(window: Bytes, base: int, segment_end: int) -> int | None:
+    """The first place in the window of what would be the segment's blank there; None when there is none.
+
+    It counts only where no record follows in the segment: eight bytes in a body can look like one.
+    """
+    found = _candidates(window, _BLANK_MAGICS)
+    blanks = (at for at in found if _SIZE(window.data, at)[0] == segment_end - base - at)
+    return next(blanks, None)
+
+
+def _candidates(window: Bytes, magics: tuple[bytes, ...]) -> Iterator[int]:
+    """The positions, in order, of everything whose second word is one of these magic codes; looked for piece by piece.
+
+    The first is mostly near and mostly right: a search through the whole window would cost more than the walk.
+    """
+    for start in range(0, len(window) - _MAGIC_AT, _PIECE_BYTES):
+        raw = window[start + _MAGIC_AT : start + _MAGIC_AT + _PIECE_BYTES + _MAGIC_SIZE - 1].tobytes()
+        found: list[int] = []
+        for magic in magics:
+            at = raw.find(magic)
+            while at >= 0:
+                found.append(start + at)
+                at = raw.find(magic, at + 1)
+        yield from sorted(found)

@@ -1,0 +1,219 @@
+"""Everything in a store folder that a verification compares, found and opened for reading."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+import numpy as np
+
+from broker.errors import CorruptRecord, StoreError
+from broker.format import checkpoint, config
+from broker.format.consumequeue import UNIT_SIZE
+from broker.format.index import HEADER_SIZE, IndexHeader
+from broker.format.statetable import Slot
+from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.locks import is_held
+from broker.store.read.detect import check_is_store
+from broker.store.read.directory import Folder
+from broker.store.read.segments import Listing, Segment
+from recovery.findings import Finding
+from recovery.scan.records import Bytes
+from recovery.scan.windows import WINDOW_BYTES
+
+
+def _check_topics(raw: bytes) -> None:
+    _check_names("topic", config.decode_topics(raw).topics)
+
+
+def _check_groups(raw: bytes) -> None:
+    _check_names("group", config.decode_subscription_groups(raw).groups)
+
+
+def _check_names(what: str, table: Mapping[str, config.TopicConfig | config.SubscriptionGroup]) -> None:
+    """Raises CorruptRecord when a table has a value under another name than its own: RocketMQ writes the name twice."""
+    for name, value in table.items():
+        if value.name != name:
+            raise CorruptRecord(f"the {what} {name!r} says that its name is {value.name!r}")
+
+
+_CONFIGS = {
+    "topics.json": _check_topics,
+    "consumerOffset.json": config.decode_consumer_offsets,
+    "delayOffset.json": config.decode_delay_offsets,
+    "subscriptionGroup.json": _check_groups,
+}
+
+
+class StoreFiles:
+    """A store folder as it was when it was opened; the CommitLog's end is fixed by whoever scans it."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.path, self._folder = folder.path, folder
+        paths = folder.paths
+        self.opened_ms, self.was_held = time.time_ns() // 1_000_000, False
+        with contextlib.suppress(StoreError):  # whoever asks at the end is told why it cannot be looked at
+            self.was_held = is_held(paths.lock)
+        self.commitlog = self._listing(paths.commitlog)
+        self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(paths.state_table)
+        self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
+        self.has_queues, self.has_index = self._is_folder(paths.consumequeue), self._is_folder(paths.index)
+        self.has_queue_ext = self._is_folder(paths.consumequeue + "_ext")
+        self.has_redo_log, self.has_state_table = self._is_folder(paths.redo_log), self._is_folder(paths.state_table)
+        self.index = self._numbered(paths.index) if self.has_index else []
+        self._topics = self._known_topics()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """The store at a path. Raises NotAStore, or StoreError where this user may not look."""
+        text = os.fspath(path)
+        text = text if text == os.sep else text.rstrip(os.sep)
+        disk = Disk()
+        check_is_store(text, disk)
+        return cls(Folder(text, disk))
+
+    def _listing(self, folder: str) -> Listing:
+        return self._folder.segments(folder).listing(fresh=True)
+
+    def _is_folder(self, path: str) -> bool:
+        entry = self._folder.disk.entry(path)
+        return entry is not None and entry.is_folder
+
+    def _entries(self, folder: str) -> list[Entry]:
+        try:
+            return self._folder.disk.entries(folder)
+        except Missing:
+            return []
+
+    def _numbered(self, folder: str) -> list[Segment]:
+        """The files of the index, which are named by the time at which they were made."""
+        entries = [entry for entry in self._entries(folder) if entry.is_file and entry.name.isdecimal()]
+        return [Segment(int(entry.name), entry.size, entry.path, entry.inode, self._folder.files) for entry in entries]
+
+    def _known_topics(self) -> frozenset[str] | None:
+        """The topics of topics.json; None when it cannot be read."""
+        try:
+            raw = self._folder.disk.read(self._folder.paths.config("topics.json"))
+            return frozenset(config.decode_topics(raw).topics)
+        except (Missing, CorruptRecord):
+            return None
+
+    def commitlog_now(self) -> Listing:
+        """The segments as they are by now: a live broker may have begun another."""
+        return self._listing(self._folder.paths.commitlog)
+
+    def index_now(self) -> list[Segment]:
+        """The files of the index as they are by now."""
+        return self._numbered(self._folder.paths.index)
+
+    def commitlog_file(self, commitlog_offset: int) -> str:
+        """The path of the segment that holds an offset, or would."""
+        segment = self.commitlog.at(commitlog_offset)
+        return segment.path if segment else self._folder.paths.commitlog
+
+    @property
+    def checkpoint(self) -> str:
+        """The path of RocketMQ's checkpoint."""
+        return self._folder.paths.checkpoint
+
+    @property
+    def lock(self) -> str:
+        """The path of the lock that a 5.x broker holds."""
+        return self._folder.paths.lock
+
+    def read(self, segment: Segment, at: int, size: int = WINDOW_BYTES) -> Bytes:
+        """The bytes of a segment from a position on, at most `size`."""
+        buffer = np.empty(max(min(size, segment.size - at), 0), np.uint8)
+        return buffer[: segment.read_into(at, buffer.data)]
+
+    def queue(self, topic: str, queue_id: int) -> Listing:
+        """The files of a ConsumeQueue; none for a queue that is not there."""
+        return self._listing(self._folder.paths.queue(topic, queue_id))
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        """The ConsumeQueues that are on disk."""
+        for topic in self._entries(self._folder.paths.consumequeue):
+            for queue in self._entries(topic.path) if topic.is_folder else ():
+                if queue.is_folder and queue.name.isdecimal():
+                    yield topic.name, int(queue.name)
+
+    def expects_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue should be there: a topic that was deleted takes its queues along, its records stay."""
+        on_disk = self._is_folder(self._folder.paths.queue(topic, queue_id))
+        return on_disk or self._topics is None or topic in self._topics
+
+    def wrong_sizes(self) -> Iterator[Finding]:
+        """Files of the derived queues that were cut, or are missing between others."""
+        queues = [self.queue(topic, queue_id) for topic, queue_id in self.queues()]
+        yield from _wrong_sizes(queues, UNIT_SIZE)
+        yield from _wrong_sizes([self.redo_log], UNIT_SIZE)
+        yield from _wrong_sizes([self.state_table], Slot.SIZE)
+        sizes = Counter(segment.size for segment in self.index)
+        for segment in self.index:
+            if segment.size != max(sizes, key=lambda size: (sizes[size], size)):
+                text = f"this index file has {segment.size} bytes, unlike others"
+                yield Finding("segment-size", 0, text, segment.path)
+
+    def damaged_small_files(self, last_store_ms: int) -> Iterator[Finding]:
+        """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time."""
+        for name, decode in _CONFIGS.items():
+            yield from self._damaged(self._folder.paths.config(name), decode)
+        path = self._folder.paths.checkpoint
+        yield from self._damaged(path, lambda raw: _check_checkpoint(raw, last_store_ms, self._index_headers()))
+
+    def _index_headers(self) -> list[IndexHeader]:
+        """What the files of the index say of themselves, in order."""
+        headers = []
+        for segment in self.index:
+            try:
+                headers.append(IndexHeader.unpack_from(segment.read(0, HEADER_SIZE)))
+            except (Missing, CorruptRecord):
+                continue
+        return headers
+
+    def _damaged(self, path: str, decode: object) -> Iterator[Finding]:
+        try:
+            raw = self._folder.disk.read(path)
+            if raw:  # RocketMQ takes an empty file for one that is not there
+                decode(raw)  # type: ignore[operator]
+        except Missing:
+            return
+        except CorruptRecord as error:
+            yield Finding("file-damaged", 0, error.reason, path)
+
+
+def _check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) -> None:
+    """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: recovery would begin too late."""
+    said = checkpoint.decode(raw)
+    if any(raw[checkpoint.Checkpoint.SIZE :]):
+        raise CorruptRecord("bytes behind the checkpoint's numbers are not zero")
+    for name in ("commitlog_timestamp_ms", "queue_timestamp_ms", "index_timestamp_ms"):
+        value = getattr(said, name)
+        if not 0 <= value <= last_store_ms:
+            raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
+    ends = {header.end_timestamp_ms for header in index}
+    said_ms = said.index_timestamp_ms
+    expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms
+    if said_ms and index and said_ms not in ends and not expired:
+        raise CorruptRecord(f"its index_timestamp_ms {said_ms} is the end of no index file: one of the two was changed")
+
+
+def _wrong_sizes(listings: list[Listing], unit_size: int) -> Iterator[Finding]:
+    """Cut and missing files among queues that all have the same configured file size."""
+    sizes = Counter(segment.size for listing in listings for segment in listing.segments)
+    usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    for listing in listings:
+        for damage in listing.damages:
+            if damage.kind != "segment-size":
+                yield Finding(damage.kind, 0, damage.reason, damage.path, {"position": damage.start})
+        for segment in listing.segments:
+            if segment.size != usual:
+                text = f"the file has {segment.size} bytes, the others have {usual}"
+                yield Finding("segment-size", 0, text, segment.path, {"size": segment.size})
+            elif segment.size % unit_size:
+                text = f"the file has {segment.size} bytes, no whole number of units of {unit_size}: it was cut"
+                yield Finding("segment-size", 0, text, segment.path, {"size": segment.size})

@@ -1,0 +1,78 @@
+"""The windows of a scan, read with pread into two buffers by turns.
+
+While the records of one window are worked on, a thread reads the next one, walks it, and prepares its columns. NumPy
+lets go of Python's lock while it works, so that two cores share the work of one scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from broker.store.read.segments import Segment
+from recovery.scan.framing import Walk, walk
+from recovery.scan.records import Bytes, Records
+
+WINDOW_BYTES = 16 << 20
+
+Prepare = Callable[[Records], object]
+
+
+class Windows:
+    """Reads parts of segments. What `read` or `walk` returned stands until the call after the next begins."""
+
+    def __init__(self, segment_size: int, prepare: Prepare) -> None:
+        self._segment_size, self._prepare = segment_size, prepare
+        self._buffers: list[Bytes] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+        self._pool: ThreadPoolExecutor | None = None
+        self._coming: tuple[tuple[int, int, int], Future[Walk]] | None = None
+
+    def read(self, segment: Segment, at: int, size: int) -> Bytes:
+        """`size` bytes of a segment from a position on. What a file that shrinks under us no longer holds is zero.
+
+        Raises Missing when the segment is gone.
+        """
+        self._wait()
+        return self._fill(segment, at, size)
+
+    def walk(self, segment: Segment, at: int, size: int) -> Walk:
+        """The records in those bytes; `ahead` may have walked them already. Raises Missing when the segment is gone."""
+        found = self._wait((segment.base, at, size))
+        return found or self._walk(segment, at, size)
+
+    def ahead(self, segment: Segment, at: int, size: int) -> None:
+        """Begin to walk what will be asked for next; the last window stays as it is meanwhile."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkback-scan")
+        self._coming = (segment.base, at, size), self._pool.submit(self._walk_and_prepare, segment, at, size)
+
+    def _wait(self, wanted: tuple[int, int, int] | None = None) -> Walk | None:
+        """What was begun, where it is what is wanted; the buffers are free again either way."""
+        coming, self._coming = self._coming, None
+        found = coming[1].result() if coming is not None else None
+        return found if coming is not None and coming[0] == wanted else None
+
+    def _walk(self, segment: Segment, at: int, size: int) -> Walk:
+        return walk(self._fill(segment, at, size), segment.base + at, segment.base + self._segment_size)
+
+    def _walk_and_prepare(self, segment: Segment, at: int, size: int) -> Walk:
+        found = self._walk(segment, at, size)
+        self._prepare(found.records)
+        return found
+
+    def _fill(self, segment: Segment, at: int, size: int) -> Bytes:
+        self._buffers.reverse()
+        if len(self._buffers[0]) < size:
+            self._buffers[0] = np.empty(size, np.uint8)
+        window = self._buffers[0][:size]
+        window[segment.read_into(at, window.data) :] = 0
+        return window
+
+    def close(self) -> None:
+        """Wait for what was begun, and let the thread go."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+        self._coming = None

@@ -1,0 +1,1 @@
+"""From records to transactions: events, outcomes, digest, what is in doubt."""

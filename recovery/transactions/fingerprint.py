@@ -1,0 +1,75 @@
+"""An end is a copy of the half message that it names: flag, addresses, properties and most other fields are the same.
+
+`fingerprints` makes a number of each record's copied part. Equal parts have equal numbers, in whatever order the
+properties are written; parts that differ in one bit never do. Only where numbers differ are both records read again and
+compared by what they mean (`difference`), so that a spelling that differs is no finding.
+
+RocketMQ: EndTransactionProcessor.endMessageTransaction (5.3.3; 3.1.4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.format import properties as names
+from broker.format.sysflag import TRANSACTION_MASK
+from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from broker.transaction.events import BY, WHY, EventKind
+from recovery.scan.records import Records
+from recovery.transactions.events import numbers_in
+
+Numbers = npt.NDArray[np.uint64]
+
+_COPIED = ("flag", "born_timestamp_ms", "born_port", "store_port", "reconsume_times")
+_ADDRESSES = ("born_address", "store_address")
+_ELSEWHERE = (HALF_TOPIC.encode(), SCHEDULE_TOPIC.encode())  # topics whose records are meant for another
+_OF_ITS_OWN = frozenset((names.CRC32, WHY, BY))  # what a record may say that the other does not
+# Odd, so that a single bit that differs in one field changes the sum, whatever the others are.
+_ODD = tuple(0x9E3779B97F4A7C15 * (2 * number + 1) & 0xFFFFFFFFFFFFFFFF | 1 for number in range(64))
+
+
+def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
+    """A number for what each half message and each end of one has in common; `events` are their kinds."""
+    sums = np.zeros(len(part), np.uint64)
+    fields = [*(part.field(name) for name in _COPIED), part.sys_flags & ~TRANSACTION_MASK, _target_queues(part, events)]
+    whole, numbers = part.whole_and_numbers
+    fields.append(whole.property_sums[numbers].astype(np.int64))
+    for odd, column in zip(_ODD, fields, strict=False):
+        sums += column.astype(np.uint64) * np.uint64(odd)
+    for first, name in zip((16, 32), _ADDRESSES, strict=True):
+        raw = part.address(name)
+        rows = np.ascontiguousarray(raw).view("<u4").reshape(len(part), -1).astype(np.uint64)
+        for number in range(rows.shape[1]):
+            sums += rows[:, number] * np.uint64(_ODD[first + number])
+    return sums
+
+
+def _target_queues(part: Records, events: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """The queue that consumers will read it from. A half message keeps it in a property, and so does what waits."""
+    queue_ids = part.field("queue_id")
+    elsewhere = (events == EventKind.HALF) | part.in_topic(SCHEDULE_TOPIC.encode())
+    if elsewhere.any():
+        queue_ids = np.where(elsewhere, numbers_in(part.values(names.REAL_QID)), queue_ids)
+    return queue_ids
+
+
+def difference(half: Records | None, end: Records | None) -> str:
+    """What a half message and its end do not have in common though one is a copy of the other; empty when nothing."""
+    if half is None or end is None:
+        return ""
+    said, meant = _meaning(half), _meaning(end)
+    differ = [name for name in dict.fromkeys([*said, *meant]) if said.get(name) != meant.get(name)]
+    return ", ".join(differ)
+
+
+def _meaning(record: Records) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: int(record.field(name)[0]) for name in _COPIED}
+    fields |= {name: bytes(record.address(name)[0]).rstrip(b"\0") for name in _ADDRESSES}
+    fields["sys_flag"] = int(record.sys_flags[0]) & ~TRANSACTION_MASK
+    said = names.decode(record.properties.array[0].as_py())
+    elsewhere = record.topics.array[0].as_py() in _ELSEWHERE
+    fields["queue_id"] = said.get(names.REAL_QID, "0") if elsewhere else str(int(record.field("queue_id")[0]))
+    return fields | {f"property {name}": value for name, value in said.items() if name not in _OF_ITS_OWN}

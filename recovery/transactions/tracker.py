@@ -1,0 +1,88 @@
+"""How the transactions of a CommitLog stand, from its records alone: for whoever needs no comparison of other files.
+
+judgement = Judgement(files)
+for records in scan:
+    judgement.add(records)
+for verdicts in judgement.verdicts(): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from broker.transaction.events import EventKind, Evidence, Generation, gap_evidence, generation, prepared_generation
+from recovery.findings import Findings
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.spill import partitions_for
+from recovery.scan.store_files import StoreFiles
+from recovery.transactions.events import Names, Redeliveries, Rows, extract, extract_ops
+from recovery.transactions.fingerprint import fingerprints
+from recovery.transactions.outcomes import Transactions, Verdicts
+
+
+class Judgement:
+    """Takes the records of a scan in log order, and judges their transactions after it."""
+
+    def __init__(self, files: StoreFiles, findings: Findings | None = None) -> None:
+        self.records = 0
+        self.bytes = 0
+        self.last_store_ms = 0
+        self.evidence = Evidence()
+        self.findings = Findings() if findings is None else findings  # what contradicts itself among the transactions
+        self.partitions = partitions_for(files.commitlog_bytes)
+        self.names, self._redeliveries = Names(), Redeliveries()
+        self._last_prepared: int | None = None
+        begin, place = files.commitlog.begin, files.commitlog_file
+        self._transactions = Transactions(self.names, self.partitions, begin, self.findings, place)
+
+    @property
+    def generation(self) -> Generation:
+        """How this store says what became of its transactions, as far as its records were taken."""
+        return generation(self.evidence)
+
+    def add(self, records: Records, kinds: Kinds | None = None) -> None:
+        """Take some records, with their kinds where they are known already."""
+        kinds = kinds or Kinds(records)
+        self.records += len(records)
+        self.bytes += int(records.sizes.sum())
+        self.last_store_ms = max(self.last_store_ms, int(records.field("store_timestamp_ms").max(initial=0)))
+        self._transactions.add(self._events(records, kinds), extract_ops(records, kinds))
+        slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
+        half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
+        more = _evidence(slots, self._last_prepared)._replace(half_op=half_op)
+        self.evidence = Evidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
+        self._last_prepared = slots[-1] if slots else self._last_prepared
+
+    def _events(self, records: Records, kinds: Kinds) -> Rows:
+        rows = extract(records, kinds, self.names)
+        if len(rows):
+            which = np.searchsorted(records.offsets, rows["offset"])
+            rows["copy"] = fingerprints(records.take(which), rows["kind"])
+        return self._redeliveries.drop(rows)
+
+    def compare_copies(self, difference: Callable[[int, int], str]) -> None:
+        """Have each end compared with its half: `difference` reads both and says where they differ."""
+        self._transactions.differ = difference
+
+    @property
+    def prepared_generation(self) -> Generation:
+        """Which generation the prepared records belong to."""
+        return prepared_generation(self.evidence)
+
+    def verdicts(self) -> Iterator[Verdicts]:
+        """Every transaction once; call when all records were taken."""
+        return self._transactions.judge(self.prepared_generation)
+
+    def close(self) -> None:
+        """Remove temporary files."""
+        self._transactions.close()
+
+
+def _evidence(slots: list[int], previous: int | None) -> Evidence:
+    """What the slots of prepared records say; the usual run of successive ones needs no look at each."""
+    if previous is not None and slots and slots == list(range(previous + 1, previous + 1 + len(slots))):
+        return Evidence(state_table=len(slots), lone=len(slots))
+    return gap_evidence(slots, previous)

@@ -1,0 +1,82 @@
+"""What the index should hold: the items that RocketMQ makes of records.
+
+The two generations index differently: 3.0 keeps the sign of the hash, knows KEYS only, and leaves ends out; 4.x and 5.x
+add the unique key and leave only rollbacks out.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from broker.format import properties as names
+from broker.format.java import string_hash
+from broker.format.sysflag import TransactionType
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.spill import joined, pick
+from recovery.scan.strings import Slices, java_hashes_joined
+from recovery.scan.units import Ints, Rows
+
+_SPACE = ord(" ")
+
+EXPECTED = np.dtype([("commitlog_offset", "i8"), ("key_hash", "i8"), ("store_ms", "i8")])
+
+
+class Rule(enum.Enum):
+    """How a generation indexes."""
+
+    V5 = "unique key and keys, absolute hash; all but rollbacks"
+    V3 = "keys, signed hash; no ends"
+
+
+def expected_items(records: Records, kinds: Kinds, rule: Rule) -> Rows:
+    """The items that RocketMQ makes of these records, in order. RocketMQ: IndexService.buildIndex (5.3.3; 3.1.4)."""
+    types = kinds.types << 2
+    indexed = types != TransactionType.ROLLBACK
+    if rule is Rule.V3:
+        indexed &= types != TransactionType.COMMIT
+    which = np.flatnonzero(indexed)
+    rows, keys = split_keys(records.values(names.KEYS).take(which))
+    items = _items(records, which[rows], keys)
+    if rule is Rule.V5:
+        unique = records.values(names.UNIQ_KEY).take(which)
+        there = np.flatnonzero(unique.lengths)
+        if len(there):
+            items = joined([_items(records, which[there], unique.take(there)), items], EXPECTED)
+            items = pick(items, np.argsort(items["commitlog_offset"], kind="stable"))
+    hashes = items["key_hash"]
+    smallest = hashes == -(1 << 31)
+    items["key_hash"] = np.where(smallest, 0, np.abs(hashes) if rule is Rule.V5 else hashes)
+    return items
+
+
+def split_keys(keys: Slices) -> tuple[Ints, Slices]:
+    """Each non-empty key with the row that it stands in."""
+    rows, starts, lengths = np.arange(len(keys)), keys.starts, keys.lengths
+    spaces = np.flatnonzero(keys.data == _SPACE) if bool((keys.data == _SPACE).any()) else np.zeros(0, np.int64)
+    first, after = np.searchsorted(spaces, starts), np.searchsorted(spaces, starts + lengths)
+    counts = after - first
+    if counts.any():
+        more = np.repeat(rows, counts)
+        inside = spaces[np.arange(len(more)) + np.repeat(first - np.cumsum(counts) + counts, counts)]
+        rows, begins = np.concatenate((rows, more)), np.concatenate((starts, inside + 1))
+        stops = np.concatenate((starts + lengths, inside))
+        order = np.lexsort((begins, rows))
+        rows, begins = rows[order], begins[order]
+        # The stops of a row, in order, belong to its begins in order.
+        starts, lengths = begins, stops[np.lexsort((stops, np.concatenate((np.arange(len(keys)), more))))] - begins
+    filled = np.flatnonzero(lengths)
+    return rows[filled], Slices(keys.data, starts[filled], lengths[filled])
+
+
+def _items(records: Records, rows: Ints, keys: Slices) -> Rows:
+    items = np.zeros(len(rows), EXPECTED)
+    if len(rows):
+        codes, topics = records.topic_codes
+        prefixes = np.array([string_hash(topic.decode("utf-8", "replace") + "#") for topic in topics], np.int32)
+        items["key_hash"] = java_hashes_joined(prefixes[codes[rows]], keys)
+        items["commitlog_offset"] = records.offsets[rows]
+        items["store_ms"] = records.field("store_timestamp_ms")[rows]
+    return items

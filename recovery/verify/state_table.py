@@ -1,0 +1,175 @@
+"""The state table against the verdicts: each prepared record in its own slot, in its state.
+
+A slot is compared where it should be; what is not there is looked for by CommitLog offset in what the table holds
+besides, since a table that RocketMQ 3.x rebuilt has its settled slots left out and all others moved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from broker.format.java import string_hash
+from broker.transaction.events import TransactionState
+from recovery.findings import Finding, Findings
+from recovery.scan.spill import PARTITION_BYTES, Spill, pick
+from recovery.scan.units import Ints, Rows, Spans, Units
+from recovery.transactions.events import Names
+from recovery.transactions.outcomes import VERDICT
+
+_PREPARED = int(TransactionState.PREPARED)
+_FIELDS = ("size", "store_time_s", "group_hash")
+
+
+class StateTable:
+    """Takes the verdicts on prepared records and says what the table holds instead."""
+
+    def __init__(self, units: Units, names: Names, partitions: int, findings: Findings) -> None:
+        self._units, self._names, self._findings, self._count = units, names, findings, partitions
+        self._claimed = Spans()
+        self._elsewhere = Spill(VERDICT, partitions)  # verdicts whose slot holds something else
+        self._unclaimed = Spill([*units.dtype.descr, ("slot", "i8")], partitions)
+        self._hashes: dict[int, int] = {}
+
+    def add(self, verdicts: Rows) -> None:
+        """Compare the slots of some verdicts."""
+        if not len(verdicts):
+            return
+        slots = self._units.take(verdicts["queue_offset"])
+        in_place = (slots["commitlog_offset"] == verdicts["half"]) & (slots["size"] > 0)
+        if not in_place.all():
+            rest = pick(verdicts, ~in_place)
+            self._elsewhere.add(rest, self._partition(rest["half"]))
+            verdicts, slots = pick(verdicts, in_place), pick(slots, in_place)
+        self._claimed.add(verdicts["queue_offset"])
+        self._compare(verdicts, slots, verdicts["queue_offset"])
+
+    def _partition(self, offsets: Ints) -> Ints:
+        return np.asarray((offsets // PARTITION_BYTES) % self._count)
+
+    def _compare(self, verdicts: Rows, slots: Rows, numbers: Ints) -> None:
+        """Slots that hold the right transaction: in the right state, with the record's size, time and group?"""
+        state = np.where(verdicts["state"] == TransactionState.PARKED, _PREPARED, verdicts["state"])
+        groups = np.unique(verdicts["group"])
+        hashes = np.array([self._hash(group) for group in groups.tolist()], np.int32)
+        expected = {
+            "size": verdicts["size"],
+            "store_time_s": (verdicts["store_ms"] // 1000).astype(np.int32),
+            "group_hash": hashes[np.searchsorted(groups, verdicts["group"])],
+        }
+        for index in np.flatnonzero(slots["state"] != state):
+            held, true = _state(slots["state"][index]), _state(state[index])
+            text = f"slot {numbers[index]} says {held}, the CommitLog says {true}"
+            facts = {"slot": int(numbers[index]), "found": held, "expected": true}
+            self._report("slot-wrong-state", int(verdicts["half"][index]), text, facts)
+        for name in _FIELDS:
+            for index in np.flatnonzero(slots[name] != expected[name]):
+                found, true_value = int(slots[name][index]), int(expected[name][index])
+                text = f"slot {numbers[index]} has {name} {found}, its record says {true_value}"
+                facts = {"slot": int(numbers[index]), "field": name, "found": found, "expected": true_value}
+                self._report("slot-wrong-field", int(verdicts["half"][index]), text, facts)
+
+    def _hash(self, group: int) -> int:
+        if group not in self._hashes:
+            self._hashes[group] = string_hash(self._names[group])
+        return self._hashes[group]
+
+    def finish(self, begin_offset: int, ignore_from: int | None) -> None:
+        """Join what was not in its place with what nobody claimed."""
+        entries = in_doubt = 0
+        for first, stop in self._claimed.gaps(self._units.begin, self._units.end):
+            for number, rows in self._units.filled(first, stop):
+                filled = np.flatnonzero(rows.view(np.uint8).reshape(len(rows), -1).any(axis=1))
+                strays = np.zeros(len(filled), self._unclaimed.dtype)
+                for name in rows.dtype.names or ():
+                    strays[name] = rows[name][filled]
+                strays["slot"] = number + filled
+                at = strays["commitlog_offset"]
+                kept = (at >= begin_offset) | (at < 0) | (strays["size"] <= 0)
+                kept &= (ignore_from is None) | (at < (ignore_from or 0))
+                entries += int(kept.sum())
+                self._unclaimed.add(strays[kept], self._partition(np.maximum(strays["commitlog_offset"][kept], 0)))
+        lost: list[Rows] = []
+        moved = 0
+        for partition in range(self._count):
+            wanted, strays = self._elsewhere.take(partition), self._unclaimed.take(partition)
+            found, rest = self._join(wanted, strays)
+            moved += found
+            lost.append(rest)
+            in_doubt += int((rest["state"] == _PREPARED).sum())
+        self._report_lost(np.concatenate(lost), moved)
+        self._elsewhere.close()
+        self._unclaimed.close()
+
+    def _join(self, wanted: Rows, strays: Rows) -> tuple[int, Rows]:
+        """Match by CommitLog offset; returns how many stand elsewhere, and the verdicts that stand nowhere."""
+        wanted = wanted[np.argsort(wanted["half"], kind="stable")]
+        at = np.searchsorted(wanted["half"], strays["commitlog_offset"])
+        inside = np.minimum(at, max(len(wanted) - 1, 0))
+        hit = (
+            (at < len(wanted)) & (wanted["half"][inside] == strays["commitlog_offset"])
+            if len(wanted)
+            else np.zeros(len(strays), np.bool_)
+        )
+        for stray in strays[~hit]:
+            text = f"slot {stray['slot']} belongs to no prepared record"
+            self._report("slot-orphan", int(stray["commitlog_offset"]), text, {"slot": int(stray["slot"])})
+        for stray, verdict in zip(strays[hit], wanted[at[hit]], strict=True):
+            text = f"stands in slot {stray['slot']}, its record says {verdict['queue_offset']}: nobody can settle it"
+            facts = {"slot": int(stray["slot"]), "expected_slot": int(verdict["queue_offset"])}
+            self._report("slot-moved", int(verdict["half"]), text, facts)
+        self._compare(wanted[at[hit]], strays[hit], strays["slot"][hit])
+        found = np.zeros(len(wanted), np.bool_)
+        found[at[hit]] = True
+        return int(hit.sum()), wanted[~found]
+
+    def _report_lost(self, lost: Rows, moved: int) -> None:
+        """Transactions that the table does not hold.
+
+        RocketMQ 3.x leaves settled ones out when it rebuilds its table: that is one finding, about the table. One that
+        is in doubt is lost either way. One whose slot a later transaction took stands nowhere by right.
+        """
+        overtaken = self._owned(lost["queue_offset"])
+        settled = lost["state"] != _PREPARED
+        settled &= lost["state"] != TransactionState.PARKED
+        compacted = moved > 0 or bool(overtaken.any()) or (self._empty() and bool(settled.any()))
+        if compacted:
+            text = (
+                f"RocketMQ rebuilt this table without its settled slots: {int(settled.sum())} settled transactions "
+                f"have none, {moved} of the others stand in another slot than their record says"
+            )
+            counts = {"settled_without_slot": int(settled.sum()), "moved": moved}
+            self._report("table-compacted", int(lost["half"].min()) if len(lost) else 0, text, counts)
+        for verdict, taken in zip(lost, overtaken, strict=True):
+            state = _state(verdict["state"])
+            facts: dict[str, Any] = {"slot": int(verdict["queue_offset"]), "state": state}
+            if compacted and verdict["state"] not in (_PREPARED, TransactionState.PARKED):
+                continue
+            if taken:
+                text = f"a later transaction took slot {verdict['queue_offset']}: this one ({state}) has none"
+                self._report("slot-moved", int(verdict["half"]), text, facts)
+            else:
+                text = f"the state table lacks this transaction ({state}): RocketMQ will never ask about it"
+                self._report("slot-missing", int(verdict["half"]), text, facts)
+
+    def _empty(self) -> bool:
+        return not any(len(rows) and rows["size"].any() for _, rows in self._units.filled(0, self._units.end))
+
+    def _owned(self, slots: Ints) -> Any:
+        """Which slots hold, in its place, another transaction."""
+        owned = np.ones(len(slots), np.bool_)
+        if len(slots):
+            for first, stop in self._claimed.gaps(int(slots.min()), int(slots.max()) + 1):
+                owned &= (slots < first) | (slots >= stop)
+        return owned
+
+    def _report(self, kind: str, commitlog_offset: int, text: str, facts: dict[str, Any]) -> None:
+        self._findings.add(Finding(kind, commitlog_offset, text, self._units.file_of(facts.get("slot", 0)), facts))
+
+
+def _state(number: int) -> str:
+    try:
+        return TransactionState(int(number)).name.lower()
+    except ValueError:
+        return str(int(number))

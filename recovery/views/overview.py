@@ -1,0 +1,253 @@
+"""What people look at: how the transactions of a store stand, which are in doubt or parked, the story of one.
+
+Used by the page in Airflow and by `checkback up`. Everything is read, nothing is opened for writing; a store with a
+state table is answered from the table, so that looking at it every few seconds costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import broker
+from broker.format import properties as names
+from broker.format.consumequeue import Unit
+from broker.format.statetable import Slot
+from broker.format.sysflag import TransactionType
+from broker.format.topics import PARK_TOPIC
+from broker.store.disk.paths import Paths
+from broker.transaction.events import BY, PARKED, PARKED_OFFSET, WHY, EventKind, kind_of
+from recovery.scan.store_files import StoreFiles
+from recovery.scan.units import Units
+from recovery.transactions.in_doubt import Pending
+from recovery.views.history_half_op import delivered, half_op_story, prepared, when
+
+if TYPE_CHECKING:
+    from broker.message import ReceivedMessage
+
+_SLOT, _UNIT = np.dtype(Slot.DTYPE), np.dtype(Unit.DTYPE)
+_AT_ONCE = 1 << 16
+_STATE_NAMES = {
+    TransactionType.PREPARED: "in_doubt",
+    TransactionType.COMMIT: "committed",
+    TransactionType.ROLLBACK: "rolled_back",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One transaction that waits: for an answer, or, parked, for a person."""
+
+    commitlog_offset: int
+    slot: int | None
+    producer_group: str
+    topic: str
+    keys: list[str]
+    age_s: float
+    checks: int
+    why: str | None = None  # it was parked; None while it is not
+
+    last: str = ""  # what the last one who was asked said
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def subject(self) -> str:
+        """A headline."""
+        keys = f" ({', '.join(self.keys)})" if self.keys else ""
+        return f"{self.topic}{keys}: half message {self.commitlog_offset} of {self.producer_group}"
+
+    def text(self) -> str:
+        """Markdown for the person who decides; what a message says is put so that it cannot become markup."""
+        facts = {
+            "Keys": ", ".join(self.keys),
+            "Topic": self.topic,
+            "Producer group": self.producer_group,
+            "In doubt since": f"{self.age_s / 3600:.1f} hours",
+            "Asked": f"{self.checks} times",
+            "Last answer": self.last,
+            "Parked because": self.why or "",
+        }
+        return "\n".join(f"- {name}: `{str(value).replace('`', chr(39))}`" for name, value in facts.items() if value)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A store at one moment."""
+
+    counts: dict[str, int]
+    in_doubt: list[Waiting]
+    parked: list[Waiting]
+    omitted: int = 0  # in doubt and not listed
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the transaction that waits longest for an answer has been in doubt; 0 without one."""
+        return max((one.age_s for one in self.in_doubt), default=0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        lists = {"in_doubt": [one.as_json() for one in self.in_doubt], "parked": [one.as_json() for one in self.parked]}
+        return {"counts": self.counts, "oldest_s": self.oldest_s, **lists, "omitted": self.omitted}
+
+
+def overview(path: str, now_ms: int, limit: int = 100) -> Overview:
+    """How the transactions of a store stand. Raises StoreError when there is none at `path`."""
+    files = StoreFiles.open(path)
+    table = Units(files.state_table, _SLOT)
+    if not table:
+        return _from_log(path, now_ms, limit)
+    states, waiting = _look_at_table(table)
+    with broker.open(path, read_only=True) as store:
+        said = parked_halves(store)
+        asked = [(slot, at) for slot, at in waiting if at not in said]
+        wanted = [*((slot, at) for slot, at in waiting if at in said), *asked[:limit]]
+        attempts = attempts_at(path) if wanted else {}
+        read = [one for slot, at in wanted if (one := _read(store, slot, at, now_ms, said.get(at), attempts.get(at)))]
+    counts = {name: states[number] for number, name in _STATE_NAMES.items()}
+    counts = {**counts, "in_doubt": len(asked), "parked": len(waiting) - len(asked)}
+    listed, parked = [one for one in read if one.why is None], [one for one in read if one.why is not None]
+    return Overview(counts, listed, parked, max(0, len(asked) - limit))
+
+
+def attempts_at(path: str) -> dict[int, Any]:
+    """What the catalog in the store remembers of each half, by CommitLog offset; empty without one."""
+    if not os.path.exists(os.path.join(Paths(path).own, "catalog.db")):
+        return {}
+    from recovery.checkback.catalog import attempts_of
+
+    try:
+        return dict(attempts_of(path))
+    except broker.BrokerError:  # it is a cache: without it nothing is wrong
+        return {}
+
+
+def parked_halves(store: broker.Store) -> dict[int, str]:
+    """CommitLog offset of each half that our park topic says is parked, with the why; the last record counts."""
+    said: dict[int, str] = {}
+    for record in _park_records(store):
+        number = record.properties.get(PARKED_OFFSET, "")
+        if number.isdecimal():
+            if record.properties.get(PARKED) == "false":
+                said.pop(int(number), None)
+            else:
+                said[int(number)] = record.properties.get(WHY, "")
+    return said
+
+
+def story(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
+    """What is known of one transaction, in order: prepared, asked about, parked and taken back, decided, delivered.
+
+    Empty when no half message begins there. What 3.1.5 to 4.2 wrote has no slots: there it is the half message alone.
+    """
+    with broker.open(path, read_only=True) as store, contextlib.suppress(broker.CorruptRecord):
+        half = store.record(commitlog_offset)
+        kind = half and kind_of(half.topic, half.transaction_type)
+        if half is not None and kind is EventKind.HALF:
+            return half_op_story(store, half)
+        if half is not None and kind is EventKind.PREPARED:
+            steps = [prepared(half), *_parkings(store, commitlog_offset), *_ends(path, store, commitlog_offset)]
+            return sorted(steps, key=lambda step: int(step["commitlog_offset"])) + _asked(path, commitlog_offset)
+    return []
+
+
+def _look_at_table(table: Units) -> tuple[Counter[int], list[tuple[int, int]]]:
+    """How many slots are in each state; (slot, CommitLog offset of the half) of each in doubt."""
+    states: Counter[int] = Counter()
+    waiting: list[tuple[int, int]] = []
+    for first in range(table.begin, table.end, _AT_ONCE):
+        rows = table.read(first, min(_AT_ONCE, table.end - first))
+        rows_used = rows["size"] > 0
+        if not rows_used.any():
+            break
+        numbers, counts = np.unique(rows["state"][rows_used], return_counts=True)
+        states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        which = np.flatnonzero(rows_used & (rows["state"] == TransactionType.PREPARED))
+        waiting += zip((which + first).tolist(), rows["commitlog_offset"][which].tolist(), strict=True)
+    return states, waiting
+
+
+def _read(
+    store: broker.Store, slot: int, commitlog_offset: int, now_ms: int, why: str | None, attempt: Any
+) -> Waiting | None:
+    """One that waits, from its half; None when its segment expired, or when a live broker is not so far yet."""
+    try:
+        half = store.record(commitlog_offset)
+    except broker.CorruptStore:
+        return None
+    if half is None:
+        return None
+    said = half.property_map
+    age_s = max(0, now_ms - half.store_timestamp_ms) / 1000
+    keys = names.keys(said)
+    checks, last = (attempt.checks, attempt.why) if attempt else (0, "")
+    return Waiting(commitlog_offset, slot, said.get(names.PGROUP, ""), half.topic, keys, age_s, checks, why, last)
+
+
+def _from_log(path: str, now_ms: int, limit: int) -> Overview:
+    """The other generations have no table: the log is read."""
+    found: dict[str, list[Waiting]] = {"in_doubt": [], "parked": []}
+    for half in Pending(path, now_ms, parked=True):
+        why = "RocketMQ gave up asking" if half.state == "parked" else None
+        one = Waiting(
+            half.commitlog_offset, half.slot, half.producer_group, half.topic, half.keys, half.age_s, half.checks, why
+        )
+        found[half.state].append(one)
+    counts = {state: len(halves) for state, halves in found.items()}
+    return Overview(counts, found["in_doubt"][:limit], found["parked"], max(0, len(found["in_doubt"]) - limit))
+
+
+def _park_records(store: broker.Store) -> Iterator[ReceivedMessage]:
+    for queue_id in store.queues(PARK_TOPIC):
+        for number in range(*store.queue_range(PARK_TOPIC, queue_id)):
+            message = store.message(PARK_TOPIC, queue_id, number)
+            if message is not None:
+                yield message
+
+
+def _asked(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
+    """The checks, as far as the catalog in the store remembers them: of what is still in doubt."""
+    attempt = attempts_at(path).get(commitlog_offset)
+    if attempt is None:
+        return []
+    facts = {"last_answer": attempt.why, "outcome": attempt.outcome, "next_ms": attempt.next_ms}
+    return [{"what": f"asked {attempt.checks} times", "stored_ms": attempt.looked_ms, **facts}]
+
+
+def _parkings(store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:
+    for record in _park_records(store):
+        if record.properties.get(PARKED_OFFSET) == str(commitlog_offset):
+            what = "taken back" if record.properties.get(PARKED) == "false" else "parked"
+            yield {
+                "what": what,
+                "commitlog_offset": record.commitlog_offset,
+                "stored_ms": record.store_timestamp_ms,
+                "why": record.properties.get(WHY, ""),
+                "by": record.properties.get(BY, ""),
+            }
+
+
+def _ends(path: str, store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:
+    """The records that end it. The unit of an end in the redo log carries the half's CommitLog offset as its tag."""
+    units = Units(StoreFiles.open(path).redo_log, _UNIT)
+    for first in range(units.begin, units.end, _AT_ONCE):
+        rows = units.read(first, min(_AT_ONCE, units.end - first))
+        if not (rows["size"] > 0).any():
+            return
+        for at in rows["commitlog_offset"][(rows["tags_code"] == commitlog_offset) & (rows["size"] > 0)].tolist():
+            end = store.record(at)
+            kinds = {TransactionType.COMMIT: "committed", TransactionType.ROLLBACK: "rolled back"}
+            if (
+                end is not None
+                and end.transaction_type in kinds
+                and end.prepared_transaction_offset == commitlog_offset
+            ):
+                said = end.property_map
+                decided = {"why": said.get(WHY, ""), "by": said.get(BY, "")}
+                place = delivered(end) if end.transaction_type is TransactionType.COMMIT else ""
+                yield {"what": kinds[end.transaction_type], **when(end), **decided, "delivered": place}
