@@ -32,7 +32,7 @@ from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import PendingRecord, check_size, draft
 from broker.store.write.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.uniquekey import new_unique_key
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from broker.transaction.foreign import check_may_write
 from broker.transaction.loading import load_service
 from broker.transaction.service import Bridge, TransactionalMessageService
@@ -66,7 +66,7 @@ class LiveStore(Store):
         path = path if path == os.sep else path.rstrip(os.sep)
         check_may_write(path, disk)
         topics = TopicFile(path, disk)
-        self.writer = StoreWriter(path, disk, layout, sync)
+        self.writer = open_writer(path, disk, layout, sync)
         self._is_open = True
         try:
             super().__init__(path, disk)
@@ -234,6 +234,11 @@ class LiveStore(Store):
             raise MessageRejected(f"the topic {name} cannot have {queues} queues: {reason}")
 
     # Where the log stands
+
+    @property
+    def store_id(self) -> str:
+        """The id that the store was given when it was made: 32 hexadecimal digits. The ledger's rows carry it."""
+        return self.writer.store_id
 
     @property
     def visible_end(self) -> int:

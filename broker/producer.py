@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import os
 import random
@@ -102,7 +101,7 @@ class Producer:
         self.topics = frozenset((topics,) if isinstance(topics, str) else topics)
         self._timeout_ms, self._retries = timeout_ms, retries
         self._turns: dict[str, itertools.count[int]] = {}
-        self._store_id = store_id(store)
+        self._store_id = store.writer.store_id
         if self.is_transactional:
             self._bind()
         elif store.writer.disk.entry(self._mark) is not None:
@@ -355,8 +354,3 @@ def _check_names(message: Message) -> None:
 def _remainder(number: int, divisor: int) -> int:
     """Java's %, which keeps the sign of the number."""
     return number % divisor if number >= 0 else -(-number % divisor)
-
-
-def store_id(store: LiveStore) -> str:
-    """The id that a store was given when it was made; the ledger's rows carry it."""
-    return str(json.loads(store.writer.disk.read(store.writer.paths.store_json))["id"])
