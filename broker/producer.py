@@ -160,9 +160,10 @@ class Producer:
         self._check_plain()
         _check_names(message)
         unique_key = new_unique_key(time.time_ns() // 1_000_000)
+        extra[names.UNIQ_KEY] = unique_key
 
         def append(queue_id: int) -> SendResult:
-            placed = self.store.append(message, queue_id=queue_id, extra_properties=extra, unique_key=unique_key)
+            placed = self.store.append(message, queue_id=queue_id, extra_properties=extra)
             return _result(message.topic, queue_id, placed, unique_key)
 
         return self._on_a_queue(message.topic, sharding_key, append)

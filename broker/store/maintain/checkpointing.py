@@ -10,6 +10,8 @@ derived files hold more than the checkpoint states; recovery truncates that.
 
 from __future__ import annotations
 
+import contextlib
+
 from broker.errors import SyncFailed
 from broker.format.checkpoint import Checkpoint as RocketCheckpoint
 from broker.format.checkpoint import encode as encode_rocket
@@ -112,9 +114,10 @@ def slots_in_doubt(parts: StoreParts, before: Checkpoint) -> list[int]:
     table, stop = parts.dispatcher.table, parts.control[Word.SLOTS] * SLOT_SIZE
     slots = []
     for slot in before.in_doubt:
-        view, at = table.existing(slot * SLOT_SIZE)  # retention keeps what is in doubt
-        if view[at + _LAST_OF_STATE] == _PREPARED:
-            slots.append(slot)
+        with contextlib.suppress(Missing):  # retention keeps what is in doubt: it was settled, and has expired since
+            view, at = table.existing(slot * SLOT_SIZE)
+            if view[at + _LAST_OF_STATE] == _PREPARED:
+                slots.append(slot)
     place = before.slots * SLOT_SIZE
     while place < stop:
         try:
