@@ -51,8 +51,8 @@ def compose(
         for name, value in extra.items():
             names.check(name, value)
         properties.update(extra)
-    if level := delay_level(properties):
-        properties |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id)}
+        if level := delay_level(properties):  # a Message has none of its own
+            properties |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id)}
     waits = level and not prepared
     record = draft(
         SCHEDULE_TOPIC if waits else topic,
