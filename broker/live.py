@@ -25,11 +25,10 @@ from broker.store.disk.files import Disk
 from broker.store.read.consumequeue import ConsumeQueue
 from broker.store.read.store import Store
 from broker.store.write.admission import Admission, check_batch
-from broker.store.write.appender import Appended
 from broker.store.write.compose import compose
 from broker.store.write.control import Word
 from broker.store.write.layout import StoreLayout
-from broker.store.write.pending_record import PendingRecord, check_size, draft
+from broker.store.write.pending_record import Appended, PendingRecord, check_size, draft
 from broker.store.write.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.uniquekey import new_unique_key
 from broker.store.writer import open_writer

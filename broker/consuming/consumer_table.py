@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from zlib import crc32
 
 from broker.errors import StoreError
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import AppendLock
 
 _MAGIC = 0x534E4F43_4B424B43  # native order: a page of another byte order is not ours
 _VERSION = 1

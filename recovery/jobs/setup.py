@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import broker
 from broker.errors import BrokerError, StoreLocked
-from broker.store.disk.locks import AppendLock
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.paths import Paths
 
 if TYPE_CHECKING:

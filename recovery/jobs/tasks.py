@@ -15,8 +15,8 @@ from typing import Any
 
 import broker
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import is_held
 from broker.store.disk.paths import Paths
+from broker.store.disk.store_lock import is_held
 from broker.store.recover.survey import survey
 from broker.transaction.events import TransactionState
 from recovery.jobs.setup import alone, keep_report, opened, remove_reports, setup

@@ -26,7 +26,7 @@ from typing import Any
 
 import broker
 from broker.format.sysflag import TransactionType
-from broker.store.disk.locks import is_held
+from broker.store.disk.store_lock import is_held
 from recovery.jobs import tasks
 from recovery.views.overview import overview
 from tests.airflow.shops import ANSWERS, LATE_MS, SMALL, bodies, killed_shop, park, prepare, spoil_slot

@@ -87,7 +87,7 @@ class BackgroundTasks:
                     work()
         finally:
             for lock in self._kept:
-                lock.let_go()
+                lock.release_kept()
 
     def _share(self) -> None:
         """Let others have both locks, and keep them while this process is alone and appends one after another.
@@ -97,9 +97,9 @@ class BackgroundTasks:
         tail = self._words[Word.TAIL]
         keeps = tail != self._seen and not self._words[Word.SHARED] and not self._stop.is_set()
         for lock in self._kept:
-            lock.let_go()
+            lock.release_kept()
             if keeps:
-                lock.keep(self._is_alone)
+                lock.hold_across_appends(self._is_alone)
         grown, self._seen = tail - self._seen, tail
         if grown < WARM_RATE:
             self._warmed = None

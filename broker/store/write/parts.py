@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import AppendLock
 from broker.store.disk.paths import Paths
 from broker.store.write.appender import Appender
 from broker.store.write.control import PAGE_SIZE, ControlPage, Word
