@@ -20,19 +20,19 @@ from broker.errors import MessageRejected
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.config import TopicConfig
-from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message
 from broker.store.disk.files import Disk
 from broker.store.read.consumequeue import ConsumeQueue
 from broker.store.read.store import Store
-from broker.store.write.admission import Admission, check_batch, delay_level
+from broker.store.write.admission import Admission, check_batch
 from broker.store.write.appender import Appended
+from broker.store.write.compose import compose
 from broker.store.write.control import Word
 from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import PendingRecord, check_size, draft
 from broker.store.write.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.uniquekey import new_unique_key
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from broker.transaction.foreign import check_may_write
 from broker.transaction.loading import load_service
 from broker.transaction.service import Bridge, TransactionalMessageService
@@ -66,7 +66,7 @@ class LiveStore(Store):
         path = path if path == os.sep else path.rstrip(os.sep)
         check_may_write(path, disk)
         topics = TopicFile(path, disk)
-        self.writer = StoreWriter(path, disk, layout, sync)
+        self.writer = open_writer(path, disk, layout, sync)
         self._is_open = True
         try:
             super().__init__(path, disk)
@@ -142,51 +142,16 @@ class LiveStore(Store):
     # Send
 
     def append(
-        self,
-        message: Message,
-        *,
-        queue_id: int = 0,
-        born_timestamp_ms: int | None = None,
-        extra_properties: Mapping[str, str] | None = None,
-        reconsume_times: int = 0,
-        unique_key: str | None = None,
-        topic: str | None = None,
-        flag: int = 0,
-        system: bool = False,
+        self, message: Message, *, queue_id: int = 0, extra_properties: Mapping[str, str] | None = None
     ) -> Appended:
         """Append a message; as durable as the sync mode says when this returns.
 
-        `extra_properties` may have names that are RocketMQ's own; `unique_key` is made when it is not given. With
-        `system`, for the library's own redeliveries, `topic` may be one that applications cannot send to.
+        `extra_properties` may have names that are RocketMQ's own: DELAY, the sharding key, a UNIQ_KEY that is kept.
         Raises MessageRejected, NotPermitted, StoreFull, SyncFailed; then nothing was written, except after SyncFailed.
         """
-        now_ms = time.time_ns() // 1_000_000
-        born_ms = now_ms if born_timestamp_ms is None else born_timestamp_ms
-        properties = message.stored_properties
-        properties[names.UNIQ_KEY] = unique_key or new_unique_key(now_ms)
-        if extra_properties:
-            for name, value in extra_properties.items():
-                names.check(name, value)
-            properties.update(extra_properties)
-        target = message.topic if topic is None else topic
-        place = (target, queue_id)
-        if not system and (level := delay_level(properties)):
-            properties |= {names.REAL_TOPIC: target, names.REAL_QID: str(queue_id)}
-            place = (SCHEDULE_TOPIC, level - 1)
-        made = draft(
-            place[0],
-            message.body,
-            properties,
-            queue_id=place[1],
-            born_timestamp_ms=born_ms,
-            flag=flag,
-            reconsume_times=reconsume_times,
-        )
-        check_size(made.size, self.writer.layout.record_bytes_max)
-        self._admission.admit(target, properties, queue_id, now_ms, system=system)
-        if place[0] is not target:
-            self._admission.admit(place[0], {}, place[1], now_ms, system=True)
-        return self.writer.append_one(made)
+        size_max = self.writer.layout.record_bytes_max
+        composed = compose(message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties)
+        return self.writer.append_one(composed.record)
 
     def append_batch(self, messages: Sequence[Message], *, queue_id: int = 0) -> list[Appended]:
         """Append messages of one topic to one queue: all of them or none, one behind the other.
@@ -234,6 +199,11 @@ class LiveStore(Store):
             raise MessageRejected(f"the topic {name} cannot have {queues} queues: {reason}")
 
     # Where the log stands
+
+    @property
+    def store_id(self) -> str:
+        """The id that the store was given when it was made: 32 hexadecimal digits. The ledger's rows carry it."""
+        return self.writer.store_id
 
     @property
     def visible_end(self) -> int:

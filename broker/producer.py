@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import os
 import random
@@ -102,7 +101,7 @@ class Producer:
         self.topics = frozenset((topics,) if isinstance(topics, str) else topics)
         self._timeout_ms, self._retries = timeout_ms, retries
         self._turns: dict[str, itertools.count[int]] = {}
-        self._store_id = store_id(store)
+        self._store_id = store.writer.store_id
         if self.is_transactional:
             self._bind()
         elif store.writer.disk.entry(self._mark) is not None:
@@ -161,9 +160,10 @@ class Producer:
         self._check_plain()
         _check_names(message)
         unique_key = new_unique_key(time.time_ns() // 1_000_000)
+        extra[names.UNIQ_KEY] = unique_key
 
         def append(queue_id: int) -> SendResult:
-            placed = self.store.append(message, queue_id=queue_id, extra_properties=extra, unique_key=unique_key)
+            placed = self.store.append(message, queue_id=queue_id, extra_properties=extra)
             return _result(message.topic, queue_id, placed, unique_key)
 
         return self._on_a_queue(message.topic, sharding_key, append)
@@ -355,8 +355,3 @@ def _check_names(message: Message) -> None:
 def _remainder(number: int, divisor: int) -> int:
     """Java's %, which keeps the sign of the number."""
     return number % divisor if number >= 0 else -(-number % divisor)
-
-
-def store_id(store: LiveStore) -> str:
-    """The id that a store was given when it was made; the ledger's rows carry it."""
-    return str(json.loads(store.writer.disk.read(store.writer.paths.store_json))["id"])

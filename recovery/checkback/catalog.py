@@ -25,6 +25,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from broker.store.write.store_file import read_store_file
 from broker.tables import make_tables
 
 if TYPE_CHECKING:
@@ -189,9 +190,10 @@ def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
     Raises BrokerError when its database cannot be read.
     """
     disk, paths = Disk(), Paths(store_path)
-    if disk.entry(paths.store_json) is None or (url is None and disk.entry(path_of(store_path)) is None):
+    file = read_store_file(disk, paths)
+    if file is None or (url is None and disk.entry(path_of(store_path)) is None):
         return {}
-    store_id = str(json.loads(disk.read(paths.store_json))["id"])
+    store_id = file.store_id
     engine = create_engine(url or f"sqlite:///file:{quote(os.path.abspath(path_of(store_path)))}?mode=ro&uri=true")
     try:
         with _sentences(engine), engine.connect() as connection:

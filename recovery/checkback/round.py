@@ -1,6 +1,6 @@
 """One round of check-back: what is in doubt and due is asked about, fairly between topics, and ended as answered.
 
-    check = CheckBack(store, LedgerResolver(ledger, store_id(store)))
+    check = CheckBack(store, LedgerResolver(ledger, store.store_id))
     report = check.round(now_ms)
 
     slots in doubt ─► due by the policy ─► the share of each topic ─► asked ─► ended │ put off │ parked
@@ -23,7 +23,6 @@ from broker.errors import AlreadyEnded, BrokerError
 from broker.format import properties as names
 from broker.ledger import LEDGER_KEY
 from broker.live import LiveStore
-from broker.producer import store_id
 from broker.transaction.events import BY, WHY
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Attempt, Catalog
@@ -98,7 +97,7 @@ class CheckBack:
     ) -> None:
         self._store, self._service, self._resolver = store, store.transactions, resolver
         self._policy = policy or Policy()
-        self.catalog = catalog or Catalog.open(store.path, store_id(store))
+        self.catalog = catalog or Catalog.open(store.path, store.store_id)
         self._limit, self._per_topic, self._chance = limit, per_topic, chance
         self._by = by or f"check-back at {myself()}"
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from broker.errors import BrokerError
 from broker.live import LiveStore
-from broker.producer import Producer, store_id
+from broker.producer import Producer
 from recovery.checkback.leader import Lease
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
@@ -148,7 +148,7 @@ def for_producers(
 
     Producers of the same group anywhere are answered for, too. Old ledger rows are removed once an hour.
     """
-    own = store_id(store)
+    own = store.store_id
     ledgers = {one.group: LedgerResolver(one.ledger, own) for one in producers if one.ledger is not None}
     asked = {one.group: Breaker(CallableResolver(one.resolver)) for one in producers if one.resolver is not None}
     router = Router(asked, by_ledger={group: Breaker(ledger) for group, ledger in ledgers.items()})

@@ -231,9 +231,8 @@ def _catalog(store: LiveStore, url: str | None) -> Iterator[Catalog]:
 
 
 def _store_id(store: LiveStore) -> str:
-    from broker.producer import store_id
 
-    return store_id(store)
+    return store.store_id
 
 
 def _setup(ledger: str | None, http: str | None, call: str | None, config: str | None) -> Setup:

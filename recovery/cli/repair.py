@@ -52,8 +52,8 @@ def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_
 
 def _plan_lines(made: Plan) -> Iterator[str]:
     yield f"{made.survey.path}: {made.case.label}: {made.case.sentence}"
-    for number, step in enumerate(made.steps, 1):
-        yield f"{number:>3}. {step.text}"
+    for number, line in enumerate(made.lines, 1):
+        yield f"{number:>3}. {line}"
     if made.survey.tail.reason:
         yield f"{made.survey.tail.path} at {made.survey.tail.end}: {made.survey.tail.reason}"
     if not made.is_needed:
@@ -68,8 +68,8 @@ def _report_lines(report: Report) -> Iterator[str]:
     if not report.applied:
         yield "Nothing was done"
         return
-    for step in report.plan.steps:
-        yield f"  done: {step.text}"
+    for line in report.plan.lines:
+        yield f"  done: {line}"
     for kept in report.kept:
         yield f"  kept: {kept}"
     yield f"Recovered in {report.seconds:.1f} s. See for yourself with: checkback verify {path}"

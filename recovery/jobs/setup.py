@@ -49,7 +49,6 @@ def opened(path: str, catalog: str | None = None, *, must_answer: bool = True, *
     Raises NotAStore where there is none (opening for writing would make one), and BrokerError when nobody is named who
     could answer, unless `must_answer` is false.
     """
-    from broker.producer import store_id
     from recovery.checkback.catalog import Catalog
 
     broker.open(path, read_only=True).close()
@@ -57,8 +56,8 @@ def opened(path: str, catalog: str | None = None, *, must_answer: bool = True, *
     if must_answer and not made.resolvers:
         text = "nobody is named who could answer: give the store's settings a ledger (a SQLAlchemy URL) or a resolver"
         raise BrokerError(f"{path}: {text}")
-    with broker.open(path) as store, made.open(store_id(store)) as resolvers:
-        kept = Catalog.open(path, store_id(store), catalog)
+    with broker.open(path) as store, made.open(store.store_id) as resolvers:
+        kept = Catalog.open(path, store.store_id, catalog)
         try:
             yield Opened(store, resolvers, made.policy, kept)
         finally:

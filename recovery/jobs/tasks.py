@@ -213,7 +213,7 @@ def plan_recovery(path: str) -> dict[str, Any]:
         raise error
     lasting = crashed(path) is not None or (made.is_needed and not must_ask)
     needed = lasting and not made.survey.facts.in_use
-    steps = [step.text for step in made.steps] or [_TAKE_OVER if must_ask else "open the store and close it"]
+    steps = made.lines or [_TAKE_OVER if must_ask else "open the store and close it"]
     listed = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
     text = "\n".join([f"{made.case.label}: {made.case.sentence}.", "", *listed])
     return {"needed": needed, "must_ask": must_ask, "case": made.case.label, "text": text}
@@ -330,7 +330,7 @@ def retain(
 
     keep_ms = parse_duration(keep)
     with alone(path, "retention"), opened(path, catalog, must_answer=False, **asked) as shop:
-        gone = expire(shop.store.writer, keep_ms, now_ms=now_ms, disk_share=disk_share)
+        gone = expire(shop.store.writer.parts, keep_ms, now_ms=now_ms, disk_share=disk_share)
         rows = sum(expire_ledger(shop.store, ledger, now_ms) for ledger in shop.resolvers.ledgers.values())
         in_doubt = {half.commitlog_offset for half in shop.store.transactions.in_doubt()}
         forgotten = [at for at in shop.catalog.attempts() if at not in in_doubt]

@@ -24,14 +24,14 @@ from broker.format.checkpoint import Checkpoint, encode
 from broker.store.disk.files import Disk
 from broker.store.disk.locks import StoreLock
 from broker.store.disk.paths import Paths
+from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.directory import Folder
-from broker.store.recover.load import write_checkpoint
-from broker.store.recover.survey import read_layout
 from broker.store.write.control import Word
 from broker.store.write.directory_swap import begin_swap, finish_swap, remove_built
 from broker.store.write.layout import StoreLayout
-from broker.store.writer import StoreWriter
+from broker.store.write.store_file import read_store_file
+from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
 from recovery.findings import Findings
 from recovery.rebuild.builder import Build
@@ -125,7 +125,7 @@ def rebuild(
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding
     files = StoreFiles.open(text)
-    ours = read_layout(disk, Paths(text)) is not None
+    ours = read_store_file(disk, Paths(text)) is not None
     if not apply:
         with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
             return make(text, disk, progress, ours=ours).compare_only(files, folder, started)
@@ -157,7 +157,7 @@ class Rebuilding:
 
     def apply_to_ours(self, started: float) -> RebuildReport:
         """Build while others append; then, under the append lock, what they appended meanwhile, and the exchange."""
-        store = StoreWriter(self.path, self.disk, sync="os")
+        store = open_writer(self.path, self.disk, sync="os")
         try:
             self._clear_place()
             files = StoreFiles.open(self.path)
@@ -273,7 +273,7 @@ class Rebuilding:
         for (topic, queue_id), queue in build.queues.items():
             cell = store.cells.of(topic, queue_id)
             store.cells[cell] = max(store.cells[cell], queue.end)
-        write_checkpoint(store)
+        checkpoint_as_is(store.parts)
 
     def _close_as_rocketmq(self, build: Build) -> None:
         """A checkpoint that says that all is on disk, and no file abort: then the broker believes what it finds.
@@ -301,9 +301,9 @@ class Rebuilding:
 
 def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:
     """The sizes of a store's files: as its maker says, else as its files are, else RocketMQ's."""
-    said = read_layout(disk, Paths(files.path))
-    if said is not None:
-        return said
+    file = read_store_file(disk, Paths(files.path))
+    if file is not None:
+        return file.layout
     queues = [files.queue(topic, queue_id).segment_size for topic, queue_id in files.queues()]
     held = open_index(files.index, Findings())
     slots, items = (held[0].slots, held[0].items) if held else (index.SLOT_COUNT, index.ITEM_COUNT)

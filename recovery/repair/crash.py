@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import StoreError
@@ -23,11 +22,12 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.detect import check_is_store
 from broker.store.recover.cases import Case, Verdict, case_of
-from broker.store.recover.load import Plan, plan, refusal, showing
+from broker.store.recover.load import Plan, plan, refusal
 from broker.store.recover.survey import Owner, Survey
 from broker.store.recover.survey import survey as look
 from broker.store.write.checkpoint_file import seal
-from broker.store.writer import StoreWriter
+from broker.store.write.store_file import StoreFile
+from broker.store.writer import open_writer
 from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.rebuild.rebuilder import Progress, rebuild, sizes_of
 from recovery.scan.store_files import StoreFiles
@@ -68,7 +68,7 @@ def apply(
     wait: Callable[[float], None] = time.sleep,
     move: bool = False,
 ) -> Report:
-    """Do what a plan says; a store that changed since is looked at again. The store is closed well afterwards.
+    """Do what a plan says, and close the store cleanly. Raises StoreError when it needs another plan by now.
 
     With `move` a store is taken over though two half messages claim one slot: `recovery.repair.slot_conflicts` sees
     to that next.
@@ -80,12 +80,13 @@ def apply(
     owner, error = made.survey.facts.owner, refusal(made)
     if error is not None and owner not in (Owner.STRANGER, Owner.FOREIGN):
         raise error
+    expected: Plan | None = made
     if owner in (Owner.STRANGER, Owner.FOREIGN):
         check_still(path, disk, broker_is_stopped=broker_is_stopped, still_s=still_s, wait=wait)
         _take_over(path, disk, made.survey, move=move)
+        expected = None  # the plan was to take it over; what remains is a recovery of our own
     before = set(_kept(disk, path))
-    with showing(progress):
-        StoreWriter(path, disk, sync="os").close()
+    open_writer(path, disk, sync="os", progress=progress, expected=expected).close()
     kept = tuple(sorted(set(_kept(disk, path)) - before))
     return Report(made, applied=True, kept=kept, seconds=time.monotonic() - started)
 
@@ -108,9 +109,7 @@ def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
         disk.create_folder(paths.own)
     disk.write_file(paths.adopted, seal(json.dumps(max(report.end_offset, found.tail.end)).encode()))
     if found.facts.owner is Owner.FOREIGN:
-        layout = sizes_of(StoreFiles.open(path), disk)
-        said = {"version": 1, "id": secrets.token_hex(16), "layout": asdict(layout)}
-        disk.write_file(paths.store_json, json.dumps(said, indent=1).encode())
+        disk.write_file(paths.store_json, StoreFile.new(sizes_of(StoreFiles.open(path), disk)).encode())
 
 
 __all__ = ["Case", "Plan", "Report", "Survey", "apply", "case_of", "plan", "survey"]

@@ -34,12 +34,11 @@ def end(store: broker.LiveStore) -> int:
 def test_what_is_sent_is_found(tmp_path: Path) -> None:
     with opened(tmp_path, sync="each") as store:
         sent = broker.Message("orders", b"paid", tag="new", keys=["4711"], properties={"colour": "blue"})
-        placed = [store.append(sent, queue_id=1), store.append(sent, queue_id=1, born_timestamp_ms=1234, flag=7)]
+        placed = [store.append(sent, queue_id=1), store.append(sent, queue_id=1)]
         assert [one.queue_offset for one in placed] == [0, 1]
         found = store.message("orders", 1, 1)
         assert found is not None
         assert (found.body, found.tag, found.keys) == (b"paid", "new", ("4711",))
-        assert (found.born_timestamp_ms, found.flag) == (1234, 7)
         assert len(store.by_key("orders", "4711")) == 2
         assert store.queue_range("orders", 1) == (0, 2)
         assert [one.commitlog_offset for one in store.records()] == [one.commitlog_offset for one in placed]
@@ -53,7 +52,7 @@ def test_every_message_gets_a_key_of_its_own(tmp_path: Path) -> None:
     with opened(tmp_path, sync="os") as store:
         for _ in range(3):
             store.append(broker.Message("orders", b"x"))
-        store.append(broker.Message("orders", b"x"), unique_key="MINE")
+        store.append(broker.Message("orders", b"x"), extra_properties={"UNIQ_KEY": "MINE"})
         keys = [record.property_map["UNIQ_KEY"] for record in store.records()]
         assert len(set(keys)) == 4
         assert keys[3] == "MINE"
@@ -128,25 +127,12 @@ def test_what_rocketmq_refuses_is_refused(tmp_path: Path) -> None:
             with pytest.raises(broker.MessageRejected, match=f"queues 0 to 3, and no queue {queue_id}"):
                 store.append(good, queue_id=queue_id)
         with pytest.raises(broker.MessageRejected, match="the broker's own topic"):
-            store.append(good, topic="TRANS_CHECK_MAX_TIME_TOPIC")
+            store.append(broker.Message("TRANS_CHECK_MAX_TIME_TOPIC", b"1"))
         with pytest.raises(broker.MessageRejected, match="0x01 or 0x02"):
             store.append(good, extra_properties={"a": "b\x01"})
         assert end(store) == 0
         assert not (tmp_path / "store" / "config").exists() or store.topic("orders") is None
     assert verify(tmp_path / "store").ok
-
-
-def test_the_library_may_write_to_system_topics(tmp_path: Path) -> None:
-    with opened(tmp_path, sync="each") as store:
-        store.append(broker.Message("orders", b"x"), topic="SCHEDULE_TOPIC_XXXX", queue_id=17, system=True)
-        store.append(broker.Message("%RETRY%shop", b"x"), system=True, reconsume_times=3)
-        found = store.message("%RETRY%shop", 0, 0)
-        assert found is not None
-        assert found.reconsume_times == 3
-        schedule, retry = store.topic("SCHEDULE_TOPIC_XXXX"), store.topic("%RETRY%shop")
-        assert schedule is not None
-        assert retry is not None
-        assert (schedule.write_queue_count, retry.write_queue_count) == (18, 1)
 
 
 def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:

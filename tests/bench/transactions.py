@@ -27,7 +27,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 import broker
 from broker.ledger import LEDGER_KEY, Ledger, new_key
 from broker.live import LiveStore
-from broker.producer import Producer, store_id
+from broker.producer import Producer
 from recovery.checkback.catalog import Catalog
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.protocol import Answer, Outcome, Question
@@ -83,7 +83,7 @@ def left_in_doubt(store: LiveStore, ledger: Ledger, count: int, *, rolled_back: 
         store.transactions.prepare(message, "shop", queue_id=number % 4, extra_properties={LEDGER_KEY: key})
     store.sync_now()
     rows = [
-        {"ledger_key": key, "state": 8, "producer_group": "shop", "store_id": store_id(store), "decided_by": None}
+        {"ledger_key": key, "state": 8, "producer_group": "shop", "store_id": store.store_id, "decided_by": None}
         for key in keys[rolled_back:]
     ]
     with ledger.engine.begin() as connection:
@@ -100,7 +100,7 @@ def settle(count: int) -> None:
             with broker.open(path / "store", sync="os") as store:
                 left_in_doubt(store, ledger, count, rolled_back=rolled_back)
             with broker.open(path / "store", sync="group") as store:
-                check = CheckBack(store, LedgerResolver(ledger, store_id(store)), limit=count)
+                check = CheckBack(store, LedgerResolver(ledger, store.store_id), limit=count)
                 wall, cpu = time.perf_counter(), time.process_time()
                 report = check.round(time.time_ns() // 1_000_000 + LATER_MS)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -124,7 +124,7 @@ def round_over_settled(settled: int, in_doubt: int) -> None:
                 if number % (every + 1):
                     store.transactions.rollback(half)
             resolver = _Unknown()
-            check = CheckBack(store, resolver, catalog=Catalog.open(str(path / "store"), store_id(store)))
+            check = CheckBack(store, resolver, catalog=Catalog.open(str(path / "store"), store.store_id))
             now_ms = time.time_ns() // 1_000_000
             for name, at in (
                 ("nothing is due", now_ms),

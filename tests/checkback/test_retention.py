@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import func, select
 
-from broker.producer import store_id
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
 from tests.checkback.shop import Shop
@@ -15,7 +14,7 @@ DAY_MS = 86_400_000
 
 
 def resolver(shop: Shop) -> LedgerResolver:
-    return LedgerResolver(shop.resolvers_ledger, store_id(shop.store))
+    return LedgerResolver(shop.resolvers_ledger, shop.store.store_id)
 
 
 def rows(shop: Shop) -> int:

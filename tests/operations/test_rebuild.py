@@ -19,7 +19,7 @@ from broker.format.properties import encode as encode_properties
 from broker.format.statetable import Slot
 from broker.store.disk.files import Disk, NotSupported
 from broker.store.write.layout import StoreLayout
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.rebuild.diff import DIFFERENCES
 from recovery.rebuild.quiescence import check_still
@@ -44,7 +44,7 @@ def derived(path: Path) -> dict[str, bytes]:
 
 def store_of(path: Path, count: int, layout: StoreLayout = SMALL) -> Path:
     """A closed store of ours with transactions that were committed, rolled back, left in doubt."""
-    store = StoreWriter(str(path), Disk(), layout, sync="os")
+    store = open_writer(str(path), Disk(), layout, sync="os")
     fill(store, 0, count)
     store.close()
     return path
@@ -153,13 +153,13 @@ def test_what_lies_below_a_shortened_log_is_carried_over(tmp_path: Path) -> None
     assert {name for name in after if not name.startswith("index")} <= units
     whole = [name for name in units if name in after and before[name] == after[name]]
     assert len(whole) == len([name for name in units if name in after])
-    store = StoreWriter(str(path), Disk(), sync="os")
+    store = open_writer(str(path), Disk(), sync="os")
     fill(store, 200, 3)
     store.close()
     assert verify(path).ok
     for name in ("control", "checkpoint"):
         (path / "checkback" / name).unlink()
-    StoreWriter(str(path), Disk(), sync="os").close()
+    open_writer(str(path), Disk(), sync="os").close()
     assert verify(path).ok
 
 
@@ -167,7 +167,7 @@ def test_what_lies_below_a_shortened_log_is_carried_over(tmp_path: Path) -> None
 
 
 def test_applications_go_on_while_files_are_exchanged(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 90)
     stop, done = threading.Event(), [90]
 
@@ -233,7 +233,7 @@ def test_whoever_is_killed_in_an_exchange_is_followed_by_another(
     kills = 0
     for call in range(1, 40, 2):
         path = tmp_path / f"{name}-{call}"
-        keeper = StoreWriter(str(path), Disk(), SMALL, sync="os")
+        keeper = open_writer(str(path), Disk(), SMALL, sync="os")
         fill(keeper, 0, 30)
         disk = dying(base, name, call)
         monkeypatch.setattr(StoreWriter, "close", lambda self: self.lock.release())  # who is killed closes nothing
@@ -257,7 +257,7 @@ def test_whoever_is_killed_in_an_exchange_is_followed_by_another(
 def test_a_power_cut_in_an_exchange(tmp_path: Path, part: int) -> None:
     """Whichever files survive, the store is right when it is open again. Every second step, from the journal on."""
     source = CrashDisk(tmp_path / "source")
-    store = StoreWriter(str(source.root / "store"), source, TINY, sync="os")
+    store = open_writer(str(source.root / "store"), source, TINY, sync="os")
     fill(store, 0, 12)
     store.close()
     dry = CrashDisk(shutil.copytree(source.root, tmp_path / "dry"))
@@ -270,7 +270,7 @@ def test_a_power_cut_in_an_exchange(tmp_path: Path, part: int) -> None:
             rebuild(disk.root / "store", apply=True, disk=disk)
         for seed in (0, 2 + step):
             image = disk.survivors(seed) / "store"
-            StoreWriter(str(image), Disk(), sync="os").close()
+            open_writer(str(image), Disk(), sync="os").close()
             report = verify(image)
             assert report.ok, (step, seed, [str(finding) for finding in report.findings][:4])
             assert report.transactions["total"] == 12

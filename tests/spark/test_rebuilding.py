@@ -14,7 +14,7 @@ from broker.errors import CorruptStore, StoreError
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.write.layout import StoreLayout
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from recovery.rebuild.rebuilder import rebuild as local_rebuild
 from recovery.spark import rebuild
 from recovery.spark.pipeline import Judgement
@@ -82,7 +82,7 @@ def test_what_is_appended_while_spark_reads_is_in_it(
 
     def append(judgement: Judgement) -> None:
         settle(judgement)
-        store = StoreWriter(str(path), Disk(), layout, sync="os")
+        store = open_writer(str(path), Disk(), layout, sync="os")
         store.append([end_draft(half(2), halves[2], 2, TransactionType.COMMIT)])
         fill(store, 90, 60)
         store.append([end_draft(half(5), halves[5], 5, TransactionType.ROLLBACK)])

@@ -21,16 +21,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from broker.errors import BrokerError
 from broker.store.disk.files import ReadFile
-from broker.store.disk.locks import AppendLock
+from broker.store.maintain.checkpointing import checkpoint
 from broker.store.write.checkpoint_file import seal
 from broker.store.write.control import Word
-
-if TYPE_CHECKING:
-    from broker.store.writer import StoreWriter
+from broker.store.write.parts import StoreParts
 
 SHARE_EVERY_S = SYNC_EVERY_S = 0.02
 CARE_EVERY_S = 0.1
@@ -46,12 +43,12 @@ _AHEAD_SHARE = 4  # the next segment is made when less than a quarter is left of
 
 
 class BackgroundTasks:
-    """The threads of one process. `lock` keeps those of other processes out."""
+    """The threads of one process. The upkeep lock keeps those of other processes out."""
 
-    def __init__(self, writer: StoreWriter, lock: AppendLock) -> None:
-        self._writer, self._lock = writer, lock
-        self._kept = (writer.append_lock, writer.syncer.lock)
-        self._words, self._disk, self._paths = writer.control.words, writer.disk, writer.paths
+    def __init__(self, parts: StoreParts, sync: str) -> None:
+        self._parts, self._lock, self._is_os = parts, parts.upkeep_lock, sync == "os"
+        self._kept = (parts.append_lock, parts.syncer.lock)
+        self._words, self._disk, self._paths = parts.control.words, parts.disk, parts.paths
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -73,7 +70,7 @@ class BackgroundTasks:
             if not self._disk.background:
                 return
             loops = [(self._care, CARE_EVERY_S), (self._share, SHARE_EVERY_S)]
-            if self._writer.sync != "os":
+            if not self._is_os:
                 loops.append((self._sync, SYNC_EVERY_S))
             for work, every_s in loops:
                 thread = threading.Thread(
@@ -111,7 +108,7 @@ class BackgroundTasks:
 
     def _warm_up(self, tail: int) -> None:
         """Read what the log will come to. A new page must be cleared first, which here is done on another core."""
-        log = self._writer.appender.log
+        log = self._parts.appender.log
         base = tail - tail % log.file_size
         start, stop = max(tail, self._warm), min(tail + WARM_BYTES, base + log.file_size)
         if stop - start < WARM_BYTES // 4:
@@ -128,14 +125,14 @@ class BackgroundTasks:
     def _sync(self) -> None:
         """Force what nobody waits for."""
         if self._words[Word.DURABLE] < self._words[Word.TAIL]:
-            self._writer.syncer.force_now()
+            self._parts.syncer.force_now()
 
     def _care(self) -> None:
         """Everything else that is due, unless another process is at it."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
-            self._writer.forget_removed()
+            self._parts.forget_removed()
         if self._words[Word.POISON] or not self._lock.try_acquire():
             return
         try:
@@ -149,7 +146,7 @@ class BackgroundTasks:
             grown = self._words[Word.TAIL] - self._words[Word.CHECKPOINTED]
             if grown >= CHECKPOINT_BYTES or (grown and now_s - self._checkpoint_s >= CHECKPOINT_EVERY_S):
                 self._checkpoint_s = now_s
-                self._writer.checkpoint_alone()
+                checkpoint(self._parts)
         finally:
             self._lock.release()
 
@@ -165,14 +162,14 @@ class BackgroundTasks:
 
         Raises StoreFull.
         """
-        segment, log = self._writer.layout.segment_bytes, self._writer.appender.log
+        segment, log = self._parts.layout.segment_bytes, self._parts.appender.log
         tail = self._words[Word.TAIL]
         following = tail - tail % segment + segment
         if (following - tail) * _AHEAD_SHARE > segment or self._disk.entry(log.path_of(following)) is not None:
             return
         beside = os.path.join(self._paths.own, "next-segment")
         self._disk.allocate(beside, segment)
-        with self._writer.append_lock:  # under which everybody makes segments
+        with self._parts.append_lock:  # under which everybody makes segments
             if self._disk.entry(log.path_of(following)) is None:
                 self._disk.rename(beside, log.path_of(following), durable=False)
         self._disk.sync_folder(log.folder)

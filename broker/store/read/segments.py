@@ -190,7 +190,7 @@ def segment_size(segments: Sequence[Segment]) -> int:
 
 
 def _is_segment(entry: Entry) -> bool:
-    return entry.is_file and len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdecimal()
+    return entry.is_file and is_base(entry.name)
 
 
 def _damages(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
@@ -215,3 +215,8 @@ def _damages(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
             reason = f"the segment begins inside the one before it, which ends at {end}"
             found.append(SegmentDamage("segment-overlap", following.base, end, following.path, reason))
     return found
+
+
+def is_base(name: str) -> bool:
+    """Whether a file in a queue's folder is named as a segment is."""
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()

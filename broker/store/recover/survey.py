@@ -7,18 +7,21 @@ found.facts            a value for each question that CASES asks     (broker.sto
 from __future__ import annotations
 
 import enum
-import json
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from broker.store.disk.files import Disk, Missing
+from broker.errors import StoreError
+from broker.store.disk.files import Disk
 from broker.store.disk.locks import is_held
 from broker.store.disk.paths import Paths
-from broker.store.recover.tail import LogReader, Tail, TailKind, find_tail, record_begins
-from broker.store.write.checkpoint_file import Checkpoint, is_base, read_number, read_point
+from broker.store.read.log_reader import LogReader
+from broker.store.read.segments import is_base
+from broker.store.recover.tail import Tail, TailKind, find_tail, record_begins
+from broker.store.write.checkpoint_file import Checkpoint, read_number, read_point
 from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word
 from broker.store.write.directory_swap import pending_swaps
 from broker.store.write.layout import StoreLayout
+from broker.store.write.store_file import boot_words, read_store_file
 
 
 class Owner(enum.Enum):
@@ -88,7 +91,7 @@ class Survey:
 def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     """Look at a store. `alone`: the caller itself holds the lock. Raises StoreError where this user may not look."""
     paths = Paths(path)
-    layout = read_layout(disk, paths)
+    layout = _layout_of(disk, paths)
     closed = disk.entry(paths.abort) is None
     in_use = not alone and is_held(paths.lock, disk)
     if layout is None:
@@ -139,12 +142,13 @@ def _ending(*, closed: bool) -> Ending:
     return Ending.CLOSED if closed else Ending.OPEN
 
 
-def read_layout(disk: Disk, paths: Paths) -> StoreLayout | None:
-    """The sizes that checkback made the store with; None when it did not make it."""
+def _layout_of(disk: Disk, paths: Paths) -> StoreLayout | None:
+    """The sizes that checkback made the store with; None when it did not make it, or its file is damaged."""
     try:
-        return StoreLayout(**json.loads(disk.read(paths.store_json))["layout"])
-    except (Missing, KeyError, TypeError, ValueError):
+        file = read_store_file(disk, paths)
+    except StoreError:
         return None
+    return file.layout if file else None
 
 
 def _page(disk: Disk, paths: Paths, layout: StoreLayout) -> memoryview[int] | None:
@@ -153,8 +157,7 @@ def _page(disk: Disk, paths: Paths, layout: StoreLayout) -> memoryview[int] | No
     if entry is None or entry.size != PAGE_SIZE:
         return None
     words = memoryview(disk.read(paths.control)).cast("Q")
-    number = int(disk.boot_id().replace("-", "") or "0", 16)
-    boot = (number >> 64, number & ((1 << 64) - 1))
+    boot = boot_words(disk)
     here = (MAGIC, VERSION, *boot, entry.inode, layout.segment_bytes)
     said = (Word.MAGIC, Word.VERSION, Word.BOOT_HIGH, Word.BOOT_LOW, Word.INODE, Word.SEGMENT_SIZE)
     in_order = words[Word.DISPATCHED] <= words[Word.TAIL] <= words[Word.INTENT]
@@ -171,4 +174,4 @@ def _last_segment_fits(disk: Disk, paths: Paths, intent: int, layout: StoreLayou
     return last >= used
 
 
-__all__ = ["Ending", "Facts", "Owner", "Point", "Survey", "TailKind", "read_layout", "survey"]
+__all__ = ["Ending", "Facts", "Owner", "Point", "Survey", "TailKind", "survey"]

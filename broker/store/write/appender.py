@@ -19,21 +19,22 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker.errors import CorruptRecord, CorruptStore, StoreError
-from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, RecordHead, encode_blank
+from broker.errors import CorruptRecord, StoreError
+from broker.format.commitlog import BLANK_SIZE, RecordHead, encode_blank
 from broker.format.consumequeue import UNIT_SIZE, Unit
 from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
-from broker.store.disk.files import Missing
 from broker.store.disk.locks import AppendLock
+from broker.store.read.log_reader import LogReader
 from broker.store.write.control import STATE, STATE_AT, ControlPage, Word
 from broker.store.write.dispatch import Dispatcher, wrapped_s
 from broker.store.write.layout import StoreLayout
 from broker.store.write.mapped import MappedQueue, zero
-from broker.store.write.pending_record import PendingRecord, check_size, draft_of, place, target_topic
+from broker.store.write.pending_record import PendingRecord, check_size, place
 from broker.store.write.queue_offsets import CELL_WORDS
+from broker.store.write.replay import Replay
 
 # Plain numbers: an attribute of an enum takes as long as a write to a map.
 _TAIL, _INTENT, _DISPATCHED, _STORE_MS = int(Word.TAIL), int(Word.INTENT), int(Word.DISPATCHED), int(Word.STORE_MS)
@@ -109,7 +110,8 @@ class Appender:
             self._clear(tail, words[_INTENT])
             words[_INTENT] = tail
         if words[_DISPATCHED] != tail:
-            self.replay(words[_DISPATCHED], tail)
+            log = LogReader(self.log.disk, self.log.folder, self._segment_bytes)
+            Replay(log, self.control, self.dispatcher, again=True).run(words[_DISPATCHED], tail)
 
     def _clear(self, start: int, stop: int) -> None:
         """Zero what was begun; files that were not even made hold nothing."""
@@ -118,42 +120,6 @@ class Appender:
         zero(self.log, start, min(stop, own_end))
         if stop > own_end:
             zero(self.log, own_end, stop)
-
-    def replay(self, start: int, stop: int) -> None:
-        """Dispatch the records of [start, stop) again."""
-        segment = self._layout.segment_bytes
-        at = start
-        while at < stop:
-            view, position = self.log.at(at)
-            size = int.from_bytes(view[position : position + 4], "big", signed=True)
-            magic = int.from_bytes(view[position + 4 : position + 8], "big", signed=True)
-            if magic == MAGIC_BLANK:
-                at += segment - position
-                self.control[Word.DISPATCHED] = min(at, stop)
-                continue
-            if not RecordHead.SIZE < size <= segment - position:
-                raise CorruptStore(
-                    f"{self.log.path_of(at - position)} at {position}: no record is where one was published"
-                )
-            draft, record = draft_of(bytes(view[position : position + size]))
-            if draft.kind is TransactionType.COMMIT:
-                draft.slot = self.slot_of(draft)
-            self.dispatcher.dispatch(draft, at, record.queue_offset, record.store_timestamp_ms, again=True)
-            self._words[_STORE_MS] = max(self._words[_STORE_MS], record.store_timestamp_ms)
-            at += size
-            self.control[Word.DISPATCHED] = at
-
-    def slot_of(self, end: PendingRecord) -> int:
-        """The slot that an end settles, which the prepared record says; -1 when the end names none of its own."""
-        if not 0 <= end.prepared_offset < self.control[Word.TAIL]:
-            return -1
-        try:
-            half, record = draft_of(self.read(end.prepared_offset))
-        except (CorruptRecord, Missing):  # none is there, or not any more
-            return -1
-        meant = (end.group_hash, target_topic(end))
-        own = half.kind is TransactionType.PREPARED and (half.group_hash, half.topic) == meant
-        return record.queue_offset if own else -1
 
     def read(self, commitlog_offset: int) -> bytes:
         """The bytes of the published record that begins at an offset; needs no lock.

@@ -20,7 +20,7 @@ class MappedQueue:
 
     def __init__(self, disk: Disk, folder: str, file_size: int) -> None:
         self.folder, self.file_size = folder, file_size
-        self._disk = disk
+        self.disk = disk
         self._maps: dict[int, Map] = {}
         # Where the file of the last position begins, and its bytes: most positions lie there. Of use to one who writes
         # under a lock; it is replaced as one, so that `at` needs none.
@@ -44,12 +44,12 @@ class MappedQueue:
     def _open(self, base: int, *, allocate: bool) -> Map:
         path = self.path_of(base)
         if allocate:
-            entry = self._disk.entry(path)
+            entry = self.disk.entry(path)
             if entry is None or entry.size != self.file_size:  # whoever began it may have been killed
-                if self._disk.entry(self.folder) is None:
-                    self._disk.create_folder(self.folder)
-                self._disk.allocate(path, self.file_size)
-        opened = self._disk.open_map(path, self.file_size)
+                if self.disk.entry(self.folder) is None:
+                    self.disk.create_folder(self.folder)
+                self.disk.allocate(path, self.file_size)
+        opened = self.disk.open_map(path, self.file_size)
         self._maps[base] = opened
         while len(self._maps) > _OPEN_MAPS:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread opened one at this moment
@@ -86,7 +86,7 @@ class MappedQueue:
 
     def forget_removed(self) -> None:
         """Let go of files that were removed: while one is mapped, its space is not free."""
-        removed = [base for base in list(self._maps) if self._disk.entry(self.path_of(base)) is None]
+        removed = [base for base in list(self._maps) if self.disk.entry(self.path_of(base)) is None]
         for base in removed:
             self._maps.pop(base, None)
             if self.last[0] == base:
