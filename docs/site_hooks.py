@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer.main
 
+import broker.errors
 from recovery.airflow.settings import StoreSettings
 from recovery.checkback.policy import PRESETS, Rule
 from recovery.cli.app import app
@@ -54,10 +55,10 @@ def command_line() -> str:
     """Every verb with its arguments, options and examples, in the groups of `checkback --help`."""
     group: Any = typer.main.get_command(app)
     panels: dict[str, list[Any]] = {}
-    for command in group.commands.values():
+    for command in (group.commands[name] for name in group.list_commands(None)):
         panels.setdefault(command.rich_help_panel or "Commands", []).append(command)
     lines = ["# Command line", "", group.help, "", "Written from the program's own `--help`.", ""]
-    lines += [f"**{group.epilog}**", "", "Options before or after the verb:", ""]
+    lines += [f"**{group.epilog}**", "", "Options of the program itself:", ""]
     lines += [*_table("option", [one for one in group.params if one.name != "help"])]
     for panel, commands in panels.items():
         lines += ["", f"## {panel}", ""]
@@ -97,13 +98,14 @@ def _is_option(parameter: Any) -> bool:
 
 
 def _table(title: str, parameters: list[Any]) -> Iterator[str]:
-    yield from (f"| {title} | | default |", "|---|---|---|")
+    yield from (f"| {title} | |", "|---|---|")
     for one in parameters:
         value = "" if getattr(one, "is_flag", False) or not _is_option(one) else f" {one.metavar or 'TEXT'}"
         names = one.metavar if not _is_option(one) else ", ".join(f"`{name}{value}`" for name in one.opts)
-        default = "" if one.default in (None, False, "", []) else f"`{getattr(one.default, 'value', one.default)}`"
+        shown = getattr(one.default, "value", one.default)
+        default = "" if shown in (None, False, "", []) else f" Default: `{shown}`."
         environment = f" Environment: `{one.envvar}`." if one.envvar else ""
-        yield f"| {names} | {_cell(one.help or '')}{environment} | {default} |"
+        yield f"| {names} | {_cell(one.help or '')}{environment}{default} |"
 
 
 def _cell(text: str) -> str:
@@ -144,7 +146,7 @@ def settings() -> str:
     """Every setting of a store in Airflow, of the check-back policy, and of the environment."""
     lines = ["# Settings", "", "Written from the code that reads them.", "", "## A store in Airflow", ""]
     lines += ["One table of the TOML file that `[checkback] stores` names: [Airflow](../airflow.md#the-stores).", ""]
-    lines += _fields(StoreSettings, {"name"})
+    lines += _airflow_settings()
     lines += ["", "## The check-back policy of a topic", ""]
     lines += [
         'A table `[policy.TOPIC]` or `[policy."*"]`: [check-back](../check-back.md). Durations are written as text,',
@@ -152,7 +154,7 @@ def settings() -> str:
     ]
     lines[-2] += " such as `30s`; `never` stands for no limit. `preset` names one of: "
     lines[-2] += ", ".join(f"`{name}`" for name in PRESETS) + "."
-    lines += _fields(Rule, set())
+    lines += _fields(Rule)
     lines += ["", "## The environment", "", "| variable | what it does |", "|---|---|"]
     group: Any = typer.main.get_command(app)
     seen: dict[str, str] = {}
@@ -169,12 +171,29 @@ def settings() -> str:
     return "\n".join(lines)
 
 
-def _fields(kind: Any, left_out: set[str]) -> Iterator[str]:
+def _airflow_settings() -> Iterator[str]:
+    """The types and defaults are those of the code; the sentences those of docs/airflow.md, which a test completes."""
+    page = (ROOT / "docs" / "airflow.md").read_text(encoding="utf-8")
+    said = {}
+    for names, by_default, text in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|([^|]*)\|([^|]*)\|$", page, re.MULTILINE):
+        said.update(dict.fromkeys(re.findall(r"\w+", names), (by_default.strip(), text.strip())))
+    yield from ("| setting | default | what it is |", "|---|---|---|")
+    for one in fields(StoreSettings):
+        if one.name == "name":
+            continue
+        by_default, text = said[one.name]
+        default = (
+            by_default
+            if one.default in (None, "", MISSING)
+            else f"`{str(one.default).lower() if one.default is False else one.default}`"
+        )
+        yield f"| `{one.name}` | {default} | {text.replace('](check-back.md)', '](../check-back.md)')} |"
+
+
+def _fields(kind: Any) -> Iterator[str]:
     comments = dict(COMMENT.findall(inspect.getsource(kind)))
     yield from ("| setting | default | what it is |", "|---|---|---|")
     for one in fields(kind):
-        if one.name in left_out:
-            continue
         default = "{}" if one.default is MISSING else one.default
         name, shown = (
             one.name.removesuffix("_ms"),
@@ -187,6 +206,16 @@ def _fields(kind: Any, left_out: set[str]) -> Iterator[str]:
         yield f"| `{name}` | {shown} | {_cell(comments.get(one.name, ''))} |"
 
 
+def errors() -> str:
+    """The tree of errors as its module draws it, and each of them."""
+    sentence, _, tree = inspect.cleandoc(broker.errors.__doc__ or "").partition("\n\n")
+    kinds = [name for name, kind in vars(broker.errors).items() if inspect.isclass(kind)]
+    lines = ["# broker.errors", "", sentence, "", "```text", tree, "```", ""]
+    for name in kinds:
+        lines += [f"::: broker.errors.{name}", "    options:", "      heading_level: 2", ""]
+    return "\n".join(lines)
+
+
 def changelog() -> str:
     """CHANGELOG.md of the repository."""
     return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -194,6 +223,7 @@ def changelog() -> str:
 
 PAGES = {
     "reference/command-line.md": command_line,
+    "reference/errors.md": errors,
     "reference/findings.md": findings,
     "reference/settings.md": settings,
     "changelog.md": changelog,
