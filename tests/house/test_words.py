@@ -26,7 +26,7 @@ WORDS = {
     r"inside of|outside of": "inside, outside",
     r"(?:lets?|letting) go of": "releases",
     r"nobody's": "uncommitted, or whose",
-    r"(?<!dead )letters": "characters",
+    r"(?<!dead )(?<!ASCII )letters": "characters",
     r"(?:at|in) one blow": "a single 8-byte store",
     r"by hand": "manually",
     r"the why|a why|their why": "the reason",
