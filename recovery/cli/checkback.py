@@ -12,7 +12,7 @@ import typer
 
 from recovery.checkback.leader import myself
 from recovery.cli.output import print_json, show
-from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, fail
+from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, fail, listing
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -33,40 +33,42 @@ CatalogUrl = Annotated[
     str | None,
     typer.Option("--catalog", metavar="URL", envvar="CHECKBACK_CATALOG", help="Instead of STORE/checkback/catalog.db."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="ID...", help="CommitLog offsets, message ids or unique keys of half messages."),
 ]
-AllParked = Annotated[bool, typer.Option("--all-parked", help="Everything that is parked, instead of IDs.")]
-Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="With --all-parked: of this topic only.")]
-Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="With --all-parked: of this group only.")]
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; it is kept in the end record.")]
+AllParked = Annotated[bool, typer.Option("--all-parked", help="All parked transactions, instead of IDs.")]
+Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="With --all-parked: only of this topic.")]
+Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="With --all-parked: only of this group.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; stored in the end record.")]
 
 
 def check_back(
     store: Store,
     ledger: LedgerUrl = None,
-    http: Annotated[str | None, typer.Option(metavar="URL", help="An endpoint of the application to ask.")] = None,
+    http: Annotated[str | None, typer.Option(metavar="URL", help="Query this endpoint of the application.")] = None,
     call: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A function module:function, or an entry point, to ask.")
+        str | None, typer.Option(metavar="NAME", help="Query this function (module:function) or entry point.")
     ] = None,
     config: Config = None,
     catalog: CatalogUrl = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Ask about at most N transactions a round.")] = 10_000,
-    per_topic: Annotated[int | None, typer.Option(min=1, metavar="N", help="... and at most N of one topic.")] = None,
-    every: Annotated[str | None, typer.Option(metavar="TIME", help="Go on, a round every 30s, say.")] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Query at most N transactions per round.")] = 10_000,
+    per_topic: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Query at most N transactions of one topic per round.")
+    ] = None,
+    every: Annotated[str | None, typer.Option(metavar="TIME", help="Repeat, for example every 30s.")] = None,
     keep_ledger: Annotated[
-        str, typer.Option(metavar="TIME", help="Remove ledger rows older than this that nobody needs.")
+        str, typer.Option(metavar="TIME", help="Remove ledger rows that are older and no longer needed.")
     ] = "30d",
-    anyway: Annotated[bool, typer.Option("--anyway", help="Even while another process leads.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Run even while another process is the leader.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask how the transactions in doubt ended, and end them accordingly.
+    """Query how the transactions in doubt ended, and end them accordingly.
 
-    One round, or with --every one after another as long as no other process leads. What nobody can answer for is
-    asked about again later, and at the policy's limit parked. Exits with 1 when somebody could not be asked.
+    Runs one round, or with --every repeated rounds while no other process is the leader. A transaction without an
+    answer is queried again later, and parked at the limit of its policy. Exits with 1 when a query failed.
     """
     from recovery.checkback.leader import Lease
     from recovery.checkback.round import CheckBack
@@ -98,7 +100,7 @@ def check_back(
 
 
 def park_list(store: Store, as_json: AsJson = False) -> None:
-    """List the transactions that are parked: nobody answered for them, and they wait for a person."""
+    """List the parked transactions: check-back reached its limit, and they wait for a manual decision."""
     from recovery.checkback.manual import park_list as listed
 
     with _open(store) as opened:
@@ -119,23 +121,25 @@ def resolve(
     commit: Annotated[bool, typer.Option("--commit", help="Deliver them.")] = False,
     rollback: Annotated[bool, typer.Option("--rollback", help="Never deliver them.")] = False,
     why: Why = "",
-    by: Annotated[str | None, typer.Option(metavar="NAME", help="Who decides; by default the user's name.")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The person who decides; by default this user.")
+    ] = None,
     all_parked: AllParked = False,
     topic: Topic = None,
     group: Group = None,
     ledger: LedgerUrl = None,
     config: Config = None,
     without_ledger: Annotated[
-        bool, typer.Option("--without-ledger", help="The ledger is gone, or wrong: decide without it.")
+        bool, typer.Option("--without-ledger", help="Decide without the ledger, which is lost or wrong.")
     ] = False,
     catalog: CatalogUrl = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Decide transactions in doubt by hand: --commit or --rollback, and --why.
+    """Commit or roll back transactions in doubt manually, with a reason.
 
-    The first decision stands: what somebody ended meanwhile is refused. So is what the ledger contradicts. Exits with
-    1 when something was refused.
+    The first decision is final: a transaction that was ended meanwhile is refused, and so is one that the ledger
+    contradicts. Exits with 1 when one was refused.
     """
     from broker.transaction.events import TransactionState
     from recovery.checkback.manual import resolve as decide
@@ -165,7 +169,7 @@ def resolve(
 def recheck(
     store: Store,
     ids: Ids = None,
-    why: Why = "asked again by hand",
+    why: Why = "rechecked manually",
     all_parked: AllParked = False,
     topic: Topic = None,
     group: Group = None,
@@ -173,7 +177,7 @@ def recheck(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have transactions asked about again from the first check on; parked ones are taken back."""
+    """Restart check-back for transactions, as if they were new; parked ones are no longer parked."""
     from recovery.checkback.manual import recheck as again
 
     with _open(store) as opened, _catalog(opened, catalog) as kept:
@@ -183,11 +187,11 @@ def recheck(
 
 
 def policy_explain(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic; * for those that are not named.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic; * for topics without a rule of their own.")],
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show when somebody is asked about a transaction of a topic that nobody can answer for, and what then."""
+    """Show when a transaction of a topic without an answer is queried, and what happens at the limit."""
     from recovery.checkback.policy import as_json as rule_json
     from recovery.checkback.policy import format_duration, timeline
 
@@ -340,9 +344,9 @@ _EXAMPLES: dict[Callable[..., Any], tuple[str, str]] = {
 def register(app: typer.Typer) -> None:
     """Put these verbs on the command line."""
     for verb, (name, epilog) in _EXAMPLES.items():
-        app.command(name, epilog=epilog)(verb)
-    policy = typer.Typer(help="The rules of check-back.", no_args_is_help=True)
+        app.command(name, epilog=epilog, **listing(name))(verb)
+    policy = typer.Typer(help="The check-back policy.", no_args_is_help=True)
     policy.command(
         "explain", epilog=examples("policy explain orders", "policy explain orders --config check-back.toml")
     )(policy_explain)
-    app.add_typer(policy, name="policy")
+    app.add_typer(policy, name="policy", **listing("policy"))

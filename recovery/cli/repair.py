@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recovery.cli.output import Bar, print_json, show, warn
-from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail
+from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing
 
 if TYPE_CHECKING:
     from recovery.rebuild.rebuilder import RebuildReport
     from recovery.repair.crash import Plan, Report
 
-Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without this nothing in the store is changed.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without --apply nothing in the store changes.")]
 Stopped = Annotated[
     bool,
     typer.Option("--broker-is-stopped", help="You have stopped the RocketMQ broker of this store."),
 ]
 Move = Annotated[
     bool,
-    typer.Option("--move", help="Of two half messages with one slot, give each in doubt a slot of its own."),
+    typer.Option("--move", help="Give half messages in doubt that share a slot slots of their own."),
 ]
 
 
@@ -32,10 +32,10 @@ Spark = Annotated[
 
 
 def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_is_stopped: Stopped = False) -> None:
-    """Show what a store needs after a crash: the case it is, and the steps. With --apply: do them.
+    """Show the recovery that a store needs after a crash: its case and the steps. With --apply: do them.
 
-    Exits with 0 when nothing is left to do, with 1 when there is and --apply was not given, with 4 when the log is
-    damaged in a way that no crash explains. Opening a store for writing recovers it, too.
+    Exits with 0 when nothing is left to do, with 1 when steps are left, with 4 when the log is damaged in a way that
+    no crash explains. Opening a store for writing also recovers it.
     """
     from recovery.repair import crash
 
@@ -140,4 +140,4 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 def register(app: typer.Typer) -> None:
     """Put these verbs on the command line."""
     for verb, epilog in _EXAMPLES.items():
-        app.command(epilog=epilog)(verb)
+        app.command(epilog=epilog, **listing(verb.__name__))(verb)

@@ -75,7 +75,7 @@ class RebuildReport:
 
     @property
     def refusal(self) -> str:
-        """Why the result may not be put in place; empty when it may. DECISIONS: two halves that claim one slot."""
+        """Why the result may not be put in place; empty when it may. See decision 0031."""
         doubtful = [one for one in self.claims if one.lost_in_doubt or one.owner_in_doubt]
         if not doubtful:
             return ""

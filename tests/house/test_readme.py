@@ -19,7 +19,7 @@ def test_the_program_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "orders ('1',) b'created'\n"
+    assert done.stdout == "orders b'lamp'\n"
     report = verify(tmp_path / "shop.store")
     assert report.ok
     assert report.transactions["committed"] == 1

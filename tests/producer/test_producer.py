@@ -247,7 +247,7 @@ def _fail_inside(producer: broker.Producer) -> None:
 
 
 def test_messages_of_a_transaction_keep_the_order_of_their_commits(store: LiveStore) -> None:
-    """Same sharding key, same queue; the order is that of the commits (DECISIONS 17)."""
+    """Same sharding key, same queue; the order is that of the commits (decision 0017)."""
     producer = store.producer("shop", topics=["orders"], resolver=was_saved)
     transactions = [producer.begin_transaction() for _ in range(3)]
     for number, transaction in enumerate(transactions):

@@ -215,7 +215,7 @@ def end_draft(half: PendingRecord, half_offset: int, slot: int, kind: Transactio
 
 
 def _delayed_commit(half: PendingRecord, half_offset: int, slot: int) -> PendingRecord:
-    """The same into the schedule topic: the delay counts from here. Its delivery, of type 0, is no end (DECISIONS 17).
+    """The same into the schedule topic: the delay counts from here. Its delivery, of type 0, is no end (decision 0017).
 
     REAL_TOPIC and REAL_QID stand in the half message already, so that properties are a copy here, too.
     """
