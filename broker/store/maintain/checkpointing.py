@@ -32,7 +32,7 @@ _LAST_OF_STATE = SLOT_SIZE - 1
 def checkpoint(writer: StoreWriter) -> None:
     """Write a checkpoint of a store in use. Raises SyncFailed, which poisons the store, and StoreFull."""
     disk, paths = writer.disk, writer.paths
-    before = _last_one(writer)
+    before = last_checkpoint(writer)
     with writer.append_lock:
         writer.appender.heal()
         generation = writer.control[Word.GENERATION]
@@ -55,7 +55,7 @@ def checkpoint(writer: StoreWriter) -> None:
     disk.write_file(paths.checkpoint, encode_rocket(RocketCheckpoint(made.store_ms, made.store_ms)))
 
 
-def _last_one(writer: StoreWriter) -> Checkpoint:
+def last_checkpoint(writer: StoreWriter) -> Checkpoint:
     """What the last checkpoint speaks of need not be forced again, and its slots not be looked at again."""
     try:
         found = Checkpoint.decode(writer.disk.read(writer.paths.own_checkpoint))
