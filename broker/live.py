@@ -26,6 +26,7 @@ from broker.retainer import Retainer, RetentionReport
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import path_of_store
 from broker.store.maintain.retention import Retention
+from broker.store.maintain.retention_registry import read_history
 from broker.store.read.consumequeue import ConsumeQueue
 from broker.store.read.detect import check_place
 from broker.store.read.store import Store
@@ -77,6 +78,7 @@ class LiveStore(Store):
         self._is_open = True
         try:
             super().__init__(path, disk)
+            self.writer.also_forget.append(self._folder.files.forget_removed)
             self._admission = Admission(
                 topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
             )
@@ -280,6 +282,10 @@ class LiveStore(Store):
     def retention(self) -> Retention | None:
         """The retention in effect: the most careful of all processes that have the store open with one."""
         return self._retainer.in_effect()
+
+    def retention_history(self) -> dict[str, Any]:
+        """What retention removed so far: segments, bytes, last_ms, and unread messages by group@topic."""
+        return read_history(self.writer.disk, self.writer.paths)
 
     # Read no further than what is durable
 

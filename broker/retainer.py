@@ -162,8 +162,11 @@ class Retainer:
         """Unless `full`, what nobody looks at is not found out while nothing is due."""
         plan = self._plan(retention, now_ms, full=full)
         if not dry_run:
-            self._remember(plan, now_ms)
+            history = self._counted(plan, now_ms)
+            noted = self._remember(history)
             plan.segments, plan.derived = removal.remove_segments(self._writer, plan.going)
+            if not noted and not self._remember(history):  # the disk had no room for it, and may have by now
+                _log.warning("%s: there is no room to note what was removed: %s", self._store.path, history)
             self._tell(plan)
         else:
             plan.segments = [self._writer.appender.log.path_of(base) for base in plan.going]
@@ -204,24 +207,28 @@ class Retainer:
         assert one.pinned_at is not None
         return Pin(one.kind, one.pinned_at, f"{one.sentence(one.waiting)}. {one.remedy(self._store.path)}")
 
-    def _remember(self, plan: _Plan, now_ms: int) -> None:
-        """Before anything goes: a kill may count what stays, and never leaves out what went."""
+    def _counted(self, plan: _Plan, now_ms: int) -> dict[str, Any]:
+        """What was removed so far, with what is about to go; empty when nothing is."""
         if not plan.going:
-            return
-        disk, paths = self._writer.disk, self._writer.paths
-        before = read_history(disk, paths)
+            return {}
+        before = read_history(self._writer.disk, self._writer.paths)
         unread: Counter[str] = Counter(before.get("unread", {}))
         unread.update({f"{one.group}@{one.topic}": one.going for one in plan.unread if one.going})
-        history = {
+        return {
             "segments": before.get("segments", 0) + len(plan.going),
             "bytes": before.get("bytes", 0) + len(plan.going) * self._writer.layout.segment_bytes,
             "unread": dict(unread),
             "last_ms": now_ms,
         }
+
+    def _remember(self, history: dict[str, Any]) -> bool:
+        """Before anything goes: a kill may count what stays, and never leaves out what went."""
         try:
-            write_history(disk, paths, history)
-        except StoreFull as error:  # on a disk without room for it, to make room comes first
-            _log.warning("what retention removes is not noted: %s", error)
+            if history:
+                write_history(self._writer.disk, self._writer.paths, history)
+        except StoreFull:
+            return False
+        return True
 
     def _tell(self, plan: _Plan) -> None:
         size = len(plan.segments) * self._writer.layout.segment_bytes

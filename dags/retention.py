@@ -4,9 +4,9 @@ Daily: removes segments of the CommitLog whose messages are older than the setti
 more than `max_bytes`, or its disk has less than `free_bytes` free; then ledger rows and catalog entries of
 transactions that ended long ago.
 
-A segment stays that holds a half message in doubt, or a message that a consumer group has yet to acknowledge. **`retain`
-names what it is** (`pins`, and `unread` by group and topic): settle it by `resolve_parked` or `checkback end`, start
-the group's consumers; until then the store grows, and on a full disk sends are refused.
+A segment stays that holds a half message in doubt, or a message that a consumer group has yet to acknowledge.
+**`retain` names what it is** (`pins`, and `unread` by group and topic): settle it by `resolve_parked` or
+`checkback end`, start the group's consumers; until then the store grows, and on a full disk sends are refused.
 """
 
 from datetime import timedelta

@@ -52,7 +52,8 @@ def parse_size(value: object) -> int:
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise ValueError("a size is a number and one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, as in 20GiB")
-    factors = {**{unit: _STEP**power for power, unit in enumerate(_UNITS)}, **_DECIMAL, "": 1}
+    factors: dict[str, int] = {"": 1, **_DECIMAL}
+    factors.update({unit: _STEP**power for power, unit in enumerate(_UNITS)})
     return round(float(match[1]) * factors[match[2]])
 
 

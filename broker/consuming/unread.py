@@ -7,6 +7,7 @@ for a topic without such a group            from the first message that is young
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +55,8 @@ class Unread:
             return "A consumer of any group delivers them when they are due"
         if self.kind == "topic":
             return "Consume them, or wait until they are older than the limit for what nobody reads"
-        put_forward = f"checkback consumer {path} {self.group} --topic {self.topic} --reset last"
+        names = shlex.join([path, self.group, "--topic", self.topic])
+        put_forward = f"checkback consumer {names} --reset last"
         return f"Start its consumers, or put the group forward: {put_forward}"
 
     def sentence(self, messages: int) -> str:

@@ -19,7 +19,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from broker.errors import BrokerError, StoreError, StoreLocked
@@ -52,6 +52,7 @@ class StoreWriter:
             raise BrokerError(f"sync is one of {', '.join(SYNC_MODES)}, not {sync!r}")
         self.path, self.disk, self.sync = path, disk, sync
         self.paths = Paths(path)
+        self.also_forget: list[Callable[[], None]] = []  # what else keeps removed files open in this process
         self._make_folders()
         self.lock = StoreLock(self.paths.lock, disk)
         alone = self.lock.try_exclusive()
@@ -243,6 +244,8 @@ class StoreWriter:
         for queue in (self.appender.log, self.syncer.log):
             queue.forget_removed()
         self.dispatcher.forget_removed()
+        for forget in self.also_forget:
+            forget()
 
     # The end
 

@@ -252,7 +252,11 @@ class RetentionOperator(StoreOperator):
         """What was removed, what was unread of it, and what pins what could not be."""
         from recovery.jobs import tasks
 
-        limits = {"max_bytes": self.max_bytes, "free_bytes": self.free_bytes, "gone_after": self.gone_after}
+        limits: dict[str, Any] = {
+            "max_bytes": self.max_bytes,
+            "free_bytes": self.free_bytes,
+            "gone_after": self.gone_after,
+        }
         found = tasks.retain(
             **self.settings(), now_ms=now_ms(context), keep=self.keep, even_unread=is_true(self.even_unread), **limits
         )

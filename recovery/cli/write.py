@@ -39,11 +39,13 @@ def send(
     properties: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="May be repeated.")
     ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the store if there is none at the path.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send one message to a store. Writes to it; other processes may have it open.
 
-    When this ends, the message is on disk. A topic that is new takes the type of its first message.
+    When this ends, the message is on disk. A topic that is new takes the type of its first message. A path without a
+    store is refused: with --create it becomes one.
     """
     from broker import Message
     from recovery.cli import messages as sending
@@ -54,7 +56,7 @@ def send(
         raise typer.BadParameter(str(error), param_hint="--property") from None
     content = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
     message = Message(topic, content, tag=tag, keys=keys or (), properties=pairs)
-    sent = sending.send(store, message, queue_id=queue_id)
+    sent = sending.send(store, message, queue_id=queue_id, create=create)
     if as_json:
         print_json(asdict(sent))
     else:
@@ -102,7 +104,7 @@ def topic(
 ) -> None:
     """List the topics of a store, show one, or create one.
 
-    With --create a store that is not there is made, with RocketMQ's file sizes.
+    With --create a store that is not there is made, in a directory that is.
     """
     from recovery.cli import messages as sending
 
@@ -163,6 +165,7 @@ def end(
 _EXAMPLES: dict[Callable[..., None], str] = {
     send: examples(
         "send shop.store orders --body 'paid' --tag new --key 4711",
+        "send new.store orders --body 'first' --create",
         "send shop.store orders --property colour=blue < order.json",
     ),
     tail: examples(

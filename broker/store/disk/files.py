@@ -418,6 +418,13 @@ class OpenFiles:
         """Let go of a file that was deleted: while it is open, its space is not free."""
         self._open.pop((path, inode), None)
 
+    def forget_removed(self) -> None:
+        """Close all files that were deleted or replaced since they were opened: until then their space is not free."""
+        for path, inode in list(self._open):
+            found = self._disk.entry(path)
+            if found is None or found.inode != inode:
+                self.forget(path, inode)
+
     def _drop_oldest(self) -> None:
         try:
             self._open.pop(next(iter(self._open)), None)
