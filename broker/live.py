@@ -25,6 +25,7 @@ from broker.message import Message
 from broker.retainer import Retainer, RetentionReport
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import path_of_store
+from broker.store.maintain.removal import keep_reserve
 from broker.store.maintain.retention import Retention
 from broker.store.maintain.retention_registry import read_history
 from broker.store.read.consumequeue import ConsumeQueue
@@ -87,6 +88,7 @@ class LiveStore(Store):
             self.transactions.open()
             self._clamp_positions()
             self._retainer = Retainer(self, retention)
+            keep_reserve(disk, self.writer.paths)
             if retention is not None:
                 self.writer.upkeep.start()  # a process that only consumes removes what is read, too
         except BaseException:

@@ -12,6 +12,7 @@ from recovery.cli.output import Bar, print_json, show, warn
 from recovery.cli.shared import CORRUPT, FINDINGS, USAGE, WELL, AsJson, Store, examples, fail
 
 if TYPE_CHECKING:
+    from broker.live import LiveStore
     from recovery.rebuild.rebuilder import RebuildReport
     from recovery.repair.crash import Plan, Report
 
@@ -144,6 +145,21 @@ EvenUnread = Annotated[
 ]
 
 
+def _opened_on_a_full_disk(path: str) -> LiveStore:
+    """The store, open for writing. On a disk without a free block those of its reserve are used."""
+    import broker
+    from broker.store.disk.files import Disk
+    from broker.store.disk.paths import Paths
+    from broker.store.maintain.removal import give_up_reserve
+
+    try:
+        return broker.open(path, create=False)
+    except broker.StoreFull:
+        if not give_up_reserve(Disk(), Paths(path)):
+            raise
+    return broker.open(path, create=False)
+
+
 def retain(
     store: Store, keep: Keep = None, max_bytes: MaxBytes = None, free_bytes: FreeBytes = None,
     gone_after: GoneAfter = None, even_unread: EvenUnread = False, apply: Apply = False, as_json: AsJson = False,
@@ -154,7 +170,6 @@ def retain(
     the processes that have the store open; where they have none it shows what the store can spare. Exits with 1 when
     something may go and --apply was not given.
     """
-    import broker
     from recovery.cli import tables_consumer as tables
     from recovery.jobs.setup import parse_retention
 
@@ -163,7 +178,7 @@ def retain(
     if (gone_after or even_unread) and not given:
         raise typer.BadParameter("say what may go: --keep, --max-bytes or --free-bytes", param_hint="--keep")
     wanted = parse_retention(keep, max_bytes, free_bytes, gone_after, even_unread=even_unread) if given else None
-    with broker.open(store, create=False) as opened:
+    with _opened_on_a_full_disk(store) as opened:
         theirs = opened.retention
         if wanted is None and theirs is None:
             if apply:

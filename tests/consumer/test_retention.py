@@ -291,6 +291,31 @@ def test_a_full_disk_is_freed_of_what_is_read_and_of_nothing_else(small: Path) -
     assert verify(small / "store").ok
 
 
+def test_the_verb_makes_room_on_a_disk_without_a_free_block(small: Path) -> None:
+    """The store is closed, and opening it takes a block: the verb has some in reserve."""
+    layout = StoreLayout(256 << 10, 60_000, 24_000, 20_000, 100, 8000)
+    path = small / "store"
+    with broker.open(path, layout=layout) as store:
+        for number in range(60):
+            store.append(broker.Message("orders", b"%4d" % number + bytes(30_000)))
+        take(store, "billing", 0)
+        with store.consumer("billing", "orders") as consumer:
+            for _ in range(40):
+                message = consumer.receive(1)
+                assert message is not None
+                consumer.ack(message)
+    fill_disk(small)
+    command = [sys.executable, "-m", "recovery.cli.app", "retain", str(path), "--keep", "0s"]
+    seen = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (seen.returncode, "May go: " in seen.stdout) == (1, True), seen.stderr
+    done = subprocess.run([*command, "--apply"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Removed " in done.stdout) == (0, True), done.stderr
+    with broker.open(path) as store, store.consumer("billing", "orders") as consumer:
+        message = consumer.receive(1)
+        assert message is not None
+        assert int(message.body[:4]) == 40
+
+
 # Kills and power cuts
 
 

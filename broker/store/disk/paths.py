@@ -114,6 +114,10 @@ class Paths:
         return self._join("checkback", "consumers")
 
     @property
+    def reserve(self) -> str:
+        return self._join("checkback", "reserve")
+
+    @property
     def retention(self) -> str:
         return self._join("checkback", "retention")
 

@@ -16,11 +16,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from broker.errors import CorruptRecord, StoreFull
+from broker.errors import CorruptRecord, StoreError, StoreFull
 from broker.format.commitlog import decode
 from broker.format.consumequeue import UNIT_SIZE, Unit
 from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import SLOT_SIZE, Slot
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
 from broker.store.maintain.checkpointing import last_checkpoint, slots_in_doubt
 from broker.store.maintain.retention import OldSegment
 from broker.store.write.checkpoint_file import is_base
@@ -28,6 +30,8 @@ from broker.store.write.control import Word
 
 if TYPE_CHECKING:
     from broker.store.writer import StoreWriter
+
+RESERVE_BYTES = 256 << 10  # enough to open a store and write a checkpoint
 
 
 def begin_of(writer: StoreWriter) -> int:
@@ -78,6 +82,22 @@ def remove_segments(writer: StoreWriter, bases: Sequence[int]) -> tuple[list[str
     derived = _remove_derived(writer, begin)
     writer.forget_removed()
     return segments, derived
+
+
+def keep_reserve(disk: Disk, paths: Paths) -> None:
+    """Have a few blocks of the disk in hand, for whoever opens the store to make room when there is none left."""
+    with contextlib.suppress(StoreError):
+        found = disk.entry(paths.reserve)
+        if found is None or found.size < RESERVE_BYTES:
+            disk.allocate(paths.reserve, RESERVE_BYTES, durable=False)
+
+
+def give_up_reserve(disk: Disk, paths: Paths) -> bool:
+    """Free the blocks of the reserve; whether there were any. The next to open the store takes them back."""
+    if disk.entry(paths.reserve) is None:
+        return False
+    disk.remove(paths.reserve)
+    return True
 
 
 def _checkpoint_first(writer: StoreWriter) -> None:
