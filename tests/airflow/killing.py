@@ -116,7 +116,9 @@ WORKS = {
     "rebuild": Work(spoiled, lambda path: tasks.rebuild_table(path, now_ms=3), lambda told: not told["applied"]),
     "resolve": Work(parked, decide, lambda told: {one["result"] for one in told} == {"unchanged"}),
     "retain": Work(
-        aged, lambda path: tasks.retain(path, now_ms=late_ms(), keep="1s"), lambda told: told["segments"] == 0
+        aged,
+        lambda path: tasks.retain(path, now_ms=late_ms(), keep="1s", even_unread=True),
+        lambda told: told["segments"] == 0,
     ),
     "verify": Work(half_done, lambda path: tasks.verify(path, now_ms=4), lambda told: told["ok"]),
     "compare": Work(half_done, lambda path: tasks.compare_table(path, now_ms=5), lambda told: not told["needed"]),
