@@ -49,7 +49,7 @@ def verify_by_hand(path: str, split_bytes: int) -> Report:
     """The report that Spark would give."""
     place = Place(path)
     files = place.files()
-    log = log_of(place, files.commitlog)
+    log = log_of(place, files)
     made = JudgementByHand(None, log, split_bytes=split_bytes, prepare=comparing(files, log))  # type: ignore[arg-type]
     return judge(files, log, made)
 

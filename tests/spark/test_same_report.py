@@ -217,7 +217,7 @@ def test_a_store_that_is_written_to_meanwhile(
         log_files.allocate(store.writer.control[Word.TAIL] // segment_bytes * segment_bytes + segment_bytes)  # ahead
         place = Place(str(tmp_path / "store"))
         files = place.files()
-        log = log_of(place, files.commitlog)
+        log = log_of(place, files)
 
         def meanwhile(planned: tuple[splits.Split, ...]) -> Task:
             task = comparing(files, log)(planned)
