@@ -33,6 +33,7 @@ from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word
 from broker.store.write.queue_offsets import CELL_SIZE, cell_at
 
 _TRIES, _PAUSE_S = 40, 0.005  # for how long an exchange of directories is waited for
+_READINGS = 100  # of a page whose numbers move; each is in order but for one that meets a move
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,14 @@ class _Page:
         return self._words[word]
 
     def is_of(self, store_id: int, segment_bytes: int) -> bool:
-        """Whether it is a page of this store, in the machine's order of bytes, whose numbers agree."""
+        """Whether it is a page of this store, in this machine's order of bytes."""
         here = (MAGIC, VERSION, store_id >> 64, store_id & ((1 << 64) - 1), segment_bytes)
         words = (Word.MAGIC, Word.VERSION, Word.STORE_HIGH, Word.STORE_LOW, Word.SEGMENT_SIZE)
-        in_order = self[Word.DISPATCHED] <= self[Word.TAIL] <= self[Word.INTENT]
-        return in_order and tuple(self[word] for word in words) == here
+        return tuple(self[word] for word in words) == here
+
+    def is_in_order(self) -> bool:
+        """Whether its places agree. Read while they move, one may be older than the next: then reading again helps."""
+        return self[Word.DISPATCHED] <= self[Word.TAIL] <= self[Word.INTENT]
 
     def is_of_boot(self, boot_id: str) -> bool:
         """Whether no map of it was lost since: the machine has not been started again."""
@@ -196,14 +200,19 @@ def _identity(disk: Disk, paths: Paths) -> tuple[int, int] | None:
 
 
 def _page(disk: Disk, paths: Paths, known: tuple[int, int]) -> _Page | None:
-    try:
-        entry, raw = disk.entry(paths.control), disk.read(paths.control)
-    except Missing:
-        return None
-    if entry is None or len(raw) != PAGE_SIZE:
-        return None
-    page = _Page(raw, entry.inode)
-    return page if page.is_of(*known) else None
+    for _ in range(_READINGS):
+        try:
+            entry, raw = disk.entry(paths.control), disk.read(paths.control)
+        except Missing:
+            return None
+        if entry is None or len(raw) != PAGE_SIZE:
+            return None
+        page = _Page(raw, entry.inode)
+        if not page.is_of(*known):
+            return None
+        if page.is_in_order():
+            return page
+    return None
 
 
 def _is_in_use(disk: Disk, paths: Paths) -> bool:
