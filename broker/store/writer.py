@@ -29,12 +29,14 @@ from broker.store.disk.locks import AppendLock, StoreLock, flock_holder
 from broker.store.disk.paths import Paths
 from broker.store.maintain.background import BackgroundTasks
 from broker.store.maintain.checkpointing import checkpoint
+from broker.store.recover.tail import LogReader
 from broker.store.write.appender import Appended, Appender, poisoned
 from broker.store.write.control import PAGE_SIZE, ControlPage, Word
 from broker.store.write.dispatch import Dispatcher
 from broker.store.write.layout import StoreLayout
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import PendingRecord
+from broker.store.write.presence import FilesInPlace, Poison
 from broker.store.write.queue_offsets import NextOffsets
 from broker.store.write.sync import Syncer
 
@@ -114,7 +116,10 @@ class StoreWriter:
         self.append_lock = AppendLock(paths.append_lock, disk)
         self.appender = Appender(log, self.control, self.dispatcher, self.append_lock, self.layout)
         own = MappedQueue(disk, paths.commitlog, segment_bytes)
-        self.syncer = Syncer(disk, own, self.control, AppendLock(paths.sync_lock, disk), self.poison)
+        sync_lock = AppendLock(paths.sync_lock, disk)
+        self.syncer = Syncer(disk, own, self.control, sync_lock, self.poison, self.check_files)
+        self._in_place = FilesInPlace(disk, paths, self._id, self.control.page, (log, own))
+        self.appender.check_files = self.check_files
         self.upkeep_lock = AppendLock(paths.upkeep_lock, disk)
         self.upkeep = BackgroundTasks(self, self.upkeep_lock)
 
@@ -136,7 +141,7 @@ class StoreWriter:
         self.control[Word.SHARED] = 1
         self._meet_others()
         if self.control[Word.POISON] and self.control.is_initialised():
-            raise poisoned(self.path)
+            raise poisoned(self.path, self.control[Word.POISON])
         if not trusted:
             raise StoreLocked(f"{self.path} is open in a process of another version: close it there", path=self.path)
 
@@ -166,7 +171,7 @@ class StoreWriter:
         tail, log = control[Word.TAIL], self.appender.log
         if self.disk.entry(self.paths.poisoned) is not None:
             return False
-        if tail and self.disk.entry(log.path_of((tail - 1) - (tail - 1) % segment_bytes)) is None:
+        if LogReader(self.disk, self.paths.commitlog, segment_bytes).missing(tail) is not None:
             return False
         if self.disk.entry(log.path_of(tail - tail % segment_bytes)) is None:
             return True
@@ -180,8 +185,19 @@ class StoreWriter:
 
     def poison(self) -> None:
         """A forced write failed: nobody appends any more, here or elsewhere, until the store was recovered."""
-        self.control[Word.POISON] = 1
+        self.control[Word.POISON] = Poison.SYNC_FAILED
         self.disk.write_file(self.paths.poisoned, b"a forced write failed\n")
+
+    def check_files(self) -> None:
+        """See that the files of the store are in their places.
+
+        Raises StoreError, and stops the appends of all processes, when one was deleted, replaced or cut.
+        """
+        try:
+            self._in_place.check()
+        except StoreError:
+            self.control[Word.POISON] = Poison.FILES_LOST
+            raise
 
     # Appending
 

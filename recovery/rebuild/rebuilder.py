@@ -28,8 +28,7 @@ from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.directory import Folder
 from broker.store.recover.load import write_checkpoint
 from broker.store.recover.survey import read_layout
-from broker.store.recover.tail import LogReader
-from broker.store.recover.watermark import has_moved, read_watermark
+from broker.store.recover.watermark import has_moved, log_begin, read_watermark
 from broker.store.write.control import Word
 from broker.store.write.directory_swap import begin_swap, finish_swap, remove_built
 from broker.store.write.layout import StoreLayout
@@ -151,10 +150,8 @@ def _compare(
     mark = read_watermark(path, disk, while_written=is_again)
     with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
         report = make().compare_only(StoreFiles.open(path, mark), folder, started)
-    if report.ok or mark is None or tries == 1:
-        return report
-    begin = LogReader(disk, Paths(path).commitlog, mark.segment_bytes).begin
-    if begin == report.begin_offset and not has_moved(mark, path, disk):
+    is_same_log = mark is None or log_begin(path, disk) == report.begin_offset
+    if report.ok or tries == 1 or (is_same_log and not has_moved(mark, path, disk)):
         return report
     return _compare(path, disk, make, started, is_again=True, tries=tries - 1)
 

@@ -23,10 +23,8 @@ import numpy as np
 from broker.format import properties as names
 from broker.store.disk.files import Disk
 from broker.store.disk.locks import is_held
-from broker.store.disk.paths import Paths
 from broker.store.read.segments import Listing
-from broker.store.recover.tail import LogReader
-from broker.store.recover.watermark import Watermark, has_moved, published, read_watermark
+from broker.store.recover.watermark import Watermark, has_moved, log_begin, published, read_watermark
 from broker.transaction.events import Generation, TransactionState
 from recovery.findings import Finding, Findings, Report
 from recovery.scan.framing import Stop, walk
@@ -86,11 +84,12 @@ def verify_by(
     """
     mark = read_watermark(path, disk, while_written=is_again)
     report = judge(mark)
-    if report.ok or mark is None:
+    if report.ok:
         return report
-    begin = LogReader(disk, Paths(path).commitlog, mark.segment_bytes).begin
-    drop_expired(report.findings, begin)
-    has_changed = begin != report.begin_offset or has_moved(mark, path, disk)
+    begin = log_begin(path, disk)
+    if mark is not None:
+        drop_expired(report.findings, begin)
+    has_changed = has_moved(mark, path, disk) or (mark is not None and begin != report.begin_offset)
     if len(report.findings) and has_changed and tries > 1:
         return verify_by(path, disk, judge, is_again=True, tries=tries - 1)
     return report

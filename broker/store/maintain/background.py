@@ -62,7 +62,7 @@ class BackgroundTasks:
         self._starting = threading.Lock()
         self._bound = self._seen = self._warm = 0
         self._warmed: ReadFile | None = None
-        self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = time.monotonic()
+        self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = self._checked_s = time.monotonic()
 
     def start(self) -> None:
         """Begin, once; on a disk that counts its steps there is no background."""
@@ -136,6 +136,9 @@ class BackgroundTasks:
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
             self._writer.forget_removed()
+        if now_s - self._checked_s >= BOUND_EVERY_S:
+            self._checked_s = now_s
+            self._writer.check_files()
         if self._words[Word.POISON] or not self._lock.try_acquire():
             return
         try:

@@ -15,6 +15,7 @@ from broker.store.disk.files import Disk, Missing
 from broker.store.disk.locks import is_held
 from broker.store.disk.paths import Paths
 from broker.store.recover.tail import LogReader, Tail, TailKind, find_tail, record_begins
+from broker.store.recover.watermark import durable_in_this_boot
 from broker.store.write.checkpoint_file import Checkpoint, is_base, read_number, read_point
 from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word
 from broker.store.write.directory_swap import pending_swaps
@@ -119,11 +120,14 @@ def _looked(
         point = None
     adopted = read_number(disk, paths.adopted)
     durable = max(read_number(disk, paths.durable), point.commitlog_offset if point else 0, log.begin)
+    durable = max(durable, durable_in_this_boot(path, disk))
     start = point.commitlog_offset if point else log.begin
     tail = find_tail(log, start, durable, adopted=adopted, quick=closed and point is not None)
     lost = log.missing(durable)
     if lost is not None:
-        tail = replace(tail, end=lost, kind=TailKind.CORRUPT, reason="the segment that begins here is not there")
+        tail = replace(
+            tail, end=lost, kind=TailKind.CORRUPT, reason="the segment that begins here is not there, or was cut"
+        )
     where = Point.NONE if point is None else Point.END if point.commitlog_offset == tail.end else Point.BEHIND
     grown = closed and point is not None and tail.end > max(point.commitlog_offset, adopted)
     if not log.files and lost is None:

@@ -162,6 +162,15 @@ def _of_copy(page: _Page, disk: Disk, paths: Paths) -> Watermark | None:
     return Watermark(dispatched, segment, page[Word.GENERATION], page[Word.TAIL], is_copy=True)
 
 
+def durable_in_this_boot(path: str, disk: Disk) -> int:
+    """Up to where the log was forced, as the page of this boot says, whatever else it may not be trusted with; or 0."""
+    paths = Paths(path)
+    known = _identity(disk, paths)
+    page = _page(disk, paths, known) if known is not None else None
+    is_own = page is not None and page.is_in_place() and page.is_of_boot(disk.boot_id())
+    return page[Word.DURABLE] if page is not None and is_own else 0
+
+
 def queue_ends(path: str, disk: Disk) -> Mapping[tuple[str, int], int]:
     """The next queue offset of every queue by now; none where no page says it."""
     paths = Paths(path)
@@ -170,8 +179,18 @@ def queue_ends(path: str, disk: Disk) -> Mapping[tuple[str, int], int]:
     return (_cells(disk, paths, page) if page is not None else None) or {}
 
 
-def has_moved(mark: Watermark, path: str, disk: Disk) -> bool:
-    """Whether what was compared since the mark was read may have changed in a way that it does not allow for."""
+def log_begin(path: str, disk: Disk) -> int:
+    """The CommitLog offset at which the log begins by now; retention moves it."""
+    return LogReader(disk, Paths(path).commitlog, 1).begin
+
+
+def has_moved(mark: Watermark | None, path: str, disk: Disk) -> bool:
+    """Whether what was compared since the mark was read may have changed in a way that it does not allow for.
+
+    Without a mark: whether there is one by now. The store was just being opened then.
+    """
+    if mark is None:
+        return read_watermark(path, disk) is not None
     paths = Paths(path)
     known = _identity(disk, paths)
     page = _page(disk, paths, known) if known is not None else None

@@ -15,8 +15,9 @@ reader that walks bytes never sees them. Killed after it, the next finishes the 
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from broker.errors import CorruptRecord, CorruptStore, StoreError
@@ -33,6 +34,7 @@ from broker.store.write.dispatch import Dispatcher, wrapped_s
 from broker.store.write.layout import StoreLayout
 from broker.store.write.mapped import MappedQueue, zero
 from broker.store.write.pending_record import PendingRecord, check_size, draft_of, place, target_topic
+from broker.store.write.presence import Poison, files_lost
 from broker.store.write.queue_offsets import CELL_WORDS
 
 # Plain numbers: an attribute of an enum takes as long as a write to a map.
@@ -68,6 +70,7 @@ class Appender:
     ) -> None:
         self.log, self.control, self.dispatcher, self.lock = log, control, dispatcher, lock
         self._words, self._page = control.words, control.view
+        self.check_files: Callable[[], None] = lambda: None  # raises when a file of the store is not in its place
         self._layout = layout
         self._segment_bytes, self._size_max = layout.segment_bytes, layout.record_bytes_max
         self._table_bytes, self._redo_bytes = layout.state_table_bytes, layout.redo_log_bytes
@@ -101,7 +104,8 @@ class Appender:
         """Finish or undo what a killed process left; call under the lock, before anything else is read or written."""
         words = self._words
         if words[_POISON]:
-            raise poisoned(self.log.folder)
+            self.check_files()
+            raise poisoned(os.path.dirname(self.log.folder), words[_POISON])
         if words[_GENERATION] != self.dispatcher.generation:
             self.dispatcher.refresh()
         tail = words[_TAIL]
@@ -236,6 +240,8 @@ class Appender:
         at, room = tail, segment - tail % segment
         if size + BLANK_SIZE > room:
             at = tail + room
+        if tail % segment:
+            self.log.existing(tail)  # what is published in it must not be lost to a new file
         queue_offsets = self.dispatcher.reserve(drafts)
         self.log.allocate(at)
         words[_INTENT] = at + size
@@ -259,7 +265,9 @@ class Appender:
         return appended
 
 
-def poisoned(folder: str) -> StoreError:
-    """The error for whoever would write after a forced write failed, in whichever process."""
+def poisoned(folder: str, why: int = Poison.SYNC_FAILED) -> StoreError:
+    """The error for whoever would write after a forced write failed or files were lost, in whichever process."""
+    if why == Poison.FILES_LOST:
+        return files_lost(folder)
     text = f"{folder}: a forced write failed, so that nothing more can be promised. Close the store in every process"
     return StoreError(f"{text}, see to the disk, and open it again: it recovers what is there", path=folder)

@@ -54,7 +54,7 @@ class ControlPage:
     """The words by name, on the map that all processes share."""
 
     def __init__(self, page: Map) -> None:
-        self._map = page
+        self.page = page
         self.words = page.words
         self.view = page.view
 
@@ -85,4 +85,4 @@ class ControlPage:
         self.words[Word.MAGIC] = MAGIC
 
     def close(self) -> None:
-        self._map.close()
+        self.page.close()
