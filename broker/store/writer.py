@@ -24,6 +24,7 @@ from dataclasses import asdict
 
 from broker.errors import BrokerError, StoreError, StoreLocked
 from broker.format.commitlog import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from broker.store.clock import StoreClock
 from broker.store.disk.files import Disk
 from broker.store.disk.locks import AppendLock, StoreLock, flock_holder
 from broker.store.disk.paths import Paths
@@ -111,10 +112,11 @@ class StoreWriter:
         disk.allocate(paths.control, PAGE_SIZE)
         self.control = ControlPage(disk.open_map(paths.control, PAGE_SIZE))
         self.cells = NextOffsets(disk, paths.queues, self.control)
+        self.clock = StoreClock(lambda: self.control.words[Word.STORE_MS] if self.control.is_initialised() else 0)
         self.dispatcher = Dispatcher(disk, paths, self.layout, self.control, self.cells)
         log = MappedQueue(disk, paths.commitlog, segment_bytes)
         self.append_lock = AppendLock(paths.append_lock, disk)
-        self.appender = Appender(log, self.control, self.dispatcher, self.append_lock, self.layout)
+        self.appender = Appender(log, self.control, self.dispatcher, self.append_lock, self.layout, self.clock)
         own = MappedQueue(disk, paths.commitlog, segment_bytes)
         sync_lock = AppendLock(paths.sync_lock, disk)
         self.syncer = Syncer(disk, own, self.control, sync_lock, self.poison, self.check_files)

@@ -97,6 +97,7 @@ class BackgroundTasks:
 
         A call of the system to lock a file lets another thread run meanwhile, and that one does not hurry.
         """
+        self._writer.clock.now_ms()  # so that it is known when the wall clock is set back
         tail = self._words[Word.TAIL]
         keeps = tail != self._seen and not self._words[Word.SHARED] and not self._stop.is_set()
         for lock in self._kept:

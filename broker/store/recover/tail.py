@@ -69,7 +69,7 @@ class LogReader:
         self.begin = min(self.files, default=0)
 
     def missing(self, stop: int) -> int | None:
-        """Where the first segment begins that should hold bytes below an offset and is missing or cut; None for none."""
+        """Where the first segment begins that should hold bytes below an offset and is missing or cut, if any."""
         bases = range(self.begin, stop, self.segment_bytes)
         return next((base for base in bases if not self._holds(base, stop)), None)
 

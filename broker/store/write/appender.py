@@ -27,6 +27,7 @@ from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
+from broker.store.clock import StoreClock
 from broker.store.disk.files import Missing
 from broker.store.disk.locks import AppendLock
 from broker.store.write.control import STATE, STATE_AT, ControlPage, Word
@@ -66,9 +67,16 @@ class Appender:
     """The writing end of a CommitLog. Threads may share it; a process makes its own."""
 
     def __init__(
-        self, log: MappedQueue, control: ControlPage, dispatcher: Dispatcher, lock: AppendLock, layout: StoreLayout
+        self,
+        log: MappedQueue,
+        control: ControlPage,
+        dispatcher: Dispatcher,
+        lock: AppendLock,
+        layout: StoreLayout,
+        clock: StoreClock,
     ) -> None:
         self.log, self.control, self.dispatcher, self.lock = log, control, dispatcher, lock
+        self._clock = clock
         self._words, self._page = control.words, control.view
         self.check_files: Callable[[], None] = lambda: None  # raises when a file of the store is not in its place
         self._layout = layout
@@ -207,7 +215,9 @@ class Appender:
                 ready = 0 <= place_at < self._queue_bytes
         if not ready or room is None:
             return self.append_locked((draft,))[0]
-        store_ms = now_ms if (now_ms := _now_ns() // 1_000_000) > last_ms else last_ms
+        store_ms = _now_ns() // 1_000_000
+        if store_ms < last_ms or store_ms < self._clock.seen_ms:  # the clock was set back
+            store_ms = max(self._clock.now_ms(), last_ms)
         words[_INTENT] = end
         place(log, at, raw, queue_offset, tail, store_ms)
         words[_TAIL] = end
@@ -248,7 +258,9 @@ class Appender:
         if at != tail:
             view, position = self.log.at(tail)
             view[position : position + BLANK_SIZE] = encode_blank(room)
-        store_ms = max(_now_ns() // 1_000_000, words[_STORE_MS])
+        store_ms = _now_ns() // 1_000_000
+        if store_ms < words[_STORE_MS] or store_ms < self._clock.seen_ms:
+            store_ms = max(self._clock.now_ms(), words[_STORE_MS])
         appended: list[Appended] = []
         for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
             view, position = self.log.at(at)
