@@ -24,6 +24,7 @@ from broker.store.read.detect import check_is_store
 from broker.store.read.directory import Folder
 from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of
 from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
+from broker.store.write.layout import read_layout
 from recovery.findings import Finding
 from recovery.scan.records import Bytes
 from recovery.scan.units import Units
@@ -76,6 +77,8 @@ class StoreFiles:
         self.has_queue_ext = self._is_folder(paths.consumequeue + "_ext")
         self.has_redo_log, self.has_state_table = self._is_folder(paths.redo_log), self._is_folder(paths.state_table)
         self.index = self._numbered(paths.index) if self.has_index else []
+        layout = read_layout(folder.disk, paths)  # of a store of ours
+        self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None
         self._topics = self._known_topics()
 
     @classmethod

@@ -82,7 +82,7 @@ def cuts(files: StoreFiles, splits: Sequence[Split]) -> tuple[Cut, ...]:
 
 def _index_files(files: StoreFiles) -> list[IndexFile]:
     """Those that can be read; the local engine says what is wrong with the others."""
-    return open_index(files.index, Findings(), is_growing=files.is_index_growing)
+    return open_index(files.index, Findings(), is_growing=files.is_index_growing, said=files.index_counts)
 
 
 class _ItemReader(Index):

@@ -55,8 +55,17 @@ class IndexFile:
         return rows
 
 
-def open_index(segments: Sequence[Segment], findings: Findings, *, is_growing: bool = False) -> list[IndexFile]:
-    """The index files that can be read, in order; a finding for each that cannot. Of a growing index the last grows."""
+def open_index(
+    segments: Sequence[Segment],
+    findings: Findings,
+    *,
+    is_growing: bool = False,
+    said: tuple[int, int] | None = None,
+) -> list[IndexFile]:
+    """The index files that can be read, in order; a finding for each that cannot. Of a growing index the last grows.
+
+    `said` are the numbers of slots and items that a store of ours states; others are worked out from the contents.
+    """
     files: list[IndexFile] = []
     for segment in segments:
         grows = is_growing and segment is segments[-1]
@@ -66,7 +75,8 @@ def open_index(segments: Sequence[Segment], findings: Findings, *, is_growing: b
                 counted = header.item_count
                 header = replace(IndexHeader.unpack_from(segment.read(0, HEADER_SIZE)), item_count=counted)
             file = segment.files.get(segment.path, segment.inode)
-            found = work_out(file, header, segment.size, os.path.dirname(os.path.dirname(segment.path)))
+            store_path = os.path.dirname(os.path.dirname(segment.path))
+            found = work_out(file, header, segment.size, store_path, said=said)
             files.append(IndexFile(segment, header, found.slots, found.items, grows))
             if header.next_item - 1 > found.items:
                 raise CorruptRecord(f"its header counts {header.next_item - 1} items, {found.items} fit")

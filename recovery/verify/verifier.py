@@ -293,7 +293,9 @@ class Verification:
         return step.records.take(slice(0, 1)) if len(step.records) else None
 
     def _open_index(self, findings: Findings) -> list[IndexFile]:
-        return open_index(self.files.index_now(), findings, is_growing=self.files.is_index_growing)
+        return open_index(
+            self.files.index_now(), findings, is_growing=self.files.is_index_growing, said=self.files.index_counts
+        )
 
     def _open_queue(self, topic: str, queue_id: int) -> Units | None:
         return self._units(topic, queue_id) if self.files.expects_queue(topic, queue_id) else None

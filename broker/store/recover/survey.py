@@ -7,11 +7,10 @@ found.facts            a value for each question that CASES asks     (broker.sto
 from __future__ import annotations
 
 import enum
-import json
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from broker.store.disk.files import Disk, Missing
+from broker.store.disk.files import Disk
 from broker.store.disk.locks import is_held
 from broker.store.disk.paths import Paths
 from broker.store.recover.tail import LogReader, Tail, TailKind, find_tail, record_begins
@@ -19,7 +18,7 @@ from broker.store.recover.watermark import durable_in_this_boot
 from broker.store.write.checkpoint_file import Checkpoint, is_base, read_number, read_point
 from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word
 from broker.store.write.directory_swap import pending_swaps
-from broker.store.write.layout import StoreLayout
+from broker.store.write.layout import StoreLayout, read_layout
 
 
 class Owner(enum.Enum):
@@ -141,14 +140,6 @@ def _looked(
 
 def _ending(*, closed: bool) -> Ending:
     return Ending.CLOSED if closed else Ending.OPEN
-
-
-def read_layout(disk: Disk, paths: Paths) -> StoreLayout | None:
-    """The sizes that checkback made the store with; None when it did not make it."""
-    try:
-        return StoreLayout(**json.loads(disk.read(paths.store_json))["layout"])
-    except (Missing, KeyError, TypeError, ValueError):
-        return None
 
 
 def _page(disk: Disk, paths: Paths, layout: StoreLayout) -> memoryview[int] | None:

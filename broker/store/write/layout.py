@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from broker.errors import BrokerError
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.commitlog import BLANK_SIZE, SEGMENT_SIZE
+from broker.store.disk.files import Disk, Missing
+from broker.store.disk.paths import Paths
 
 _SEGMENT_BYTES_MIN = 4096
 
@@ -40,3 +43,11 @@ class StoreLayout:
     def record_bytes_max(self) -> int:
         """The largest record that a segment holds: a blank must always fit behind it."""
         return self.segment_bytes - BLANK_SIZE
+
+
+def read_layout(disk: Disk, paths: Paths) -> StoreLayout | None:
+    """The sizes that checkback made the store with; None when it did not make it."""
+    try:
+        return StoreLayout(**json.loads(disk.read(paths.store_json))["layout"])
+    except (Missing, KeyError, TypeError, ValueError):
+        return None
