@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from broker.producer import Producer, SendResult
     from broker.retainer import RetentionReport
     from broker.store.maintain.retention import Retention
+    from broker.store.read.layout import StoreLayout
     from broker.store.read.store import Store
-    from broker.store.write.layout import StoreLayout
     from broker.transaction.events import TransactionState
     from broker.transaction.service import (
         CheckListener,
@@ -108,7 +108,7 @@ _HOMES = {
     "RetentionReport": "broker.retainer",
     "SendResult": "broker.producer",
     "Store": "broker.store.read.store",
-    "StoreLayout": "broker.store.write.layout",
+    "StoreLayout": "broker.store.read.layout",
     "TransactionState": "broker.transaction.events",
     "TransactionalMessageService": "broker.transaction.service",
 }

@@ -29,11 +29,11 @@ from broker.store.maintain.retention import Retention
 from broker.store.maintain.retention_registry import read_history
 from broker.store.read.consumequeue import ConsumeQueue
 from broker.store.read.detect import check_place
+from broker.store.read.layout import StoreLayout
 from broker.store.read.store import Store
 from broker.store.write.admission import Admission, check_batch
 from broker.store.write.compose import compose
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import Appended, PendingRecord, check_size, draft
 from broker.store.write.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.uniquekey import new_unique_key

@@ -10,7 +10,7 @@ from broker.consuming.consumer_table import UNSET, ConsumerTable
 from broker.consuming.offset_export import SCHEDULE_GROUP, Exchange
 from broker.errors import BrokerError
 from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
-from broker.store.write.store_file import boot_words
+from broker.store.write.control import boot_words
 
 if TYPE_CHECKING:
     from broker.live import LiveStore

@@ -38,7 +38,7 @@ class Schedule:
         self._seen_ms = -SEEN_EVERY_MS
 
     def deliver(self, now_ms: int) -> int:
-        """Deliver what is due by the wall clock; returns how many. Raises StoreFull, CorruptStore."""
+        """Deliver what is due by the store's clock; returns how many. Raises StoreFull, CorruptStore."""
         if not self._store.queues(SCHEDULE_TOPIC):
             return 0
         if not self._has_lease():

@@ -2,7 +2,7 @@
 
     lock the store → open its parts → survey → plan → recover, if this process is alone → join
 
-    STORE/checkback/store.json    the sizes of its files, and its id  (broker.store.write.store_file)
+    STORE/checkback/store.json    the sizes of its files, and its id  (broker.store.read.layout)
     STORE/checkback/control       what all processes share            (broker.store.write.control)
     STORE/checkback/queues        the next offset of each queue       (broker.store.write.queue_offsets)
     STORE/checkback/durable       a lower bound of what is on disk    (broker.store.maintain.background)
@@ -27,15 +27,15 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.background import BackgroundTasks
 from broker.store.maintain.checkpointing import checkpoint
+from broker.store.read.layout import StoreFile, StoreLayout, read_store_file
+from broker.store.read.log_reader import LogReader
 from broker.store.recover.load import Plan, apply, leave, plan
 from broker.store.recover.steps import Progress
 from broker.store.recover.survey import survey
 from broker.store.write.appender import poisoned
-from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
+from broker.store.write.control import Word, boot_words, two_words
 from broker.store.write.parts import StoreParts, open_parts
 from broker.store.write.pending_record import Appended, PendingRecord
-from broker.store.write.store_file import StoreFile, boot_words, read_store_file, two_words
 
 SYNC_MODES = ("each", "group", "os")
 JOIN_S = 10.0  # how long a process that joins waits for an append of another process to end
@@ -118,7 +118,7 @@ def _admit(parts: StoreParts, lock: StoreLock, *, alone: bool, progress: Progres
     parts.control[Word.SHARED] = 1
     _meet_others(parts)
     if parts.control[Word.POISON] and parts.control.is_initialised():
-        raise poisoned(parts.path)
+        raise poisoned(parts.path, parts.control[Word.POISON])
     if not trusted:
         text = f"{parts.path} is open in a process of another version: close it there"
         raise StoreLocked(text, path=parts.path)
@@ -147,7 +147,7 @@ def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
     tail, log = control[Word.TAIL], parts.appender.log
     if disk.entry(parts.paths.poisoned) is not None:
         return False
-    if tail and disk.entry(log.path_of((tail - 1) - (tail - 1) % segment_bytes)) is None:
+    if LogReader(disk, parts.paths.commitlog, segment_bytes).missing(tail) is not None:
         return False
     if disk.entry(log.path_of(tail - tail % segment_bytes)) is None:
         return True
@@ -177,7 +177,7 @@ class StoreWriter:
         self.path, self.disk, self.paths, self.layout = parts.path, parts.disk, parts.paths, parts.layout
         self.control, self.cells, self.dispatcher = parts.control, parts.cells, parts.dispatcher
         self.append_lock, self.appender, self.syncer = parts.append_lock, parts.appender, parts.syncer
-        self.upkeep_lock = parts.upkeep_lock
+        self.upkeep_lock, self.clock = parts.upkeep_lock, parts.clock
         self.upkeep = BackgroundTasks(parts, sync)
         _open.add(self)
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 from unittest import mock
 
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

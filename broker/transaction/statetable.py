@@ -341,7 +341,7 @@ class StateTableService(TransactionalMessageService):
 
     def check(self, timeout_ms: int, check_max: int, listener: CheckListener) -> int:
         """See TransactionalMessageService."""
-        return self._rounds.run(self, timeout_ms, check_max, listener, time.time_ns() // 1_000_000)
+        return self._rounds.run(self, timeout_ms, check_max, listener, self._writer.clock.now_ms())
 
 
 @lru_cache(maxsize=4096)

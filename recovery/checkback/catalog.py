@@ -25,7 +25,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
-from broker.store.write.store_file import read_store_file
+from broker.store.read.layout import read_store_file
 from broker.tables import make_tables
 
 if TYPE_CHECKING:
@@ -128,6 +128,16 @@ class Catalog:
         with _sentences(self._engine), self._engine.connect() as connection:
             rows = connection.execute(select(*self._columns).where(_attempts.c.store_id == self._store_id))
             return {row[0]: Attempt(*row) for row in rows}
+
+    def last_looked_ms(self) -> int:
+        """When somebody was asked last, about whichever transaction; 0 when nobody was."""
+        from sqlalchemy import func
+
+        with _sentences(self._engine), self._engine.connect() as connection:
+            found = connection.scalar(
+                select(func.max(_attempts.c.looked_ms)).where(_attempts.c.store_id == self._store_id)
+            )
+        return found or 0
 
     def remember(self, attempts: Sequence[Attempt], gone: Iterable[int] = ()) -> None:
         """Put attempts in place of older ones; forget the transactions that are no longer in doubt."""

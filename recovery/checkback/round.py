@@ -119,6 +119,10 @@ class CheckBack:
             self.catalog.note_run(now_ms, self._by, report.as_json())
         return report
 
+    def now_ms(self) -> int:
+        """The time by the store's clock, which does not go back with the wall clock: no later round waits for that."""
+        return self._store.writer.clock.now_ms(self.catalog.last_looked_ms())
+
     # What is due
 
     def _due(self, known: dict[int, Attempt], now_ms: int, report: RoundReport) -> tuple[list[_Due], set[int]]:

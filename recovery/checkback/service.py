@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -62,10 +61,10 @@ class CheckService:
         *,
         interval_s: float = INTERVAL_S,
         housekeeping: Callable[[int], object] | None = None,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] | None = None,
     ) -> None:
         self._check, self._lease, self._interval_s = check, lease, interval_s
-        self._housekeeping, self._clock_ms = housekeeping, clock_ms
+        self._housekeeping, self._clock_ms = housekeeping, clock_ms or check.now_ms
         self._kept_house_ms: int | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,8 +110,8 @@ class CheckService:
 
     def run_once(self) -> RoundReport | None:
         """One round, if this process leads; None when another does, or when it failed: see `status`."""
-        now_ms = self._clock_ms()
         try:
+            now_ms = self._clock_ms()
             self.status.leads = self._lease.try_take()
             if not self.status.leads:
                 return None

@@ -80,7 +80,7 @@ def check_back(
         check = CheckBack(opened, asked.router, policy=setup.policy, catalog=kept, limit=limit, per_topic=per_topic)
         keep_house = _keeper(opened, asked, keep_ms)
         if dry_run:
-            _show_round(check.round(_now_ms(), dry_run=True), as_json)
+            _show_round(check.round(check.now_ms(), dry_run=True), as_json)
             return
         lease = Lease(opened.path)
         try:
@@ -91,8 +91,8 @@ def check_back(
             if not anyway and not lease.try_take():
                 show([f"{lease.leader()} leads and asks for all: nothing was done. To ask all the same: --anyway"])
                 return
-            report = check.round(_now_ms())
-            keep_house(_now_ms())
+            report = check.round(check.now_ms())
+            keep_house(check.now_ms())
         finally:
             lease.release()
     _show_round(report, as_json)

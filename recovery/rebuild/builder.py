@@ -18,8 +18,8 @@ import numpy as np
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.directory import Folder
+from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import Listing
-from broker.store.write.layout import StoreLayout
 from broker.transaction.events import Generation
 from recovery.rebuild.entries import Claim, claim_of, owners, queue_runs, redo_units, set_due_times, slots_of
 from recovery.rebuild.file_writers import SLOT, UNIT, IndexFiles, UnitFiles, filled_units
@@ -47,7 +47,7 @@ class Build:
         self.index = IndexFiles(
             disk, self.paths.index, sizes.index_slots, sizes.index_items, rule, names=known, whole_records=ours
         )
-        self._live_redo = Units(files.redo_log, UNIT)
+        self._live_redo = files.redo_units()
         self.redo_units = _first_kept(self._live_redo, files.commitlog.begin)
         self.claims: list[Claim] = []
         self._slots_of_lost: dict[int, int] = {}
@@ -75,7 +75,7 @@ class Build:
             queue = self._queue(run.topic, run.queue_id)
             if queue is not None:
                 if run.scheduled:
-                    set_due_times(run, Units(self.files.queue(run.topic, run.queue_id), UNIT))
+                    set_due_times(run, self.files.queue_units(run.topic, run.queue_id))
                 queue.write(run.numbers, run.units)
 
     def _queue(self, topic: str, queue_id: int) -> UnitFiles | None:
@@ -126,9 +126,9 @@ class Build:
         begin = self.files.commitlog.begin
         if not begin:
             return
-        parts = [(self.redo_log, self._live_redo), (self.table, Units(self.files.state_table, SLOT))]
+        parts = [(self.redo_log, self._live_redo), (self.table, self.files.slot_units())]
         for topic, queue_id in self.files.queues():
-            live = Units(self.files.queue(topic, queue_id), UNIT)
+            live = self.files.queue_units(topic, queue_id)
             built = self._queue(topic, queue_id)
             if built is not None:
                 parts.append((built, live))

@@ -27,10 +27,10 @@ from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.directory import Folder
+from broker.store.read.layout import StoreLayout, read_store_file
+from broker.store.recover.watermark import has_moved, log_begin, read_watermark
 from broker.store.write.control import Word
 from broker.store.write.directory_swap import begin_swap, finish_swap, remove_built
-from broker.store.write.layout import StoreLayout
-from broker.store.write.store_file import read_store_file
 from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
 from recovery.findings import Findings
@@ -40,12 +40,13 @@ from recovery.rebuild.entries import Claim
 from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.scan.kinds import Kinds
 from recovery.scan.scanner import Damage, Scan
-from recovery.scan.store_files import StoreFiles
+from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.verify.index import open_index
 from recovery.verify.index_items import Rule, expected_items
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
+_TRIES = 3
 _LEFT_OUT = {
     Generation.GAP: "prepared records of 3.1.5 to 4.2 have no slots: there is no state table to make",
     Generation.MIXED: "the store holds transactions of several generations: their slots cannot be told apart",
@@ -60,6 +61,7 @@ class RebuildReport:
     generation: str
     records: int
     end_offset: int
+    begin_offset: int
     parts: tuple[str, ...]
     left_out: str = ""  # why the state table and the redo log are not among the parts
     differences: tuple[Difference, ...] = ()
@@ -124,15 +126,33 @@ def rebuild(
     """
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding
-    files = StoreFiles.open(text)
+    StoreFiles.open(text)  # a wrong path is said first
     ours = read_store_file(disk, Paths(text)) is not None
     if not apply:
-        with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
-            return make(text, disk, progress, ours=ours).compare_only(files, folder, started)
+        return _compare(text, disk, lambda: make(text, disk, progress, ours=ours), started)
     if ours:
         return make(text, disk, progress, ours=True).apply_to_ours(started)
     check_still(text, disk, broker_is_stopped=broker_is_stopped, still_s=still_s)
     return make(text, disk, progress, ours=False).apply_to_foreign(started)
+
+
+def _compare(
+    path: str,
+    disk: Disk,
+    make: Callable[[], Rebuilding],
+    started: float,
+    *,
+    is_again: bool = False,
+    tries: int = _TRIES,
+) -> RebuildReport:
+    """Build up to the watermark and compare; once more when something moved that the watermark does not allow for."""
+    mark = read_watermark(path, disk, while_written=is_again)
+    with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
+        report = make().compare_only(StoreFiles.open(path, mark), folder, started)
+    is_same_log = mark is None or log_begin(path, disk) == report.begin_offset
+    if report.ok or tries == 1 or (is_same_log and not has_moved(mark, path, disk)):
+        return report
+    return _compare(path, disk, make, started, is_again=True, tries=tries - 1)
 
 
 class Rebuilding:
@@ -150,6 +170,7 @@ class Rebuilding:
         build = self._build(files, folder)
         try:
             self._read(build, files)
+            self._refuse_break(files)
             build.finish()
             return self._report(build, files, started)
         finally:
@@ -225,7 +246,7 @@ class Rebuilding:
 
     def _scan(self, build: Build, files: StoreFiles, *, start: int = 0, end: int | None = None) -> None:
         total = files.commitlog_bytes
-        scan = Scan(files.commitlog, start, end, progress=lambda done: self._progress(done, total))
+        scan = Scan(files.judged, start, end, progress=lambda done: self._progress(done, total))
         for records in scan:
             if len(records):
                 build.add(records)
@@ -239,12 +260,22 @@ class Rebuilding:
                 text = f"{damage.file} at CommitLog offset {damage.commitlog_offset}: {damage.reason}. What is derived "
                 raise CorruptStore(f"{text}from a damaged log is no better. Run: checkback salvage {self.path} OUT")
 
+    def _refuse_break(self, files: StoreFiles) -> None:
+        at = breaks_off(files, self._end)
+        if at is not None and files.watermark is not None:
+            text = (
+                f"{files.commitlog_file(at)} at CommitLog offset {at}: no record begins here, and the log was published"
+            )
+            text = f"{text} up to {files.watermark.dispatched}. What is derived from a damaged log is no better"
+            raise CorruptStore(f"{text}. Run: checkback salvage {self.path} OUT")
+
     def _report(self, build: Build, files: StoreFiles, started: float, *, applied: bool = False) -> RebuildReport:
         return RebuildReport(
             path=self.path,
             generation=build.generation.label,
             records=build.judgement.records,
             end_offset=self._end,
+            begin_offset=files.commitlog.begin,
             parts=tuple(part for part, _, _ in build.parts()),
             left_out=_LEFT_OUT.get(build.generation, ""),
             differences=tuple(differences(build, files, self.disk, self._end)),

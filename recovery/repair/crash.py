@@ -21,12 +21,12 @@ from broker.errors import StoreError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.detect import check_is_store
+from broker.store.read.layout import StoreFile
 from broker.store.recover.cases import Case, Verdict, case_of
 from broker.store.recover.load import Plan, plan, refusal
 from broker.store.recover.survey import Owner, Survey
 from broker.store.recover.survey import survey as look
 from broker.store.write.checkpoint_file import seal
-from broker.store.write.store_file import StoreFile
 from broker.store.writer import open_writer
 from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.rebuild.rebuilder import Progress, rebuild, sizes_of

@@ -22,13 +22,14 @@ from recovery.scan.records import Records
 from recovery.scan.spill import joined
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Spans, Units, first_run
-from recovery.spark.places import Place
+from recovery.spark.places import Log
 from recovery.spark.splits import Split
 from recovery.transactions.events import Names, Rows
 from recovery.verify.consume_queues import Delays, Queues
 from recovery.verify.index import ITEM, Index, IndexFile, against, last_offset, open_index
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import Rule, expected_items
+from recovery.verify.later_ends import SETTLED
 from recovery.verify.redo_log import EXPECTED, NUMBERED, RedoLog, without_pairs
 from recovery.verify.state_table import StateTable
 
@@ -63,7 +64,7 @@ def cuts(files: StoreFiles, splits: Sequence[Split]) -> tuple[Cut, ...]:
     Where the part of a segment ends is told as the local engine tells it, by reading on; within a segment it is looked
     for, and what a damaged unit puts into the wrong split comes together again (`Merged*`).
     """
-    units, places = Units(files.redo_log, UNIT), _ItemPlaces(open_index(files.index, Findings()))
+    units, places = files.redo_units(), _ItemPlaces(_index_files(files))
     reader = _ItemReader(files)
     found, redo, item = [], units.begin, 0
     for _, inside in groupby(splits, key=lambda split: split.base):
@@ -79,11 +80,16 @@ def cuts(files: StoreFiles, splits: Sequence[Split]) -> tuple[Cut, ...]:
     return tuple(found)
 
 
+def _index_files(files: StoreFiles) -> list[IndexFile]:
+    """Those that can be read; the local engine says what is wrong with the others."""
+    return open_index(files.index, Findings(), is_growing=files.is_index_growing, said=files.index_counts)
+
+
 class _ItemReader(Index):
     """Reads the index from its beginning, as the local engine does."""
 
     def __init__(self, files: StoreFiles) -> None:
-        super().__init__(lambda findings: open_index(files.index, findings), Findings())
+        super().__init__(lambda _: _index_files(files), Findings())
 
     def read_to(self, commitlog_offset: int) -> tuple[int, int]:
         """The file and the item in it where those of records from an offset on begin."""
@@ -151,11 +157,11 @@ class _ItemPlaces:
 class Comparing:
     """Takes the records of one split."""
 
-    def __init__(self, place: Place, cut: Cut, split: Split, findings: Findings) -> None:
-        files = place.files()
+    def __init__(self, log: Log, cut: Cut, split: Split, findings: Findings) -> None:
+        files = log.store_files()
         self._split = split
         self._queues = _Queues(opener(files), findings, has_ext=files.has_queue_ext) if files.has_queues else None
-        self._redo = _Redo(Units(files.redo_log, UNIT), cut.redo, findings) if files.has_redo_log else None
+        self._redo = _Redo(files.redo_units(), cut.redo, findings) if files.has_redo_log else None
         self._index = _Index(files, cut.items) if files.has_index else None
 
     def add(self, records: Records, kinds: Kinds) -> None:
@@ -180,7 +186,7 @@ def opener(files: StoreFiles) -> Callable[[str, int], Units | None]:
     """Opens the ConsumeQueues that should be there."""
 
     def open_queue(topic: str, queue_id: int) -> Units | None:
-        return Units(files.queue(topic, queue_id), UNIT) if files.expects_queue(topic, queue_id) else None
+        return files.queue_units(topic, queue_id) if files.expects_queue(topic, queue_id) else None
 
     return open_queue
 
@@ -300,7 +306,7 @@ class _Index(Index):
     """The index items of one split, under each rule: which one holds is told by all of a segment."""
 
     def __init__(self, files: StoreFiles, items: tuple[int, int]) -> None:
-        super().__init__(lambda findings: open_index(files.index, findings), Findings())
+        super().__init__(lambda _: _index_files(files), Findings())
         self._cut = items
         self._wanted: dict[Rule, list[Rows]] = {rule: [] for rule in Rule}
 
@@ -355,18 +361,20 @@ class MergedIndex(Index):
 class PartTable(StateTable):
     """The slots of some transactions."""
 
-    def leave(self) -> tuple[Held, Rows]:
-        """The slots that are claimed, and the verdicts whose slot holds something else."""
-        return held_spans(self._claimed, self._units.begin, self._units.end), self._elsewhere.take(0)
+    def leave(self) -> tuple[Held, Rows, Rows]:
+        """The slots that are claimed, the verdicts whose slot holds something else, and the slots held back."""
+        held_back = np.concatenate([np.zeros(0, SETTLED), *self._held_back])
+        return held_spans(self._claimed, self._units.begin, self._units.end), self._elsewhere.take(0), held_back
 
 
 class MergedTable(StateTable):
     """The state table of all partitions, on the driver."""
 
-    def take(self, parts: Iterable[tuple[Held, Rows, list[bytes]]], names: Names) -> None:
+    def take(self, parts: Iterable[tuple[Held, Rows, Rows, list[bytes]]], names: Names) -> None:
         """What each partition claimed, and what it did not find in its place."""
         claimed: Held = []
-        for spans, rows, own in parts:
+        for spans, rows, held_back, own in parts:
+            self._held_back.append(held_back)
             claimed.extend(spans)
             numbers = np.array([names.number(name) for name in own], np.int32)
             for column in ("group", "topic"):

@@ -93,7 +93,7 @@ class Inspection:
         self._listing = task.log.listing()
         self._comparing: Comparing | None = None
         if task.compare:
-            self._comparing = Comparing(task.log.place, task.cuts[split.number], split, self.summary.findings)
+            self._comparing = Comparing(task.log, task.cuts[split.number], split, self.summary.findings)
         self._maker = Maker(task.making) if task.making is not None else None
 
     def run(self) -> Iterator[tuple[str, int, Any]]:

@@ -22,7 +22,7 @@ from broker.transaction.events import EventKind, Generation, TransactionState
 from recovery.findings import Findings
 from recovery.rebuild.entries import slots_of
 from recovery.scan.spill import joined, pick
-from recovery.scan.units import Ints, Units
+from recovery.scan.units import Ints
 from recovery.spark.blocks import (
     EVENTS,
     KEYED,
@@ -107,7 +107,7 @@ class Sentence:
     digest: int = 0
     states: Counter[int] = field(default_factory=Counter)
     findings: Findings = field(default_factory=Findings)
-    table: tuple[Held, Rows, list[bytes]] | None = None
+    table: tuple[Held, Rows, Rows, list[bytes]] | None = None
     file: str | None = None  # with the rows, under the name that it has while the job runs
 
 
@@ -228,14 +228,12 @@ def _pronounce(court: Court, sentence: Sentence, found: list[Verdicts], names: N
         sentence.states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
     sentence.digest = digest.total
     if court.with_table and court.prepared is Generation.STATE_TABLE:
-        from broker.format.statetable import Slot
-
-        units = Units(court.log.place.files().state_table, np.dtype(Slot.DTYPE))
-        table = PartTable(units, names, 1, sentence.findings)
+        mark = court.log.watermark
+        is_written = mark is not None and mark.ignore_from is not None
+        table = PartTable(court.log.store_files().slot_units(), names, 1, sentence.findings, is_written=is_written)
         for verdicts in found:
             table.add(pick(verdicts.rows, verdicts.rows["generation"] == Generation.STATE_TABLE))
-        spans, elsewhere = table.leave()
-        sentence.table = spans, elsewhere, names.raw()
+        sentence.table = *table.leave(), names.raw()
 
 
 def _told(court: Court, sentence: Sentence, rows: pa.Table) -> Iterator[tuple[str, int, Any]]:

@@ -25,8 +25,8 @@ import pyarrow as pa
 from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import NAME_DIGITS
-from broker.store.write.layout import StoreLayout
 from recovery.rebuild.entries import SLOT, UNIT, Claim, owners, queue_runs, redo_units, set_due_times
 from recovery.rebuild.file_writers import IndexFiles
 from recovery.scan.kinds import Kinds

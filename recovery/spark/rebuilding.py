@@ -119,7 +119,7 @@ class _OnSpark(Rebuilding):
 
     def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
         assert isinstance(build, SparkBuild)
-        log = _up_to(log_of(Place(self.path), files.commitlog), end)
+        log = _up_to(log_of(Place(self.path), files), end)
         with watched(self._spark, self._progress, log.bytes):
             judgement = Judgement(
                 self._spark, log, split_bytes=self._split_bytes,

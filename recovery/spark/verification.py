@@ -12,14 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from broker.format.statetable import Slot
+from broker.store.recover.watermark import Watermark
 from recovery.findings import Findings, Report
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Units
-from recovery.spark.derived import UNIT, MergedIndex, MergedQueues, MergedRedo, MergedTable, cuts, opener
+from recovery.spark.derived import MergedIndex, MergedQueues, MergedRedo, MergedTable, cuts, opener
 from recovery.spark.inspection import Summary, Task
 from recovery.spark.pipeline import Judgement
 from recovery.spark.places import Log, Place, log_of
@@ -29,12 +26,10 @@ from recovery.spark.shipping import ship
 from recovery.spark.splits import SPLIT_BYTES, Split
 from recovery.transactions.digest import Digest
 from recovery.transactions.events import Names
-from recovery.verify.verifier import Verification
+from recovery.verify.verifier import Verification, verify_by
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_SLOT = np.dtype(Slot.DTYPE)
 
 
 def verify(
@@ -47,10 +42,15 @@ def verify(
     """Judge a store on Spark. Raises NotAStore; whatever is wrong with a store that can be read is a finding."""
     ship(spark)
     place = Place(path)
-    files = place.files()
-    log = log_of(place, files.commitlog)
-    with watched(spark, progress, log.bytes):
-        return judge(files, log, Judgement(spark, log, split_bytes=split_bytes, prepare=comparing(files, log)))
+    place.files()  # a wrong path is said before the watermark is looked for
+
+    def judge_up_to(mark: Watermark | None) -> Report:
+        files = place.files(mark)
+        log = log_of(place, files)
+        with watched(spark, progress, log.bytes):
+            return judge(files, log, Judgement(spark, log, split_bytes=split_bytes, prepare=comparing(files, log)))
+
+    return verify_by(place.inside, place.disk(), judge_up_to)
 
 
 def verify_with(master: str, path: str, progress: Progress | None = None) -> Report:
@@ -102,7 +102,7 @@ class _Verification(Verification):
             index.take(splits, parts, task.cuts)
             self.index = index
         if self.redo_log is not None:
-            redo = MergedRedo(Units(files.redo_log, UNIT), self.findings)
+            redo = MergedRedo(files.redo_units(), self.findings)
             redo.take(splits, parts, task.cuts)
             self.redo_log = redo
 
@@ -116,7 +116,9 @@ class _Verification(Verification):
             _pass_on(sentence.findings, self.findings)
         if self.table is not None:
             names = Names()
-            table = MergedTable(Units(self.files.state_table, _SLOT), names, 1, self.findings)
+            table = MergedTable(
+                self.files.slot_units(), names, 1, self.findings, is_written=self._ignore_from is not None
+            )
             table.take((sentence.table for sentence in sentences if sentence.table is not None), names)
             self.table = table
         return digest, states
@@ -126,7 +128,8 @@ class _Scanned:
     """What the local verification asks of its scan, when the reading is done."""
 
     def __init__(self, log: Log, summaries: list[Summary]) -> None:
-        now = log.place.log().damages  # a segment in the middle may have gone, or been cut, while the tasks read
+        # A segment in the middle may have gone, or been cut, while the tasks read.
+        now = log.store_files().judged.damages
         every = [*log.damages, *(one for one in now if one not in log.damages)]
         files = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in every]
         self.damages = [*files, *(damage for summary in summaries for damage in summary.damages)]

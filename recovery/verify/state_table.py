@@ -17,16 +17,26 @@ from recovery.scan.spill import PARTITION_BYTES, Spill, pick
 from recovery.scan.units import Ints, Rows, Spans, Units
 from recovery.transactions.events import Names
 from recovery.transactions.outcomes import VERDICT
+from recovery.verify.later_ends import SETTLED, LaterEnds, is_settled_by, no_later_ends
 
 _PREPARED = int(TransactionState.PREPARED)
+_SETTLED = (int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK))
 _FIELDS = ("size", "store_time_s", "group_hash")
 
 
 class StateTable:
-    """Takes the verdicts on prepared records and says what the table holds instead."""
+    """Takes the verdicts on prepared records and says what the table holds instead.
 
-    def __init__(self, units: Units, names: Names, partitions: int, findings: Findings) -> None:
+    With `is_written` ends may come after the verdicts: a slot that is settled where its verdict says prepared is held
+    back, and `finish` is given the later ends.
+    """
+
+    def __init__(
+        self, units: Units, names: Names, partitions: int, findings: Findings, *, is_written: bool = False
+    ) -> None:
         self._units, self._names, self._findings, self._count = units, names, findings, partitions
+        self._is_written = is_written
+        self._held_back: list[Rows] = []
         self._claimed = Spans()
         self._elsewhere = Spill(VERDICT, partitions)  # verdicts whose slot holds something else
         self._unclaimed = Spill([*units.dtype.descr, ("slot", "i8")], partitions)
@@ -58,11 +68,14 @@ class StateTable:
             "store_time_s": (verdicts["store_ms"] // 1000).astype(np.int32),
             "group_hash": hashes[np.searchsorted(groups, verdicts["group"])],
         }
-        for index in np.flatnonzero(slots["state"] != state):
-            held, true = _state(slots["state"][index]), _state(state[index])
-            text = f"slot {numbers[index]} says {held}, the CommitLog says {true}"
-            facts = {"slot": int(numbers[index]), "found": held, "expected": true}
-            self._report("slot-wrong-state", int(verdicts["half"][index]), text, facts)
+        wrong = slots["state"] != state
+        if self._is_written:
+            later = wrong & (state == _PREPARED) & np.isin(slots["state"], _SETTLED)
+            self._hold_back(verdicts["half"][later], slots["state"][later], numbers[later])
+            wrong &= ~later
+        for index in np.flatnonzero(wrong):
+            half, held = int(verdicts["half"][index]), int(slots["state"][index])
+            self._report_state(half, held, int(state[index]), int(numbers[index]))
         for name in _FIELDS:
             for index in np.flatnonzero(slots[name] != expected[name]):
                 found, true_value = int(slots[name][index]), int(expected[name][index])
@@ -70,13 +83,31 @@ class StateTable:
                 facts = {"slot": int(numbers[index]), "field": name, "found": found, "expected": true_value}
                 self._report("slot-wrong-field", int(verdicts["half"][index]), text, facts)
 
+    def _hold_back(self, halves: Ints, states: Ints, numbers: Ints) -> None:
+        rows = np.zeros(len(halves), SETTLED)
+        rows["half"], rows["state"], rows["slot"] = halves, states, numbers
+        self._held_back.append(rows)
+
+    def _report_state(self, half: int, held: int, true: int, number: int) -> None:
+        text = f"slot {number} says {_state(held)}, the CommitLog says {_state(true)}"
+        facts = {"slot": number, "found": _state(held), "expected": _state(true)}
+        self._report("slot-wrong-state", half, text, facts)
+
     def _hash(self, group: int) -> int:
         if group not in self._hashes:
             self._hashes[group] = string_hash(self._names[group])
         return self._hashes[group]
 
-    def finish(self, begin_offset: int, ignore_from: int | None) -> None:
-        """Join what was not in its place with what nobody claimed."""
+    def finish(self, begin_offset: int, ignore_from: int | None, later_ends: LaterEnds = no_later_ends) -> None:
+        """Join what was not in its place with what nobody claimed.
+
+        `later_ends` is asked for the ends behind the log that was judged, once all slots were read: a slot that was
+        settled meanwhile was settled by one of them.
+        """
+        held_back = np.concatenate([np.zeros(0, SETTLED), *self._held_back])
+        if len(held_back):
+            for row in held_back[~is_settled_by(held_back, later_ends())]:
+                self._report_state(int(row["half"]), int(row["state"]), _PREPARED, int(row["slot"]))
         entries = in_doubt = 0
         for first, stop in self._claimed.gaps(self._units.begin, self._units.end):
             for number, rows in self._units.filled(first, stop):

@@ -3,6 +3,9 @@
     report = verify("shop.store")
     report.ok, report.transactions, report.findings
 
+A store of ours is judged up to its watermark (`broker.store.recover.watermark`), so that writers may go on, and be
+killed, meanwhile. What a store of another program may not have finished is taken back (`live_writes`).
+
 Nothing on disk is changed, and no write permission is needed. Memory is bounded whatever the size: a window of the log,
 one partition of its events (`recovery.scan.spill`), and the findings that are listed. RocketMQ has no such tool.
 """
@@ -18,18 +21,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from broker.format import properties as names
-from broker.format.consumequeue import Unit
-from broker.format.statetable import Slot
+from broker.store.disk.files import Disk
 from broker.store.disk.store_lock import is_held
 from broker.store.read.segments import Listing
+from broker.store.recover.watermark import Watermark, has_moved, log_begin, published, read_watermark
 from broker.transaction.events import Generation, TransactionState
 from recovery.findings import Finding, Findings, Report
 from recovery.scan.framing import Stop, walk
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
-from recovery.scan.scanner import Scan
+from recovery.scan.scanner import Damage, Scan
 from recovery.scan.spill import pick
-from recovery.scan.store_files import StoreFiles
+from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.scan.units import Units
 from recovery.transactions.digest import Digest
 from recovery.transactions.events import diverted_halves
@@ -39,16 +42,21 @@ from recovery.transactions.tracker import Judgement
 from recovery.verify.consume_queues import Queues
 from recovery.verify.field_checks import implausible
 from recovery.verify.index import Index, IndexFile, open_index
+from recovery.verify.later_ends import later_ends
 from recovery.verify.live_writes import LAG_MS, Unfinished
 from recovery.verify.redo_log import RedoLog
 from recovery.verify.state_table import StateTable
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-_UNIT = np.dtype(Unit.DTYPE)
-_SLOT = np.dtype(Slot.DTYPE)
 _LOOK_BYTES = 1 << 16
 _PROPERTIES = (names.KEYS, names.TAGS, names.PGROUP, names.UNIQ_KEY)
+_TRIES = 3
+# What a record that is gone has left behind, or takes with it.
+_OF_RECORDS = frozenset({
+    "segment-missing", "corrupt-region", "queue-missing", "index-missing", "redo-missing", "slot-missing",
+    "slot-wrong-state", "queue-orphan", "index-orphan", "redo-orphan", "slot-orphan", "end-without-half",
+})  # fmt: skip
 _STATES = {
     TransactionState.COMMITTED: "committed",
     TransactionState.ROLLED_BACK: "rolled_back",
@@ -63,8 +71,35 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = lambda _done, _
     Raises NotAStore or another StoreError when there is nothing to judge; whatever is wrong with a store that can be
     read is a finding.
     """
-    verification = Verification(StoreFiles.open(path), progress)
-    return verification.run()
+    return verify_by(os.fspath(path), Disk(), lambda mark: Verification(StoreFiles.open(path, mark), progress).run())
+
+
+def verify_by(
+    path: str, disk: Disk, judge: Callable[[Watermark | None], Report], *, is_again: bool = False, tries: int = _TRIES
+) -> Report:
+    """Have a store judged up to its watermark; once more when something moved that the watermark does not allow for.
+
+    Retention took a segment, a rebuild exchanged the derived files, or a store at rest was opened: what was found may
+    come of that. A healthy report stands either way.
+    """
+    mark = read_watermark(path, disk, while_written=is_again)
+    report = judge(mark)
+    if report.ok:
+        return report
+    begin = log_begin(path, disk)
+    if mark is not None:
+        drop_expired(report.findings, begin)
+    has_changed = has_moved(mark, path, disk) or (mark is not None and begin != report.begin_offset)
+    if len(report.findings) and has_changed and tries > 1:
+        return verify_by(path, disk, judge, is_again=True, tries=tries - 1)
+    return report
+
+
+def drop_expired(findings: Findings, begin_offset: int) -> None:
+    """Take back what is about records that retention removed while they were judged."""
+    findings.drop(
+        lambda one: one.kind in _OF_RECORDS and int(one.facts.get("half_offset", one.commitlog_offset)) < begin_offset
+    )
 
 
 def _prepare(records: Records) -> None:
@@ -81,17 +116,19 @@ class Verification:
 
     def __init__(self, files: StoreFiles, progress: Progress) -> None:
         self.files, self.findings = files, Findings()
-        self.scan = Scan(files.commitlog, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
+        self.scan = Scan(files.judged, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
         self.begin, self.delivers, self.has_keys = files.commitlog.begin, False, False
         self.judgement = Judgement(files, self.findings)
         self.judgement.compare_copies(lambda half, end: difference(self._look(half), self._look(end)))
         self.queues = Queues(self._open_queue, self.findings, has_ext=files.has_queue_ext) if files.has_queues else None
         self.index = Index(self._open_index, self.findings) if files.index else None
-        self.redo_log = RedoLog(Units(files.redo_log, _UNIT), self.findings) if files.has_redo_log else None
+        self.redo_log = RedoLog(files.redo_units(), self.findings) if files.has_redo_log else None
         self.table: StateTable | None = None
         if files.has_state_table:
-            table, groups = Units(files.state_table, _SLOT), self.judgement.names
-            self.table = StateTable(table, groups, self.judgement.partitions, self.findings)
+            names, partitions = self.judgement.names, self.judgement.partitions
+            self.table = StateTable(
+                files.slot_units(), names, partitions, self.findings, is_written=self._ignore_from is not None
+            )
 
     def run(self) -> Report:
         """The report; call once."""
@@ -102,7 +139,7 @@ class Verification:
         self._finish()
         self._report_damages()
         live = self._is_live()
-        if live:
+        if live and self.files.watermark is None:
             known = [file.path for file in self.files.index]
             growing = {*known[-1:], *(file.path for file in self.files.index_now() if file.path not in known)}
             growing.add(self.files.checkpoint)
@@ -170,17 +207,26 @@ class Verification:
         if self.table is not None and self.judgement.prepared_generation is Generation.STATE_TABLE:
             self.table.add(pick(verdicts.rows, verdicts.rows["generation"] == Generation.STATE_TABLE))
 
+    @property
+    def _ignore_from(self) -> int | None:
+        """The CommitLog offset from which on records are not judged, as the watermark says."""
+        return self.files.watermark.ignore_from if self.files.watermark is not None else None
+
     def _is_live(self) -> bool:
         """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan."""
         if self.files.was_held or is_held(self.files.lock):
             return True
+        if self.files.watermark is not None:
+            return published(self.files.path, self.files.disk)[0] > self.files.watermark.tail
         end, now = self.scan.end_offset, self.files.commitlog_now()
         later = [segment.base for segment in now.segments if segment.base > end]
         return any(self._look(at, now) is not None for at in (end, *later[:1]))
 
     def _finish(self) -> None:
         """Let each comparison say what stayed wrong; what a live broker appended since is not judged."""
-        ignore_from = self.scan.end_offset if self._is_live() else None
+        ignore_from = self._ignore_from
+        if self.files.watermark is None and self._is_live():
+            ignore_from = self.scan.end_offset
         if self.queues is not None:
             others = [(topic, number, self._units(topic, number)) for topic, number in self.files.queues()]
             self.queues.finish(others, self.begin, ignore_from)
@@ -190,7 +236,7 @@ class Verification:
             if self.redo_log is not None:
                 self.redo_log.finish(self.begin, ignore_from)
             if self.table is not None:
-                self.table.finish(self.begin, ignore_from)
+                self.table.finish(self.begin, ignore_from, lambda: later_ends(self.files))
         self._report_missing_folders()
         for finding in self.files.damaged_small_files(self.judgement.last_store_ms):
             self.findings.add(finding)
@@ -214,11 +260,24 @@ class Verification:
             self.findings.add(Finding("files-missing", self.begin, text, os.path.join(self.files.path, "index")))
 
     def _report_damages(self) -> None:
-        for damage in self.scan.damages:
+        for damage in self._damages():
             text = f"{damage.reason} ({damage.size} bytes)" if damage.size else damage.reason
             self.findings.add(Finding(damage.kind, damage.commitlog_offset, text, damage.file, {"size": damage.size}))
         for finding in self.files.wrong_sizes():
             self.findings.add(finding)
+
+    def _damages(self) -> list[Damage]:
+        """What is wrong with the log; where it breaks off below what was published, its end is not just torn."""
+        found = list(self.scan.damages)
+        at = breaks_off(self.files, self.scan.end_offset)
+        if at is None or any(one.commitlog_offset <= at < one.commitlog_offset + one.size for one in found
+                             if one.kind != "torn-tail"):  # fmt: skip
+            return found
+        assert self.files.watermark is not None
+        stop = self.files.watermark.dispatched
+        kept = [one for one in found if one.kind != "torn-tail" or one.commitlog_offset >= stop]
+        reason = f"no record begins here, and the log was published up to {stop}"
+        return [*kept, Damage("corrupt-region", at, stop - at, reason, self.files.commitlog_file(at))]
 
     def _look(self, commitlog_offset: int, listing: Listing | None = None) -> Records | None:
         """The record at an offset, read again; None when there is none."""
@@ -234,13 +293,15 @@ class Verification:
         return step.records.take(slice(0, 1)) if len(step.records) else None
 
     def _open_index(self, findings: Findings) -> list[IndexFile]:
-        return open_index(self.files.index_now(), findings)
+        return open_index(
+            self.files.index_now(), findings, is_growing=self.files.is_index_growing, said=self.files.index_counts
+        )
 
     def _open_queue(self, topic: str, queue_id: int) -> Units | None:
         return self._units(topic, queue_id) if self.files.expects_queue(topic, queue_id) else None
 
     def _units(self, topic: str, queue_id: int) -> Units:
-        return Units(self.files.queue(topic, queue_id), _UNIT)
+        return self.files.queue_units(topic, queue_id)
 
     def _add(self, kind: str, commitlog_offset: int, text: str, **facts: int) -> None:
         place = self.files.commitlog_file(commitlog_offset)

@@ -13,7 +13,7 @@ import broker
 from broker.format.config import decode_topics
 from broker.format.java import parse_unique_key
 from broker.live import open_live
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.uniquekey import new_unique_key
 from broker.testing.crash_disk import CrashDisk
 from recovery.verify.verifier import verify

@@ -31,7 +31,7 @@ from broker.format.sysflag import TransactionType
 from broker.live import LiveStore, open_live
 from broker.message import Message
 from broker.store.disk.files import Disk
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import draft, end_draft
 from broker.store.writer import StoreWriter, open_writer
 from tests.bench.yardstick import Yardstick

@@ -16,7 +16,7 @@ from broker.live import LiveStore, open_live
 from broker.local_transaction import SessionTransaction
 from broker.producer import Producer
 from broker.store.disk.files import Disk
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack, RoundReport

@@ -24,7 +24,7 @@ from broker.errors import StoreFull
 from broker.live import open_live
 from broker.retainer import RETAIN_EVERY_S, Retainer
 from broker.store.maintain.retention_registry import registered
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.verify.verifier import verify
 from tests.store.test_store_full import fill_disk, small

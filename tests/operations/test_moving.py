@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import broker
 from broker.errors import StoreError
 from broker.store.disk.files import Disk
+from broker.store.read.layout import StoreLayout
 from broker.store.write.appender import Appender
-from broker.store.write.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.cli.app import app
 from recovery.rebuild.rebuilder import rebuild

@@ -18,7 +18,7 @@ from broker.format.commitlog import encode, make_record
 from broker.format.properties import encode as encode_properties
 from broker.format.statetable import Slot
 from broker.store.disk.files import Disk, NotSupported
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.writer import StoreWriter, open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.rebuild.diff import DIFFERENCES

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from broker.store.recover.watermark import Watermark
 from recovery.findings import Report
 from recovery.spark.blocks import EVENTS, KEYED, NAMED, SCHEMA, SUMMARY, VERDICTS, rows_of, values_of
 from recovery.spark.inspection import Inspection
@@ -17,6 +18,7 @@ from recovery.spark.pipeline import Judgement
 from recovery.spark.places import Place, log_of
 from recovery.spark.splits import Split
 from recovery.spark.verification import comparing, judge
+from recovery.verify.verifier import verify_by
 
 
 class JudgementByHand(Judgement):
@@ -48,10 +50,14 @@ def _joined(table: pa.Table, tag: str, stage: Any) -> pa.Table:
 def verify_by_hand(path: str, split_bytes: int) -> Report:
     """The report that Spark would give."""
     place = Place(path)
-    files = place.files()
-    log = log_of(place, files.commitlog)
-    made = JudgementByHand(None, log, split_bytes=split_bytes, prepare=comparing(files, log))  # type: ignore[arg-type]
-    return judge(files, log, made)
+
+    def judge_up_to(mark: Watermark | None) -> Report:
+        files = place.files(mark)
+        log = log_of(place, files)
+        made = JudgementByHand(None, log, split_bytes=split_bytes, prepare=comparing(files, log))  # type: ignore[arg-type]
+        return judge(files, log, made)
+
+    return verify_by(place.inside, place.disk(), judge_up_to)
 
 
 def comparable(report: Report) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from broker.errors import CorruptStore, StoreError
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.writer import open_writer
 from recovery.rebuild.rebuilder import rebuild as local_rebuild
 from recovery.spark import rebuild

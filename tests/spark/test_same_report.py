@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import broker
 from broker.format.consumequeue import UNIT_SIZE
 from broker.live import LiveStore, open_live
+from broker.store.read.layout import StoreLayout
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
 from recovery.scan.store_files import StoreFiles
 from recovery.spark import splits
 from recovery.spark.inspection import Task
@@ -217,7 +217,7 @@ def test_a_store_that_is_written_to_meanwhile(
         log_files.allocate(store.writer.control[Word.TAIL] // segment_bytes * segment_bytes + segment_bytes)  # ahead
         place = Place(str(tmp_path / "store"))
         files = place.files()
-        log = log_of(place, files.commitlog)
+        log = log_of(place, files)
 
         def meanwhile(planned: tuple[splits.Split, ...]) -> Task:
             task = comparing(files, log)(planned)

@@ -8,7 +8,7 @@ import pytest
 
 import broker
 from broker.store.disk.files import Disk
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ import pytest
 
 import broker
 from broker.format.sysflag import TransactionType
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import end_draft
 from broker.store.write.sync import Syncer
 from broker.store.writer import open_writer

@@ -16,9 +16,9 @@ from broker.errors import StoreError
 from broker.format.index import key_hash
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
+from broker.store.read.layout import StoreLayout
 from broker.store.write import appender
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import PendingRecord, draft, end_draft, index_code
 from broker.store.writer import StoreWriter, open_writer
 from recovery.transactions.in_doubt import Pending

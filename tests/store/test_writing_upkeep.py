@@ -13,9 +13,9 @@ from broker.errors import BrokerError
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk, ReadFile
 from broker.store.maintain import background as upkeep
+from broker.store.read.layout import StoreLayout
 from broker.store.write.checkpoint_file import Checkpoint, read_number, read_point
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import draft, end_draft
 from broker.store.writer import open_writer
 from recovery.verify.verifier import verify

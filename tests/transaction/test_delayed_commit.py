@@ -11,7 +11,7 @@ import pytest
 import broker
 from broker.format.sysflag import TransactionType
 from broker.live import LiveStore, open_live
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import draft
 from broker.testing.crash_disk import CrashDisk, Crashed, FakeClock
 from broker.transaction.events import BY, WHY

@@ -9,7 +9,7 @@ import pytest
 
 import broker
 from broker.format.sysflag import TransactionType
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.transaction.events import BY, WHY
 from recovery.verify.verifier import verify
 

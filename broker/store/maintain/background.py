@@ -64,7 +64,7 @@ class BackgroundTasks:
         self._bound = self._seen = self._warm = 0
         self._care_tail = -1  # where the log ended at the last look
         self._warmed: ReadFile | None = None
-        self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = time.monotonic()
+        self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = self._checked_s = time.monotonic()
 
     def start(self) -> None:
         """Begin, once; on a disk that counts its steps there is no background."""
@@ -101,6 +101,7 @@ class BackgroundTasks:
 
         A call of the system to lock a file lets another thread run meanwhile, and that one does not hurry.
         """
+        self._parts.clock.now_ms()  # so that it is known when the wall clock is set back
         tail = self._words[Word.TAIL]
         keeps = tail != self._seen and not self._words[Word.SHARED] and not self._stop.is_set()
         for lock in self._kept:
@@ -140,6 +141,9 @@ class BackgroundTasks:
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
             self._parts.forget_removed()
+        if now_s - self._checked_s >= BOUND_EVERY_S:
+            self._checked_s = now_s
+            self._parts.check_files()
         if self._words[Word.POISON] or not self._lock.try_acquire():
             return
         try:

@@ -21,9 +21,13 @@ class LogReader:
         self.begin = min(self.files, default=0)
 
     def missing(self, stop: int) -> int | None:
-        """Where the first segment begins that should hold bytes below an offset and is not there; None for none."""
+        """Where the first segment begins that should hold bytes below an offset and is missing or cut, if any."""
         bases = range(self.begin, stop, self.segment_bytes)
-        return next((base for base in bases if base not in self.files), None)
+        return next((base for base in bases if not self._holds(base, stop)), None)
+
+    def _holds(self, base: int, stop: int) -> bool:
+        entry = self.files.get(base)
+        return entry is not None and entry.size >= min(self.segment_bytes, stop - base)
 
     def path_of(self, commitlog_offset: int) -> str:
         """The segment that holds an offset, or the folder when there is none."""

@@ -138,7 +138,7 @@ class SegmentQueue:
         )
         others = tuple(entry.path for entry in entries if not _is_segment(entry))
         size = segment_size(segments)
-        return Listing(segments, size, tuple(_damages(segments, size)), others, stamp)
+        return Listing(segments, size, tuple(damages_of(segments, size)), others, stamp)
 
     def read(self, position: int, size: int) -> bytes:
         """The bytes from a position on: fewer where the queue or what is whole of it ends, none outside of it.
@@ -194,7 +194,8 @@ def _is_segment(entry: Entry) -> bool:
     return entry.is_file and is_base(entry.name)
 
 
-def _damages(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
+def damages_of(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
+    """What no live queue shows, among segments of one size."""
     found = []
     for index, segment in enumerate(segments):
         following = segments[index + 1] if index + 1 < len(segments) else None

@@ -14,11 +14,10 @@ from broker.store.read.log_reader import LogReader
 from broker.store.recover.survey import Survey
 from broker.store.recover.truncate import cut_derived, cut_log, empty_derived, keep_aside, write_again
 from broker.store.write.checkpoint_file import Checkpoint
-from broker.store.write.control import Word
+from broker.store.write.control import Word, boot_words, two_words
 from broker.store.write.directory_swap import finish_swap, remove_built
 from broker.store.write.parts import StoreParts
 from broker.store.write.replay import Replay
-from broker.store.write.store_file import boot_words, two_words
 
 _CHECKPOINT_EVERY_BYTES = 256 << 20  # of replay: a process that is killed in a long one does not begin from the start
 

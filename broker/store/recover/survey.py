@@ -10,18 +10,17 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from broker.errors import StoreError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
+from broker.store.read.layout import StoreLayout, read_layout
 from broker.store.read.log_reader import LogReader
 from broker.store.read.segments import is_base
 from broker.store.recover.tail import Tail, TailKind, find_tail, record_begins
+from broker.store.recover.watermark import durable_in_this_boot
 from broker.store.write.checkpoint_file import Checkpoint, read_number, read_point
-from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word
+from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words
 from broker.store.write.directory_swap import pending_swaps
-from broker.store.write.layout import StoreLayout
-from broker.store.write.store_file import boot_words, read_store_file
 
 
 class Owner(enum.Enum):
@@ -91,7 +90,7 @@ class Survey:
 def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     """Look at a store. `alone`: the caller itself holds the lock. Raises StoreError where this user may not look."""
     paths = Paths(path)
-    layout = _layout_of(disk, paths)
+    layout = read_layout(disk, paths)
     closed = disk.entry(paths.abort) is None
     in_use = not alone and is_held(paths.lock, disk)
     if layout is None:
@@ -122,11 +121,14 @@ def _looked(
         point = None
     adopted = read_number(disk, paths.adopted)
     durable = max(read_number(disk, paths.durable), point.commitlog_offset if point else 0, log.begin)
+    durable = max(durable, durable_in_this_boot(path, disk))
     start = point.commitlog_offset if point else log.begin
     tail = find_tail(log, start, durable, adopted=adopted, quick=closed and point is not None)
     lost = log.missing(durable)
     if lost is not None:
-        tail = replace(tail, end=lost, kind=TailKind.CORRUPT, reason="the segment that begins here is not there")
+        tail = replace(
+            tail, end=lost, kind=TailKind.CORRUPT, reason="the segment that begins here is not there, or was cut"
+        )
     where = Point.NONE if point is None else Point.END if point.commitlog_offset == tail.end else Point.BEHIND
     grown = closed and point is not None and tail.end > max(point.commitlog_offset, adopted)
     if not log.files and lost is None:
@@ -140,15 +142,6 @@ def _looked(
 
 def _ending(*, closed: bool) -> Ending:
     return Ending.CLOSED if closed else Ending.OPEN
-
-
-def _layout_of(disk: Disk, paths: Paths) -> StoreLayout | None:
-    """The sizes that checkback made the store with; None when it did not make it, or its file is damaged."""
-    try:
-        file = read_store_file(disk, paths)
-    except StoreError:
-        return None
-    return file.layout if file else None
 
 
 def _page(disk: Disk, paths: Paths, layout: StoreLayout) -> memoryview[int] | None:

@@ -15,20 +15,23 @@ reader that walks bytes never sees them. Killed after it, the next finishes the 
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from broker.errors import CorruptRecord, StoreError
 from broker.format.commitlog import BLANK_SIZE, RecordHead, encode_blank
 from broker.format.sysflag import TransactionType
+from broker.store.clock import StoreClock
 from broker.store.disk.append_lock import AppendLock
+from broker.store.read.layout import StoreLayout
 from broker.store.read.log_reader import LogReader
 from broker.store.write.control import ControlPage, Word
 from broker.store.write.dispatch import Dispatcher
 from broker.store.write.fast_append import FastAppend
-from broker.store.write.layout import StoreLayout
 from broker.store.write.mapped import MappedQueue, zero
 from broker.store.write.pending_record import Appended, PendingRecord, check_size, place
+from broker.store.write.presence import Poison, files_lost
 from broker.store.write.replay import Replay
 
 # Plain numbers: an attribute of an enum takes as long as a write to a map.
@@ -44,12 +47,20 @@ class Appender:
     """The writing end of a CommitLog. Threads may share it; a process makes its own."""
 
     def __init__(
-        self, log: MappedQueue, control: ControlPage, dispatcher: Dispatcher, lock: AppendLock, layout: StoreLayout
+        self,
+        log: MappedQueue,
+        control: ControlPage,
+        dispatcher: Dispatcher,
+        lock: AppendLock,
+        layout: StoreLayout,
+        clock: StoreClock,
     ) -> None:
         self.log, self.control, self.dispatcher, self.lock = log, control, dispatcher, lock
+        self._clock = clock
+        self.check_files: Callable[[], None] = lambda: None  # raises when a file of the store is not in its place
         self._words, self._layout = control.words, layout
         self._segment_bytes, self._size_max = layout.segment_bytes, layout.record_bytes_max
-        self._fast = FastAppend(log, control, dispatcher, layout, self.cache_half)
+        self._fast = FastAppend(log, control, dispatcher, layout, clock, self.cache_half)
         self._cached: list[tuple[int, PendingRecord] | None] = [None] * _CACHED
 
     def append(self, drafts: Sequence[PendingRecord]) -> list[Appended]:
@@ -83,7 +94,8 @@ class Appender:
         """Finish or undo what a killed process left; call under the lock, before anything else is read or written."""
         words = self._words
         if words[_POISON]:
-            raise poisoned(self.log.folder)
+            self.check_files()
+            raise poisoned(os.path.dirname(self.log.folder), words[_POISON])
         if words[_GENERATION] != self.dispatcher.generation:
             self.dispatcher.refresh()
         tail = words[_TAIL]
@@ -127,13 +139,17 @@ class Appender:
         at, room = tail, segment - tail % segment
         if size + BLANK_SIZE > room:
             at = tail + room
+        if tail % segment:
+            self.log.existing(tail)  # what is published in it must not be lost to a new file
         queue_offsets = self.dispatcher.reserve(drafts)
         self.log.allocate(at)
         words[_INTENT] = at + size
         if at != tail:
             view, position = self.log.at(tail)
             view[position : position + BLANK_SIZE] = encode_blank(room)
-        store_ms = max(_now_ns() // 1_000_000, words[_STORE_MS])
+        store_ms = _now_ns() // 1_000_000
+        if store_ms < words[_STORE_MS] or store_ms < self._clock.seen_ms:
+            store_ms = max(self._clock.now_ms(), words[_STORE_MS])
         appended: list[Appended] = []
         for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
             view, position = self.log.at(at)
@@ -150,7 +166,9 @@ class Appender:
         return appended
 
 
-def poisoned(folder: str) -> StoreError:
-    """The error for whoever would write after a forced write failed, in whichever process."""
+def poisoned(folder: str, why: int = Poison.SYNC_FAILED) -> StoreError:
+    """The error for whoever would write after a forced write failed or files were lost, in whichever process."""
+    if why == Poison.FILES_LOST:
+        return files_lost(folder)
     text = f"{folder}: a forced write failed, so that nothing more can be promised. Close the store in every process"
     return StoreError(f"{text}, see to the disk, and open it again: it recovers what is there", path=folder)

@@ -20,9 +20,10 @@ from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
+from broker.store.clock import StoreClock
+from broker.store.read.layout import StoreLayout
 from broker.store.write.control import STATE, STATE_AT, ControlPage, Word
 from broker.store.write.dispatch import Dispatcher, wrapped_s
-from broker.store.write.layout import StoreLayout
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import Appended, PendingRecord, place
 from broker.store.write.queue_offsets import CELL_WORDS
@@ -44,13 +45,14 @@ class FastAppend:
         control: ControlPage,
         dispatcher: Dispatcher,
         layout: StoreLayout,
+        clock: StoreClock,
         cache_half: Callable[[int, int, PendingRecord], None],
     ) -> None:
         self._log, self._words, self._page, self._dispatcher = log, control.words, control.view, dispatcher
         self._size_max, self._queue_bytes = layout.record_bytes_max, layout.consume_queue_bytes
         self._table_bytes, self._redo_bytes = layout.state_table_bytes, layout.redo_log_bytes
         self._known_queue, self._cell_words = dispatcher.cells.known.get, dispatcher.cells.words
-        self._cache_half = cache_half
+        self._clock, self._cache_half = clock, cache_half
 
     def append(self, draft: PendingRecord) -> Appended | None:
         """Append one record; None when this is not the common case: then nothing was stored. Call under the lock."""
@@ -82,7 +84,9 @@ class FastAppend:
                 ready = 0 <= place_at < self._queue_bytes
         if not ready or room is None:
             return None
-        store_ms = now_ms if (now_ms := _now_ns() // 1_000_000) > last_ms else last_ms
+        store_ms = _now_ns() // 1_000_000
+        if store_ms < last_ms or store_ms < self._clock.seen_ms:  # the wall clock was set back
+            store_ms = max(self._clock.now_ms(), last_ms)
         words[_INTENT] = end
         place(log, at, raw, queue_offset, tail, store_ms)
         words[_TAIL] = end

@@ -22,6 +22,13 @@ _TOPIC_AT = 24
 CELL_WORDS = CELL_SIZE // 8
 
 
+def cell_at(cells: memoryview[int] | bytes, cell: int) -> tuple[int, str, int]:
+    """Next offset, topic and queue id of a cell. Raises UnicodeDecodeError when it holds no topic."""
+    at = cell * CELL_SIZE
+    following, queue_id, size = _HEAD.unpack_from(cells, at)
+    return following, bytes(cells[at + _TOPIC_AT : at + _TOPIC_AT + size]).decode(), queue_id
+
+
 class NextOffsets:
     """Finds, makes and reads cells; call under the append lock."""
 
@@ -56,9 +63,8 @@ class NextOffsets:
 
     def queue(self, cell: int) -> tuple[str, int]:
         """Topic and queue id of a cell."""
-        at = cell * CELL_SIZE
-        _, queue_id, size = _HEAD.unpack_from(self._map.view, at)
-        return bytes(self._map.view[at + _TOPIC_AT : at + _TOPIC_AT + size]).decode(), queue_id
+        _, topic, queue_id = cell_at(self._map.view, cell)
+        return topic, queue_id
 
     def _make(self, topic: str, queue_id: int) -> int:
         cell, raw = self._control[Word.QUEUES], topic.encode()

@@ -1,5 +1,7 @@
 """The sizes of a store's files: fixed when it is made, and known by every process that opens it.
 
+    STORE/checkback/store.json    {"version": 1, "id": "32 hexadecimal digits", "layout": {"segment_bytes": ...}}
+
     broker.open("shop.store", layout=broker.StoreLayout.small())
 
 A file is allocated in full when its first byte is needed, so the sizes say how much disk a new store takes and by how
@@ -8,15 +10,20 @@ much it grows. Every preset holds the largest message (4 MiB). `docs/layouts-and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import secrets
+from dataclasses import asdict, dataclass
 from typing import Self
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, StoreError
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.commitlog import BLANK_SIZE, SEGMENT_SIZE
+from broker.store.disk.files import Disk, Missing
+from broker.store.disk.paths import Paths
 
 _SEGMENT_BYTES_MIN = 4096
 _MIB = 1 << 20
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +103,57 @@ class StoreLayout:
         index_bytes = index.file_size(self.index_slots, self.index_items)
         queues = self.consume_queue_bytes + self.state_table_bytes + self.redo_log_bytes
         return self.segment_bytes + index_bytes + queues
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """What store.json states. `store_id`: 32 hexadecimal digits; the ledger's rows carry it, too."""
+
+    store_id: str
+    layout: StoreLayout
+
+    @classmethod
+    def new(cls, layout: StoreLayout) -> StoreFile:
+        """The file of a store that is made now."""
+        return cls(secrets.token_hex(16), layout)
+
+    @classmethod
+    def decode(cls, raw: bytes, path: str) -> StoreFile:
+        """Raises StoreError for bytes that are damaged, or of a version that this one does not know."""
+        try:
+            content = json.loads(raw)
+            version, store_id = content["version"], f"{int(content['id'], 16):032x}"
+            layout = StoreLayout(**content["layout"])
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"{path} is damaged ({error!r}). Put it back from a copy of the store"
+            raise StoreError(text, path=path) from error
+        if version != _VERSION:
+            text = f"{path} was made by a version of checkback that this one does not know ({version}): update it"
+            raise StoreError(text, path=path)
+        return cls(store_id, layout)
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        content = {"version": _VERSION, "id": self.store_id, "layout": asdict(self.layout)}
+        return json.dumps(content, indent=1).encode()
+
+
+def read_store_file(disk: Disk, paths: Paths) -> StoreFile | None:
+    """The file of a store; None when checkback did not make the store. Raises StoreError when it is damaged."""
+    try:
+        raw = disk.read(paths.store_json)
+    except Missing:
+        return None
+    return StoreFile.decode(raw, paths.store_json)
+
+
+def read_layout(disk: Disk, paths: Paths) -> StoreLayout | None:
+    """The sizes that checkback made a store with; None where it did not, or where its file is damaged.
+
+    For readers: what store.json does not say they work out from the files.
+    """
+    try:
+        file = read_store_file(disk, paths)
+    except StoreError:
+        return None
+    return file.layout if file else None
