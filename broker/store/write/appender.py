@@ -215,9 +215,8 @@ class Appender:
                 ready = 0 <= place_at < self._queue_bytes
         if not ready or room is None:
             return self.append_locked((draft,))[0]
-        store_ms = _now_ns() // 1_000_000
-        if store_ms < last_ms or store_ms < self._clock.seen_ms:  # the clock was set back
-            store_ms = max(self._clock.now_ms(), last_ms)
+        if (store_ms := _now_ns() // 1_000_000) < last_ms or store_ms < self._clock.seen_ms:
+            store_ms = self._clock.now_ms()  # the wall clock was set back
         words[_INTENT] = end
         place(log, at, raw, queue_offset, tail, store_ms)
         words[_TAIL] = end
@@ -258,9 +257,8 @@ class Appender:
         if at != tail:
             view, position = self.log.at(tail)
             view[position : position + BLANK_SIZE] = encode_blank(room)
-        store_ms = _now_ns() // 1_000_000
-        if store_ms < words[_STORE_MS] or store_ms < self._clock.seen_ms:
-            store_ms = max(self._clock.now_ms(), words[_STORE_MS])
+        if (store_ms := _now_ns() // 1_000_000) < words[_STORE_MS] or store_ms < self._clock.seen_ms:
+            store_ms = self._clock.now_ms()  # which knows STORE_MS
         appended: list[Appended] = []
         for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
             view, position = self.log.at(at)
