@@ -16,14 +16,17 @@ import pytest
 
 import broker
 from broker.format.commitlog import encode_blank
+from broker.live import LiveStore
 from broker.store.disk.files import Disk
+from broker.store.maintain.retention import Retention
 from broker.store.read.layout import StoreLayout
 from broker.store.recover.watermark import read_watermark
 from broker.store.write import appender, dispatch, indexwriter
 from broker.store.write.control import Word
 from broker.store.writer import open_writer
+from recovery.rebuild import rebuilder
 from recovery.rebuild.rebuilder import rebuild
-from recovery.verify.verifier import verify
+from recovery.verify.verifier import Verification, verify
 from tests.spark.by_hand import comparable, verify_by_hand
 from tests.store.test_writing import SMALL, fill, half
 
@@ -163,3 +166,56 @@ def test_an_index_of_another_size_is_read_right_while_it_is_written(tmp_path: Pa
             file.write(b"\x01" * 40)
         assert [one.body for one in store.by_key("T", "a")] == [b"1"]
         assert verify(tmp_path).ok
+
+
+def _expire(store: LiveStore) -> None:
+    assert store.retain(Retention(keep_s=0, even_unread=True), now_ms=1 << 50).segments
+
+
+def _exchange(store: LiveStore) -> None:
+    assert rebuild(store.path, apply=True).applied
+
+
+def _go_on(store: LiveStore) -> None:
+    _send(store, 300)
+
+
+def _send(store: LiveStore, count: int) -> None:
+    for number in range(count):
+        message = broker.Message("orders", b"x", keys=[str(number)])
+        half = store.transactions.prepare(message, "shop", queue_id=number % 4)
+        (store.transactions.commit if number % 3 else store.transactions.rollback)(half)
+
+
+@pytest.mark.parametrize("meanwhile", [_expire, _exchange, _go_on])
+@pytest.mark.parametrize("judge", [verify, rebuild])
+def test_what_moves_between_the_log_and_the_comparison(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    judge: Callable[[Path], Any],
+    meanwhile: Callable[[LiveStore], None],
+) -> None:
+    """Retention takes the oldest files, a rebuild exchanges all that is derived, transactions end: all is well."""
+    module, name = (Verification, "_finish") if judge is verify else (rebuilder, "differences")
+    real, left = getattr(module, name), [meanwhile]
+    with broker.open(tmp_path / "store", layout=StoreLayout(8192, 400, 240, 200, 16, 24), sync="os") as store:
+        _send(store, 100)
+        halves = [store.transactions.prepare(broker.Message("orders", b"y"), "shop") for _ in range(5)]
+
+        def step(*args: Any) -> Any:
+            if left:
+                left.pop()(store)
+                if meanwhile is not _expire:
+                    for half in halves:
+                        store.transactions.commit(half)
+            return real(*args)
+
+        if meanwhile is _expire:
+            for half in halves:
+                store.transactions.rollback(half)
+            _send(store, 100)
+        monkeypatch.setattr(module, name, step)
+        report = judge(tmp_path / "store")
+    assert not left
+    found = report.findings if judge is verify else report.differences
+    assert [str(one) for one in found] == []

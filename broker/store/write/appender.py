@@ -147,9 +147,8 @@ class Appender:
         if at != tail:
             view, position = self.log.at(tail)
             view[position : position + BLANK_SIZE] = encode_blank(room)
-        store_ms = _now_ns() // 1_000_000
-        if store_ms < words[_STORE_MS] or store_ms < self._clock.seen_ms:
-            store_ms = max(self._clock.now_ms(), words[_STORE_MS])
+        if (store_ms := _now_ns() // 1_000_000) < words[_STORE_MS] or store_ms < self._clock.seen_ms:
+            store_ms = self._clock.now_ms()  # which knows STORE_MS
         appended: list[Appended] = []
         for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
             view, position = self.log.at(at)

@@ -84,9 +84,8 @@ class FastAppend:
                 ready = 0 <= place_at < self._queue_bytes
         if not ready or room is None:
             return None
-        store_ms = _now_ns() // 1_000_000
-        if store_ms < last_ms or store_ms < self._clock.seen_ms:  # the wall clock was set back
-            store_ms = max(self._clock.now_ms(), last_ms)
+        if (store_ms := _now_ns() // 1_000_000) < last_ms or store_ms < self._clock.seen_ms:
+            store_ms = self._clock.now_ms()  # the wall clock was set back
         words[_INTENT] = end
         place(log, at, raw, queue_offset, tail, store_ms)
         words[_TAIL] = end
