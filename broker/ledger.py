@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import Session, SessionTransaction
 
+    from broker.local_transaction import LocalTransaction
+    from broker.producer import Producer
+
 LEDGER_KEY = "CHECKBACK_LEDGER_KEY"
 """The property of a half message that names its ledger row; all halves of one transaction have the same."""
 
@@ -66,6 +69,9 @@ class Ledger:
     and `table` say where the table lies. Raises BrokerError for a database in memory, which one connection holds:
     what is not committed there cannot be told from what is.
     """
+
+    joins_by_itself = False
+    """Whether the ledger finds the running transaction without being given a session: see `joining`."""
 
     def __init__(
         self, engine: Engine | AsyncEngine, *, table: str = "checkback_ledger", schema: str | None = None
@@ -109,6 +115,10 @@ class Ledger:
         from sqlalchemy.ext.asyncio import AsyncEngine
 
         await make_tables_async(self.metadata, AsyncEngine(self._engine))
+
+    def joining(self, producer: Producer, store_id: str) -> AbstractContextManager[LocalTransaction]:
+        """Around the sending of one message, where `joins_by_itself`: the running transaction of the calling thread."""
+        raise NotImplementedError
 
     def begin(self, session: Session, producer_group: str, store_id: str) -> LedgerEntry:
         """Take part in a session's transaction, which begins here if it has not. Raises TransactionError."""

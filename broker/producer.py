@@ -158,6 +158,9 @@ class Producer:
         extra = _extra(sharding_key, delay_level)
         if transaction is not None:
             return SendResult.of_half(self._prepare(message, transaction, extra))
+        if self.ledger is not None and self.ledger.joins_by_itself:
+            with self.ledger.joining(self, self._store_id) as joined:
+                return SendResult.of_half(self._prepare(message, joined, extra))
         self._check_plain()
         _check_names(message)
         unique_key = new_unique_key(time.time_ns() // 1_000_000)
@@ -178,6 +181,9 @@ class Producer:
     ) -> SendResult:
         """The same without blocking the event loop while the disk writes."""
         if transaction is None:
+            if self.ledger is not None and self.ledger.joins_by_itself:
+                text = "the transaction belongs to a thread: call send() in it, within await sync_to_async(function)()"
+                raise TransactionError(text)
             return await asyncio.to_thread(self.send, message, sharding_key=sharding_key, delay_level=delay_level)
         extra = _extra(sharding_key, delay_level)
         self._check_half(message, transaction)
