@@ -8,24 +8,23 @@ Check-back reads the same tables through SQLAlchemy, with the settings of the sa
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db import DEFAULT_DB_ALIAS, connections
 
-from broker.django.connection_watch import ConnectionWatch
+from broker.django.connection_watch import watch_of
+from broker.django.rows import DjangoRows
 from broker.errors import TransactionError
-from broker.ledger import COMMITTED, LEDGER_KEY, Ledger, new_key
-from broker.local_transaction import LocalTransaction, PlainTransaction
+from broker.ledger import Ledger
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from broker.producer import Producer
+    from broker.enlisting.enlistment import Branch
+    from broker.transaction.service import TransactionalMessageService
 
 _VENDORS = ("postgresql", "sqlite")
-_TEST_DATABASE = "file:memorydb_"  # Django's test runner: DatabaseCreation.get_test_db_clone_settings
 _DJANGOS_OPTIONS = {  # of OPTIONS, what Django takes for itself and the driver does not know
     "assume_role", "init_command", "isolation_level", "pool", "prepare_threshold", "server_side_binding",
     "transaction_mode",
@@ -48,28 +47,25 @@ class DjangoLedger(Ledger):
             raise TransactionError(f"the ledger for Django takes {' and '.join(_VENDORS)}, not {connection.vendor}")
         self._database = str(connection.settings_dict["NAME"])
         super().__init__(_engine(connection))
+        self._rows = DjangoRows(self.rows.name)
 
     def __repr__(self) -> str:
         return f"<broker.django.DjangoLedger {self.using!r}: {self._engine.url!r}>"
 
     @contextlib.contextmanager
-    def joining(self, producer: Producer, store_id: str) -> Iterator[LocalTransaction]:
-        """Around the sending of one message: a transaction that ends as the connection's does.
+    def joining(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Iterator[Branch]:
+        """Around the storing of one half message in the transaction that this thread's connection is in.
 
-        The row of the message is inserted here, through Django's connection. Each message has a row of its own, so the
-        database itself decides which messages a rolled back savepoint takes with it. The caller stores the half message
-        durably before it leaves: then COMMIT may come from anywhere. What is raised inside makes COMMIT impossible.
+        Its row is inserted here. The caller stores the half message durably before it leaves: then a COMMIT may come
+        from anywhere. What is raised inside makes COMMIT impossible.
         """
         connection = connections[self.using]
-        watch = ConnectionWatch.of(connection)
+        watch = watch_of(connection)
         with watch.failing_makes_commit_impossible():
             self._check(connection)
-            key = new_key(time.time_ns() // 1_000_000)
-            self._insert_row(connection, key, producer.group, store_id)
-            message = PlainTransaction(producer.store.transactions, producer.group, None)
-            message.half_properties[LEDGER_KEY] = key
-            yield message
-            watch.add(key, message, self.rows.name)
+            branch = watch.branch(self._rows, producer_group, service, store_id=store_id)
+            yield branch
+            watch.deliver_in_tests(branch)
 
     def _check(self, connection: Any) -> None:
         """Refuse, before anything is stored, a connection that has no transaction to join."""
@@ -88,23 +84,6 @@ class DjangoLedger(Ledger):
                 f"the ledger was made for {self._database!r}, and {where} is {connection.settings_dict['NAME']!r} now"
             )
             raise TransactionError(f"{text}: make the DjangoLedger at first use, in a function, and not at import")
-
-    def _insert_row(self, connection: Any, key: str, group: str, store_id: str) -> None:
-        columns = "ledger_key, state, producer_group, store_id"
-        name = connection.ops.quote_name(self.rows.name)
-        try:
-            with connection.cursor() as cursor:
-                statement = f"INSERT INTO {name} ({columns}) VALUES (%s, %s, %s, %s)"  # noqa: S608 - a name of ours
-                cursor.execute(statement, [key, COMMITTED, group, store_id])
-        except Error as error:
-            if _is_missing_table(error):
-                text = f"the database {self.using!r} has no table {self.rows.name}: run manage.py migrate checkback"
-                raise TransactionError(text) from error
-            raise
-
-
-def _is_missing_table(error: Error) -> bool:
-    return "no such table" in str(error) or getattr(error.__cause__, "sqlstate", "") == "42P01"
 
 
 def _engine(connection: Any) -> Engine:

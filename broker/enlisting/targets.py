@@ -1,0 +1,45 @@
+"""What a message can be sent in: a session or a connection of SQLAlchemy, sync or async, scoped or not."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from broker.errors import TransactionError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+    SyncTarget = Session | Connection
+    AsyncTarget = AsyncSession | AsyncConnection
+    Target = SyncTarget | scoped_session[Any] | AsyncTarget | async_scoped_session[Any]
+
+_WANTED = (
+    "send(message, session) takes an open SQLAlchemy Session, scoped_session or Connection (send_async: AsyncSession, "
+    "async_scoped_session or AsyncConnection), or what begin_transaction() returned"
+)
+
+
+def target_of(value: object) -> SyncTarget | AsyncTarget:
+    """The session or the connection that a value stands for. Raises TransactionError for anything else."""
+    if sys.modules.get("sqlalchemy") is not None:
+        from sqlalchemy import Connection
+        from sqlalchemy.orm import Session, scoped_session
+
+        if isinstance(value, Session | Connection):
+            return value
+        if isinstance(value, scoped_session):
+            return target_of(value())
+        if (asynchronous := sys.modules.get("sqlalchemy.ext.asyncio")) is not None:
+            if isinstance(value, asynchronous.AsyncSession | asynchronous.AsyncConnection):
+                return cast("AsyncTarget", value)
+            if isinstance(value, asynchronous.async_scoped_session):
+                return target_of(value())
+    raise TransactionError(f"{_WANTED}, not {type(value).__module__}.{type(value).__qualname__}")
+
+
+def is_async(target: SyncTarget | AsyncTarget) -> bool:
+    """Whether it belongs to an event loop."""
+    return hasattr(target, "run_sync")
