@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from sqlalchemy import URL
@@ -16,10 +17,15 @@ from tests.frameworks.server import gunicorn, uvicorn
 from tests.house.tree import ROOT
 
 THREADS = ("--worker-class", "gthread", "--threads", "4")
-UVICORN_WORKER = ("--worker-class", "uvicorn_worker.UvicornWorker")
 SHOPS = "tests.frameworks.shops"
 DJANGO = "tests.frameworks.django_shop"
 _ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+
+
+def unsafe_flask(folder: Path, url: URL, *options: str) -> Shop:
+    """The same shop with the enlistment switched off: its messages are sent plain, before COMMIT."""
+    shop = flask(folder, url)
+    return replace(shop, command=gunicorn(f"{SHOPS}.unsafe_flask_routes:app", *THREADS, *options))
 
 
 def flask(folder: Path, url: URL, *options: str) -> Shop:

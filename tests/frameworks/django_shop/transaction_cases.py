@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from unittest import mock, skipUnless
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.management import call_command
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.test import TestCase, TransactionTestCase
 
@@ -19,6 +20,7 @@ from broker.producer import Producer
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack, RoundReport
+from recovery.checkback.service import CheckService
 from tests.frameworks.django_shop.announcements import producer
 from tests.frameworks.django_shop.models import Order
 
@@ -173,7 +175,7 @@ class WhatIsRefused(Messages, TransactionTestCase):
 
     def test_outside_of_atomic(self) -> None:
         with pytest.raises(
-            broker.TransactionError, match="no transaction.atomic.. is active on the database 'default'"
+            broker.TransactionError, match=r"no transaction.atomic.. is active on the database 'default'"
         ):
             producer().send(broker.Message("orders", b"phone"))
         self.check()
@@ -208,12 +210,32 @@ class WhatIsRefused(Messages, TransactionTestCase):
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE checkback_ledger RENAME TO aside")
         try:
-            with pytest.raises(broker.TransactionError, match="manage.py migrate checkback"), transaction.atomic():
+            with pytest.raises(broker.TransactionError, match=r"manage.py migrate checkback"), transaction.atomic():
                 order("phone")
         finally:
             with connection.cursor() as cursor:
                 cursor.execute("ALTER TABLE aside RENAME TO checkback_ledger")
         self.check()
+
+    @on_postgresql
+    def test_a_search_path_that_leads_to_another_ledger(self) -> None:
+        """Of a tenant: check-back would find no row, and roll the message of a saved order back."""
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE SCHEMA tenant")
+            cursor.execute("CREATE TABLE tenant.checkback_ledger (LIKE checkback_ledger INCLUDING ALL)")
+        try:
+            for path, is_refused in (("tenant, public", True), ("public, tenant", False)):
+                expected = (
+                    pytest.raises(broker.TransactionError, match="'tenant, public'") if is_refused else nullcontext()
+                )
+                with expected, transaction.atomic():
+                    with connection.cursor() as cursor:
+                        cursor.execute(f"SET LOCAL search_path = {path}")
+                    order("phone")
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("DROP SCHEMA tenant CASCADE")
+        self.check("phone")
 
     def test_another_database_than_the_one_it_was_made_for(self) -> None:
         with mock.patch.dict(connection.settings_dict, NAME="elsewhere"):
@@ -226,25 +248,18 @@ class WhatIsRefused(Messages, TransactionTestCase):
     def test_a_swallowed_error_of_send_saves_nothing(self) -> None:
         """Of every kind: a wrong topic, a reserved property, a disk that fails, Ctrl-C."""
         rejected = broker.Message("orders", b"x", properties={"CHECKBACK_X": "1"})
-        fine = broker.Message("orders", b"x")
+        fine, service = broker.Message("orders", b"x"), open_store().transactions
         for message, failure in (
             (broker.Message("nowhere", b"x"), None),
             (rejected, None),
             (fine, broker.SyncFailed("the disk failed")),
             (fine, KeyboardInterrupt()),
         ):
-            with self.subTest(message.topic), pytest.raises(broker.TransactionError, match="nothing was saved"):
-                with transaction.atomic():
-                    order("phone")
-                    with (
-                        mock.patch.object(open_store().transactions, "prepare", side_effect=failure)
-                        if failure
-                        else nullcontext()
-                    ):
-                        try:
-                            producer().send(message)
-                        except BaseException:
-                            pass
+            storing = mock.patch.object(service, "prepare", side_effect=failure, wraps=service.prepare)
+            with pytest.raises(broker.TransactionError, match="nothing was saved"), transaction.atomic():
+                order("phone")
+                with suppress(BaseException), storing:
+                    producer().send(message)
             self.check()
 
     def test_a_send_that_may_fail_stands_in_a_block_of_its_own(self) -> None:
@@ -303,12 +318,12 @@ class AtCommit(Messages, TransactionTestCase):
         self.check("phone")
 
     def test_a_commit_in_plain_sql_decides(self) -> None:
-        with self.assertLogs("broker", "ERROR"), pytest.raises((ZeroDivisionError, DatabaseError)):
-            with transaction.atomic():
-                order("phone")
-                with connection.cursor() as cursor:
-                    cursor.execute("COMMIT")
-                raise ZeroDivisionError
+        expected = pytest.raises((ZeroDivisionError, DatabaseError))
+        with self.assertLogs("broker", "ERROR"), expected, transaction.atomic():
+            order("phone")
+            with connection.cursor() as cursor:
+                cursor.execute("COMMIT")
+            raise ZeroDivisionError
         connection.close()
         self.check("phone")
 
@@ -357,6 +372,15 @@ class CheckBackAnswers(Messages, TransactionTestCase):
         assert in_doubt() == 1
         check_back()
         self.check()
+
+    def test_the_command_takes_the_database_from_the_settings(self) -> None:
+        """manage.py check_back, a minute later; its loop ends after one round here."""
+        with self.no_end_is_written(), transaction.atomic():
+            order("phone")
+        later = mock.patch("recovery.checkback.service.time.time_ns", return_value=time.time_ns() + LATER_MS * 10**6)
+        with later, mock.patch.object(CheckService, "run", CheckService.run_once):
+            call_command("check_back")
+        self.check("phone")
 
     def test_a_running_transaction_is_not_decided(self) -> None:
         with transaction.atomic():

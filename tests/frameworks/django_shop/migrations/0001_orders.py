@@ -1,11 +1,13 @@
 """The table of orders."""
 
+from typing import ClassVar
+
 from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
     initial = True
-    operations = [
+    operations: ClassVar = [
         migrations.CreateModel(
             "Order",
             fields=[
