@@ -82,7 +82,7 @@ class ConnectionWatch:
 
     def commit(self) -> None:
         """See that the rows are in place, COMMIT, end the messages."""
-        enlistment = self._enlistment
+        enlistment, self._failure = self._enlistment, None
         if enlistment is None:
             self._commit()
             return

@@ -270,6 +270,20 @@ class WhatIsRefused(Messages, TransactionTestCase):
                 producer().send(broker.Message("nowhere", b"x"))
         self.check("phone")
 
+    def test_a_savepoint_by_hand_takes_a_failed_send_back(self) -> None:
+        """Django's idiom: lift the mark, roll back to a known-good state. The next rollback raises nothing."""
+        with transaction.atomic():
+            order("phone")
+            savepoint = transaction.savepoint()
+            with suppress(broker.TransactionError):
+                producer().send(broker.Message("nowhere", b"x"))
+            transaction.set_rollback(False)
+            transaction.savepoint_rollback(savepoint)
+        with transaction.atomic():
+            order("gift")
+            transaction.set_rollback(True)
+        self.check("phone")
+
     @on_postgresql
     def test_a_swallowed_error_of_the_database_saves_nothing(self) -> None:
         """PostgreSQL answers COMMIT with a silent ROLLBACK then; on_commit alone would deliver."""
