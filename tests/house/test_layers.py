@@ -68,6 +68,7 @@ OUTSIDE = {
     "typer": {"recovery.cli.app": "the terminal", **dict.fromkeys(VERBS, "verbs of the command line")},
     "sqlalchemy": {
         "broker.ledger": "a row in the application's database",
+        "broker.enlisting": "joins the application's transaction",
         "broker.tables": "makes the tables of those two",
         "broker.dedup": "a row in the consumer's database",
         "broker.consuming.processing": "commits it",
@@ -77,7 +78,7 @@ OUTSIDE = {
         "recovery.checkback.config": "opens the ledger's database",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
     },
-    "tenacity": {"recovery": "asks again", "broker.producer": "sends again"},
+    "tenacity": {"recovery": "asks again"},
     "httpx": {"recovery.checkback.resolvers": "asks an endpoint of the application"},
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
