@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -28,14 +27,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from broker.enlisting.sqlalchemy_events import watch
-from broker.enlisting.sqlalchemy_join import dooming, join
-from broker.enlisting.targets import is_async, target_of
-from broker.errors import MessageRejected, TransactionError
-from broker.format import properties as names
+from broker.enlisting.sqlalchemy_join import doom, dooming, join
+from broker.enlisting.targets import is_async, sync_part, target_of
+from broker.errors import TransactionError
 from broker.format.java import encode_message_id, string_hash
-from broker.format.topics import parse_delay_levels
+from broker.ledger import Ledger
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
+from broker.send_arguments import check_group, check_message, checked_batch, checked_topics, order_and_delay
 from broker.store.write.appender import Appended
 from broker.store.write.pending_record import LOCAL_HOST
 from broker.store.write.topicfile import DEFAULT_QUEUES
@@ -48,13 +47,9 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, scoped_session
 
     from broker.enlisting.targets import AsyncTarget, SyncTarget, Target
-    from broker.ledger import Ledger
     from broker.live import LiveStore
 
-DELAY_LEVELS = len(parse_delay_levels())
 
-_GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
-_RESERVED_PREFIX = "CHECKBACK_"
 _TRANSACTIONAL = b"transactional\n"
 _TAKEN_TYPES = ("TRANSACTION", "MIXED")
 
@@ -98,10 +93,12 @@ class Producer:
         ledger: Ledger | None = None,
         resolver: Any = None,
     ) -> None:
-        if not _GROUP.fullmatch(group):
-            raise MessageRejected(f"the producer group {group!r} has 1 to 255 letters, digits and the signs % | _ -")
+        check_group(group)
         self.store, self.group, self.ledger, self.resolver = store, group, ledger, resolver
-        self.topics = frozenset((topics,) if isinstance(topics, str) else topics)
+        self.topics = checked_topics(topics)
+        if ledger is not None and not isinstance(cast(object, ledger), Ledger):
+            text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
+            raise TransactionError(f"{text}, not {ledger!r:.60}")
         self._turns: dict[str, itertools.count[int]] = {}
         self._store_id = store_id(store)
         if self.is_transactional:
@@ -167,8 +164,8 @@ class Producer:
         if self.ledger is not None and self.ledger.joins_by_itself:
             return SendResult.of_half(self._send_in_thread(message, self.ledger, sharding_key, delay_level))
         self._check_plain()
-        _check_message(message)
-        extra = _extra(sharding_key, delay_level)
+        check_message(message)
+        extra = order_and_delay(sharding_key, delay_level)
         queue_id, unique_key = self._queue(message.topic, sharding_key), new_unique_key(time.time_ns() // 1_000_000)
         placed = self.store.append(message, queue_id=queue_id, extra_properties=extra, unique_key=unique_key)
         return _result(message.topic, queue_id, placed, unique_key)
@@ -199,9 +196,9 @@ class Producer:
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages of one topic together: all of them or none, one behind the other in one queue."""
         self._check_plain()
-        messages = list(messages)
+        messages = checked_batch(messages)
         for message in messages:
-            _check_message(message)
+            check_message(message)
         queue_id = self._queue(messages[0].topic if messages else "", None)
         placed = self.store.append_batch(messages, queue_id=queue_id)
         return [_result(messages[0].topic, queue_id, one, None) for one in placed]
@@ -278,13 +275,17 @@ class Producer:
         if isinstance(transaction, PlainTransaction):
             with transaction.sending():
                 self._check_half(message, transaction)
-                extra = transaction.properties_for(message, _extra(sharding_key, delay_level))
+                extra = transaction.properties_for(message, order_and_delay(sharding_key, delay_level))
                 half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=True)
             transaction.halves.append(half)
             return half
+        if not isinstance(transaction, LocalTransaction) and isinstance(cast(object, message), str):
+            check_message(message)  # send("topic", b"body")
         target = _target_of(transaction)
         if is_async(target):
-            raise TransactionError(f"{type(target).__name__} is async: await producer.send_async(message, session)")
+            text = f"{type(target).__name__} is async: await producer.send_async(message, session)"
+            doom(sync_part(cast("AsyncTarget", target)), text)
+            raise TransactionError(text)
         begun = transaction if isinstance(transaction, LocalTransaction) else None
         return self._send_in(message, cast("SyncTarget", target), begun, sharding_key, delay_level)
 
@@ -300,7 +301,7 @@ class Producer:
         with dooming(target):
             ledger = self._ledger_of_sessions()
             self._check_half(message, begun)
-            extra = _extra(sharding_key, delay_level)
+            extra = order_and_delay(sharding_key, delay_level)
             branch = join(target, ledger, self.group, self.store.transactions, store_id=self._store_id)
             extra |= branch.properties
             if begun is not None:
@@ -318,7 +319,7 @@ class Producer:
         """Store a half message in the transaction that the calling thread is in."""
         with ledger.joining(self.group, self.store.transactions, store_id=self._store_id) as branch:
             self._check_half(message, None)
-            extra = _extra(sharding_key, delay_level) | branch.properties
+            extra = order_and_delay(sharding_key, delay_level) | branch.properties
             half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=True)
             branch.halves.append(half)
         return half
@@ -346,7 +347,7 @@ class Producer:
         return self.ledger
 
     def _check_half(self, message: Message, begun: LocalTransaction | None) -> None:
-        _check_message(message)
+        check_message(message)
         if begun is not None:
             begun.check_active()
             if begun.group != self.group:
@@ -375,30 +376,6 @@ class Producer:
 def _result(topic: str, queue_id: int, placed: Appended, unique_key: str | None) -> SendResult:
     message_id = encode_message_id(LOCAL_HOST, placed.commitlog_offset)
     return SendResult(message_id, unique_key, topic, queue_id, placed.queue_offset, placed.commitlog_offset)
-
-
-def _extra(sharding_key: str | None, delay_level: int | None) -> dict[str, str]:
-    """The properties that RocketMQ keeps an order and a delay in. Raises MessageRejected for what is neither."""
-    extra = {}
-    if sharding_key is not None:
-        if not isinstance(cast(object, sharding_key), str) or not sharding_key:
-            raise MessageRejected(f"a sharding_key is text that is not empty, not {sharding_key!r:.60}")
-        extra[names.SHARDING_KEY] = sharding_key
-    if delay_level is not None:
-        if type(delay_level) is not int or not 1 <= delay_level <= DELAY_LEVELS:
-            text = f"a delay_level is a level from 1 (1 s) to {DELAY_LEVELS} (2 h), not {delay_level!r:.60}"
-            raise MessageRejected(text)
-        extra[names.DELAY] = str(delay_level)
-    return extra
-
-
-def _check_message(message: Message) -> None:
-    if not isinstance(cast(object, message), Message):
-        text = f"a producer sends a message, send(broker.Message(topic, body)), not {type(message).__name__}"
-        raise MessageRejected(text)
-    for name in message.properties:
-        if name.startswith(_RESERVED_PREFIX):
-            raise MessageRejected(f"the property {name!r} is checkback's own; choose another name")
 
 
 def _target_of(transaction: LocalTransaction | Target) -> SyncTarget | AsyncTarget:

@@ -108,7 +108,7 @@ def _engines(session: Session) -> Iterator[Engine]:
     """The engines that the session was given, for all mappers or for some."""
     if session.bind is not None:
         yield session.bind.engine
-    binds: dict[Any, Any] = getattr(session, "_Session__binds", {})
+    binds: dict[Any, Any] = getattr(session, "binds", None) or getattr(session, "_Session__binds", {})  # 2.1, 2.0
     for bind in binds.values():
         yield bind.engine
 

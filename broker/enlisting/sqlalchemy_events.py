@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import SessionTransaction as OrmTransaction
 
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
-_ENDS = re.compile(
-    _COMMENTS + r"(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO))\b",
+_ENDS = re.compile(  # with a savepoint that SQLAlchemy did not set: its own have names of one kind
+    _COMMENTS + r"(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|SAVEPOINT(?!\s+\W?sa_savepoint_)"
+    r"|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\s+(?:SAVEPOINT\s+)?\W?sa_savepoint_))\b",
     re.IGNORECASE | re.DOTALL,
 )
 _MYSQL_COMMITS = re.compile(  # statements that MySQL and MariaDB commit before
@@ -59,12 +60,15 @@ def watch(engine: Engine) -> bool:
     from sqlalchemy import event
 
     watch_sessions()
+    engine = getattr(engine, "_proxied", engine)  # engine.execution_options() shares the listeners of its engine
     if engine in _watched:
         return False
     with _watching:
         if engine in _watched:
             return False
         event.listen(engine, "commit", _on_commit)
+        event.listen(engine, "prepare_twophase", _on_twophase)
+        event.listen(engine, "commit_twophase", _on_twophase)
         event.listen(engine, "rollback", _on_rollback)
         event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
         event.listen(engine, "before_cursor_execute", _on_statement)
@@ -121,7 +125,7 @@ def _take_turns(enlistment: SessionEnlistment) -> None:
 def _on_commit(connection: Connection) -> None:
     """Just before the driver's COMMIT."""
     enlistment = of_connection.get(connection)
-    if enlistment is None or not enlistment.is_open:
+    if enlistment is None or enlistment.stage is not Stage.ACTIVE:
         return
     enlistment.begin(connection)
     try:
@@ -137,6 +141,16 @@ def _on_commit(connection: Connection) -> None:
         raise
     if not enlistment.session_commits:
         _commit(connection, enlistment)
+
+
+def _on_twophase(connection: Connection, xid: object, is_prepared: bool = False) -> None:
+    """A two-phase transaction takes no message: after a send that was refused it cannot commit."""
+    if (enlistment := of_connection.get(connection)) is not None and enlistment.is_open:
+        try:
+            enlistment.check()
+        except TransactionError:
+            connection.dialect.do_rollback_twophase(connection, xid, is_prepared)
+            raise
 
 
 def _commit(connection: Connection, enlistment: SessionEnlistment) -> None:
@@ -209,8 +223,8 @@ def _on_statement(connection: Connection, _cursor: object, statement: str, *_: o
         ends = _MYSQL_COMMITS.match(statement)
     if ends is not None and of_connection[connection].is_open:
         raise TransactionError(
-            f"{' '.join(ends.group().split())} would end the transaction without the messages in it: call commit() or "
-            "rollback() of the session or the connection"
+            f"{' '.join(ends.group().split())} in SQL would go past the messages of the transaction: call commit(), "
+            "rollback() or begin_nested() of the session or the connection"
         )
 
 

@@ -79,8 +79,8 @@ class SqlAlchemyRows:
             if found is None or int(found) != table_id:
                 raise TransactionError(
                     f"the session's search_path {current!r} leads to another table {self._table.name} than the one "
-                    f"that check-back reads, with search_path {default!r}: name the schema, Ledger(engine, schema=...), "
-                    "one ledger and one producer for each tenant"
+                    f"that check-back reads, with search_path {default!r}: name the schema, Ledger(engine, "
+                    "schema=...), one ledger and one producer for each tenant"
                 )
         self._home = table_id
 

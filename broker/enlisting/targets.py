@@ -43,3 +43,11 @@ def target_of(value: object) -> SyncTarget | AsyncTarget:
 def is_async(target: SyncTarget | AsyncTarget) -> bool:
     """Whether it belongs to an event loop."""
     return hasattr(target, "run_sync")
+
+
+def sync_part(target: AsyncTarget) -> SyncTarget:
+    """What SQLAlchemy's events know it by. Raises TransactionError for a connection that is not open."""
+    found = target.sync_session if hasattr(target, "sync_session") else target.sync_connection
+    if found is None:
+        raise TransactionError("the connection is not open: async with engine.connect() as connection")
+    return found

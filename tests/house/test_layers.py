@@ -69,6 +69,7 @@ OUTSIDE = {
     "sqlalchemy": {
         "broker.ledger": "a row in the application's database",
         "broker.django": "check-back reads the database that Django's settings name",
+        "broker.enlisting": "joins the application's transaction",
         "broker.tables": "makes the tables of those two",
         "broker.dedup": "a row in the consumer's database",
         "broker.consuming.processing": "commits it",
@@ -78,7 +79,7 @@ OUTSIDE = {
         "recovery.checkback.config": "opens the ledger's database",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
     },
-    "tenacity": {"recovery": "asks again", "broker.producer": "sends again"},
+    "tenacity": {"recovery": "asks again"},
     "httpx": {"recovery.checkback.resolvers": "asks an endpoint of the application"},
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
