@@ -4,9 +4,9 @@
     producer.send(broker.Message("carts", b"..."))
 
     producer = store.producer("shop", topics=["orders"], ledger=broker.Ledger(engine))
-    with Session(engine) as session, producer.begin_transaction(session) as transaction:
+    with Session(engine) as session, session.begin():
         session.add(order)
-        producer.send(broker.Message("orders", b"..."), transaction)
+        producer.send(broker.Message("orders", b"..."), session)  # joins the session's transaction
 
 A producer with a ledger or a resolver is transactional: it sends nothing else, and its group is for this alone, since
 a group is whom check-back asks. RocketMQ: DefaultMQProducer, TransactionMQProducer (5.3.3).
@@ -22,13 +22,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from broker.enlisting.sqlalchemy_events import watch
 from broker.enlisting.sqlalchemy_join import doom, dooming, join
-from broker.enlisting.targets import is_async, sync_part, target_of
+from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
 from broker.errors import TransactionError
 from broker.format.java import encode_message_id, string_hash
 from broker.ledger import Ledger
@@ -189,7 +189,9 @@ class Producer:
             return self.send(message, transaction, sharding_key=sharding_key, delay_level=delay_level)
 
         def work(inner: Any) -> Half:
-            return self._send_in(message, inner, begun, sharding_key, delay_level)
+            # In the mode `each` an append waits for its fsync; in the others all wait together, before COMMIT.
+            waits = [in_a_thread] if self.store.writer.sync == "each" else []
+            return self._send_in(message, inner, begun, sharding_key, delay_level, *waits)
 
         return SendResult.of_half(await cast(Any, target).run_sync(work))
 
@@ -296,8 +298,12 @@ class Producer:
         begun: LocalTransaction | None,
         sharding_key: str | None,
         delay_level: int | None,
+        run: Callable[[Callable[[], Half]], Half] = lambda work: work(),
     ) -> Half:
-        """Store a half message in the transaction of a session; of an async one within its greenlet."""
+        """Store a half message in the transaction of a session; of an async one within its greenlet.
+
+        `run` runs what may wait for the disk.
+        """
         with dooming(target):
             ledger = self._ledger_of_sessions()
             self._check_half(message, begun)
@@ -306,7 +312,8 @@ class Producer:
             extra |= branch.properties
             if begun is not None:
                 extra = begun.properties_for(message, extra)
-            half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=False)
+            queue_id = self._queue(message.topic, sharding_key)
+            half = run(lambda: self._append_half(message, queue_id, extra, wait=False))
             branch.halves.append(half)
         if isinstance(begun, SessionTransaction | AsyncTransaction):
             begun.halves.append(half)
@@ -333,7 +340,7 @@ class Producer:
 
     def _check_plain(self) -> None:
         if self.is_transactional:
-            text = f"the producer group {self.group} is transactional: send within begin_transaction(), or take another"
+            text = f"the producer group {self.group} is transactional: send(message, session), or take another"
             raise TransactionError(text)
 
     def _check_resolver(self, what: str) -> None:

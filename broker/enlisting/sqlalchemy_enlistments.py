@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from broker.enlisting.enlistment import Enlistment
 from broker.enlisting.sqlalchemy_rows import in_transaction
+from broker.enlisting.targets import in_a_thread
 from broker.errors import TransactionError
 from broker.ledger import Ledger
 
@@ -52,13 +53,7 @@ class SessionEnlistment(Enlistment):
 
     def run(self, work: Callable[[], _T]) -> _T:
         """Run what waits for the disk; of an async session not on its event loop."""
-        if not self.is_async:
-            return work()
-        import asyncio
-
-        from sqlalchemy.util import await_only
-
-        return await_only(asyncio.to_thread(work))
+        return in_a_thread(work) if self.is_async else work()
 
 
 of_connection: weakref.WeakKeyDictionary[Connection, SessionEnlistment] = weakref.WeakKeyDictionary()

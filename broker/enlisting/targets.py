@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.errors import TransactionError
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     AsyncTarget = AsyncSession | AsyncConnection
     Target = SyncTarget | scoped_session[Any] | AsyncTarget | async_scoped_session[Any]
 
+_T = TypeVar("_T")
 _WANTED = (
     "send(message, session) takes an open SQLAlchemy Session, scoped_session or Connection (send_async: AsyncSession, "
     "async_scoped_session or AsyncConnection), or what begin_transaction() returned"
@@ -51,3 +54,10 @@ def sync_part(target: AsyncTarget) -> SyncTarget:
     if found is None:
         raise TransactionError("the connection is not open: async with engine.connect() as connection")
     return found
+
+
+def in_a_thread(work: Callable[[], _T]) -> _T:
+    """Run what waits for the disk while the event loop goes on; only within SQLAlchemy's greenlets."""
+    from sqlalchemy.util import await_only
+
+    return await_only(asyncio.to_thread(work))

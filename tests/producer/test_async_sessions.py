@@ -6,9 +6,10 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, text
+from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -275,3 +276,30 @@ def test_the_event_loop_does_not_wait_for_the_disk(desk: AsyncDesk, monkeypatch:
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
     assert desk.judge() == ({1, 2}, {1, 2})
+
+
+def test_in_the_mode_each_the_event_loop_does_not_wait_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a half message is on disk when the send returns."""
+    threads: list[threading.Thread] = []
+    with desk_of(make_url(f"sqlite:///{tmp_path / 'shop.db'}"), tmp_path) as made:
+        store = broker.open(tmp_path / "each", sync="each")
+        desk = AsyncDesk(made.shop, made.url)
+        desk.driver = "sqlite+aiosqlite"
+        settle = store.writer.settle
+
+        def watched(end: int) -> None:
+            threads.append(threading.current_thread())
+            settle(end)
+
+        async def work() -> None:
+            async with desk.open() as engine, AsyncSession(engine) as session:
+                producer = store.producer("each", topics=["orders"], ledger=Ledger(engine))
+                monkeypatch.setattr(store.writer, "settle", watched)
+                half = await producer.send_async(desk.message(1), session)
+                assert store.visible_end > half.commitlog_offset
+                await session.commit()
+
+        asyncio.run(work())
+        assert threads
+        assert threading.main_thread() not in threads
+        store.close()
