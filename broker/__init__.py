@@ -13,6 +13,7 @@ What is not named here is plumbing. Everything but the errors loads at its first
 from __future__ import annotations
 
 import importlib
+import os
 import typing
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,6 @@ from broker.errors import (
 )
 
 if TYPE_CHECKING:
-    import os
-
     from broker.consumer import Consumer
     from broker.dedup import Processed
     from broker.ledger import Ledger
@@ -169,6 +168,8 @@ def open(
     """
     from broker.store.read.store import open_store
 
+    if not isinstance(path, (str, os.PathLike)):
+        raise BrokerError(f"the path of a store is text or a pathlib.Path, not {path!r:.60}")
     if read_only:
         return open_store(path)
     from broker.live import open_live

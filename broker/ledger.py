@@ -11,7 +11,7 @@ The row says "committed", and exists if and only if the local transaction commit
 transaction in doubt inserts the same key as "rolled back", the tombstone: the primary key lets only one of the two in,
 so a local transaction that still runs can no longer commit against it.
 
-PostgreSQL and MySQL: the row is inserted when the transaction begins, so that a running one holds its lock and the
+PostgreSQL and MySQL: the row is inserted at the transaction's first send, so that a running one holds its lock and the
 tombstone has to wait for it. SQLite has one writer: the row is the last statement before COMMIT, so that the database
 is not locked longer; there only the age of a half message protects a transaction that still runs.
 """
@@ -21,19 +21,21 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.errors import BrokerError
 from broker.tables import make_tables, make_tables_async
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, MetaData, Table
     from sqlalchemy.ext.asyncio import AsyncEngine
-    from sqlalchemy.orm import Session, SessionTransaction
+    from sqlalchemy.orm import Session
+
+    from broker.enlisting.enlistment import Branch
+    from broker.transaction.service import TransactionalMessageService
 
 LEDGER_KEY = "CHECKBACK_LEDGER_KEY"
 """The property of a half message that names its ledger row; all halves of one transaction have the same."""
@@ -43,7 +45,6 @@ KEY_SIZE = 32
 _TIME_DIGITS = 12
 _SQLITE = "sqlite"
 _TURN_S = 1.0
-_AUTOCOMMIT = "the session is in AUTOCOMMIT, where each statement stands alone: there is no COMMIT to take part in"
 
 
 def new_key(now_ms: int) -> str:
@@ -67,9 +68,15 @@ class Ledger:
     what is not committed there cannot be told from what is.
     """
 
+    joins_by_itself = False
+    """Whether the ledger finds the running transaction without being given a session: see `joining`."""
+
     def __init__(
         self, engine: Engine | AsyncEngine, *, table: str = "checkback_ledger", schema: str | None = None
     ) -> None:
+        if not hasattr(engine, "dialect"):
+            text = f"a ledger takes an engine, Ledger(create_engine(...)), not {engine!r:.80}"
+            raise BrokerError(text)
         self.is_async = hasattr(engine, "sync_engine")
         self._engine: Engine = engine.sync_engine if hasattr(engine, "sync_engine") else engine
         if self.dialect == _SQLITE and self._engine.url.database in (None, "", ":memory:"):
@@ -84,6 +91,16 @@ class Ledger:
     @property
     def dialect(self) -> str:
         return self._engine.dialect.name
+
+    @property
+    def database(self) -> str | None:
+        """The name of the database in the engine's URL; of SQLite its file."""
+        return self._engine.url.database
+
+    @property
+    def session_engine(self) -> Engine:
+        """The engine that the application's sessions use; of an async engine the part that SQLAlchemy's events name."""
+        return self._engine
 
     @property
     def engine(self) -> Engine:
@@ -110,9 +127,11 @@ class Ledger:
 
         await make_tables_async(self.metadata, AsyncEngine(self._engine))
 
-    def begin(self, session: Session, producer_group: str, store_id: str) -> LedgerEntry:
-        """Take part in a session's transaction, which begins here if it has not. Raises TransactionError."""
-        return LedgerEntry(self, session, producer_group, store_id)
+    def joining(
+        self, producer_group: str, service: TransactionalMessageService, *, store_id: str
+    ) -> AbstractContextManager[Branch]:
+        """Around the storing of one half message in the transaction of the calling thread, where `joins_by_itself`."""
+        raise NotImplementedError
 
     def insert(self, connection: Connection | Session, key: str, group: str, store_id: str) -> None:
         """The row of a transaction that commits, or will."""
@@ -135,89 +154,10 @@ class Ledger:
         try:
             yield
         finally:
-            turn.release()
-
-    def check_same_database(self, session: Session) -> None:
-        """Raises TransactionError when the session writes to another database than the one that the ledger is in."""
-        bind: Any = session.get_bind(clause=self.rows)
-        if bind is not bind.engine and bind.in_transaction():
-            raise TransactionError("the session is a part of an outer transaction: its commit() would be no COMMIT")
-        if bind.engine is not self._engine and bind.engine.url != self._engine.url:
-            text = f"the session writes to {bind.engine.url!r}, the ledger is in {self._engine.url!r}"
-            raise TransactionError(f"{text}: both must be one database, else there is no common COMMIT")
-
-
-class LedgerEntry:
-    """The row of one local transaction, from its beginning to just before its COMMIT."""
-
-    def __init__(self, ledger: Ledger, session: Session, producer_group: str, store_id: str) -> None:
-        self.key = new_key(time.time_ns() // 1_000_000)
-        self._ledger, self._session = ledger, session
-        self._group, self._store_id = producer_group, store_id
-        if session.in_nested_transaction():
-            raise TransactionError("begin_transaction() stands outside of begin_nested(): a savepoint is not a COMMIT")
-        ledger.check_same_database(session)
-        self._connection = connection = session.connection()
-        if ledger.holds_a_lock:
-            raw: Any = connection.connection.dbapi_connection
-            if connection.dialect.detect_autocommit_setting(raw):
-                raise TransactionError(
-                    "the session is in AUTOCOMMIT, where each statement stands alone: it cannot be used"
-                )
-            ledger.insert(connection, self.key, producer_group, store_id)
-        self._root: SessionTransaction | None = session.get_transaction()
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the session is still in the transaction that the entry belongs to."""
-        return self._session.get_transaction() is self._root
-
-    @property
-    def half_properties(self) -> dict[str, str]:
-        """What each half message of the transaction carries."""
-        return {LEDGER_KEY: self.key}
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Around the last steps to COMMIT: see `Ledger.turn`. Whoever has SQLite's lock already does not wait."""
-        if self._ledger.holds_a_lock or not self.is_current or _in_transaction(self._connection):
-            return contextlib.nullcontext()
-        return self._ledger.turn()
-
-    def seal(self, *, announces: bool = True) -> None:
-        """Have the row in place: call it last before COMMIT. `announces`: there are messages that need it.
-
-        Raises AlreadyEnded when check-back rolled the transaction back meanwhile, TransactionError when the row is not
-        there although it should be.
-        """
-        self._session.flush()
-        connection = self._session.connection()
-        if self._ledger.holds_a_lock:
-            self._check(connection)
-            return
-        if not announces:
-            return
-        from sqlalchemy.exc import IntegrityError
-
-        try:
-            self._ledger.insert(connection, self.key, self._group, self._store_id)
-        except IntegrityError as error:
-            text = f"check-back rolled the transaction {self.key} back, since it took too long: nothing was saved"
-            raise AlreadyEnded(f"{text}. Do it again, or raise first_check_after", state=ROLLED_BACK) from error
-        if not _in_transaction(connection):
-            raise TransactionError(_AUTOCOMMIT)
-
-    def _check(self, connection: Connection) -> None:
-        rows = self._ledger.rows
-        found = connection.execute(rows.select().where(rows.c.ledger_key == self.key)).first()
-        if found is None or found.state != COMMITTED:
-            raise TransactionError(f"the ledger row {self.key} is gone from its own transaction: nothing was saved")
-
-
-def _in_transaction(connection: Connection) -> bool:
-    """Whether SQLite has a transaction open, whatever the driver calls it."""
-    raw: Any = connection.connection.dbapi_connection
-    driver = getattr(raw, "driver_connection", raw)
-    return bool(getattr(driver, "in_transaction", True))
+            try:
+                turn.release()
+            except RuntimeError:  # another thread closes the session: this turn is never given back
+                self._turn = threading.RLock()
 
 
 def _tables(table: str, schema: str | None) -> tuple[MetaData, Table, Table]:

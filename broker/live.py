@@ -187,7 +187,10 @@ class LiveStore(Store):
     # Topics
 
     def topic(self, name: str) -> TopicConfig | None:
-        """A topic's configuration; None when there is no such topic. The first message to a topic makes it."""
+        """A topic's configuration; None when there is no such topic.
+
+        The first message to a topic makes it, without a type: it takes every message until `create_topic` says more.
+        """
         return self._admission.topics.get(name, time.time_ns() // 1_000_000)
 
     def create_topic(

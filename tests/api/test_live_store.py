@@ -81,6 +81,7 @@ def test_unique_keys_stay_apart() -> None:
 
 def test_a_batch_is_all_or_none(tmp_path: Path) -> None:
     with opened(tmp_path, sync="each") as store:
+        store.create_topic("orders", message_type="NORMAL")
         messages = [broker.Message("orders", b"%d" % number) for number in range(5)]
         placed = store.append_batch(messages, queue_id=3)
         assert [one.queue_offset for one in placed] == [0, 1, 2, 3, 4]
@@ -145,9 +146,6 @@ def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
             assert found is not None
             assert found.properties.items() >= {"REAL_TOPIC": "later", "REAL_QID": "1", "DELAY": level}.items()
         assert store.message("later", 1, 0) is None
-        topic = store.topic("later")
-        assert topic is not None
-        assert topic.message_type == "DELAY"
         before = end(store)
         for wrong in ({"DELAY": "soon"}, {"TIMER_DELAY_MS": "5"}):
             with pytest.raises(broker.MessageRejected, match="level"):
@@ -155,27 +153,31 @@ def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
         assert end(store) == before
 
 
-def test_a_topic_takes_the_type_of_its_first_message(tmp_path: Path) -> None:
-    """And no other: consumers rely on it. MIXED takes all."""
+def test_a_topic_that_was_not_declared_takes_every_message(tmp_path: Path) -> None:
+    """As with RocketMQ. One that was declared takes its type and no other; MIXED takes all."""
     with opened(tmp_path) as store:
-        plain, ordered = broker.Message("orders", b"1"), {"__SHARDINGKEY": "4711"}
-        store.append(plain)
+        plain, ordered, delayed = broker.Message("orders", b"1"), {"__SHARDINGKEY": "4711"}, {"DELAY": "3"}
+        for _ in ("undeclared", "mixed"):
+            store.append(plain)
+            store.append(plain, extra_properties=ordered)
+            store.append(plain, extra_properties=delayed)
+            store.transactions.rollback(store.transactions.prepare(plain, "shop"))
+            store.create_topic("orders", message_type="MIXED", queues=6)
         topic = store.topic("orders")
         assert topic is not None
-        assert (topic.message_type, topic.write_queue_count, topic.perm) == ("NORMAL", 4, 6)
+        assert (topic.write_queue_count, topic.perm) == (6, 6)
+        store.create_topic("plain", message_type="NORMAL")
+        plain = broker.Message("plain", b"1")
         with pytest.raises(broker.MessageRejected, match="takes NORMAL messages, and this is a TRANSACTION one"):
             store.transactions.prepare(plain, "shop")
         with pytest.raises(broker.MessageRejected, match="this is a FIFO one"):
             store.append(plain, extra_properties=ordered)
         with pytest.raises(broker.MessageRejected, match="this is a DELAY one"):
-            store.append(plain, extra_properties={"DELAY": "3"})
+            store.append(plain, extra_properties=delayed)
+        store.create_topic("half", message_type="TRANSACTION")
         store.transactions.rollback(store.transactions.prepare(broker.Message("half", b"1"), "shop"))
         with pytest.raises(broker.MessageRejected, match="takes TRANSACTION messages, and this is a NORMAL one"):
             store.append(broker.Message("half", b"1"))
-        store.create_topic("orders", message_type="MIXED", queues=6)
-        store.append(plain, queue_id=5)
-        store.append(plain, extra_properties=ordered)
-        store.transactions.rollback(store.transactions.prepare(plain, "shop"))
 
 
 def test_topics_are_created_and_changed(tmp_path: Path) -> None:

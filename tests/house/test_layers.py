@@ -68,6 +68,8 @@ OUTSIDE = {
     "typer": {"recovery.cli.app": "the terminal", **dict.fromkeys(VERBS, "verbs of the command line")},
     "sqlalchemy": {
         "broker.ledger": "a row in the application's database",
+        "broker.django": "check-back reads the database that Django's settings name",
+        "broker.enlisting": "joins the application's transaction",
         "broker.tables": "makes the tables of those two",
         "broker.dedup": "a row in the consumer's database",
         "broker.consuming.processing": "commits it",
@@ -77,15 +79,18 @@ OUTSIDE = {
         "recovery.checkback.config": "opens the ledger's database",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
     },
-    "tenacity": {"recovery": "asks again", "broker.producer": "sends again"},
+    "tenacity": {"recovery": "asks again"},
     "httpx": {"recovery.checkback.resolvers": "asks an endpoint of the application"},
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
+    "django": {"broker.django": "the adapter for Django's transactions"},
     "broker.testing": {"broker.testing": "for tests, ours and users'", "recovery.demo": "the demo kills itself"},
 }
 
 # Only these may load together with `broker`; the rest of OUTSIDE waits for its first use, inside a function.
 LOADED_WITH_BROKER = {"struct"}
+# Nothing in `broker` imports this room, so what it loads is loaded already.
+LOADED_ALONE = {"broker.django": "django"}
 
 # What a pure room may use: no files, no clock, no logging, no environment.
 PURE = {
@@ -128,7 +133,8 @@ def test_imports_from_outside_stay_in_their_rooms(module: Module) -> None:
             if under(name, {outside}):
                 place = f"{module.path}:{line}"
                 assert under(module.name, set(rooms)), f"{place}: only {', '.join(rooms)} may import {outside}"
-                if module.room == "broker" and outside not in LOADED_WITH_BROKER and not outside.startswith("broker"):
+                free = LOADED_WITH_BROKER | {LOADED_ALONE[room] for room in LOADED_ALONE if under(module.name, {room})}
+                if module.room == "broker" and outside not in free and not outside.startswith("broker"):
                     assert (name, line) not in at_load, f"{place}: import {outside} inside the function that needs it"
 
 
@@ -141,6 +147,14 @@ def test_pure_rooms_are_pure(module: Module) -> None:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"open", "print", "input"}, f"{module.path}:{node.lineno}: {node.func.id}()"
+
+
+def test_rooms_that_load_alone_are_imported_by_nobody() -> None:
+    """Only an application that has Django imports the adapter for it."""
+    for module in product():
+        for name, line in imports(module):
+            for room in LOADED_ALONE:
+                assert under(module.name, {room}) or not under(name, {room}), f"{module.path}:{line}: imports {room}"
 
 
 def test_no_import_goes_in_a_circle() -> None:

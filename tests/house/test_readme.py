@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -25,6 +26,17 @@ def test_the_program_runs(tmp_path: Path) -> None:
     report = verify(tmp_path / "shop.store")
     assert report.ok
     assert report.transactions["committed"] == 1
+
+
+def test_the_program_has_right_types(tmp_path: Path) -> None:
+    """For a reader whose project runs mypy --strict."""
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "program.py").write_text(program)
+    options = ["--strict", "--follow-imports=silent"]  # the library's own errors are not shown, as when it is installed
+    command = [sys.executable, "-m", "mypy", *options, f"--cache-dir={tmp_path / 'cache'}", "program.py"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_verb_is_there() -> None:
