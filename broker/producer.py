@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from broker.errors import MessageRejected, StoreLocked, TransactionError
 from broker.format import properties as names
 from broker.format.java import encode_message_id, string_hash
+from broker.ledger_binding import KnownLedgers
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
 from broker.store.write.appender import Appended
@@ -124,6 +125,8 @@ class Producer:
         if not self.topics:
             text = "name the topics that the transactional producer sends to: store.producer(group, topics=[...], ...)"
             raise TransactionError(text)
+        if self.ledger is not None:
+            self.ledger.bind(self._store_id, KnownLedgers(self.store.path, self.store.writer.disk))
         for topic in sorted(self.topics):
             known = self.store.topic(topic)
             if known is None:

@@ -38,6 +38,11 @@ def fail(sentence: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def secret(name: str) -> str | None:
+    """What the environment holds under a name: for what must not stand on the command line, where others see it."""
+    return os.environ.get(name) or None
+
+
 def _flush() -> None:
     """Write what is held back; what cannot be written, because nobody reads it or the disk is full, is dropped."""
     try:

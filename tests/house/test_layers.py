@@ -37,7 +37,7 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.analytics", "recovery.cli.up",
+    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.up",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -68,17 +68,24 @@ OUTSIDE = {
     "typer": {"recovery.cli.app": "the terminal", **dict.fromkeys(VERBS, "verbs of the command line")},
     "sqlalchemy": {
         "broker.ledger": "a row in the application's database",
+        "broker.ledger_binding": "whose ledger it is",
+        "broker.ledger_identity": "which database it is",
         "broker.tables": "makes the tables of those two",
         "broker.dedup": "a row in the consumer's database",
         "broker.consuming.processing": "commits it",
         "recovery.demo": "an application, with a database",
         "recovery.checkback.ledger_resolver": "asks the ledger",
+        "recovery.checkback.ledgers.proof": "asks whose ledger it is",
+        "recovery.checkback.ledgers.doctor": "asks the ledger how it is",
+        "recovery.checkback.ledgers.routing": "asks several ledgers",
+        "recovery.checkback.ledgers.database_errors": "what an error of the ledger's database means",
         "recovery.checkback.catalog": "the catalog is a database",
         "recovery.checkback.config": "opens the ledger's database",
+        "recovery.cli.ledger": "opens the ledger's database",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
     },
     "tenacity": {"recovery": "asks again", "broker.producer": "sends again"},
-    "httpx": {"recovery.checkback.resolvers": "asks an endpoint of the application"},
+    "httpx": {"recovery.checkback.http_resolver": "asks an endpoint of the application"},
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
     "broker.testing": {"broker.testing": "for tests, ours and users'", "recovery.demo": "the demo kills itself"},
