@@ -263,6 +263,8 @@ class CheckBack:
         _count_reason(answer, report)
         checks = one.checks + counts
         next_ms = next_check(rule, checks if counts else 1, now_ms, self._chance())
+        if answer.outcome is Outcome.REFUSED:  # it does not become right by itself; who names another one is answered
+            next_ms = now_ms
         place = (half.commitlog_offset, half.message_id, half.topic, half.producer_group, half.store_timestamp_ms)
         return Attempt(*place, checks, now_ms, next_ms, answer.outcome.value, answer.why[:_WHY_SIZE])
 

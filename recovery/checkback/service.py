@@ -23,7 +23,7 @@ from broker.producer import Producer
 from recovery.checkback.leader import Lease
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
-from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.proof import Evidence, WrongLedger
 from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.policy import Policy
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
@@ -163,7 +163,10 @@ def for_producers(
 
     def keep_house(now_ms: int) -> None:
         for ledger in ledgers:
-            expire_ledger(store, ledger, now_ms, keep_ledger_ms)
+            try:
+                expire_ledger(store, ledger, now_ms, keep_ledger_ms)
+            except WrongLedger as error:
+                _log.warning("old rows of %r stay: %s", ledger, error)
 
     check = CheckBack(store, router, policy=policy)
     return CheckService(check, Lease(store.path), interval_s=interval_s, housekeeping=keep_house)

@@ -84,7 +84,11 @@ OUTSIDE = {
         "recovery.cli.ledger": "opens the ledger's database",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
     },
-    "tenacity": {"recovery": "asks again", "broker.producer": "sends again"},
+    "tenacity": {
+        "recovery.checkback.ledger_resolver": "a database that is briefly away",
+        "recovery.checkback.http_resolver": "an endpoint that is briefly away",
+        "broker.producer": "sends again",
+    },
     "httpx": {"recovery.checkback.http_resolver": "asks an endpoint of the application"},
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
