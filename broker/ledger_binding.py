@@ -18,8 +18,8 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ LEDGER_BINDING = "CHECKBACK_LEDGER_BINDING"
 
 ID_SIZE = 32
 _ATTEMPTS = 3  # another process may insert the row between our look and our insert
+_WAIT_MS = 100
 _REBIND = "checkback ledger rebind STORE --ledger URL --why TEXT"
 
 _writing = threading.Lock()  # two threads of a process would write the same temporary file
@@ -147,14 +148,30 @@ def _counted(transaction: Transaction, bindings: Table, found: Binding) -> Bindi
     from sqlalchemy import update
 
     mine = bindings.c.store_id == found.store_id
+    seen = _row(found)["identity"]  # a file may have another path or device than before
     try:
-        with transaction() as execute:
-            seen = _row(found)["identity"]  # a file may have another path or device than before
+        with transaction() as execute, _impatient(execute, found.identity.dialect):
             execute(update(bindings).where(mine).values(opened=bindings.c.opened + 1, identity=seen))
             now = read_binding(execute, bindings, found.store_id)
     except Exception:  # noqa: BLE001 - each driver has its own error for a lock
         return found
     return replace(found, opened=now.opened) if now is not None else found
+
+
+@contextmanager
+def _impatient(execute: Execute, dialect: str) -> Iterator[None]:
+    """On SQLite, where one lock is for all writers: do not wait for it for long, and leave the connection as it was."""
+    if dialect != "sqlite":
+        yield
+        return
+    from sqlalchemy import text
+
+    ((before,),) = execute(text("PRAGMA busy_timeout"))
+    execute(text(f"PRAGMA busy_timeout = {_WAIT_MS}"))
+    try:
+        yield
+    finally:
+        execute(text(f"PRAGMA busy_timeout = {int(before)}"))
 
 
 def put_binding(execute: Execute, bindings: Table, binding: Binding) -> None:
