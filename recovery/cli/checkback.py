@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recovery.checkback.leader import myself
-from recovery.cli.output import print_json, show
+from recovery.cli.output import print_json, show, warn
 from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, secret
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def check_back(
             lease.release()
     _show_round(report, as_json)
     if report.refusals:
-        fail(next(iter(report.refusals)), USAGE)
+        raise typer.Exit(USAGE)
     raise typer.Exit(FINDINGS if report.down or report.errors else WELL)
 
 
@@ -316,6 +316,8 @@ def _now_ms() -> int:
 
 
 def _show_round(report: RoundReport, as_json: bool) -> None:
+    for why in report.refusals:
+        warn(why)
     if as_json:
         print_json(report.as_json())
         return
@@ -325,7 +327,6 @@ def _show_round(report: RoundReport, as_json: bool) -> None:
             show([f"would ask: {one['message_id']} {one['topic']} group {one['producer_group']}{last}"])
     show([_summary(report)])
     show([f"  {count:,} not asked: {why}" for why, count in report.not_asked.items()])
-    show([f"  {count:,} refused: {why}" for why, count in report.refusals.items()])
     show([f"  {error}" for error in report.errors])
 
 
