@@ -6,6 +6,7 @@
     checkback_ledger       ledger_key (a time, then chance), state (8 committed, 12 rolled back), producer_group,
                            store_id, decided_by
     checkback_ledger_mark  store_id, low_water_ms: rows older than this were removed
+    checkback_ledger_binding   whose ledger it is: see broker.ledger_binding
 
 The row says "committed", and exists if and only if the local transaction committed. Whoever finds none for a
 transaction in doubt inserts the same key as "rolled back", the tombstone: the primary key lets only one of the two in,
@@ -19,13 +20,17 @@ is not locked longer; there only the age of a half message protects a transactio
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, TransactionError
+from broker.ledger_binding import Binding, KnownLedgers, bind, binding_table
+from broker.ledger_identity import Execute, Observed, observe
 from broker.tables import make_tables, make_tables_async
 from broker.transaction.events import TransactionState
 
@@ -45,6 +50,7 @@ KEY_SIZE = 32
 _TIME_DIGITS = 12
 _SQLITE = "sqlite"
 _TURN_S = 1.0
+_log = logging.getLogger("broker")
 
 
 def new_key(now_ms: int) -> str:
@@ -82,6 +88,9 @@ class Ledger:
         if self.dialect == _SQLITE and self._engine.url.database in (None, "", ":memory:"):
             raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
         self.metadata, self.rows, self.marks = _tables(table, schema)
+        self.bindings = binding_table(self.metadata, table)
+        self._bound: dict[str, Binding] = {}  # by store id
+        self._known: dict[str, KnownLedgers] = {}
         self._insert = self.rows.insert()
         self._turn = threading.RLock()
 
@@ -127,6 +136,70 @@ class Ledger:
 
         await make_tables_async(self.metadata, AsyncEngine(self._engine))
 
+    def bind(self, store_id: str, known: KnownLedgers) -> None:
+        """Bind a store and this database to each other, or verify that they are, before the first half message.
+
+        `known` is where the store remembers it. A database that cannot be asked now, or only in an event loop, is asked
+        before the first transaction. Raises TransactionError when the database is another one than it was.
+        """
+        from sqlalchemy.exc import SQLAlchemyError
+
+        self._known[store_id] = known
+        found = self._bound.get(store_id)
+        if found is not None and known.get(found.binding_id) is not None:
+            return
+        if self.is_async and self.dialect != _SQLITE:
+            return
+        try:
+            self._bind(store_id, self._without_loop())
+        except SQLAlchemyError as error:
+            _log.warning("%r cannot be asked whose ledger it is; the first transaction asks again: %s", self, error)
+
+    def binding(self, store_id: str) -> Binding:
+        """The binding of a store and this database. Raises TransactionError when it is not to be had.
+
+        With an async engine call it within `run_sync`.
+        """
+        found = self._bound.get(store_id)
+        if found is not None:
+            return found
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            return self._bind(store_id, self._engine)
+        except SQLAlchemyError as error:
+            cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
+            text = f"{self!r} cannot be asked whose ledger it is ({cause}). Are its tables there? ledger.create_all()"
+            raise TransactionError(
+                f"{text} makes what is missing, with Alembic a migration by ledger.metadata"
+            ) from error
+
+    def look(self, execute: Execute) -> Observed:
+        """Which database this is, asked on a connection."""
+        name = self._engine.dialect.identifier_preparer.format_table(self.rows)
+        return observe(execute, self.dialect, name, self.rows.schema)
+
+    def _bind(self, store_id: str, engine: Engine) -> Binding:
+        @contextlib.contextmanager
+        def transaction() -> Iterator[Execute]:
+            with engine.begin() as connection:
+                yield executor(connection)
+
+        found = bind(transaction, self.bindings, store_id, self.look, time.time_ns() // 1_000_000)
+        known = self._known.get(store_id)
+        if known is not None:
+            known.remember(found, self.rows.name)
+        self._bound[store_id] = found
+        return found
+
+    def _without_loop(self) -> Engine:
+        """An engine that needs no event loop. Python brings a driver of SQLite, so an async one can be replaced."""
+        if not self.is_async:
+            return self._engine
+        from sqlalchemy import NullPool, create_engine
+
+        return create_engine(self._engine.url.set(drivername=_SQLITE), poolclass=NullPool)
+
     def joining(
         self, producer_group: str, service: TransactionalMessageService, *, store_id: str
     ) -> AbstractContextManager[Branch]:
@@ -158,6 +231,16 @@ class Ledger:
                 turn.release()
             except RuntimeError:  # another thread closes the session: this turn is never given back
                 self._turn = threading.RLock()
+
+
+def executor(connection: Connection) -> Execute:
+    """What executes a statement on a connection of SQLAlchemy and returns its rows, if it has any."""
+
+    def execute(statement: Any) -> list[Any]:
+        found = connection.execute(statement)
+        return list(found) if found.returns_rows else []
+
+    return execute
 
 
 def _tables(table: str, schema: str | None) -> tuple[MetaData, Table, Table]:

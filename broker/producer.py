@@ -32,6 +32,7 @@ from broker.errors import TransactionError
 from broker.format import properties as names
 from broker.format.java import encode_message_id, string_hash
 from broker.ledger import Ledger
+from broker.ledger_binding import LEDGER_BINDING, KnownLedgers
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
 from broker.send_arguments import check_group, check_message, checked_batch, checked_topics, order_and_delay
@@ -123,6 +124,8 @@ class Producer:
         if not self.topics:
             text = "name the topics that the transactional producer sends to: store.producer(group, topics=[...], ...)"
             raise TransactionError(text)
+        if self.ledger is not None:
+            self.ledger.bind(self._store_id, KnownLedgers(self.store.path, self.store.writer.disk))
         for topic in sorted(self.topics):
             known = self.store.topic(topic)
             if known is None:
@@ -308,6 +311,7 @@ class Producer:
             ledger = self._ledger_of_sessions()
             self._check_half(message, begun)
             extra = order_and_delay(sharding_key, delay_level)
+            extra[LEDGER_BINDING] = ledger.binding(self._store_id).binding_id  # before the first half message
             branch = join(target, ledger, self.group, self.store.transactions, store_id=self._store_id)
             extra |= branch.properties
             if begun is not None:
@@ -327,6 +331,7 @@ class Producer:
         with ledger.joining(self.group, self.store.transactions, store_id=self._store_id) as branch:
             self._check_half(message, None)
             extra = order_and_delay(sharding_key, delay_level) | branch.properties
+            extra[LEDGER_BINDING] = ledger.binding(self._store_id).binding_id
             half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=True)
             branch.halves.append(half)
         return half

@@ -17,6 +17,7 @@ from broker.errors import BrokerError, CorruptStore, StoreLocked
 from recovery.cli import analytics as verbs_spark
 from recovery.cli import checkback as verbs_check
 from recovery.cli import consumer as verbs_consume
+from recovery.cli import ledger as verbs_ledger
 from recovery.cli import read as verbs_read
 from recovery.cli import repair as verbs_repair
 from recovery.cli import up as verbs_up
@@ -90,7 +91,7 @@ def _checkback(
         os.environ[DEBUG] = "1"
 
 
-for _room in (verbs_read, verbs_write, verbs_repair, verbs_check, verbs_consume, verbs_spark, verbs_up):
+for _room in (verbs_read, verbs_write, verbs_repair, verbs_check, verbs_ledger, verbs_consume, verbs_spark, verbs_up):
     _room.register(app)
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recovery.checkback.leader import myself
-from recovery.cli.output import print_json, show
-from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, fail, listing
+from recovery.cli.output import print_json, show, warn
+from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, listing, secret
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -22,9 +22,25 @@ if TYPE_CHECKING:
     from recovery.checkback.manual import Resolution
     from recovery.checkback.round import RoundReport
 
-LedgerUrl = Annotated[
-    str | None,
-    typer.Option("--ledger", metavar="URL", envvar="CHECKBACK_LEDGER", help="The database of the ledger (SQLAlchemy)."),
+LedgerUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ledger", metavar="URL", envvar="CHECKBACK_LEDGER", help="The ledger's database (SQLAlchemy); again for more."
+    ),
+]
+Schemas = Annotated[
+    list[str] | None,
+    typer.Option("--schema", metavar="NAME", help="Where the ledger's tables are; again for each tenant."),
+]
+Http = Annotated[str | None, typer.Option(metavar="URL", help="An endpoint of the application to ask.")]
+HeadersFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Headers for --http, a line `Name: value` each. A token: see above.")
+]
+Call = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A function module:function, or an entry point, to ask.")
+]
+Within = Annotated[
+    str, typer.Option("--answer-within", metavar="TIME", help="How long --call or --http may take for one question.")
 ]
 Config = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="TOML: resolvers by producer group, and the policy.")
@@ -33,6 +49,7 @@ CatalogUrl = Annotated[
     str | None,
     typer.Option("--catalog", metavar="URL", envvar="CHECKBACK_CATALOG", help="Instead of STORE/checkback/catalog.db."),
 ]
+HTTP_TOKEN = "CHECKBACK_HTTP_TOKEN"  # noqa: S105 - the name of a variable
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 Ids = Annotated[
     list[str] | None,
@@ -46,11 +63,12 @@ Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; sto
 
 def check_back(
     store: Store,
-    ledger: LedgerUrl = None,
-    http: Annotated[str | None, typer.Option(metavar="URL", help="Query this endpoint of the application.")] = None,
-    call: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Query this function (module:function) or entry point.")
-    ] = None,
+    ledger: LedgerUrls = None,
+    schema: Schemas = None,
+    http: Http = None,
+    headers_file: HeadersFile = None,
+    call: Call = None,
+    answer_within: Within = "10s",
     config: Config = None,
     catalog: CatalogUrl = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Query at most N transactions per round.")] = 10_000,
@@ -68,15 +86,21 @@ def check_back(
     """Query how the transactions in doubt ended, and end them accordingly.
 
     Runs one round, or with --every repeated rounds while no other process is the leader. A transaction without an
-    answer is queried again later, and parked at the limit of its policy. Exits with 1 when a query failed.
+    answer is queried again later, and parked at the limit of its policy. A database decides only when it proves that it
+    is the ledger of this store. --http sends the token in the environment variable CHECKBACK_HTTP_TOKEN.
+
+    Exits with 1 when a query failed, and prints which and why; with 2 when a database is not certainly the ledger: then
+    nothing was decided by it.
     """
     from recovery.checkback.leader import Lease
     from recovery.checkback.round import CheckBack
     from recovery.checkback.service import CheckService
 
-    setup, interval_ms = _setup(ledger, http, call, config), None if every is None else _duration(every)
+    spec = {"ledger": ledger, "schema": schema, "http": http, "headers_file": headers_file, "call": call}
+    setup = _setup({**spec, "answer_within": answer_within if http or call else None}, config)
+    interval_ms = None if every is None else _duration(every)
     keep_ms = _duration(keep_ledger)
-    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(_store_id(opened)) as asked:
+    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(opened) as asked:
         check = CheckBack(opened, asked.router, policy=setup.policy, catalog=kept, limit=limit, per_topic=per_topic)
         keep_house = _keeper(opened, asked, keep_ms)
         if dry_run:
@@ -96,6 +120,8 @@ def check_back(
         finally:
             lease.release()
     _show_round(report, as_json)
+    if report.refusals:
+        raise typer.Exit(USAGE)
     raise typer.Exit(FINDINGS if report.down or report.errors else WELL)
 
 
@@ -127,7 +153,8 @@ def resolve(
     all_parked: AllParked = False,
     topic: Topic = None,
     group: Group = None,
-    ledger: LedgerUrl = None,
+    ledger: LedgerUrls = None,
+    schema: Schemas = None,
     config: Config = None,
     without_ledger: Annotated[
         bool, typer.Option("--without-ledger", help="Decide without the ledger, which is lost or wrong.")
@@ -147,8 +174,8 @@ def resolve(
     if commit == rollback:
         raise typer.BadParameter("say either --commit or --rollback")
     state = TransactionState.COMMITTED if commit else TransactionState.ROLLED_BACK
-    setup = _setup(ledger, None, None, config)
-    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(_store_id(opened)) as asked:
+    setup = _setup({"ledger": ledger, "schema": schema}, config)
+    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(opened) as asked:
         found: list[Resolution] = []
         for half in _meant(opened, ids, all_parked, topic, group):
             found += decide(
@@ -195,7 +222,7 @@ def policy_explain(
     from recovery.checkback.policy import as_json as rule_json
     from recovery.checkback.policy import format_duration, timeline
 
-    rule = _setup(None, None, None, config).policy.rule(topic)
+    rule = _setup({}, config).policy.rule(topic)
     moments = list(timeline(rule, 50))
     if as_json:
         print_json({"topic": topic, "rule": rule_json(rule), "timeline": [one._asdict() for one in moments]})
@@ -234,15 +261,17 @@ def _store_id(store: LiveStore) -> str:
     return store.store_id
 
 
-def _setup(ledger: str | None, http: str | None, call: str | None, config: str | None) -> Setup:
+def _setup(options: dict[str, Any], config: str | None) -> Setup:
     """What the file says, and the options, which speak for all groups that it does not name."""
     from recovery.checkback.config import EVERY_GROUP, Setup, check_spec, load
 
     setup = Setup() if config is None else load(config)
-    spec = {kind: value for kind, value in (("ledger", ledger), ("http", http), ("call", call)) if value}
+    spec = {name: value for name, value in options.items() if value}
     if not spec:
         return setup
     check_spec(spec, "the options together")
+    if "http" in spec:
+        spec["token"] = secret(HTTP_TOKEN)  # for this endpoint alone, and for none that the file names
     return Setup(setup.policy, {**setup.resolvers, EVERY_GROUP: spec})
 
 
@@ -251,12 +280,13 @@ def _keeper(store: LiveStore, asked: Resolvers, keep_ms: int) -> Callable[[int],
     from sqlalchemy.exc import SQLAlchemyError
 
     from recovery.checkback.ledger_retention import expire_ledger
+    from recovery.checkback.ledgers.proof import WrongLedger
 
     def keep_house(now_ms: int) -> None:
         for ledger in asked.ledgers.values():
             try:
                 expire_ledger(store, ledger, now_ms, keep_ms)
-            except SQLAlchemyError:
+            except (SQLAlchemyError, WrongLedger):  # the round says why, when there is something to ask
                 continue
 
     return keep_house
@@ -288,6 +318,8 @@ def _now_ms() -> int:
 
 
 def _show_round(report: RoundReport, as_json: bool) -> None:
+    for why in report.refusals:
+        warn(why)
     if as_json:
         print_json(report.as_json())
         return
@@ -296,12 +328,14 @@ def _show_round(report: RoundReport, as_json: bool) -> None:
             last = ", at its limit" if one["at_limit"] else ""
             show([f"would ask: {one['message_id']} {one['topic']} group {one['producer_group']}{last}"])
     show([_summary(report)])
+    show([f"  {count:,} not asked: {why}" for why, count in report.not_asked.items()])
     show([f"  {error}" for error in report.errors])
 
 
 def _summary(report: RoundReport) -> str:
     ended = f"{report.committed:,} committed, {report.rolled_back:,} rolled back, {report.newly_parked:,} parked"
     open_ = f"{report.unknown:,} unknown, {report.running:,} still running, {report.down:,} not asked"
+    open_ += f", {report.refused:,} refused" if report.refused else ""
     rest = f"{report.waiting:,} wait, {report.left:,} are left for the next round"
     return f"{report.in_doubt:,} in doubt, {report.asked:,} asked: {ended}; {open_}; {rest} ({report.duration_s:.2f} s)"
 

@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "recheck": (SETTLE, "Restart check-back for transactions."),
     "end": (SETTLE, "Commit or roll back one half message manually."),
     "policy": (SETTLE, "Explain the check-back policy of a topic."),
+    "ledger": (SETTLE, "Check a ledger's database; bind or accept it again."),
     "recover": (REPAIR, "Plan the recovery after a crash; --apply does it."),
     "rebuild": (REPAIR, "Rebuild the derived files; --apply replaces them."),
     "retain": (REPAIR, "Show which old messages may be removed; --apply removes them."),
@@ -73,6 +74,11 @@ def fail(sentence: str, code: int) -> NoReturn:
     if sentence:
         warn(sentence)
     raise typer.Exit(code)
+
+
+def secret(name: str) -> str | None:
+    """What the environment holds under a name: for what must not stand on the command line, where others see it."""
+    return os.environ.get(name) or None
 
 
 def _flush() -> None:

@@ -58,7 +58,7 @@ def opened(path: str, catalog: str | None = None, *, must_answer: bool = True, *
     if must_answer and not made.resolvers:
         text = "nobody is named who could answer: give the store's settings a ledger (a SQLAlchemy URL) or a resolver"
         raise BrokerError(f"{path}: {text}")
-    with broker.open(path, create=False) as store, made.open(store.store_id) as resolvers:
+    with broker.open(path, create=False) as store, made.open(store) as resolvers:
         kept = Catalog.open(path, store.store_id, catalog)
         try:
             yield Opened(store, resolvers, made.policy, kept)
@@ -70,7 +70,7 @@ def setup(
     *,
     ledger: str | None = None,
     resolver: str | None = None,
-    resolvers: Mapping[str, Mapping[str, str]] | None = None,
+    resolvers: Mapping[str, Mapping[str, Any]] | None = None,
     policy: Mapping[str, Any] | None = None,
 ) -> Setup:
     """Who is asked, and when. `resolvers` is by producer group; `ledger` (a SQLAlchemy URL) or `resolver`

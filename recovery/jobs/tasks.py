@@ -244,7 +244,8 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
 
     `asked` says who is asked and when: ledger, resolver, resolvers, policy (`recovery.jobs.setup.setup`). A store in
     which all is settled is not even opened for writing; one that crashed is left to the recovery. Two rounds at once do
-    not ask twice: the second does nothing.
+    not ask twice: the second does nothing. Raises WrongLedger, after the others were asked, when a database is not
+    certainly the ledger.
     """
     from recovery.views.overview import overview
 
@@ -254,6 +255,7 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
     if crashed(path):
         return {"did": "it crashed, and is recovered first", **counts}
     from recovery.checkback.leader import Lease
+    from recovery.checkback.ledgers.proof import WrongLedger
     from recovery.checkback.round import CheckBack
 
     lease = Lease(path)
@@ -262,7 +264,10 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
             return {"did": f"{lease.leader()} is asking", **counts}
         try:
             service = CheckBack(shop.store, shop.resolvers.router, policy=shop.policy, catalog=shop.catalog)
-            return {"did": "a round", **service.round(now_ms).as_json()}
+            report = service.round(now_ms)
+            if report.refusals:
+                raise WrongLedger(next(iter(report.refusals)))
+            return {"did": "a round", **report.as_json()}
         finally:
             lease.release()
 

@@ -7,6 +7,7 @@ from sqlalchemy import func, select
 
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
+from recovery.checkback.ledgers.proof import Evidence
 from tests.checkback.shop import Shop
 from tests.checkback.test_races import leave_in_doubt
 
@@ -14,7 +15,7 @@ DAY_MS = 86_400_000
 
 
 def resolver(shop: Shop) -> LedgerResolver:
-    return LedgerResolver(shop.resolvers_ledger, shop.store.store_id)
+    return LedgerResolver(shop.resolvers_ledger, Evidence(shop.store))
 
 
 def rows(shop: Shop) -> int:

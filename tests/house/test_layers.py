@@ -37,7 +37,7 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.analytics", "recovery.cli.up",
+    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.up",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -70,17 +70,27 @@ OUTSIDE = {
         "broker.ledger": "a row in the application's database",
         "broker.django": "check-back reads the database that Django's settings name",
         "broker.enlisting": "joins the application's transaction",
+        "broker.ledger_binding": "whose ledger it is",
+        "broker.ledger_identity": "which database it is",
         "broker.tables": "makes the tables of those two",
         "broker.dedup": "a row in the consumer's database",
         "broker.consuming.processing": "commits it",
         "recovery.demo": "an application, with a database",
         "recovery.checkback.ledger_resolver": "asks the ledger",
+        "recovery.checkback.ledgers.proof": "asks whose ledger it is",
+        "recovery.checkback.ledgers.doctor": "asks the ledger how it is",
+        "recovery.checkback.ledgers.routing": "asks several ledgers",
+        "recovery.checkback.ledgers.database_errors": "what an error of the ledger's database means",
         "recovery.checkback.catalog": "the catalog is a database",
         "recovery.checkback.config": "opens the ledger's database",
+        "recovery.cli.ledger": "opens the ledger's database",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
     },
-    "tenacity": {"recovery": "asks again"},
-    "httpx": {"recovery.checkback.resolvers": "asks an endpoint of the application"},
+    "tenacity": {
+        "recovery.checkback.ledger_resolver": "a database that is briefly away",
+        "recovery.checkback.http_resolver": "an endpoint that is briefly away",
+    },
+    "httpx": {"recovery.checkback.http_resolver": "asks an endpoint of the application"},
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
     "django": {"broker.django": "the adapter for Django's transactions"},

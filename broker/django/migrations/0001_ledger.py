@@ -14,4 +14,6 @@ class Migration(migrations.Migration):
 
     initial = True
     dependencies: ClassVar[list[tuple[str, str]]] = []
-    operations: ClassVar[list[CreateLedgerTables]] = [CreateLedgerTables("checkback_ledger", "checkback_ledger_mark")]
+    operations: ClassVar[list[CreateLedgerTables]] = [
+        CreateLedgerTables("checkback_ledger", "checkback_ledger_mark", "checkback_ledger_binding")
+    ]
