@@ -23,6 +23,7 @@ from typing import Any, Self
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("CHECKBACK_ROCKETMQ", HERE.parents[1] / ".cache" / "rocketmq"))
 VERSIONS = ("3.1.4", "5.3.3")
+_PROGRAMS = {"5.4.0": "5.3.3", "5.5.0": "5.3.3"}  # whose Java programs a version runs, where it has none of its own
 NAME_SERVER = "5.3.3"  # serves both generations; that of 3.1.4 is not in Maven Central
 
 STATE_TABLE_PROPERTIES: dict[str, object] = {
@@ -113,7 +114,8 @@ def install(version: str, cache: Path = CACHE) -> Installation:
     place.mkdir(parents=True, exist_ok=True)
     if not (place / "complete").exists():
         _fetch_jars(version, place)
-    sources = sorted((HERE / "java" / "common").glob("*.java")) + sorted((HERE / "java" / version).glob("*.java"))
+    folders = (HERE / "java" / "common", HERE / "java" / _PROGRAMS.get(version, version))
+    sources = [source for folder in folders for source in sorted(folder.glob("*.java"))]
     classes = place / "classes"
     stamp = classes / "stamp"
     if not stamp.exists() or any(source.stat().st_mtime > stamp.stat().st_mtime for source in sources):

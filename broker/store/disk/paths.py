@@ -116,6 +116,10 @@ class Paths:
     def rebuild(self) -> str:
         return self._join("checkback", "rebuild")
 
+    @property
+    def replaced(self) -> str:
+        return self._join("checkback", "replaced")
+
     def config(self, name: str) -> str:
         return self._join("config", name)
 
