@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +12,7 @@ from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples
 from recovery.humanize import size
 
 if TYPE_CHECKING:
+    from broker.store.read.inventory import Misfit
     from recovery.rebuild.replaced import Replacement
     from recovery.rebuild.report import RebuildReport
     from recovery.repair.crash import Plan, Report
@@ -39,11 +40,16 @@ def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_
     Exits with 0 when nothing is left to do, with 1 when there is and --apply was not given, with 4 when the log is
     damaged in a way that no crash explains. Opening a store for writing recovers it, too.
     """
+    from broker.store.disk.files import Disk
     from recovery.repair import crash
 
     made = crash.plan(crash.survey(store))
     if not apply:
-        print_json(made.as_json()) if as_json else show(_plan_lines(made))
+        misfits = crash.misfits_in_the_way(made, Disk())
+        if as_json:
+            print_json({**made.as_json(), "not_understood": [one.as_json() for one in misfits]})
+        else:
+            show(_plan_lines(made, misfits))
         if made.is_needed and made.survey.facts.tail.value == "corrupt":
             raise typer.Exit(CORRUPT)
         raise typer.Exit(FINDINGS if made.is_needed else WELL)
@@ -52,13 +58,17 @@ def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_
     print_json(report.as_json()) if as_json else show(_report_lines(report))
 
 
-def _plan_lines(made: Plan) -> Iterator[str]:
+def _plan_lines(made: Plan, misfits: Sequence[Misfit]) -> Iterator[str]:
     yield f"{made.survey.path}: {made.case.label}: {made.case.sentence}"
     for number, step in enumerate(made.steps, 1):
         yield f"{number:>3}. {step.text}"
     if made.survey.tail.reason:
         yield f"{made.survey.tail.path} at {made.survey.tail.end}: {made.survey.tail.reason}"
-    if not made.is_needed:
+    for misfit in misfits:
+        yield f"not understood: {misfit}"
+    if misfits:
+        yield "Nothing here may be replaced: --apply would refuse"
+    elif not made.is_needed:
         yield "Nothing needs to be done: opening the store is enough"
     elif made.steps:
         yield f"Do it with: checkback recover {made.survey.path} --apply"

@@ -22,8 +22,9 @@ from broker.errors import StoreError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.detect import check_is_store
+from broker.store.read.inventory import refusal as not_understood
 from broker.store.recover.cases import Case, Verdict, case_of
-from broker.store.recover.load import Plan, plan, refusal, showing
+from broker.store.recover.load import Plan, misfits_in_the_way, plan, refusal, showing
 from broker.store.recover.survey import Owner, Survey
 from broker.store.recover.survey import survey as look
 from broker.store.write.checkpoint_file import seal
@@ -72,11 +73,15 @@ def apply(
 
     With `move` a store is taken over though two half messages claim one slot: `recovery.repair.slot_conflicts` sees
     to that next.
-    Raises CorruptStore when no crash explains the log, StoreLocked and StoreError when another program may be at work.
+    Raises CorruptStore when no crash explains the log, StoreLocked and StoreError when another program may be at work,
+    NotUnderstood when the store holds what checkback cannot make.
     """
     disk, started, path = disk or Disk(), time.monotonic(), made.survey.path
     if made.case.verdict is Verdict.NOTHING:
         return Report(made, applied=False)
+    misfits = misfits_in_the_way(made, disk)
+    if misfits:
+        raise not_understood(path, misfits)
     owner, error = made.survey.facts.owner, refusal(made)
     if error is not None and owner not in (Owner.STRANGER, Owner.FOREIGN):
         raise error
@@ -99,6 +104,8 @@ def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
     """Accept what another program wrote: its records below the log's end are no strangers from now on."""
     paths = Paths(path)
     report = rebuild(path, disk=disk)
+    if report.misfits:
+        raise not_understood(path, report.misfits)
     if report.generation not in _TAKEN_OVER:
         text = f"{path} holds transactions of the generation {report.generation}, which this version only reads"
         raise StoreError(text, path=path)
@@ -113,4 +120,4 @@ def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
         disk.write_file(paths.store_json, json.dumps(said, indent=1).encode())
 
 
-__all__ = ["Case", "Plan", "Report", "Survey", "apply", "case_of", "plan", "survey"]
+__all__ = ["Case", "Plan", "Report", "Survey", "apply", "case_of", "misfits_in_the_way", "plan", "survey"]

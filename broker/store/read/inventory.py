@@ -97,9 +97,9 @@ KINDS: tuple[Kind, ...] = (
     # What stays.
     Kind("checkback's own directory", r"checkback/", Handling.KEPT),
     Kind("the configuration", r"config/", Handling.KEPT),
-    Kind("the timer wheel", r"(timerwheel(\.\d+)?|timerlog/)", Handling.KEPT),
-    Kind("the compacted topics", r"compaction/", Handling.KEPT),
-    Kind("the key-value service of POP", r"kvStore/", Handling.KEPT),
+    Kind("the timer wheel", r"(timerwheel(\.\d+)?|timerlog/.*)", Handling.KEPT),
+    Kind("the compacted topics", r"compaction/.*", Handling.KEPT),
+    Kind("the key-value service of POP", r"kvStore/.*", Handling.KEPT),
     Kind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
     Kind("a small file", r"(lock|(abort|checkpoint)\.(bak|tmp))", Handling.KEPT),
     # What only its own broker can make.
@@ -132,7 +132,7 @@ _ROCKSDB_MARK = "CURRENT"  # every RocksDB has it, and no other directory of a s
 _QUEUE_TYPE = "queue.type"
 _SIMPLE = "SimpleCQ"
 _REPLACED = ("consumequeue/", "index/", "transaction/")
-_WALKED = (*_REPLACED, "rocksdbstore/")
+_WALKED = (*_REPLACED, "rocksdbstore/", "compaction/", "timerlog/", "kvStore/")
 _PATTERNS = tuple((re.compile(kind.pattern), kind) for kind in KINDS)
 
 
@@ -144,6 +144,13 @@ class Inventory:
     entries: tuple[tuple[str, int, Kind | None], ...]  # path below the store, size, kind
     rocksdb_config: tuple[str, ...] = ()  # names of directories under config/
     queue_types: tuple[tuple[str, str], ...] = ()  # topics whose queues are no plain ConsumeQueues
+
+    def holds(self, prefix: str, *, beside: str = "") -> bool:
+        """Whether an entry below a directory holds anything, other than the one file `beside`."""
+        return any(
+            path.startswith(prefix) and size and path != beside and not path.endswith("/")
+            for path, size, _ in self.entries
+        )
 
     def misfits(self) -> list[Misfit]:
         """All that stands in the way of replacing derived files, most telling first."""

@@ -26,8 +26,10 @@ from broker.format.checkpoint import Checkpoint as RocketCheckpoint
 from broker.format.checkpoint import encode as encode_rocket
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.statetable import Slot
-from broker.store.disk.files import Missing
+from broker.store.disk.files import Disk, Missing
 from broker.store.maintain.checkpointing import slots_in_doubt
+from broker.store.read.inventory import Misfit, inventory
+from broker.store.read.inventory import refusal as not_understood
 from broker.store.recover.cases import Action, Case, Verdict, case_of
 from broker.store.recover.replay import Replay
 from broker.store.recover.survey import Owner, Survey, survey
@@ -132,15 +134,32 @@ def refusal(made: Plan) -> StoreError | None:
     return StoreError(text, path=found.path)
 
 
+def misfits_in_the_way(made: Plan, disk: Disk) -> list[Misfit]:
+    """What the steps of a plan would remove though checkback did not make it, and cannot: another program put it there.
+
+    For a store of another program, which is taken over as a whole: all that it holds of that kind.
+    """
+    if made.survey.facts.owner in (Owner.STRANGER, Owner.FOREIGN):
+        return inventory(made.survey.path, disk).misfits()
+    removing = {Action.CUT_DERIVED, Action.EMPTY_DERIVED}
+    if removing.isdisjoint(step.action for step in made.steps):
+        return []
+    return inventory(made.survey.path, disk).misfits_inside()
+
+
 def load(store: StoreWriter, boot: tuple[int, int], inode: int) -> Plan:
     """Recover what a survey finds; call alone, with the store locked exclusively. Returns what was done.
 
-    Raises CorruptStore when no crash explains the state of the log, StoreError when another program may be writing.
+    Raises CorruptStore when no crash explains the state of the log, StoreError when another program may be writing,
+    NotUnderstood when derived directories hold what checkback cannot make.
     """
     made = plan(survey(store.path, store.disk, alone=True))
     error = refusal(made)
     if error is not None:
         raise error
+    misfits = misfits_in_the_way(made, store.disk)
+    if misfits:
+        raise not_understood(store.path, misfits)
     store.control[Word.MAGIC] = 0  # nobody trusts the page before the last step
     for step in made.steps:
         if step.action is not Action.TRUST:
