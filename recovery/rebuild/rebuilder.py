@@ -80,6 +80,9 @@ def rebuild(
     if not apply:
         with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
             return make(text, disk, progress, ours=ours).compare_only(files, folder, started)
+    misfits = misfits_of_store(files, disk)
+    if misfits:  # said before anybody stops a broker for it
+        raise refusal(text, misfits)
     if ours:
         return make(text, disk, progress, ours=True).apply_to_ours(started)
     check_still(text, disk, broker_is_stopped=broker_is_stopped, still_s=still_s)
@@ -112,7 +115,6 @@ class Rebuilding:
         store = StoreWriter(self.path, self.disk, sync="os")
         try:
             files = StoreFiles.open(self.path)
-            self._refuse_misfits(misfits_of_store(files, self.disk))
             self._clear_place()
             build = self._build(files, self.paths.rebuild)
             try:
@@ -132,24 +134,22 @@ class Rebuilding:
 
     def apply_to_foreign(self, started: float) -> RebuildReport:
         """Build, exchange, and leave the store as its broker leaves it when it closes well."""
-        files = StoreFiles.open(self.path)
-        self._refuse_misfits(misfits_of_store(files, self.disk))
         lock = StoreLock(self.paths.lock, self.disk)
         if not lock.try_exclusive():
             raise lock.locked()
         try:
             if self.disk.entry(self.paths.own) is None:
                 self.disk.create_folder(self.paths.own)
-            if finish_swap(self.disk, self.paths):  # of a rebuild that was killed
-                files = StoreFiles.open(self.path)
+            finish_swap(self.disk, self.paths)  # of a rebuild that was killed
             self._clear_place()
+            files = StoreFiles.open(self.path)
             build = self._build(files, self.paths.rebuild)
             try:
                 self._read(build, files)
                 self._finish(build)
                 report = self._report(build, files, started)
                 self._refuse(report)
-                made = self._exchange_foreign(build, report)
+                made = self._exchange_foreign(build, files, report)
             finally:
                 build.close()
             return self._applied(report, made)
@@ -213,13 +213,10 @@ class Rebuilding:
         )
 
     def _refuse(self, report: RebuildReport) -> None:
-        self._refuse_misfits(report.misfits)
+        if report.misfits:
+            raise refusal(self.path, report.misfits)
         if report.refusal:
             raise StoreError(f"{self.path}: {report.refusal}", path=self.path)
-
-    def _refuse_misfits(self, misfits: Sequence[Misfit]) -> None:
-        if misfits:
-            raise refusal(self.path, misfits)
 
     def _applied(self, report: RebuildReport, made: Replacement | None) -> RebuildReport:
         """The report once all is in place; what is kept is written down now, when nobody waits for it."""
@@ -271,9 +268,10 @@ class Rebuilding:
         write_checkpoint(store)
         return made
 
-    def _exchange_foreign(self, build: Build, report: RebuildReport) -> Replacement | None:
+    def _exchange_foreign(self, build: Build, files: StoreFiles, report: RebuildReport) -> Replacement | None:
         """The swap of a store that its broker has left, which then looks as a broker leaves it that closes well."""
-        is_open = self.disk.entry(self.paths.abort) is not None
+        damaged = files.damaged_small_files(build.judgement.last_store_ms)
+        is_open = self.disk.entry(self.paths.abort) is not None or any(one.file == files.checkpoint for one in damaged)
         made = self._begin(build, report, ("checkpoint", "abort"), is_open=is_open)
         if made is not None:
             begin_swap(self.disk, self.paths, replaced.exchanges(self.paths, made))
