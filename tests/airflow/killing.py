@@ -307,7 +307,14 @@ def main(name: str, folder: str, kills: str, seed: str = "0") -> None:
     """Exit 1 with a traceback when something was lost, doubled or left."""
     place = Path(folder)
     (place / TEMPORARY).mkdir(parents=True, exist_ok=True)
-    for loaded in ("catalog", "checkback", "crash", "rebuild", "resolve", "verify"):
+    for loaded in (
+        "checkback.catalog",
+        "checkback.round",
+        "repair.crash",
+        "rebuild.rebuilder",
+        "checkback.manual",
+        "verify.verifier",
+    ):
         import_module(f"recovery.{loaded}")  # what a task imports when it begins: a fork shares it
     os.environ["TMPDIR"] = str(place / TEMPORARY)  # a killed comparison leaves what it made
     if name == "traffic":

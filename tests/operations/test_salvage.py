@@ -16,7 +16,7 @@ from broker.errors import StoreError
 from broker.format import config
 from broker.format.commitlog import Record, decode, encode, read_blank
 from broker.format.topics import HALF_TOPIC
-from broker.store.disk.files import files as disk
+from broker.store.disk import files as disk
 from recovery.repair.queue_gaps import Gap, lowered
 from recovery.repair.salvage import SalvageReport, salvage
 from recovery.repair.salvage_log import FILLER_SIZE_MIN, TOPIC, NewLog, filler

@@ -13,9 +13,9 @@ import pytest
 import broker
 from broker.store.write.layout import StoreLayout
 from broker.transaction.events import BY, WHY
+from recovery.cli import app as cli
 from recovery.cli import messages as sending
 from recovery.cli import write as verbs_write
-from recovery.cli.app import app as cli
 from recovery.verify.verifier import verify
 from tests.operations.command import Ran, command
 

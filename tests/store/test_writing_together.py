@@ -15,7 +15,8 @@ import pytest
 
 from broker.errors import StoreError, StoreLocked, SyncFailed
 from broker.format.sysflag import TransactionType
-from broker.store.disk.files import Disk, maps
+from broker.store.disk import maps
+from broker.store.disk.files import Disk
 from broker.store.write.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter

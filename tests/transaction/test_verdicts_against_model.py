@@ -17,10 +17,10 @@ from broker.transaction.events import Generation
 from recovery.findings import Report
 from recovery.scan import spill
 from recovery.scan.scanner import Scan
+from recovery.transactions import outcomes as transactions
+from recovery.transactions import tracker as judgement
 from recovery.transactions.outcomes import Transactions, Verdicts
-from recovery.transactions.outcomes import outcomes as transactions
-from recovery.transactions.outcomes import tracker as judgement
-from recovery.verify.verifier import verifier as verify
+from recovery.verify import verifier as verify
 from tests.scan.effort import tries
 from tests.transaction.histories import History, histories
 from tests.transaction.model import judge
