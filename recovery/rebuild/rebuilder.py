@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from broker.errors import CorruptStore, StoreError
 from broker.format import consumequeue, index, redolog, statetable
@@ -234,10 +233,9 @@ class Rebuilding:
         parts = [part for part in build.parts() if self._differs(build, report, *part[:2])]
         if not parts and not is_open:
             return None
-        name = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         return replaced.begin(
-            self.disk, self.paths, name=name, command="checkback rebuild --apply", parts=parts, files=files,
-            reasons=[str(one) for one in report.differences], words=words, tail=self._end,
+            self.disk, self.paths, name=replaced.name_now(), command="checkback rebuild --apply", parts=parts,
+            files=files, reasons=[str(one) for one in report.differences], words=words, tail=self._end,
         )  # fmt: skip
 
     def _differs(self, build: Build, report: RebuildReport, part: str, live: str) -> bool:

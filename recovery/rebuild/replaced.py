@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from broker.errors import CorruptStore, StoreError
@@ -26,7 +27,7 @@ from recovery.humanize import who
 from recovery.rebuild.quiescence import shape
 
 MANIFEST = "manifest.json"
-BEGUN, REPLACED, UNDONE = "begun", "replaced", "undone"
+BEGUN, REPLACED, UNDONE, TAKEN_OVER = "begun", "replaced", "undone", "taken over"
 _REASONS_LISTED = 20
 _PIECE_BYTES = 1 << 20
 
@@ -74,6 +75,11 @@ class Replacement:
         return {**{name: getattr(self, name) for name in named}, "parts": parts, "bytes": size}
 
 
+def name_now() -> str:
+    """A name for a replacement: the time, UTC."""
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+
+
 def begin(
     disk: Disk, paths: Paths, *, name: str, command: str, reasons: Sequence[str],
     parts: Sequence[tuple[str, str, str]], files: Sequence[str] = (), words: dict[str, int] | None = None,
@@ -85,14 +91,38 @@ def begin(
         Part(part, os.path.relpath(live, paths.store), inode_of(disk, live), disk.inode(built))
         for part, live, built in parts
     ]
-    made.files = {file: disk.entry(os.path.join(paths.store, file)) is not None for file in files}
     disk.create_folder(made.directory(paths))
     write(disk, paths, made)
-    for file, was_there in made.files.items():
-        if was_there:
-            disk.write_file(os.path.join(made.directory(paths), file), disk.read(os.path.join(paths.store, file)))
+    _keep_files(disk, paths, made, files)
+    write(disk, paths, made)
     for part, (_, _, built) in zip(made.parts, parts, strict=True):
         disk.rename(built, made.kept(paths, part))
+    return made
+
+
+def _keep_files(disk: Disk, paths: Paths, made: Replacement, files: Sequence[str]) -> None:
+    """Copy small files of the store, and note which there were."""
+    for file in files:
+        live = os.path.join(paths.store, file)
+        made.files[file] = disk.entry(live) is not None
+        if made.files[file]:
+            disk.write_file(os.path.join(made.directory(paths), file), disk.read(live))
+
+
+def set_aside(disk: Disk, paths: Paths, *, name: str, command: str, reason: str) -> Replacement:
+    """Move the derived directories of a store that is taken over out of it: ours are made from the log.
+
+    Call when the store is ours already: one that is killed here is a store without derived files, which are made when
+    it is opened.
+    """
+    lives = [live for live in (paths.consumequeue, paths.index, paths.transaction) if disk.entry(live) is not None]
+    made = Replacement(name, command, who(), TAKEN_OVER, [reason], [], {})
+    made.parts = [Part(os.path.basename(live), os.path.basename(live), inode_of(disk, live), 0) for live in lives]
+    disk.create_folder(made.directory(paths))
+    _keep_files(disk, paths, made, ("checkpoint", "abort"))
+    write(disk, paths, made)
+    for live, part in zip(lives, made.parts, strict=True):
+        disk.rename(live, made.kept(paths, part))
     return made
 
 

@@ -57,7 +57,7 @@ def _chosen(disk: Disk, paths: Paths, which: str | None) -> Replacement:
         raise replaced.unknown(paths, which)
     in_place = [made for made in named if made.state in (BEGUN, REPLACED)]
     if not in_place:
-        text = f"{named[-1].directory(paths)} was taken back already" if named else "no rebuild replaced anything here"
+        text = f"{named[-1].directory(paths)} is {named[-1].state}" if which else "no rebuild put anything in place"
         raise StoreError(f"{paths.store}: {text}. There is nothing to undo", path=paths.store)
     made = in_place[-1]
     later = [other for other in kept if other.name > made.name and other.state in (BEGUN, REPLACED)]

@@ -29,6 +29,7 @@ from broker.store.recover.survey import Owner, Survey
 from broker.store.recover.survey import survey as look
 from broker.store.write.checkpoint_file import seal
 from broker.store.writer import StoreWriter
+from recovery.rebuild import replaced
 from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.rebuild.rebuilder import Progress, rebuild, sizes_of
 from recovery.scan.store_files import StoreFiles
@@ -87,8 +88,9 @@ def apply(
         raise error
     if owner in (Owner.STRANGER, Owner.FOREIGN):
         check_still(path, disk, broker_is_stopped=broker_is_stopped, still_s=still_s, wait=wait)
-        _take_over(path, disk, made.survey, move=move)
     before = set(_kept(disk, path))
+    if owner in (Owner.STRANGER, Owner.FOREIGN):
+        _take_over(path, disk, made.survey, move=move)
     with showing(progress):
         StoreWriter(path, disk, sync="os").close()
     kept = tuple(sorted(set(_kept(disk, path)) - before))
@@ -96,8 +98,9 @@ def apply(
 
 
 def _kept(disk: Disk, path: str) -> list[str]:
-    folder = Paths(path).torn
-    return [entry.path for entry in disk.entries(folder)] if disk.entry(folder) else []
+    """What recoveries kept: what was cut from the log, and what stood in place of the derived files."""
+    places = [place for place in (Paths(path).torn, Paths(path).replaced) if disk.entry(place)]
+    return [entry.path for place in places for entry in disk.entries(place)]
 
 
 def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
@@ -118,6 +121,9 @@ def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
         layout = sizes_of(StoreFiles.open(path), disk)
         said = {"version": 1, "id": secrets.token_hex(16), "layout": asdict(layout)}
         disk.write_file(paths.store_json, json.dumps(said, indent=1).encode())
+        reason = "checkback took the store over and made these files again"
+        made = replaced.set_aside(disk, paths, name=replaced.name_now(), command="checkback recover", reason=reason)
+        replaced.finish(disk, paths, made, state=replaced.TAKEN_OVER, is_ours=True)
 
 
 __all__ = ["Case", "Plan", "Report", "Survey", "apply", "case_of", "misfits_in_the_way", "plan", "survey"]

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import NotUnderstood
+from broker.errors import NotUnderstood, StoreError
 from broker.store.disk.files import Disk
 from broker.store.read.inventory import KINDS, Handling, inventory, kind_of
 from broker.store.writer import StoreWriter
 from recovery.rebuild.rebuilder import rebuild
+from recovery.rebuild.undo import undo
 from recovery.repair import crash
 from recovery.repair.salvage import salvage
 from tests.operations.command import command
@@ -181,6 +182,22 @@ def test_a_queue_whose_records_are_gone_is_kept_as_it_is(kind_store: Callable[[s
     assert report.replacement is not None
     assert {part.name for part in report.replacement.parts} == {"consumequeue", "index"}
     assert (idle / f"{6000:020}").read_bytes() == bytes(6000)
+
+
+def test_a_store_that_is_taken_over_keeps_what_its_broker_had_derived(golden_copy: Callable[[str], Path]) -> None:
+    path = golden_copy("rocketmq-3.1.5-clean")
+    before = on_disk(path)
+    report = crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True, still_s=0)
+    (kept,) = (path / "checkback" / "replaced").iterdir()
+    assert str(kept) in report.kept
+    after = on_disk(kept)
+    derived = ("consumequeue", "index", "transaction", "checkpoint")
+    assert {name: digest for name, digest in before.items() if name.split(os.sep)[0] in derived} == {
+        name: digest for name, digest in after.items() if name != "manifest.json"
+    }
+    assert rebuild(path).ok
+    with pytest.raises(StoreError, match="nothing to undo"):
+        undo(path)
 
 
 # Salvage

@@ -39,6 +39,10 @@ class Paths:
         return self._join("index")
 
     @property
+    def transaction(self) -> str:
+        return self._join("transaction")
+
+    @property
     def state_table(self) -> str:
         return self._join("transaction", "statetable")
 
