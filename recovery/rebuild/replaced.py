@@ -29,6 +29,7 @@ from recovery.rebuild.quiescence import shape
 MANIFEST = "manifest.json"
 BEGUN, REPLACED, UNDONE, TAKEN_OVER = "begun", "replaced", "undone", "taken over"
 _REASONS_LISTED = 20
+_WRITTEN_BY_REBUILD = frozenset(("checkpoint", "abort", "abort.bak", "lock"))
 _PIECE_BYTES = 1 << 20
 
 
@@ -55,7 +56,8 @@ class Replacement:
     files: dict[str, bool]  # small files that were kept: whether there was one
     words: dict[str, int] = field(default_factory=dict)  # of the control page, before; of a store of ours
     tail: int = 0  # where the log ended
-    after: list[tuple[str, int, int]] = field(default_factory=list)  # the store afterwards; of a store of RocketMQ's
+    # Of a store of RocketMQ's, by path, size and time of change: what is not replaced, then the whole store afterwards.
+    after: list[tuple[str, int, int]] = field(default_factory=list)
     sums: dict[str, tuple[int, str]] = field(default_factory=dict)  # size and SHA-256 of each file that is kept
     version: int = 1
 
@@ -91,6 +93,8 @@ def begin(
         Part(part, os.path.relpath(live, paths.store), inode_of(disk, live), disk.inode(built))
         for part, live, built in parts
     ]
+    if files:
+        made.after = unreplaced(made, shape_now(disk, paths))
     disk.create_folder(made.directory(paths))
     write(disk, paths, made)
     _keep_files(disk, paths, made, files)
@@ -146,8 +150,19 @@ def finish(disk: Disk, paths: Paths, made: Replacement, *, state: str = REPLACED
 
 
 def shape_now(disk: Disk, paths: Paths) -> list[tuple[str, int, int]]:
-    """Every file of the store by its relative path, with size and time of change, our own directory left out."""
-    return [(os.path.relpath(path, paths.store), size, ns) for path, size, ns in shape(disk, paths.store)]
+    """Every file of the store by its relative path, with size and time of change.
+
+    Our own directory is left out, and the small files that a rebuild itself writes: a broker that was at work has
+    changed others, too.
+    """
+    named = [(os.path.relpath(path, paths.store), size, ns) for path, size, ns in shape(disk, paths.store)]
+    return [one for one in named if one[0] not in _WRITTEN_BY_REBUILD]
+
+
+def unreplaced(made: Replacement, files: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Those of some files that lie in no directory that was exchanged."""
+    lives = tuple(f"{part.live}/" for part in made.parts)
+    return [one for one in files if not one[0].startswith(lives)]
 
 
 def write(disk: Disk, paths: Paths, made: Replacement) -> None:

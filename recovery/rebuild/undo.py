@@ -137,11 +137,10 @@ def _is_back(disk: Disk, paths: Paths, made: Replacement) -> bool:
 
 def _check_unchanged(disk: Disk, paths: Paths, made: Replacement) -> None:
     """Raises StoreError when a file of the store is not as the rebuild left it."""
-    if made.state == BEGUN:
-        text = f"{made.directory(paths)}: its rebuild was killed before it wrote down how it left the store"
-        raise StoreError(f"{text}. Run the rebuild again: what lies there is kept", path=made.directory(paths))
-    changed = sorted(set(replaced.shape_now(disk, paths)) ^ set(made.after))
-    changed = [one for one in changed if one[0] != "lock"]
+    now = replaced.shape_now(disk, paths)
+    if made.state == BEGUN:  # its rebuild was killed before it wrote down how it left what it exchanged
+        now = replaced.unreplaced(made, now)
+    changed = sorted(set(now) ^ set(made.after))
     if changed:
         path = os.path.join(paths.store, changed[0][0])
         text = f"{path} changed since {made.name}: a broker was at work on the store, and the files from before do not"

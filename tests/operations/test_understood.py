@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from recovery.rebuild.undo import undo
 from recovery.repair import crash
 from recovery.repair.salvage import salvage
 from tests.operations.command import command
-from tests.operations.test_rebuild import store_of
+from tests.operations.test_rebuild import Deaf, Killed, dying, store_of
 from tests.store.test_load import abandoned
 from tests.store.test_writing import fill
 
@@ -336,3 +338,43 @@ def test_a_changed_copy_is_not_brought_back(tmp_path: Path, capsys: pytest.Captu
     ran = command(capsys, "rebuild", path, "--undo")
     assert (ran.code, outside_checkback(path)) == (4, after)
     assert f"{file} is not what was kept there" in ran.err
+
+
+@pytest.mark.parametrize("base", [Disk, Deaf])
+@pytest.mark.parametrize("name", ["_exchange", "_rename", "_write", "_remove_file"])
+def test_a_kill_loses_neither_the_old_files_nor_the_way_back(
+    kind_store: Callable[[str], Path], tmp_path: Path, base: type[Disk], name: str
+) -> None:
+    """Killed in a rebuild the old files are live or kept; killed in an undo the next undo ends it."""
+    source = kind_store("rocketmq-5.3.3-plain")
+    damaged(source)
+    (source / "abort").write_text("4711")
+    before, kills = outside_checkback(source), 0
+    old = {path: digest for path, digest in before.items() if path.startswith("consumequeue")}
+    for call in range(1, 30, 3):
+        path = shutil.copytree(source, tmp_path / f"{call}")
+        kills += _killed(lambda disk, path=path: _apply(path, disk), dying(base, name, call))
+        kept = on_disk(path / "checkback") if (path / "checkback").exists() else {}
+        assert set(old.values()) <= {*on_disk(path).values(), *kept.values()}
+        assert _apply(path, Disk()).applied
+        kills += _killed(lambda disk, path=path: undo(path, broker_is_stopped=True, disk=disk), dying(base, name, call))
+        for _ in range(2):  # a rebuild that was killed after its exchange is followed by one that closes the store
+            with contextlib.suppress(StoreError):
+                undo(path, broker_is_stopped=True)
+        with pytest.raises(StoreError, match="nothing to undo"):
+            undo(path, broker_is_stopped=True)
+        now = outside_checkback(path)
+        assert {name: digest for name, digest in now.items() if not name.endswith(".tmp")} == before
+    assert kills or (base is Deaf and name == "_exchange")
+
+
+def _apply(path: Path, disk: Disk) -> Any:
+    return rebuild(path, apply=True, broker_is_stopped=True, disk=disk)
+
+
+def _killed(act: Callable[[Disk], object], disk: Disk) -> bool:
+    try:
+        act(disk)
+    except Killed:
+        return True
+    return False

@@ -101,7 +101,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("the compacted topics", r"compaction/.*", Handling.KEPT),
     Kind("the key-value service of POP", r"kvStore/.*", Handling.KEPT),
     Kind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
-    Kind("a small file", r"(lock|(abort|checkpoint)\.(bak|tmp))", Handling.KEPT),
+    Kind("a small file", r"(lock|(abort|checkpoint)\.(bak|(\d+\.)?tmp))", Handling.KEPT),
     # What only its own broker can make.
     Kind(
         "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REFUSED,

@@ -30,11 +30,16 @@ public final class Kinds {
     }
 
     public static void main(String[] words) throws Exception {
-        Kinds run = new Kinds(new Options(words));
-        run.start();
-        run.createTopic();
-        run.subscribe();
-        run.send();
+        try {
+            Kinds run = new Kinds(new Options(words));
+            run.start();
+            run.createTopic();
+            run.subscribe();
+            run.send();
+        } catch (Exception failure) {
+            failure.printStackTrace();
+            Runtime.getRuntime().halt(1);
+        }
         Runtime.getRuntime().halt(0);
     }
 

@@ -18,17 +18,29 @@ public final class Serve {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("serve");
         consumer.setNamesrvAddr(options.text("namesrv"));
         consumer.start();
+        // The client learns the broker's address with the first topic that the name server knows.
         for (int attempt = 0; ; attempt++) {
             try {
-                consumer.fetchSubscribeMessageQueues(options.text("via"));
+                consumer.minOffset(new MessageQueue(options.text("via"), "broker-a", 0));
                 break;
             } catch (Exception notYet) {
                 if (attempt == 150) {
-                    throw notYet;
+                    notYet.printStackTrace();
+                    Runtime.getRuntime().halt(1);
                 }
                 Thread.sleep(200);
             }
         }
+        try {
+            serve(options, truth, consumer);
+        } catch (Exception failure) {
+            failure.printStackTrace();
+            Runtime.getRuntime().halt(1);
+        }
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static void serve(Options options, Truth truth, DefaultMQPullConsumer consumer) throws Exception {
         for (String name : options.text("queues").split(",")) {
             int cut = name.lastIndexOf(':');
             MessageQueue queue = new MessageQueue(name.substring(0, cut), "broker-a", Integer.parseInt(name.substring(cut + 1)));
@@ -49,6 +61,5 @@ public final class Serve {
                 next = result.getNextBeginOffset();
             }
         }
-        Runtime.getRuntime().halt(0);
     }
 }
