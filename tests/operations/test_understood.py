@@ -351,7 +351,7 @@ def test_a_kill_loses_neither_the_old_files_nor_the_way_back(
     (source / "abort").write_text("4711")
     before, kills = outside_checkback(source), 0
     old = {path: digest for path, digest in before.items() if path.startswith("consumequeue")}
-    for call in range(1, 30, 3):
+    for call in range(1, 26, 4):
         path = shutil.copytree(source, tmp_path / f"{call}")
         kills += _killed(lambda disk, path=path: _apply(path, disk), dying(base, name, call))
         kept = on_disk(path / "checkback") if (path / "checkback").exists() else {}
