@@ -58,6 +58,7 @@ COMMON_PROPERTIES: dict[str, object] = {
     "messageDelayLevel": "1s 1s 2s 2s 3s 3s",
 }
 PROGRAM_SECONDS = 400
+BOOT_SECONDS = 240  # a 5.x broker takes 10 s of processor time, of which a busy machine gives little
 OPENED = ("java.nio", "java.lang", "java.net", "sun.nio.ch", "jdk.internal.ref")
 
 
@@ -225,7 +226,7 @@ class Cluster:
         main = f"{serving.package}.namesrv.NamesrvStartup"
         server = Java("namesrv", serving.command(self.home, main, "-c", str(settings), heap="128m"), self.home)
         self._others.append(server)
-        server.await_text("boot success")
+        server.await_text("boot success", BOOT_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -251,7 +252,7 @@ class Cluster:
         file = self._write("broker.properties", settings)
         main = f"{self.installation.package}.broker.BrokerStartup"
         self.broker = Java("broker", self.installation.command(self.home, main, "-c", str(file)), self.home)
-        self.broker.await_text("boot success")
+        self.broker.await_text("boot success", BOOT_SECONDS)
         return self.broker
 
     def start(self, program: str, truth: Path, **options: object) -> Java:
