@@ -70,7 +70,8 @@ def rebuild(
     """Build, compare, and with `apply` put in place; `kind` is who reads the log (default: this process).
 
     Raises NotAStore, CorruptStore when the log itself is damaged, and with `apply` StoreError or StoreLocked when
-    another program may be at work on the store, or when two halves claim one slot and one is in doubt.
+    another program may be at work on the store, or when two halves claim one slot and one is in doubt, and
+    NotUnderstood when the store holds what checkback cannot make.
     """
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding
@@ -80,7 +81,7 @@ def rebuild(
         with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
             return make(text, disk, progress, ours=ours).compare_only(files, folder, started)
     misfits = misfits_of_store(files, disk)
-    if misfits:  # said before anybody stops a broker for it
+    if misfits:  # before a broker is stopped for it in vain
         raise refusal(text, misfits)
     if ours:
         return make(text, disk, progress, ours=True).apply_to_ours(started)
@@ -218,7 +219,7 @@ class Rebuilding:
             raise StoreError(f"{self.path}: {report.refusal}", path=self.path)
 
     def _applied(self, report: RebuildReport, made: Replacement | None) -> RebuildReport:
-        """The report once all is in place; what is kept is written down now, when nobody waits for it."""
+        """The report once all is in place; the copies are hashed now, when no append waits."""
         remove_built(self.disk, self.paths)
         if made is not None:
             replaced.finish(self.disk, self.paths, made, is_ours=self.ours)

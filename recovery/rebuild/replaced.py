@@ -1,4 +1,4 @@
-"""What a rebuild took out of a store is kept aside, with a manifest, until somebody asks for it or has it forgotten.
+"""What a rebuild took out of a store is kept aside, with a manifest, until it is taken back or deleted.
 
     STORE/checkback/replaced/20261122T023501.123456Z/
         manifest.json       what was where, why and by which command it was replaced, sizes and SHA-256

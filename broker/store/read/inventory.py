@@ -1,7 +1,7 @@
 """What a store directory holds, entry by entry, and what checkback may do with each: a table, and a walk that asks it.
 
-found = inventory("rocketmq/store", Disk())
-found.misfits()               what stands in the way of replacing anything: path, what it is, and why
+contents = inventory("rocketmq/store", Disk())
+contents.misfits()             what stands in the way of replacing anything: path, what it is, and why
 
 Recovery replaces directories as a whole, so everything that lies in one must be of a kind that is known. The walk does
 not go into what a verb leaves alone. Names: RocketMQ: StorePathConfigHelper, BrokerPathConfigHelper (3.1.4 to 5.5.0).
@@ -28,7 +28,7 @@ class Handling(enum.Enum):
     BUILT = "made from the CommitLog: it may be replaced"
     LOG = "the CommitLog itself"
     KEPT = "left as it is"
-    REFUSED = "nobody but its own broker can make it: nothing is replaced beside it"
+    REFUSED = "only its own broker can make it: nothing is replaced beside it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ class Inventory:
 
     def misfits_inside(self) -> list[Misfit]:
         """Those that lie in the directories that are replaced: they would be gone."""
-        found = (self._misfit(*entry) for entry in self.entries if entry[0].startswith(_REPLACED))
-        return list(dict.fromkeys(one for one in found if one is not None))
+        misfits = (self._misfit(*entry) for entry in self.entries if entry[0].startswith(_REPLACED))
+        return list(dict.fromkeys(one for one in misfits if one is not None))
 
     def _elsewhere(self) -> Iterator[Misfit]:
-        found = (self._misfit(*entry) for entry in self.entries if not entry[0].startswith(_REPLACED))
-        yield from (one for one in found if one is not None)
+        misfits = (self._misfit(*entry) for entry in self.entries if not entry[0].startswith(_REPLACED))
+        yield from dict.fromkeys(one for one in misfits if one is not None)
         for name in self.rocksdb_config:
             if name in _NAMES_TOPICS:
                 what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB[name]}"
@@ -225,14 +225,14 @@ def _rocksdb_config(store: str, disk: Disk) -> Iterator[str]:
 
 def _queue_types(store: str, disk: Disk) -> Iterator[tuple[str, str]]:
     """The topics that topics.json, or the version before it, gives a type of queue other than the plain one."""
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for name in ("topics.json.bak", "topics.json"):
         try:
             topics = config.decode_topics(disk.read(Paths(store).config(name))).topics
         except (Missing, CorruptRecord):
             continue
-        found.update({topic: one.attributes.get(_QUEUE_TYPE, _SIMPLE) for topic, one in topics.items()})
-    yield from sorted((topic, name) for topic, name in found.items() if name != _SIMPLE)
+        types.update({topic: one.attributes.get(_QUEUE_TYPE, _SIMPLE) for topic, one in topics.items()})
+    yield from sorted((topic, name) for topic, name in types.items() if name != _SIMPLE)
 
 
 def refusal(store: str, misfits: Sequence[Misfit]) -> NotUnderstood:
