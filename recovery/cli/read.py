@@ -177,21 +177,26 @@ def salvage(
     segment_size: Annotated[
         int | None, typer.Option(min=4096, metavar="BYTES", help="Size of a segment, where the only one was truncated.")
     ] = None,
+    without_config: Annotated[
+        bool, typer.Option("--without-config", help="Go without topics, groups and positions that are in a RocksDB.")
+    ] = False,
 ) -> None:
     """Copy the readable records of a corrupt store into a new one. The old store is only read.
 
     Every whole record keeps its CommitLog offset. Lost ranges are bridged, so that RocketMQ reads past them. The
-    ConsumeQueues and the other derived files are left out: a broker builds them when it starts.
+    ConsumeQueues and the other derived files are left out: a broker builds them when it starts. Exits with 1 when
+    the new store lacks something that no broker can rebuild.
     """
     from recovery.cli import tables as screen
     from recovery.repair.salvage import salvage as copy
 
     with Bar("Copying") as progress:
-        report = copy(store, out, segment_size=segment_size, progress=progress)
+        report = copy(store, out, segment_size=segment_size, without_config=without_config, progress=progress)
     if as_json:
         print_json(report.as_json())
     else:
         show(screen.salvaged(report))
+    raise typer.Exit(FINDINGS if report.left_behind else WELL)
 
 
 def _entries(store: str, what: What, name: str | None, selection: Selection) -> Iterator[Entry]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from recovery.cli.output import Bar, print_json, show, warn
 from recovery.cli.shared import CORRUPT, FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, listing
+from recovery.humanize import size
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
-    from recovery.rebuild.rebuilder import RebuildReport
+    from broker.store.read.inventory import Misfit
+    from recovery.rebuild.replaced import Replacement
+    from recovery.rebuild.report import RebuildReport
     from recovery.repair.crash import Plan, Report
 
 Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without --apply nothing in the store changes.")]
@@ -39,11 +42,16 @@ def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_
     Exits with 0 when nothing is left to do, with 1 when steps are left, with 4 when the log is damaged in a way that
     no crash explains. Opening a store for writing also recovers it.
     """
+    from broker.store.disk.files import Disk
     from recovery.repair import crash
 
     made = crash.plan(crash.survey(store))
     if not apply:
-        print_json(made.as_json()) if as_json else show(_plan_lines(made))
+        misfits = crash.misfits_in_the_way(made, Disk())
+        if as_json:
+            print_json({**made.as_json(), "not_understood": [one.as_json() for one in misfits]})
+        else:
+            show(_plan_lines(made, misfits))
         if made.is_needed and made.survey.facts.tail.value == "corrupt":
             raise typer.Exit(CORRUPT)
         raise typer.Exit(FINDINGS if made.is_needed else WELL)
@@ -52,13 +60,17 @@ def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_
     print_json(report.as_json()) if as_json else show(_report_lines(report))
 
 
-def _plan_lines(made: Plan) -> Iterator[str]:
+def _plan_lines(made: Plan, misfits: Sequence[Misfit]) -> Iterator[str]:
     yield f"{made.survey.path}: {made.case.label}: {made.case.sentence}"
     for number, line in enumerate(made.lines, 1):
         yield f"{number:>3}. {line}"
     if made.survey.tail.reason:
         yield f"{made.survey.tail.path} at {made.survey.tail.end}: {made.survey.tail.reason}"
-    if not made.is_needed:
+    for misfit in misfits:
+        yield f"not understood: {misfit}"
+    if misfits:
+        yield "Nothing here may be replaced: --apply would refuse"
+    elif not made.is_needed:
         yield "Nothing needs to be done: opening the store is enough"
     elif made.steps:
         yield f"Do it with: checkback recover {made.survey.path} --apply"
@@ -77,20 +89,39 @@ def _report_lines(report: Report) -> Iterator[str]:
     yield f"Recovered in {report.seconds:.1f} s. See for yourself with: checkback verify {path}"
 
 
+Undo = Annotated[bool, typer.Option("--undo", help="Take back what a rebuild replaced: the last one, or WHICH.")]
+Forget = Annotated[
+    bool, typer.Option("--forget-replaced", help="Delete what rebuilds replaced and kept aside: all of it, or WHICH.")
+]
+Which = Annotated[
+    str | None,
+    typer.Argument(metavar="[WHICH]", help="With --undo or --forget-replaced: a name in checkback/replaced."),
+]
+
+
 def rebuild(
-    store: Store, as_json: AsJson = False, apply: Apply = False, broker_is_stopped: Stopped = False,
-    move: Move = False, spark: Spark = None,
+    store: Store, which: Which = None, as_json: AsJson = False, apply: Apply = False,
+    broker_is_stopped: Stopped = False, move: Move = False, spark: Spark = None, undo: Undo = False,
+    forget_replaced: Forget = False,
 ) -> None:  # fmt: skip
     """Make the derived files again from the CommitLog and compare them with the live ones. With --apply: put in place.
 
     ConsumeQueues and index; of a 3.x or checkback store the state table and the redo log as well. Slots stay what the
-    prepared records say. Applications may go on; a RocketMQ broker must be stopped. Exits with 1 when the files differ
-    and --apply was not given.
+    prepared records say. Applications may go on; a RocketMQ broker must be stopped. What is replaced is kept in
+    STORE/checkback/replaced, and --undo takes it back. A store with files that checkback cannot make is refused. Exits
+    with 1 when the files differ and --apply was not given.
     """
-    from recovery.rebuild.rebuilder import rebuild as make
-
+    if sum((apply, undo, forget_replaced)) > 1:
+        raise typer.BadParameter("give one of --apply, --undo and --forget-replaced")
+    if which is not None and not (undo or forget_replaced):
+        raise typer.BadParameter("it names what a rebuild replaced: give --undo or --forget-replaced, too")
     if move and not apply:
         raise typer.BadParameter("it writes to the store: give --apply, too", param_hint="--move")
+    if undo or forget_replaced:
+        _replaced(store, which, as_json=as_json, undo=undo, broker_is_stopped=broker_is_stopped)
+        return
+    from recovery.rebuild.rebuilder import rebuild as make
+
     if move:
         from recovery.repair.slot_conflicts import move as move_claimed
 
@@ -110,6 +141,26 @@ def rebuild(
     raise typer.Exit(WELL if report.ok else FINDINGS)
 
 
+def _replaced(store: str, which: str | None, *, as_json: bool, undo: bool, broker_is_stopped: bool) -> None:
+    """Take back, or delete, what a rebuild replaced."""
+    from broker.store.disk.files import Disk
+    from broker.store.disk.paths import Paths
+    from broker.store.read.detect import check_is_store
+    from recovery.rebuild import replaced
+    from recovery.rebuild.undo import undo as take_back
+
+    if undo:
+        made = take_back(store, which, broker_is_stopped=broker_is_stopped)
+        lines = [f"{store}: {', '.join(part.live for part in made.parts)} are again what they were before {made.name}"]
+        lines.append(f"What the rebuild had made is kept in {store}/checkback/replaced/{made.name}")
+        print_json(made.as_json()) if as_json else show(lines)
+        return
+    check_is_store(store, Disk())
+    names, freed = replaced.forget(Disk(), Paths(store), which)
+    text = f"{store}: deleted {', '.join(names)}, {size(freed)}" if names else f"{store}: nothing was kept aside"
+    print_json({"path": store, "forgotten": names, "bytes": freed}) if as_json else show([text])
+
+
 def _rebuild_lines(report: RebuildReport) -> Iterator[str]:
     yield f"{report.path}: {report.records:,} records up to {report.end_offset:,}, generation {report.generation}"
     yield f"made: {', '.join(report.parts)}"
@@ -119,12 +170,39 @@ def _rebuild_lines(report: RebuildReport) -> Iterator[str]:
         yield f"  {one}"
     for claim in report.claims:
         yield f"  slot {claim.slot} is claimed by the half messages at {claim.lost_offset} and {claim.owner_offset}"
+    for misfit in report.misfits:
+        yield f"  not understood: {misfit}"
     if report.applied:
-        yield f"Put in place in {report.seconds:.1f} s"
+        yield from _applied_lines(report)
+    elif report.misfits:
+        yield "Nothing here may be replaced: --apply would refuse"
     elif report.differences:
         yield report.refusal or f"Put what was made in place with: checkback rebuild {report.path} --apply"
     else:
         yield "The live files are what the log says"
+    yield from _kept_lines(report)
+
+
+def _applied_lines(report: RebuildReport) -> Iterator[str]:
+    made = report.replacement
+    if made is None:
+        yield "The live files are what the log says, so nothing was replaced"
+        return
+    yield f"Put in place in {report.seconds:.1f} s: {', '.join([part.live for part in made.parts] or list(made.files))}"
+    yield f"What was there is kept in {report.path}/checkback/replaced/{made.name}"
+    stopped = " --broker-is-stopped" if made.after else ""
+    yield f"Take it back, before anything else is written, with: checkback rebuild {report.path} --undo{stopped}"
+
+
+def _kept_lines(report: RebuildReport) -> Iterator[str]:
+    if report.kept:
+        total = size(sum(_bytes(one) for one in report.kept))
+        text = f"{len(report.kept)} replaced copies take {total} in {report.path}/checkback/replaced"
+        yield f"{text}. Delete them with: checkback rebuild {report.path} --forget-replaced"
+
+
+def _bytes(made: Replacement) -> int:
+    return sum(length for length, _ in made.sums.values())
 
 
 Keep = Annotated[
@@ -200,7 +278,8 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     ),
     rebuild: examples(
         "rebuild shop.store", "rebuild shop.store --apply", "rebuild rocketmq/store --apply --broker-is-stopped",
-        "rebuild rocketmq/store --apply --move --broker-is-stopped", 'rebuild shop.store --spark "local[*]"',
+        "rebuild rocketmq/store --apply --move --broker-is-stopped", "rebuild shop.store --undo",
+        "rebuild shop.store --forget-replaced", 'rebuild shop.store --spark "local[*]"',
     ),
     retain: examples(
         "retain shop.store --keep 72h", "retain shop.store --keep 72h --apply",

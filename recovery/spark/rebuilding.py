@@ -22,8 +22,9 @@ from broker.errors import StoreError
 from broker.format.sysflag import TransactionType
 from broker.transaction.events import Generation, TransactionState
 from recovery.rebuild.builder import Build
-from recovery.rebuild.rebuilder import Progress, Rebuilding, RebuildReport
+from recovery.rebuild.rebuilder import Progress, Rebuilding
 from recovery.rebuild.rebuilder import rebuild as rebuild_by
+from recovery.rebuild.report import RebuildReport
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage, Scan
@@ -154,6 +155,7 @@ class SparkBuild(Build):
         told.bytes = sum(summary.bytes for summary in summaries)
         told.last_store_ms = max((summary.last_store_ms for summary in summaries), default=0)
         counts = [summary.made for summary in summaries if summary.made is not None]
+        self.misfits += [misfit for one in counts for misfit in one.misfits]
         with_table = self.generation is Generation.STATE_TABLE
         redo = prefix_sums([one.redo for one in counts], self.redo_units)
         items = prefix_sums([one.items for one in counts])

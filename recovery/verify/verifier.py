@@ -252,11 +252,10 @@ class Verification:
         for folder, missing in wanted.items():
             if missing:
                 path = os.path.join(self.files.path, folder)
-                text = f"{folder} is not there: a broker that starts with an empty file abort builds it"
+                text = f"{folder} is not there, though the log holds records for it"
                 self.findings.add(Finding("files-missing", self.begin, text, path))
         if self.index is None and self.has_keys and not self.files.index_now():
             text = "there is no index: no query by key finds anything. That is right where messageIndexEnable=false"
-            text += "; any other broker builds it when it starts with an empty file abort"
             self.findings.add(Finding("files-missing", self.begin, text, os.path.join(self.files.path, "index")))
 
     def _report_damages(self) -> None:

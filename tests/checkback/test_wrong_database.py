@@ -106,7 +106,7 @@ def bound_again(shop: Shop, url: URL, tmp_path: Path) -> Made:
     """A copy of the store was opened with it: the same store id, another binding."""
     other = another(url, tmp_path)
     ledger = tables_in(other)
-    ledger.binding(store_id(shop.store))
+    ledger.binding(shop.store.store_id)
     ledger.engine.dispose()
     return other, ()
 

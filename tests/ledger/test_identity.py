@@ -16,7 +16,7 @@ from broker.errors import StoreError, TransactionError
 from broker.ledger import Ledger, executor
 from broker.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, KnownLedgers
 from broker.ledger_identity import DatabaseIdentity, difference
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from recovery.checkback.ledgers.proof import CommittedKey, Facts, judge
 
 STORE = "5" * 32

@@ -16,9 +16,16 @@ from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
 from broker.store.writer import open_writer
 from recovery.rebuild.rebuilder import rebuild as local_rebuild
+from recovery.rebuild.rebuilder import sizes_of
+from recovery.scan.kinds import Kinds
+from recovery.scan.scanner import Scan
+from recovery.scan.store_files import StoreFiles
 from recovery.spark import rebuild
+from recovery.spark.making import Maker, Making
 from recovery.spark.pipeline import Judgement
+from recovery.spark.places import Place
 from recovery.transactions.in_doubt import Pending
+from recovery.verify.index_items import Rule
 from recovery.verify.verifier import verify
 from tests.operations.test_rebuild import derived, store_of
 from tests.store.test_writing import end_draft, fill, half
@@ -110,3 +117,16 @@ def test_a_damaged_log_is_no_ground_to_build_on(spark: SparkSession, golden_copy
         rebuild(spark, str(path), split_bytes=50_000)
     with pytest.raises(StoreError, match="mounted"):
         rebuild(spark, "s3://bucket/store")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("batchcq", "a record that holds a batch"), ("lmq", "a record of light messages"), ("plain", "")]
+)
+def test_a_task_notes_records_that_nothing_is_built_for(golden: Callable[[str], Path], name: str, what: str) -> None:
+    """A split counts them, and the driver refuses before anything is exchanged."""
+    path = golden(f"kinds/rocketmq-5.3.3-{name}")
+    files = StoreFiles.open(path)
+    maker = Maker(Making(Place(str(path)), "", sizes_of(files, Disk()), Rule.V5, whole_records=False))
+    for records in Scan(files.commitlog):
+        maker.add(records, Kinds(records))
+    assert [misfit.what[: len(what)] for misfit in maker.counts().misfits] == [what] * bool(what)

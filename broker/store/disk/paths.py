@@ -40,6 +40,10 @@ class Paths:
         return self._join("index")
 
     @property
+    def transaction(self) -> str:
+        return self._join("transaction")
+
+    @property
     def state_table(self) -> str:
         return self._join("transaction", "statetable")
 
@@ -132,6 +136,10 @@ class Paths:
     @property
     def rebuild(self) -> str:
         return self._join("checkback", "rebuild")
+
+    @property
+    def replaced(self) -> str:
+        return self._join("checkback", "replaced")
 
     def config(self, name: str) -> str:
         return self._join("config", name)

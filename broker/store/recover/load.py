@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import CorruptStore, StoreError
+from broker.store.disk.files import Disk
 from broker.store.maintain.checkpointing import checkpoint_as_is
+from broker.store.read.inventory import Misfit, inventory
+from broker.store.read.inventory import refusal as not_understood
 from broker.store.recover.cases import Case, Verdict, case_of
-from broker.store.recover.steps import BELIEVE, TRUST, Progress, Step
+from broker.store.recover.steps import BELIEVE, CUT_DERIVED, EMPTY_DERIVED, TRUST, Progress, Step
 from broker.store.recover.survey import Owner, Survey
 from broker.store.write.control import Word
 from broker.store.write.parts import StoreParts
@@ -66,14 +69,30 @@ def refusal(plan: Plan) -> StoreError | None:
     return StoreError(text, path=survey.path)
 
 
+def misfits_in_the_way(plan: Plan, disk: Disk) -> list[Misfit]:
+    """What the steps of a plan would remove though checkback did not make it, and cannot: another program put it there.
+
+    For a store of another program, which is taken over as a whole: all that it holds of that kind.
+    """
+    if plan.survey.facts.owner in (Owner.STRANGER, Owner.FOREIGN):
+        return inventory(plan.survey.path, disk).misfits()
+    if CUT_DERIVED not in plan.steps and EMPTY_DERIVED not in plan.steps:
+        return []
+    return inventory(plan.survey.path, disk).misfits_inside()
+
+
 def apply(plan: Plan, parts: StoreParts, progress: Progress) -> None:
     """Do what a plan says; call alone, with the store locked exclusively.
 
-    Raises CorruptStore when no crash explains the state of the log, StoreError when another program may be writing.
+    Raises CorruptStore when no crash explains the state of the log, StoreError when another program may be writing,
+    NotUnderstood when derived directories hold what checkback cannot make.
     """
     error = refusal(plan)
     if error is not None:
         raise error
+    misfits = misfits_in_the_way(plan, parts.disk)
+    if misfits:
+        raise not_understood(parts.path, misfits)
     parts.control[Word.MAGIC] = 0  # no process trusts the page before the last step
     for step in plan.steps:
         step.apply(parts, plan.survey, progress)
