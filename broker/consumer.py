@@ -12,6 +12,7 @@ at least once; `process` makes it once, in the application's own database transa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -28,7 +29,7 @@ from broker.consuming.processing import AsyncProcessing, Processing
 from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import RETRIES_MAX, sent_back
 from broker.consuming.tags import Selection
-from broker.errors import BrokerError, MessageRejected, StoreError
+from broker.errors import BrokerError, MessageRejected, StoreError, StoreFull
 from broker.format.topics import DLQ_PREFIX, SCHEDULE_TOPIC, check_topic_name, dlq_topic, retry_topic
 from broker.message import ReceivedMessage
 
@@ -250,7 +251,8 @@ class Consumer:
     def _give_back(self) -> None:
         try:
             self._leases.release()
-            self._positions.exchange.export(at_once=True)
+            with contextlib.suppress(StoreFull):  # the positions themselves stand in the cells
+                self._positions.exchange.export(at_once=True)
         finally:
             self._member.leave()
             self._positions.close()

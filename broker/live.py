@@ -21,15 +21,20 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.config import TopicConfig
 from broker.message import Message
+from broker.retainer import Retainer, RetentionReport
 from broker.store.disk.files import Disk
+from broker.store.disk.paths import path_of_store
+from broker.store.maintain.removal import keep_reserve
+from broker.store.maintain.retention import Retention
+from broker.store.maintain.retention_registry import read_history
 from broker.store.read.consumequeue import ConsumeQueue
+from broker.store.read.detect import check_place
 from broker.store.read.store import Store
 from broker.store.write.admission import Admission, check_batch
-from broker.store.write.appender import Appended
 from broker.store.write.compose import compose
 from broker.store.write.control import Word
 from broker.store.write.layout import StoreLayout
-from broker.store.write.pending_record import PendingRecord, check_size, draft
+from broker.store.write.pending_record import Appended, PendingRecord, check_size, draft
 from broker.store.write.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.uniquekey import new_unique_key
 from broker.store.writer import open_writer
@@ -62,14 +67,18 @@ class LiveStore(Store):
         role: str = "master",
         reject_transactions: bool = False,
         transactions: str = "state-table",
+        create: bool = True,
+        retention: Retention | None = None,
     ) -> None:
-        path = path if path == os.sep else path.rstrip(os.sep)
+        path = path_of_store(path)
+        check_place(path, disk, create=create)
         check_may_write(path, disk)
         topics = TopicFile(path, disk)
         self.writer = open_writer(path, disk, layout, sync)
         self._is_open = True
         try:
             super().__init__(path, disk)
+            self.writer.parts.also_forget.append(self._folder.files.forget_removed)
             self._admission = Admission(
                 topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
             )
@@ -77,13 +86,17 @@ class LiveStore(Store):
             self.transactions: TransactionalMessageService = load_service(transactions, bridge)
             self.transactions.open()
             self._clamp_positions()
+            self._retainer = Retainer(self, retention)
+            keep_reserve(disk, self.writer.paths)
+            if retention is not None:
+                self.writer.upkeep.start()  # a process that only consumes removes what is read, too
         except BaseException:
             self.writer.close()
             raise
 
     def _clamp_positions(self) -> None:
         """After a machine crash a queue may end before a group's position: what is sent now is new to the group."""
-        if self.writer.disk.entry(os.path.join(self.writer.paths.own, "consumers")) is not None:
+        if self.writer.disk.entry(self.writer.paths.consumers) is not None:
             from broker.consuming.positions import Positions
 
             Positions(self).close()
@@ -97,6 +110,7 @@ class LiveStore(Store):
             self._is_open = False
             self.transactions.close()
             self.writer.close()
+            self._retainer.close()
             super().close()
 
     # Doors
@@ -222,6 +236,28 @@ class LiveStore(Store):
         """Force everything that is published. Raises SyncFailed."""
         self.writer.sync_now()
 
+    # What is old
+
+    def retain(
+        self, retention: Retention | None = None, *, dry_run: bool = False, now_ms: int | None = None
+    ) -> RetentionReport:
+        """Remove the segments that are due and that nothing pins, now; with `dry_run` only say which.
+
+        By default with the retention that the store was opened with, or the most careful of those of all processes
+        that have it open. `now_ms` is by the wall clock if it is not given. Waits for a round in the background. Raises
+        BrokerError when there is no retention, StoreError.
+        """
+        return self._retainer.run(retention, now_ms=now_ms, dry_run=dry_run)
+
+    @property
+    def retention(self) -> Retention | None:
+        """The retention in effect: the most careful of all processes that have the store open with one."""
+        return self._retainer.in_effect()
+
+    def retention_history(self) -> dict[str, Any]:
+        """What retention removed so far: segments, bytes, last_ms, and unread messages by group@topic."""
+        return read_history(self.writer.disk, self.writer.paths)
+
     # Read no further than what is durable
 
     @property
@@ -269,14 +305,18 @@ def open_live(
     role: str = "master",
     reject_transactions: bool = False,
     transactions: str = "state-table",
+    create: bool = True,
+    retention: Retention | None = None,
 ) -> LiveStore:
     """Open a store for writing, on a disk of one's choice. See `broker.open`."""
     return LiveStore(
-        os.fspath(path),
+        path_of_store(path),
         disk or Disk(),
         sync=sync,
         layout=layout,
         role=role,
         reject_transactions=reject_transactions,
         transactions=transactions,
+        create=create,
+        retention=retention,
     )

@@ -31,8 +31,7 @@ from broker.format import properties as names
 from broker.format.java import encode_message_id, string_hash
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
-from broker.store.write.appender import Appended
-from broker.store.write.pending_record import LOCAL_HOST
+from broker.store.write.pending_record import LOCAL_HOST, Appended
 from broker.store.write.topicfile import DEFAULT_QUEUES
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState

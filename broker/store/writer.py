@@ -22,18 +22,19 @@ from collections.abc import Sequence
 from broker.errors import BrokerError, StoreError, StoreLocked
 from broker.format.commitlog import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import StoreLock, flock_holder
+from broker.store.disk.lock_calls import flock_holder
 from broker.store.disk.paths import Paths
+from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.background import BackgroundTasks
 from broker.store.maintain.checkpointing import checkpoint
 from broker.store.recover.load import Plan, apply, leave, plan
 from broker.store.recover.steps import Progress
 from broker.store.recover.survey import survey
-from broker.store.write.appender import Appended, poisoned
+from broker.store.write.appender import poisoned
 from broker.store.write.control import Word
 from broker.store.write.layout import StoreLayout
 from broker.store.write.parts import StoreParts, open_parts
-from broker.store.write.pending_record import PendingRecord
+from broker.store.write.pending_record import Appended, PendingRecord
 from broker.store.write.store_file import StoreFile, boot_words, read_store_file, two_words
 
 SYNC_MODES = ("each", "group", "os")

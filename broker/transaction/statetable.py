@@ -20,10 +20,9 @@ from broker.format.commitlog import Record
 from broker.format.statetable import SLOT_SIZE, STATE_AT, Slot
 from broker.format.sysflag import TransactionType
 from broker.message import Message, ReceivedMessage
-from broker.store.write.appender import Appended
 from broker.store.write.compose import Composed, compose
 from broker.store.write.control import Word
-from broker.store.write.pending_record import PendingRecord, check_size, end_draft
+from broker.store.write.pending_record import Appended, PendingRecord, check_size, end_draft
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
 from broker.transaction.ends import half_draft, make_end
@@ -181,7 +180,7 @@ class StateTableService(TransactionalMessageService):
 
         RocketMQ: EndTransactionProcessor.checkPrepareMessage (5.3.3), and that it is a prepared one at all.
         """
-        known = self._appender.recent(half.commitlog_offset, half.slot)
+        known = self._appender.cached_half(half.commitlog_offset, half.slot)
         if known is not None and known.raw.rfind(_group_item(half.producer_group)) > 0:
             return known
         known, slot, group = self._read_known(half.commitlog_offset)

@@ -214,8 +214,7 @@ def _open(path: str) -> Iterator[LiveStore]:
     """The store, open for writing; one that is not there is not made."""
     import broker
 
-    broker.open(path, read_only=True).close()
-    with broker.open(path) as opened:
+    with broker.open(path, create=False) as opened:
         yield opened
 
 

@@ -44,7 +44,7 @@ def dlq(
         return
     wanted = ids or []
     if resend:
-        with broker.open(store) as live:
+        with broker.open(store, create=False) as live:
             letters = dead_letters.resend(live, group, wanted)
     else:
         with broker.open(store, read_only=True) as opened:
@@ -85,7 +85,7 @@ def consumer(
         if group is None or topic is None:
             raise typer.BadParameter("--reset needs a GROUP and a --topic", param_hint="--reset")
         to = group_positions.place(reset)
-        with broker.open(store) as live:
+        with broker.open(store, create=False) as live:
             if topic not in live.topics():
                 raise broker.BrokerError(f"{store} has no topic {topic}: its topics are {', '.join(live.topics())}")
             found = group_positions.reset(live, group, topic, to, queue)

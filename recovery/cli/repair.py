@@ -1,16 +1,18 @@
-"""The verbs that bring a store in order: `recover` and `rebuild`. Both only look, unless `--apply` is given."""
+"""The verbs that bring a store in order: `recover`, `rebuild`, `retain`. They only look, unless `--apply` is given."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from recovery.cli.output import Bar, print_json, show, warn
-from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing
+from recovery.cli.shared import CORRUPT, FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, listing
 
 if TYPE_CHECKING:
+    from broker.live import LiveStore
     from recovery.rebuild.rebuilder import RebuildReport
     from recovery.repair.crash import Plan, Report
 
@@ -125,6 +127,72 @@ def _rebuild_lines(report: RebuildReport) -> Iterator[str]:
         yield "The live files are what the log says"
 
 
+Keep = Annotated[
+    str | None, typer.Option("--keep", metavar="AGE", help="What is older may go, when everybody has read it: 72h.")
+]
+MaxBytes = Annotated[
+    str | None, typer.Option("--max-bytes", metavar="SIZE", help="What the store may take on the disk: 20GiB.")
+]
+FreeBytes = Annotated[
+    str | None, typer.Option("--free-bytes", metavar="SIZE", help="What is to stay free on its disk: 5GiB.")
+]
+GoneAfter = Annotated[
+    str | None,
+    typer.Option("--gone-after", metavar="AGE", help="A group not seen for so long is not waited for: 7d, or never."),
+]
+EvenUnread = Annotated[
+    bool, typer.Option("--even-unread", help="Take messages that somebody has yet to read. They are lost to them.")
+]
+
+
+def _opened_on_a_full_disk(path: str) -> LiveStore:
+    """The store, open for writing. On a disk without a free block those of its reserve are used."""
+    import broker
+    from broker.store.disk.files import Disk
+    from broker.store.disk.paths import Paths
+    from broker.store.maintain.removal import give_up_reserve
+
+    try:
+        return broker.open(path, create=False)
+    except broker.StoreFull:
+        if not give_up_reserve(Disk(), Paths(path)):
+            raise
+    return broker.open(path, create=False)
+
+
+def retain(
+    store: Store, keep: Keep = None, max_bytes: MaxBytes = None, free_bytes: FreeBytes = None,
+    gone_after: GoneAfter = None, even_unread: EvenUnread = False, apply: Apply = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Show which old messages may go, who has yet to read what, and what pins the rest. With --apply: remove them.
+
+    Opens the store as an application does. Without --keep, --max-bytes and --free-bytes it goes by the retention of
+    the processes that have the store open; where they have none it shows what the store can spare. Exits with 1 when
+    something may go and --apply was not given.
+    """
+    from recovery.cli import tables_consumer as tables
+    from recovery.jobs.setup import parse_retention
+
+    logging.getLogger("broker").addHandler(logging.NullHandler())  # what it would say is shown below
+    given = keep or max_bytes or free_bytes
+    if (gone_after or even_unread) and not given:
+        raise typer.BadParameter("say what may go: --keep, --max-bytes or --free-bytes", param_hint="--keep")
+    wanted = parse_retention(keep, max_bytes, free_bytes, gone_after, even_unread=even_unread) if given else None
+    with _opened_on_a_full_disk(store) as opened:
+        theirs = opened.retention
+        if wanted is None and theirs is None:
+            if apply:
+                fail(f"{store}: nothing says what may go. Say it: checkback retain {store} --keep 72h --apply", USAGE)
+            wanted = tables.SPARE
+        report = opened.retain(wanted, dry_run=not apply)
+        history = opened.retention_history()
+    if as_json:
+        print_json({**report.as_json(), "history": history})
+    else:
+        show(tables.retention(report, theirs if wanted else None, history))
+    raise typer.Exit(FINDINGS if report.segments and not apply else WELL)
+
+
 _EXAMPLES: dict[Callable[..., None], str] = {
     recover: examples(
         "recover shop.store", "recover shop.store --apply", "recover shop.store --json | jq .case",
@@ -133,6 +201,10 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     rebuild: examples(
         "rebuild shop.store", "rebuild shop.store --apply", "rebuild rocketmq/store --apply --broker-is-stopped",
         "rebuild rocketmq/store --apply --move --broker-is-stopped", 'rebuild shop.store --spark "local[*]"',
+    ),
+    retain: examples(
+        "retain shop.store --keep 72h", "retain shop.store --keep 72h --apply",
+        "retain shop.store --max-bytes 20GiB --apply", "retain shop.store --keep 72h --even-unread --apply",
     ),
 }  # fmt: skip
 

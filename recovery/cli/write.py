@@ -39,11 +39,13 @@ def send(
     properties: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="May be repeated.")
     ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the store if there is none at the path.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send one message. Writes to the store; other processes may have it open.
 
-    The message is on disk when the command returns. A new topic gets the type of its first message.
+    The message is on disk when the command returns. A new topic gets the type of its first message. A path without a
+    store is refused; with --create a store is created there.
     """
     from broker import Message
     from recovery.cli import messages as sending
@@ -54,7 +56,7 @@ def send(
         raise typer.BadParameter(str(error), param_hint="--property") from None
     content = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
     message = Message(topic, content, tag=tag, keys=keys or (), properties=pairs)
-    sent = sending.send(store, message, queue_id=queue_id)
+    sent = sending.send(store, message, queue_id=queue_id, create=create)
     if as_json:
         print_json(asdict(sent))
     else:
@@ -104,7 +106,7 @@ def topic(
 ) -> None:
     """List the topics of a store, show one, or create one.
 
-    With --create a store that does not exist is created, with RocketMQ's file sizes.
+    With --create a store that does not exist is created, in a directory that does.
     """
     from recovery.cli import messages as sending
 
@@ -165,6 +167,7 @@ def end(
 _EXAMPLES: dict[Callable[..., None], str] = {
     send: examples(
         "send shop.store orders --body 'paid' --tag new --key 4711",
+        "send new.store orders --body 'first' --create",
         "send shop.store orders --property colour=blue < order.json",
     ),
     tail: examples(

@@ -22,8 +22,8 @@ from broker.errors import CorruptStore, StoreError
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.checkpoint import Checkpoint, encode
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import StoreLock
 from broker.store.disk.paths import Paths
+from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.directory import Folder

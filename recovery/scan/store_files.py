@@ -17,7 +17,7 @@ from broker.format.consumequeue import UNIT_SIZE
 from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import Slot
 from broker.store.disk.files import Disk, Entry, Missing
-from broker.store.disk.locks import is_held
+from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import Folder
 from broker.store.read.segments import Listing, Segment

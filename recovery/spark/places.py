@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from broker.errors import NotAStore, StoreError
-from broker.store.disk.files import Disk, Entry, Missing, OpenFiles, ReadFile
+from broker.store.disk.files import Disk, Entry, Missing, ReadFile
+from broker.store.disk.open_files import OpenFiles
 from broker.store.read.directory import Folder
 from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage
 from recovery.scan.store_files import StoreFiles

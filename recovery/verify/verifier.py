@@ -20,7 +20,7 @@ import numpy as np
 from broker.format import properties as names
 from broker.format.consumequeue import Unit
 from broker.format.statetable import Slot
-from broker.store.disk.locks import is_held
+from broker.store.disk.store_lock import is_held
 from broker.store.read.segments import Listing
 from broker.transaction.events import Generation, TransactionState
 from recovery.findings import Finding, Findings, Report

@@ -97,7 +97,7 @@ def settle(count: int) -> None:
             engine = database(path / "shop.db")
             ledger = Ledger(engine)
             ledger.create_all()
-            with broker.open(path / "store", sync="os") as store:
+            with broker.open(path / "store", sync="os", layout=broker.StoreLayout.rocketmq()) as store:
                 left_in_doubt(store, ledger, count, rolled_back=rolled_back)
             with broker.open(path / "store", sync="group") as store:
                 check = CheckBack(store, LedgerResolver(ledger, store.store_id), limit=count)
@@ -117,7 +117,7 @@ def round_over_settled(settled: int, in_doubt: int) -> None:
         engine = database(path / "shop.db")
         ledger = Ledger(engine)
         ledger.create_all()
-        with broker.open(path / "store", sync="os") as store:
+        with broker.open(path / "store", sync="os", layout=broker.StoreLayout.rocketmq()) as store:
             every = settled // in_doubt
             for number in range(settled + in_doubt):
                 half = store.transactions.prepare(broker.Message("orders", b"x"), "shop", queue_id=number % 4)
@@ -157,7 +157,7 @@ def purchase(seconds: float) -> None:
                 Base.metadata.create_all(engine)
             ledger = Ledger(ours)
             ledger.create_all()
-            with broker.open(path / "store", sync="group") as store:
+            with broker.open(path / "store", sync="group", layout=broker.StoreLayout.rocketmq()) as store:
                 producer = store.producer("shop", topics=["orders"], ledger=ledger)
                 log = BareLog(path / "log", share=min(threads, 3))  # so many purchases share one, as ours do
                 works = {"outbox": partial(with_outbox, outbox), "message": partial(with_message, ours, producer)}

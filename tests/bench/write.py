@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from broker.format.sysflag import TransactionType
@@ -36,7 +37,7 @@ from broker.store.writer import StoreWriter, open_writer
 from tests.bench.yardstick import Yardstick
 
 BODY = b"x" * 1024
-LAYOUT = StoreLayout(segment_bytes=1 << 28)  # that of the yardstick
+LAYOUT = replace(StoreLayout.rocketmq(), segment_bytes=1 << 28)  # that of the yardstick
 PREPARED, COMMIT, ROLLBACK = TransactionType.PREPARED, TransactionType.COMMIT, TransactionType.ROLLBACK
 TURNS = 3
 

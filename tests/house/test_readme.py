@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from broker.store.disk.files import Disk
 from recovery.verify.verifier import verify
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +21,7 @@ def test_the_program_runs(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "orders b'lamp'\n"
+    assert Disk().used_bytes(str(tmp_path)) < 64 << 20, "a laptop's disk"
     report = verify(tmp_path / "shop.store")
     assert report.ok
     assert report.transactions["committed"] == 1

@@ -286,7 +286,7 @@ def test_an_end_from_the_log_is_the_end_from_the_draft(tmp_path: Path) -> None:
     """What this process remembers of a half is what the log holds of it."""
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     placed = store.append_one(half(1))
-    known: Any = store.appender.recent(placed.commitlog_offset, placed.queue_offset)
+    known: Any = store.appender.cached_half(placed.commitlog_offset, placed.queue_offset)
     assert end_draft(known, 0, 0, TransactionType.COMMIT) == end_draft(half(1), 0, 0, TransactionType.COMMIT)
-    assert store.appender.recent(placed.commitlog_offset + 1, placed.queue_offset) is None
+    assert store.appender.cached_half(placed.commitlog_offset + 1, placed.queue_offset) is None
     store.close()

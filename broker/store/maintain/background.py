@@ -6,6 +6,7 @@
     every second    the log is forced                                                             (mode os)
                     a lower bound of what is durable is put on disk: STORE/checkback/durable
     when due        the next segment is made before the log needs it
+                    old segments are removed, in a process that has a retention   (broker.retainer)
                     a checkpoint, so that a recovery has little to replay
 
 Each process has its own threads, from its first append on; a lock lets one of them work at a time. Whoever is killed
@@ -31,6 +32,7 @@ from broker.store.write.parts import StoreParts
 
 SHARE_EVERY_S = SYNC_EVERY_S = 0.02
 CARE_EVERY_S = 0.1
+RETAIN_LOOK_S = 1.0  # whether a round of retention is due
 FORCE_EVERY_S = 1.0  # in mode os
 BOUND_EVERY_S = 0.5
 LOOK_EVERY_S = 5.0  # for files that retention removed
@@ -39,7 +41,8 @@ CHECKPOINT_EVERY_S = 60.0  # or when it grew at all
 WARM_BYTES = 16 << 20  # are ready ahead of who appends
 WARM_RATE = 1 << 20  # bytes in SHARE_EVERY_S: who appends less fast does not wait for pages
 _CROWD = int(Word.SHARED)
-_AHEAD_SHARE = 4  # the next segment is made when less than a quarter is left of this one
+_AHEAD_SHARE = 4  # the next segment is made when less than a quarter is left of this one,
+_AHEAD_LOOKS = 4  # or less than what is appended between so many looks
 
 
 class BackgroundTasks:
@@ -49,6 +52,7 @@ class BackgroundTasks:
         self._parts, self._lock, self._is_os = parts, parts.upkeep_lock, sync == "os"
         self._kept = (parts.append_lock, parts.syncer.lock)
         self._words, self._disk, self._paths = parts.control.words, parts.disk, parts.paths
+        self.retain: Callable[[], None] | None = None  # a round of retention if it is due; set before `start`
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -58,6 +62,7 @@ class BackgroundTasks:
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._bound = self._seen = self._warm = 0
+        self._care_tail = -1  # where the log ended at the last look
         self._warmed: ReadFile | None = None
         self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = time.monotonic()
 
@@ -72,6 +77,8 @@ class BackgroundTasks:
             loops = [(self._care, CARE_EVERY_S), (self._share, SHARE_EVERY_S)]
             if not self._is_os:
                 loops.append((self._sync, SYNC_EVERY_S))
+            if self.retain is not None:
+                loops.append((self._retain, RETAIN_LOOK_S))
             for work, every_s in loops:
                 thread = threading.Thread(
                     target=self._loop, args=(work, every_s), name=f"checkback{work.__name__}", daemon=True
@@ -87,7 +94,7 @@ class BackgroundTasks:
                     work()
         finally:
             for lock in self._kept:
-                lock.let_go()
+                lock.release_kept()
 
     def _share(self) -> None:
         """Let others have both locks, and keep them while this process is alone and appends one after another.
@@ -97,9 +104,9 @@ class BackgroundTasks:
         tail = self._words[Word.TAIL]
         keeps = tail != self._seen and not self._words[Word.SHARED] and not self._stop.is_set()
         for lock in self._kept:
-            lock.let_go()
+            lock.release_kept()
             if keeps:
-                lock.keep(self._is_alone)
+                lock.hold_across_appends(self._is_alone)
         grown, self._seen = tail - self._seen, tail
         if grown < WARM_RATE:
             self._warmed = None
@@ -136,7 +143,9 @@ class BackgroundTasks:
         if self._words[Word.POISON] or not self._lock.try_acquire():
             return
         try:
-            self.make_segment_ahead()
+            tail, before = self._words[Word.TAIL], self._care_tail
+            self._care_tail = tail
+            self.make_segment_ahead(tail - before if before >= 0 else 0)
             if now_s - self._forced_s >= FORCE_EVERY_S:
                 self._forced_s = now_s
                 self._sync()
@@ -150,6 +159,15 @@ class BackgroundTasks:
         finally:
             self._lock.release()
 
+    def _retain(self) -> None:
+        """A round of retention, unless another process is at it."""
+        if self.retain is None or self._words[Word.POISON] or not self._lock.try_acquire():
+            return
+        try:
+            self.retain()
+        finally:
+            self._lock.release()
+
     def persist_bound(self) -> None:
         """Put on disk up to where the log is durable: damage below it is no torn write. Raises StoreFull."""
         bound = self._words[Word.DURABLE]
@@ -157,15 +175,17 @@ class BackgroundTasks:
             self._disk.write_file(self._paths.durable, seal(b"%d" % bound))
             self._bound = bound
 
-    def make_segment_ahead(self) -> None:
+    def make_segment_ahead(self, grown: int = 0) -> None:
         """Make the next segment if the log will soon need it: aside, and put in its place under the append lock.
 
-        Raises StoreFull.
+        `grown`: the bytes that were appended since the last look. Raises StoreFull.
         """
         segment, log = self._parts.layout.segment_bytes, self._parts.appender.log
         tail = self._words[Word.TAIL]
         following = tail - tail % segment + segment
-        if (following - tail) * _AHEAD_SHARE > segment or self._disk.entry(log.path_of(following)) is not None:
+        left = following - tail
+        is_far = left * _AHEAD_SHARE > segment and left > grown * _AHEAD_LOOKS
+        if is_far or self._disk.entry(log.path_of(following)) is not None:
             return
         beside = os.path.join(self._paths.own, "next-segment")
         self._disk.allocate(beside, segment)

@@ -60,7 +60,7 @@ def _capture(parts: StoreParts) -> Checkpoint:
         control[Word.SLOTS],
         control[Word.REDO_UNITS],
         control[Word.STORE_MS],
-        slots_in_doubt(parts, _current(parts)),
+        slots_in_doubt(parts, last_checkpoint(parts)),
         [(*cells.queue(cell), cells[cell]) for cell in range(len(cells))],
         parts.dispatcher.index.state(),
     )
@@ -70,7 +70,7 @@ def _flush(parts: StoreParts, captured: Checkpoint) -> None:
     """Have everything on disk that a captured checkpoint speaks of, and the checkpoint beside its place."""
     parts.syncer.wait_durable(captured.commitlog_offset)
     try:
-        _sync_derived(parts, _current(parts), captured)
+        _sync_derived(parts, last_checkpoint(parts), captured)
     except SyncFailed:
         parts.poison()
         raise
@@ -95,7 +95,7 @@ def _beside(parts: StoreParts) -> str:
     return f"{parts.paths.own_checkpoint}.next"
 
 
-def _current(parts: StoreParts) -> Checkpoint:
+def last_checkpoint(parts: StoreParts) -> Checkpoint:
     """The checkpoint in force: what it speaks of is on disk, and its settled slots stay settled."""
     try:
         on_disk = Checkpoint.decode(parts.disk.read(parts.paths.own_checkpoint))

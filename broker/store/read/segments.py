@@ -19,7 +19,8 @@ from itertools import pairwise
 from typing import Any
 
 from broker.errors import CorruptStore
-from broker.store.disk.files import Disk, Entry, Missing, OpenFiles, ReadFile
+from broker.store.disk.files import Disk, Entry, Missing, ReadFile
+from broker.store.disk.open_files import OpenFiles
 
 NAME_DIGITS = 20
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from broker.errors import StoreError
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import is_held
 from broker.store.disk.paths import Paths
+from broker.store.disk.store_lock import is_held
 from broker.store.read.log_reader import LogReader
 from broker.store.read.segments import is_base
 from broker.store.recover.tail import Tail, TailKind, find_tail, record_begins

@@ -17,48 +17,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from broker.errors import CorruptRecord, StoreError
 from broker.format.commitlog import BLANK_SIZE, RecordHead, encode_blank
-from broker.format.consumequeue import UNIT_SIZE, Unit
-from broker.format.redolog import PREPARED_TAG
-from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
-from broker.format.topics import SCHEDULE_TOPIC
-from broker.store.disk.locks import AppendLock
+from broker.store.disk.append_lock import AppendLock
 from broker.store.read.log_reader import LogReader
-from broker.store.write.control import STATE, STATE_AT, ControlPage, Word
-from broker.store.write.dispatch import Dispatcher, wrapped_s
+from broker.store.write.control import ControlPage, Word
+from broker.store.write.dispatch import Dispatcher
+from broker.store.write.fast_append import FastAppend
 from broker.store.write.layout import StoreLayout
 from broker.store.write.mapped import MappedQueue, zero
-from broker.store.write.pending_record import PendingRecord, check_size, place
-from broker.store.write.queue_offsets import CELL_WORDS
+from broker.store.write.pending_record import Appended, PendingRecord, check_size, place
 from broker.store.write.replay import Replay
 
 # Plain numbers: an attribute of an enum takes as long as a write to a map.
 _TAIL, _INTENT, _DISPATCHED, _STORE_MS = int(Word.TAIL), int(Word.INTENT), int(Word.DISPATCHED), int(Word.STORE_MS)
 _GENERATION, _POISON = int(Word.GENERATION), int(Word.POISON)
-_SLOTS, _REDO_UNITS = int(Word.SLOTS), int(Word.REDO_UNITS)
-_PREPARED, _ROLLBACK = int(TransactionType.PREPARED), int(TransactionType.ROLLBACK)
-_pack_unit, _pack_slot = Unit.STRUCT.pack_into, Slot.STRUCT.pack_into
-_look, _now_ns, _new_tuple = STATE.unpack_from, time.time_ns, tuple.__new__
+_PREPARED, _now_ns = int(TransactionType.PREPARED), time.time_ns
 
-_RECENT = 1024  # halves that are remembered as drafts, so that their end needs no decoding
-_RECENT_BYTES_MAX = 16_384  # of one of them
-
-
-class Appended(NamedTuple):
-    """Where a record went."""
-
-    commitlog_offset: int
-    queue_offset: int  # in its ConsumeQueue; of a prepared record its slot
-    size: int
-    store_timestamp_ms: int
-
-    @property
-    def end(self) -> int:
-        return self.commitlog_offset + self.size
+_CACHED = 1024  # half messages, so that their end needs no decoding
+_CACHED_BYTES_MAX = 16_384  # of one of them
 
 
 class Appender:
@@ -68,13 +47,10 @@ class Appender:
         self, log: MappedQueue, control: ControlPage, dispatcher: Dispatcher, lock: AppendLock, layout: StoreLayout
     ) -> None:
         self.log, self.control, self.dispatcher, self.lock = log, control, dispatcher, lock
-        self._words, self._page = control.words, control.view
-        self._layout = layout
+        self._words, self._layout = control.words, layout
         self._segment_bytes, self._size_max = layout.segment_bytes, layout.record_bytes_max
-        self._table_bytes, self._redo_bytes = layout.state_table_bytes, layout.redo_log_bytes
-        self._queue_bytes = layout.consume_queue_bytes
-        self._known_cell, self._cell_words = dispatcher.cells.known.get, dispatcher.cells.words
-        self._recent: list[tuple[int, PendingRecord] | None] = [None] * _RECENT
+        self._fast = FastAppend(log, control, dispatcher, layout, self.cache_half)
+        self._cached: list[tuple[int, PendingRecord] | None] = [None] * _CACHED
 
     def append(self, drafts: Sequence[PendingRecord]) -> list[Appended]:
         """Append records together: all of them come to exist at one instant, in one segment.
@@ -93,10 +69,15 @@ class Appender:
         with self.lock:
             return self.append_one_locked(draft)
 
-    def recent(self, half_offset: int, slot: int) -> PendingRecord | None:
-        """The draft of a half message that this process appended lately; None when it is no longer known."""
-        known = self._recent[slot % _RECENT]
-        return known[1] if known is not None and known[0] == half_offset else None
+    def cached_half(self, half_offset: int, slot: int) -> PendingRecord | None:
+        """A half message that this process appended lately; None when it is no longer in memory."""
+        cached = self._cached[slot % _CACHED]
+        return cached[1] if cached is not None and cached[0] == half_offset else None
+
+    def cache_half(self, half_offset: int, slot: int, draft: PendingRecord) -> None:
+        """Keep a half message, so that its end needs no decoding."""
+        if len(draft.raw) <= _CACHED_BYTES_MAX:
+            self._cached[slot % _CACHED] = (half_offset, draft)
 
     def heal(self) -> None:
         """Finish or undo what a killed process left; call under the lock, before anything else is read or written."""
@@ -135,64 +116,8 @@ class Appender:
         return bytes(view[at : at + size])
 
     def append_one_locked(self, draft: PendingRecord) -> Appended:
-        """Append one record; for a caller that holds the lock.
-
-        This is `append_locked` for the common case, in one piece, at a third of the time: there is nothing to heal, and
-        every file is mapped where the record needs it. Whatever is not so leads to the general way. The steps, and what
-        is stored at each, are those of `append_locked` and `Dispatcher.dispatch`.
-        """
-        raw, kind, words, derived = draft.raw, draft.kind, self._words, self.dispatcher
-        tail, intent, done, _, generation, poison, slots, units, _, last_ms, _, number = _look(self._page, STATE_AT)
-        size = len(raw)
-        log_base, log = self.log.last
-        redo_base, redo = derived.redo_log.last
-        unit_at, at, end = units * UNIT_SIZE - redo_base, tail - log_base, tail + size
-        ready = tail == intent == done and not poison and generation == derived.generation
-        codes = draft.index_codes
-        room = derived.index.room_for(len(codes), number)
-        ready = ready and 0 <= at <= self._size_max - size
-        ready = ready and (not kind or 0 <= unit_at < self._redo_bytes)
-        queue_offset, cell, place_at, table = slots, -1, 0, log  # `place_at` is in the state table or the ConsumeQueue
-        if kind == _PREPARED:
-            base, table = derived.table.last
-            place_at = slots * SLOT_SIZE - base
-            ready = ready and 0 <= place_at < self._table_bytes
-        elif kind == _ROLLBACK:
-            queue_offset = draft.slot
-        else:
-            cell = self._known_cell((draft.topic, draft.queue_id), -1)
-            ready = ready and cell in derived.queues and draft.topic != SCHEDULE_TOPIC
-            if ready:
-                queue_offset = self._cell_words[cell * CELL_WORDS]
-                base, table = derived.queues[cell].last
-                place_at = queue_offset * UNIT_SIZE - base
-                ready = 0 <= place_at < self._queue_bytes
-        if not ready or room is None:
-            return self.append_locked((draft,))[0]
-        store_ms = now_ms if (now_ms := _now_ns() // 1_000_000) > last_ms else last_ms
-        words[_INTENT] = end
-        place(log, at, raw, queue_offset, tail, store_ms)
-        words[_TAIL] = end
-        words[_STORE_MS] = store_ms
-        if kind == _PREPARED:
-            _pack_unit(redo, unit_at, tail, size, PREPARED_TAG)
-            words[_REDO_UNITS] = units + 1
-            _pack_slot(table, place_at, tail, size, wrapped_s(store_ms), draft.group_hash, _PREPARED)
-            words[_SLOTS] = slots + 1
-            if size <= _RECENT_BYTES_MAX:
-                self._recent[slots % _RECENT] = (tail, draft)
-        else:
-            if kind:
-                _pack_unit(redo, unit_at, tail, size, draft.prepared_offset)
-                words[_REDO_UNITS] = units + 1
-                derived.settle(draft.slot, draft.prepared_offset, kind)
-            if kind != _ROLLBACK:
-                _pack_unit(table, place_at, tail, size, draft.tags_code)
-                self._cell_words[cell * CELL_WORDS] = queue_offset + 1
-        if codes:
-            derived.index.put_into(room, codes, tail, store_ms)
-        words[_DISPATCHED] = end
-        return _new_tuple(Appended, (tail, queue_offset, size, store_ms))
+        """The same for one record, by the fast path where that fits."""
+        return self._fast.append(draft) or self.append_locked((draft,))[0]
 
     def append_locked(self, drafts: Sequence[PendingRecord]) -> list[Appended]:
         """Append records together; for a caller that holds the lock."""
@@ -219,8 +144,8 @@ class Appender:
         words[_STORE_MS] = store_ms
         for draft, done in zip(drafts, appended, strict=True):
             self.dispatcher.dispatch(draft, done.commitlog_offset, done.queue_offset, store_ms)
-            if draft.kind == _PREPARED and done.size <= _RECENT_BYTES_MAX:
-                self._recent[done.queue_offset % _RECENT] = (done.commitlog_offset, draft)
+            if draft.kind == _PREPARED:
+                self.cache_half(done.commitlog_offset, done.queue_offset, draft)
         words[_DISPATCHED] = at
         return appended
 

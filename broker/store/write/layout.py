@@ -1,26 +1,45 @@
-"""The sizes of a store's files: fixed when it is made, and known by whoever opens it."""
+"""The sizes of a store's files: fixed when it is made, and known by every process that opens it.
+
+    broker.open("shop.store", layout=broker.StoreLayout.small())
+
+A file is allocated in full when its first byte is needed, so the sizes say how much disk a new store takes and by how
+much it grows. Every preset holds the largest message (4 MiB). `docs/layouts-and-retention.md` has them measured.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from broker.errors import BrokerError
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.commitlog import BLANK_SIZE, SEGMENT_SIZE
 
 _SEGMENT_BYTES_MIN = 4096
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLayout:
-    """RocketMQ's defaults, in bytes; small ones serve as well. Raises BrokerError for sizes that no store can have."""
+    """File sizes of a new store, `StoreLayout.default()` unless told otherwise. Name the fields: all are integers.
 
-    segment_bytes: int = SEGMENT_SIZE
-    consume_queue_bytes: int = consumequeue.FILE_SIZE
-    state_table_bytes: int = statetable.FILE_SIZE
-    redo_log_bytes: int = redolog.FILE_SIZE
-    index_slots: int = index.SLOT_COUNT
-    index_items: int = index.ITEM_COUNT
+    Raises BrokerError for sizes that no store can have. The names in brackets are the settings of RocketMQ 5.3.3 with
+    which it opens such a store; `tranStateTableMapedFileSize`, `tranRedoLogMapedFileSize` are those of 3.1.4.
+    """
+
+    segment_bytes: int = 16 * _MIB
+    """Of a CommitLog file, in bytes: the unit by which a store grows and retention removes (mappedFileSizeCommitLog).
+    A message must fit into one."""
+    consume_queue_bytes: int = 15_000 * consumequeue.UNIT_SIZE
+    """Of a file of each queue of each topic, in bytes: 20 for each message (mappedFileSizeConsumeQueue)."""
+    state_table_bytes: int = 50_000 * statetable.SLOT_SIZE
+    """Of a file of the state table, in bytes: 24 for each transaction (tranStateTableMapedFileSize)."""
+    redo_log_bytes: int = 50_000 * consumequeue.UNIT_SIZE
+    """Of a file of the redo log, in bytes: 20 for each half message and each end (tranRedoLogMapedFileSize)."""
+    index_slots: int = 50_000
+    """Hash slots of an index file, 4 bytes each (maxHashSlotNum)."""
+    index_items: int = 200_000
+    """Keys of an index file, 20 bytes each: the unique key and each key of a message (maxIndexNum)."""
 
     def __post_init__(self) -> None:
         if self.segment_bytes < _SEGMENT_BYTES_MIN or self.segment_bytes % 8:
@@ -36,7 +55,44 @@ class StoreLayout:
         if self.index_slots < 1 or self.index_items < 2:
             raise BrokerError("an index file has at least 1 slot and 2 items, of which the first is never used")
 
+    @classmethod
+    def small(cls) -> Self:
+        """For tests, devices and many stores on one disk: 10 MiB for the first message, then 8 MiB at a time."""
+        return cls(
+            segment_bytes=8 * _MIB,
+            consume_queue_bytes=5_000 * consumequeue.UNIT_SIZE,
+            state_table_bytes=10_000 * statetable.SLOT_SIZE,
+            redo_log_bytes=10_000 * consumequeue.UNIT_SIZE,
+            index_slots=10_000,
+            index_items=40_000,
+        )
+
+    @classmethod
+    def default(cls) -> Self:
+        """What a new store gets: 23 MiB for the first message, then 16 MiB at a time."""
+        return cls()
+
+    @classmethod
+    def rocketmq(cls) -> Self:
+        """RocketMQ's own sizes, for a broker without settings or a store beyond 100 GB: 1.5 GiB for the first message,
+        then 1 GiB at a time. RocketMQ: MessageStoreConfig (5.3.3; 3.1.4 for state table and redo log)."""
+        return cls(
+            segment_bytes=SEGMENT_SIZE,
+            consume_queue_bytes=consumequeue.FILE_SIZE,
+            state_table_bytes=statetable.FILE_SIZE,
+            redo_log_bytes=redolog.FILE_SIZE,
+            index_slots=index.SLOT_COUNT,
+            index_items=index.ITEM_COUNT,
+        )
+
     @property
     def record_bytes_max(self) -> int:
         """The largest record that a segment holds: a blank must always fit behind it."""
         return self.segment_bytes - BLANK_SIZE
+
+    @property
+    def first_bytes(self) -> int:
+        """What the first transaction of a store allocates, in bytes; a topic with more queues takes more."""
+        index_bytes = index.file_size(self.index_slots, self.index_items)
+        queues = self.consume_queue_bytes + self.state_table_bytes + self.redo_log_bytes
+        return self.segment_bytes + index_bytes + queues

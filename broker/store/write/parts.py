@@ -5,10 +5,11 @@ Recovery, checkpoints, retention and the writer all take `StoreParts`; none of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import AppendLock
 from broker.store.disk.paths import Paths
 from broker.store.write.appender import Appender
 from broker.store.write.control import PAGE_SIZE, ControlPage, Word
@@ -35,6 +36,7 @@ class StoreParts:
     appender: Appender
     syncer: Syncer
     upkeep_lock: AppendLock
+    also_forget: list[Callable[[], None]] = field(default_factory=list)  # releases other files that were removed
 
     @property
     def path(self) -> str:
@@ -50,6 +52,8 @@ class StoreParts:
         for queue in (self.appender.log, self.syncer.log):
             queue.forget_removed()
         self.dispatcher.forget_removed()
+        for forget in self.also_forget:
+            forget()
 
     def close(self) -> None:
         """Release all files, maps and locks."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.errors import MessageRejected
 from broker.format import properties as names
@@ -118,6 +118,19 @@ class PendingRecord:
     @property
     def size(self) -> int:
         return len(self.raw)
+
+
+class Appended(NamedTuple):
+    """Where a record went."""
+
+    commitlog_offset: int
+    queue_offset: int  # in its ConsumeQueue; of a prepared record its slot
+    size: int
+    store_timestamp_ms: int
+
+    @property
+    def end(self) -> int:
+        return self.commitlog_offset + self.size
 
 
 def draft(

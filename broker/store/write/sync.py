@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 
 from broker.errors import SyncFailed
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import AppendLock
 from broker.store.write.control import ControlPage, Word
 from broker.store.write.mapped import MappedQueue
 
