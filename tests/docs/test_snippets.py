@@ -56,6 +56,7 @@ message = consumer.receive(timeout_s=10)
 """,
     ],
     "docs/howto/arrow.md": [STORE],
+    "docs/layouts-and-retention.md": ["import broker"],
     "docs/spark.md": [STORE],
 }
 
