@@ -18,8 +18,13 @@ PAGES = (DOCS.parent / "README.md", DOCS / "reference" / "figures.md")
 PLOT = DOCS / "images" / "figures.svg"
 BLOCK = re.compile(r"(<!-- figures -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
-WIDTH, LEFT, RIGHT, TOP, ROW = 900, 430, 190, 44, 24
+WIDTH, LEFT, RIGHT, TOP, ROW = 1000, 430, 290, 44, 24
 SCALE = (0.125, 8.0)
+SHORT = {
+    "an outbox row and no message": "outbox",
+    "the local engine, 2 processes": "local engine",
+    "`binaryFile` and `mapInArrow`": "binaryFile",
+}
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.tick,.value{fill:#57606a;font-size:12px}"
     ".axis{stroke:#57606a}.grid{stroke:#d0d7de}.faster{fill:#2f7d5b}.slower{fill:#b7791f}"
@@ -78,7 +83,8 @@ def _bar(y: int, rows: list[dict[str, Any]], number: int, figure: dict[str, Any]
             break
     label = f"{'Spark: ' if figure['section'].startswith('Spark') else ''}{what}".replace("`", "")
     first, last = sorted((_x(1.0), _x(ratio)))
-    words = f"{figure['ours']} / {figure['theirs']}"
+    yardstick = SHORT.get(figure["yardstick"], figure["yardstick"])
+    words = f"{figure['ours']}; {yardstick} {figure['theirs']}"
     kind = "faster" if ratio >= 1 else "slower"
     size = f'width="{max(last - first, 1.5):.1f}" height="{ROW - 8}"'
     return [

@@ -187,7 +187,8 @@ def _airflow_settings() -> Iterator[str]:
             if one.default in (None, "", MISSING)
             else f"`{str(one.default).lower() if one.default is False else one.default}`"
         )
-        yield f"| `{one.name}` | {default} | {text.replace('](check-back.md)', '](../check-back.md)')} |"
+        linked = re.sub(r"\]\(([\w-]+\.md)", r"](../\1", text)  # the page is in a directory below
+        yield f"| `{one.name}` | {default} | {linked} |"
 
 
 def _fields(kind: Any) -> Iterator[str]:

@@ -46,7 +46,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ledger": (SETTLE, "Check a ledger's database; bind or accept it again."),
     "recover": (REPAIR, "Plan the recovery after a crash; --apply does it."),
     "rebuild": (REPAIR, "Rebuild the derived files; --apply replaces them."),
-    "retain": (REPAIR, "Show which old messages may be removed; --apply removes them."),
+    "retain": (REPAIR, "Show which old messages may go; --apply removes them."),
     "salvage": (REPAIR, "Copy what is readable into a new store."),
     "transactions": (ANALYSE, "Write one Parquet row for each transaction."),
     "report": (ANALYSE, "Write a verification as one HTML page."),

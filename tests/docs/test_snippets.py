@@ -56,6 +56,7 @@ message = consumer.receive(timeout_s=10)
 """,
     ],
     "docs/howto/arrow.md": [STORE],
+    "docs/layouts-and-retention.md": ["import broker"],
     "docs/spark.md": [STORE],
 }
 
@@ -86,10 +87,11 @@ def programs(page: str) -> list[Block]:
 def run(text: str, directory: Path) -> None:
     """Run blocks, separated by zero bytes, in an empty directory."""
     command = [sys.executable, "-c", RUNNER]
-    done = subprocess.run(command, input=text, cwd=directory, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, input=text, cwd=directory, capture_output=True, text=True, check=False, timeout=560)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.timeout(600)  # one of them starts Spark
 @pytest.mark.parametrize("page", sorted(TOGETHER))
 def test_the_programs_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     found = programs(page)
@@ -109,6 +111,13 @@ ALONE = [
 @pytest.mark.parametrize("program", ALONE)
 def test_a_program_runs(program: str, tmp_path: Path) -> None:
     run(program, tmp_path)
+
+
+def test_what_does_not_run_says_why() -> None:
+    """And there is little of it."""
+    reasons = [block.not_run for page in pages() for block in blocks(page) if block.not_run]
+    assert set(reasons) <= {"needs a cluster", "needs an object store"}
+    assert len(reasons) <= 3
 
 
 def test_what_runs_elsewhere_does() -> None:
