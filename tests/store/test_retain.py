@@ -186,11 +186,11 @@ def test_what_is_parked_stays_parked_when_older_park_records_are_gone(tmp_path: 
         settled_one = store.transactions.prepare(broker.Message("orders", b"1"), "shop")
         store.transactions.park(settled_one, "no answer")
         store.transactions.rollback(settled_one)
-        for _ in range(60):
+        for _ in range(2 * SMALL.segment_bytes // 1000):
             store.append(broker.Message("plain", bytes(1000)))
         waiting = store.transactions.prepare(broker.Message("orders", b"2"), "shop")
         store.transactions.park(waiting, "no answer")
-        for _ in range(20):
+        for _ in range(SMALL.segment_bytes // 1000):
             store.append(broker.Message("plain", bytes(1000)))
         assert store.retain(ALL, now_ms=1 << 42).begin > settled_one.commitlog_offset
     with broker.open(tmp_path / "store", sync="os") as store:
