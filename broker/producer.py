@@ -378,7 +378,7 @@ class Producer:
         known = self.store.topic(topic)
         count = DEFAULT_QUEUES if known is None else max(1, known.write_queue_count)
         if sharding_key is not None:
-            return abs(_remainder(string_hash(sharding_key), count))
+            return abs(string_hash(sharding_key)) % count  # |a % b| by Java's %, which keeps the sign
         turn = self._turns.get(topic)
         if turn is None:
             turn = self._turns.setdefault(topic, itertools.count(random.randrange(count)))
@@ -395,8 +395,3 @@ def _target_of(transaction: LocalTransaction | Target) -> SyncTarget | AsyncTarg
     if isinstance(transaction, SessionTransaction | AsyncTransaction):
         return transaction.target
     return target_of(transaction)
-
-
-def _remainder(number: int, divisor: int) -> int:
-    """Java's %, which keeps the sign of the number."""
-    return number % divisor if number >= 0 else -(-number % divisor)
