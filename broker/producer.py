@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from broker.enlisting.sqlalchemy_events import watch
-from broker.enlisting.sqlalchemy_join import doom, dooming, join
+from broker.enlisting.sqlalchemy_join import doom, join
 from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
 from broker.errors import TransactionError
 from broker.format.java import encode_message_id, string_hash
@@ -304,7 +304,7 @@ class Producer:
 
         `run` runs what may wait for the disk.
         """
-        with dooming(target):
+        try:
             ledger = self._ledger_of_sessions()
             self._check_half(message, begun)
             extra = order_and_delay(sharding_key, delay_level)
@@ -315,9 +315,11 @@ class Producer:
             queue_id = self._queue(message.topic, sharding_key)
             half = run(lambda: self._append_half(message, queue_id, extra, wait=False))
             branch.halves.append(half)
-        if isinstance(begun, SessionTransaction | AsyncTransaction):
+        except BaseException as error:  # the caller may catch it, and must not commit without the message
+            doom(target, f"{type(error).__name__}: {error}")
+            raise
+        if begun is not None:
             begun.halves.append(half)
-            begun.joins(target)
         return half
 
     def _send_in_thread(self, message: Message, ledger: Ledger, order: str | None, delay_level: int | None) -> Half:
