@@ -326,15 +326,13 @@ class Producer:
             begun.halves.append(half)
         return half
 
-    def _send_in_thread(
-        self, message: Message, ledger: Ledger, sharding_key: str | None, delay_level: int | None
-    ) -> Half:
+    def _send_in_thread(self, message: Message, ledger: Ledger, order: str | None, delay_level: int | None) -> Half:
         """Store a half message in the transaction that the calling thread is in."""
         with ledger.joining(self.group, self.store.transactions, store_id=self._store_id) as branch:
             self._check_half(message, None)
-            extra = order_and_delay(sharding_key, delay_level) | branch.properties
+            extra = order_and_delay(order, delay_level) | branch.properties
             extra[LEDGER_BINDING] = ledger.binding(self._store_id).binding_id
-            half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=True)
+            half = self._append_half(message, self._queue(message.topic, order), extra, wait=True)
             branch.halves.append(half)
         return half
 
