@@ -28,7 +28,7 @@ class Units:
         width = self.dtype.itemsize
         self.begin = -(-listing.begin // width)
         self.end = max((segment.base + segment.size for segment in listing.segments), default=0) // width
-        self._stop = None if stop is None else stop * width  # in bytes
+        self.stop = stop
         if stop is not None:
             self.end = min(self.end, stop)
 
@@ -50,7 +50,7 @@ class Units:
         rows = np.zeros(count, self.dtype)
         raw, width = rows.view(np.uint8), self.dtype.itemsize
         start, stop = first * width, (first + count) * width
-        stop = stop if self._stop is None else min(stop, self._stop)
+        stop = stop if self.stop is None else min(stop, self.stop * width)
         for segment in self.listing.segments:
             low, high = max(start, segment.base), min(stop, segment.base + segment.size)
             if low < high:

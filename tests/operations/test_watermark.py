@@ -21,7 +21,7 @@ from broker.store.disk.files import Disk
 from broker.store.maintain.retention import Retention
 from broker.store.read.layout import StoreLayout
 from broker.store.recover.watermark import read_watermark
-from broker.store.write import appender, dispatch, indexwriter
+from broker.store.write import appender, dispatch, fast_append, indexwriter
 from broker.store.write.control import Word
 from broker.store.writer import open_writer
 from recovery.rebuild import rebuilder
@@ -31,7 +31,7 @@ from tests.spark.by_hand import comparable, verify_by_hand
 from tests.store.test_writing import SMALL, fill, half
 
 STEPS: list[tuple[Any, str]] = [
-    (appender, "place"), (appender, "_pack_unit"), (appender, "_pack_slot"), (dispatch, "_pack_unit"),
+    (appender, "place"), (fast_append, "place"), (fast_append, "_pack_unit"), (fast_append, "_pack_slot"), (dispatch, "_pack_unit"),
     (dispatch, "_pack_slot"), (indexwriter, "_pack_long"), (indexwriter, "_pack_item"), (indexwriter, "_pack_int"),
     (indexwriter, "_pack_counts"), (indexwriter, "file_size"),
 ]  # fmt: skip
@@ -104,7 +104,8 @@ def _killed_in_place(path: Path) -> None:
     def work() -> None:
         store = open_writer(str(path), Disk(), sync="os")
         fill(store, 0, 900)
-        _kill_at(appender, "place", call=1, before=False)
+        for module in (appender, fast_append):
+            _kill_at(module, "place", call=1, before=False)
         store.append_one(half(1000))
 
     _in_a_process(work)
