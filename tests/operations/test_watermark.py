@@ -31,7 +31,8 @@ from tests.spark.by_hand import comparable, verify_by_hand
 from tests.store.test_writing import SMALL, fill, half
 
 STEPS: list[tuple[Any, str]] = [
-    (appender, "place"), (fast_append, "place"), (fast_append, "_pack_unit"), (fast_append, "_pack_slot"), (dispatch, "_pack_unit"),
+    (appender, "place"), (fast_append, "place"), (fast_append, "_pack_unit"), (fast_append, "_pack_slot"),
+    (dispatch, "_pack_unit"),
     (dispatch, "_pack_slot"), (indexwriter, "_pack_long"), (indexwriter, "_pack_item"), (indexwriter, "_pack_int"),
     (indexwriter, "_pack_counts"), (indexwriter, "file_size"),
 ]  # fmt: skip
