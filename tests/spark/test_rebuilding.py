@@ -14,14 +14,15 @@ from broker.errors import CorruptStore, StoreError
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.write.layout import StoreLayout
+from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter
 from recovery.rebuild.rebuilder import rebuild as local_rebuild
 from recovery.spark import rebuild
 from recovery.spark.pipeline import Judgement
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
-from tests.operations.test_rebuild import derived, store_of
-from tests.store.test_writing import end_draft, fill, half
+from tests.rebuild.derived_files import derived, store_of
+from tests.store.filled import fill, half
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

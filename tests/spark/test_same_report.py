@@ -26,10 +26,10 @@ from recovery.spark.inspection import Task
 from recovery.spark.places import Place, log_of
 from recovery.spark.verification import comparing, judge
 from recovery.verify.verifier import Verification, verify
-from tests.operations import small_stores
-from tests.operations.small_broker import GENERATIONS
+from tests.scan import small_stores
 from tests.scan.effort import tries
 from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
+from tests.scan.small_broker import GENERATIONS
 from tests.spark.by_hand import JudgementByHand, comparable, verify_by_hand
 
 GOLDEN = ("rocketmq-3.1.5-killed", "rocketmq-3.1.5-recovered", "rocketmq-5.3.3-killed", "rocketmq-5.3.3-clean")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StoreFull
+from broker.store.disk import syscalls as calls
 from broker.store.disk.files import Disk
-from broker.store.disk.files import syscalls as calls
 
 DISK = Disk()
 MIB = 1 << 20

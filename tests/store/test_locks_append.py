@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from broker.errors import StoreError
-from broker.store.disk.files import Disk, Map, locks
+from broker.store.disk import locks
+from broker.store.disk.files import Disk, Map
 from broker.store.disk.locks import AppendLock
 
 # From 3.12 on Python warns of a fork while other threads run, which is just what is tried here.

@@ -15,7 +15,7 @@ from broker.store.write.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter
 from recovery.verify.verifier import verify
-from tests.store.test_writing import SMALL, half
+from tests.store.filled import SMALL, half
 
 HOUR_MS = 3_600_000
 

@@ -20,7 +20,7 @@ from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import PendingRecord, draft, end_draft
 from broker.store.writer import StoreWriter
 from recovery.verify.verifier import verify
-from tests.store.test_writing import half
+from tests.store.filled import half
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -15,12 +15,13 @@ import pytest
 
 from broker.errors import StoreError, StoreLocked, SyncFailed
 from broker.format.sysflag import TransactionType
-from broker.store.disk.files import Disk, maps
+from broker.store.disk import maps
+from broker.store.disk.files import Disk
 from broker.store.write.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter
 from recovery.verify.verifier import verify
-from tests.store.test_writing import SMALL, assert_right, fill, half
+from tests.store.filled import SMALL, assert_right, fill, half
 
 FORK = multiprocessing.get_context("fork")
 SPAWN = multiprocessing.get_context("spawn")

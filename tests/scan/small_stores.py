@@ -12,7 +12,7 @@ from pathlib import Path
 
 from broker.format.commitlog import Record
 from broker.format.topics import HALF_TOPIC, OP_TOPIC, PARK_TOPIC, SCHEDULE_TOPIC
-from tests.operations.small_broker import BORN_HOST, Generation, SmallBroker
+from tests.scan.small_broker import BORN_HOST, Generation, SmallBroker
 
 PREPARED, COMMIT, ROLLBACK = 4, 8, 12
 COMPRESSED, COMPRESSED_ZLIB = 1, 0x301

@@ -19,7 +19,7 @@ from broker.format.consumequeue import Unit
 from broker.format.index import HEADER_SIZE, SLOT_SIZE, IndexHeader, IndexItem
 from broker.format.statetable import Slot
 from broker.format.sysflag import TransactionType
-from tests.operations.small_broker import INDEX_SLOTS, SmallBroker
+from tests.scan.small_broker import INDEX_SLOTS, SmallBroker
 
 UNUSED = "unused"  # zeros that the next message may overwrite
 BEHIND_BLANK = "behind the blank"

@@ -1,4 +1,4 @@
-"""docs/operations.md says what the code says. `python -m tests.operations.test_operations_page` writes its table."""
+"""docs/operations.md says what the code says. `python -m tests.cli.test_operations_page` writes its table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written_anew(text: str) -> str:
 def test_the_table_is_that_of_the_code() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert "<!-- findings -->" in text
-    assert text == written_anew(text), "run: python -m tests.operations.test_operations_page"
+    assert text == written_anew(text), "run: python -m tests.cli.test_operations_page"
 
 
 def test_every_kind_has_a_next_step() -> None:
@@ -53,7 +53,7 @@ def test_every_exit_code_is_explained() -> None:
 
 def test_every_verb_has_its_part() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for command in cli.app.registered_commands:
+    for command in cli.registered_commands:
         assert command.callback
         name = command.name or command.callback.__name__
         assert f"\n## {name}\n" in text or f"`{name}`" in text, f"say what `checkback {name}` does"

@@ -17,13 +17,12 @@ from broker.transaction.events import Generation
 from recovery.findings import Report
 from recovery.scan import spill
 from recovery.scan.scanner import Scan
+from recovery.transactions import outcomes, tracker
 from recovery.transactions.outcomes import Transactions, Verdicts
-from recovery.transactions.outcomes import outcomes as transactions
-from recovery.transactions.outcomes import tracker as judgement
-from recovery.verify.verifier import verifier as verify
+from recovery.verify import verifier
 from tests.scan.effort import tries
-from tests.transaction.histories import History, histories
-from tests.transaction.model import judge
+from tests.transactions.histories import History, histories
+from tests.transactions.model import judge
 
 States = dict[int, tuple[int, list[int]]]
 
@@ -42,9 +41,9 @@ def judged(history: History, partitions: int, held_bytes: int) -> tuple[Report, 
             yield verdicts
 
     changes: list[Any] = [
-        mock.patch.object(judgement, "partitions_for", return_value=partitions),
-        mock.patch.object(verify, "Scan", partial(Scan, window_bytes=1000 if held_bytes < 1 << 20 else 1 << 20)),
-        mock.patch.object(transactions, "_RANGE_BYTES", 700),
+        mock.patch.object(tracker, "partitions_for", return_value=partitions),
+        mock.patch.object(verifier, "Scan", partial(Scan, window_bytes=1000 if held_bytes < 1 << 20 else 1 << 20)),
+        mock.patch.object(outcomes, "_RANGE_BYTES", 700),
         mock.patch.object(spill, "_PART_BYTES", 2000 if held_bytes < 1 << 20 else 1 << 20),
         mock.patch.object(spill, "_HELD_BYTES", held_bytes),
         mock.patch.object(Transactions, "judge", listening),
@@ -54,7 +53,7 @@ def judged(history: History, partitions: int, held_bytes: int) -> tuple[Report, 
         for change in changes:
             change.start()
         try:
-            return verify.verify(store), states
+            return verifier.verify(store), states
         finally:
             for change in changes:
                 change.stop()
@@ -72,7 +71,7 @@ def test_the_engine_agrees_with_the_model(partitions: int, held_bytes: int, hist
     assert report.generation == wanted.generation
     assert states == wanted.states
     assert report.transactions == wanted.counts
-    # Of a half these ends share what makes them ends, no more; whole copies are tested in tests/operations.
+    # Of a half these ends share what makes them ends, no more; whole copies are tested in tests/verify.
     told = [found for found in report.findings if found.kind not in ("end-differs", "record-implausible")]
     assert Counter((found.kind, found.commitlog_offset) for found in told) == wanted.findings
     assert report.digest == wanted.digest

@@ -1,6 +1,6 @@
 """Which bytes of a store no check covers: measured by flipping every bit of the small stores, published in the manual.
 
-`python -m tests.operations.unprotected` measures anew (minutes), writes `unprotected.json` and the table in
+`python -m tests.verify.unprotected` measures anew (minutes), writes `unprotected.json` and the table in
 docs/format.md. The tests compare: no other byte may escape, and every field in the table must have one that does.
 """
 
@@ -21,11 +21,11 @@ import numpy as np
 from broker.format.checkpoint import Checkpoint
 from broker.format.commitlog import head_dtype
 from broker.format.consumequeue import Unit
-from tests.operations.consequences import CONSEQUENCES, consequence_of
-from tests.operations.damage import ESCAPED, FOUND, Patient
-from tests.operations.damage_map import BEHIND_BLANK, UNUSED, Place, places
-from tests.operations.small_broker import GENERATIONS, Generation
-from tests.operations.small_stores import build
+from tests.scan.small_broker import GENERATIONS, Generation
+from tests.scan.small_stores import build
+from tests.verify.consequences import CONSEQUENCES, consequence_of
+from tests.verify.damage import ESCAPED, FOUND, Patient
+from tests.verify.damage_map import BEHIND_BLANK, UNUSED, Place, places
 
 DATA = Path(__file__).with_name("unprotected.json")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from recovery.scan.scanner import Scan
-from tests.operations.command import Ran, command, process
-from tests.operations.small_broker import V3, V5
-from tests.operations.small_stores import build
+from tests.cli.command import Ran, command, process
+from tests.scan.small_broker import V3, V5
+from tests.scan.small_stores import build
 
 VERBS = ("verify", "pending", "info", "dump", "salvage")
 SEGMENT = "0" * 20

@@ -22,8 +22,8 @@ from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
 from tests.store.build import record
-from tests.store.test_load import abandoned, offsets, write_at
-from tests.store.test_writing import SMALL, assert_right, fill, half
+from tests.store.crashed import abandoned, offsets, write_at
+from tests.store.filled import SMALL, assert_right, fill, half
 
 
 def run(*words: object) -> Any:

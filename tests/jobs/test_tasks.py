@@ -13,7 +13,7 @@ import pytest
 import broker
 from recovery.jobs import tasks
 from recovery.jobs.setup import alone
-from tests.airflow.shops import ANSWERS, LATE_MS, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
+from tests.jobs.shops import ANSWERS, LATE_MS, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
 
 
 def now_ms() -> int:

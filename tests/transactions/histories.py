@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from broker.format.commitlog import Record, encode, make_record
 from tests.scan.logs import V4, Log
-from tests.transaction.model import Entry
+from tests.transactions.model import Entry
 
 HALF, OP, PARK, SCHEDULE = (
     "RMQ_SYS_TRANS_HALF_TOPIC",

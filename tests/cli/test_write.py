@@ -14,15 +14,10 @@ import broker
 from broker.store.write.layout import StoreLayout
 from broker.transaction.events import BY, WHY
 from recovery.cli import messages as sending
-from recovery.cli import write as verbs_write
-from recovery.cli.app import app as cli
 from recovery.verify.verifier import verify
-from tests.operations.command import Ran, command
+from tests.cli.command import Ran, command
 
 SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)
-
-if "send" not in {(one.name or getattr(one.callback, "__name__", "")) for one in cli.app.registered_commands}:
-    verbs_write.register(cli.app)
 
 
 @pytest.fixture

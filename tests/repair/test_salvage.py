@@ -16,14 +16,14 @@ from broker.errors import StoreError
 from broker.format import config
 from broker.format.commitlog import Record, decode, encode, read_blank
 from broker.format.topics import HALF_TOPIC
-from broker.store.disk.files import files as disk
+from broker.store.disk import files as disk
 from recovery.repair.queue_gaps import Gap, lowered
 from recovery.repair.salvage import SalvageReport, salvage
 from recovery.repair.salvage_log import FILLER_SIZE_MIN, TOPIC, NewLog, filler
 from recovery.verify.verifier import verify
-from tests.operations.command import command
-from tests.operations.small_broker import V3, V5, V5_CRC, Generation, SmallBroker
-from tests.operations.small_stores import build
+from tests.cli.command import command
+from tests.scan.small_broker import V3, V5, V5_CRC, Generation, SmallBroker
+from tests.scan.small_stores import build
 
 GENERATIONS = pytest.mark.parametrize("kind", [V3, V5, V5_CRC], ids=lambda kind: kind.name)
 

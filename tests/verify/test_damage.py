@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from recovery.verify.verifier import verify
-from tests.operations import unprotected
-from tests.operations.damage import ESCAPED, FOUND, Patient
-from tests.operations.damage_map import Place, places
-from tests.operations.small_broker import GENERATIONS, V5_CRC, Generation, SmallBroker
-from tests.operations.small_stores import build
+from tests.scan.small_broker import GENERATIONS, V5_CRC, Generation, SmallBroker
+from tests.scan.small_stores import build
+from tests.verify import unprotected
+from tests.verify.damage import ESCAPED, FOUND, Patient, files, judge_cut, judge_loss
+from tests.verify.damage_map import Place, places
 
 SEED = 20261121
 FLIPS = 250  # in each generation, besides those that show that the table lists nothing needlessly
@@ -97,38 +97,6 @@ def test_missing_and_zeroed_files_are_found(patient: tuple[SmallBroker, Patient]
         judge_loss(sick, file, used)
 
 
-def files(store: Path) -> list[tuple[str, int, int]]:
-    """Each file with its size and where its last byte that is not zero ends."""
-    paths = sorted(path for path in store.rglob("*") if path.is_file() and path.stat().st_size)
-    return [(str(p.relative_to(store)), p.stat().st_size, len(p.read_bytes().rstrip(b"\0"))) for p in paths]
-
-
-def judge_cut(sick: Patient, file: str, length: int, used: int) -> None:
-    outcome = sick.cut(file, length)
-    unseen = length >= used or unread(file) or (length == 0 and may_be_missing(file))
-    assert outcome == FOUND or (outcome == ESCAPED and unseen), f"{file} cut to {length}: {outcome}"
-
-
-def judge_loss(sick: Patient, file: str, used: int) -> None:
-    first_segment = file == f"commitlog/{0:020}"
-    outcome = sick.remove(file)
-    unseen = may_be_missing(file) or first_segment or not used
-    assert outcome == FOUND or (outcome == ESCAPED and unseen), f"{file} removed: {outcome}"
-    outcome = sick.zero(file)
-    unseen = unread(file) or file == "checkpoint" or not used
-    assert outcome == FOUND or (outcome == ESCAPED and unseen), f"{file} zeroed: {outcome}"
-
-
-def unread(file: str) -> bool:
-    """What no comparison reads: the table says so of any byte."""
-    return file in ("lock", "abort", "config/topics.json.bak", "config/transactionMetrics")
-
-
-def may_be_missing(file: str) -> bool:
-    """What RocketMQ starts without."""
-    return unread(file) or file == "checkpoint" or file.startswith("config/")
-
-
 @pytest.mark.parametrize("name", ["rocketmq-3.1.5-clean", "rocketmq-5.3.3-clean"])
 def test_flips_in_a_real_store(golden_copy: Callable[[str], Path], name: str) -> None:
     """Nothing is raised, and in a derived file whatever is in use is found."""
@@ -152,7 +120,7 @@ def test_flips_in_a_real_store(golden_copy: Callable[[str], Path], name: str) ->
 
 def test_the_manual_has_the_table() -> None:
     text = unprotected.PAGE.read_text(encoding="utf-8")
-    assert text == unprotected.written(text, unprotected.load()), "run: python -m tests.operations.unprotected"
+    assert text == unprotected.written(text, unprotected.load()), "run: python -m tests.verify.unprotected"
 
 
 @each

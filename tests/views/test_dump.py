@@ -15,9 +15,9 @@ from broker.format.statetable import Slot
 from recovery.humanize import count, moment, printable, size, span
 from recovery.views.dump_commitlog import Selection, dump_commitlog
 from recovery.views.hexdump import lines, record_fields
-from tests.operations.command import command
-from tests.operations.small_broker import V3, V5, V5_CRC, SmallBroker
-from tests.operations.small_stores import build
+from tests.cli.command import command
+from tests.scan.small_broker import V3, V5, V5_CRC, SmallBroker
+from tests.scan.small_stores import build
 
 Capture = pytest.CaptureFixture[str]
 

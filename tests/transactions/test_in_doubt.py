@@ -12,8 +12,8 @@ from broker.errors import NotAStore
 from broker.format.topics import HALF_TOPIC
 from recovery.transactions.in_doubt import Pending, PendingHalf
 from recovery.verify.verifier import verify
-from tests.operations.small_broker import STEP_MS, V3, V5, SmallBroker
-from tests.operations.small_stores import build
+from tests.scan.small_broker import STEP_MS, V3, V5, SmallBroker
+from tests.scan.small_stores import build
 
 Golden = Callable[[str], Path]
 

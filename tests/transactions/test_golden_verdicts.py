@@ -14,7 +14,7 @@ import pytest
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, Record, decode
 from recovery.findings import Report
 from recovery.verify.verifier import verify
-from tests.transaction.model import Entry, judge
+from tests.transactions.model import Entry, judge
 
 Golden = Callable[[str], Path]
 

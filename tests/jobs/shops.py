@@ -12,7 +12,7 @@ import broker
 from broker.store.write.layout import StoreLayout
 
 SMALL = StoreLayout(1 << 20, 6000, 2400, 2000, 100, 400)  # files that cost no time to make
-ANSWERS = "tests.airflow.shops:answer"
+ANSWERS = "tests.jobs.shops:answer"
 LATE_MS = 60_000  # after this everything is due
 
 

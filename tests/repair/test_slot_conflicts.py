@@ -21,7 +21,7 @@ from recovery.repair import crash
 from recovery.repair.slot_conflicts import Moved, move
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
-from tests.operations.test_rebuild import prepared
+from tests.rebuild.derived_files import prepared
 from tests.store.build import Log
 
 NOW_MS = 1_800_000_000_000

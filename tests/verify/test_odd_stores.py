@@ -15,9 +15,9 @@ from recovery.findings import Finding, Findings
 from recovery.scan.store_files import StoreFiles
 from recovery.verify.index import open_index
 from recovery.verify.verifier import verify
-from tests.operations.small_broker import GENERATIONS, V3, V5, Generation
-from tests.operations.small_stores import build
 from tests.scan.logs import Chunk, Log, Wanted
+from tests.scan.small_broker import GENERATIONS, V3, V5, Generation
+from tests.scan.small_stores import build
 
 each = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.name)
 

@@ -19,11 +19,11 @@ import pytest
 from broker.errors import BrokerError, CorruptRecord, StoreLocked
 from recovery.cli import output as cli_output
 from recovery.findings import KINDS
-from recovery.verify.verifier import verifier as verification
+from recovery.verify import verifier as verification
+from tests.cli.command import command, process
 from tests.house.tree import ROOT
-from tests.operations.command import command, process
-from tests.operations.small_broker import V3, V5
-from tests.operations.small_stores import build
+from tests.scan.small_broker import V3, V5
+from tests.scan.small_stores import build
 
 Golden = Callable[[str], Path]
 Capture = pytest.CaptureFixture[str]
@@ -221,9 +221,9 @@ def test_ctrl_c_is_one_line(store: Path) -> None:
     script = (
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
-        "from recovery import verify\n"
+        "from recovery.verify import verifier\n"
         "from recovery.cli.app import main\n"
-        "verify.verify = lambda *_, **__: (print('go', flush=True), time.sleep(60))\n"
+        "verifier.verify = lambda *_, **__: (print('go', flush=True), time.sleep(60))\n"
         f"main(['verify', {str(store)!r}])\n"
     )
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

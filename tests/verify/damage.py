@@ -15,7 +15,7 @@ from typing import Any, Self
 from broker.errors import BrokerError
 from recovery.findings import Finding, Report
 from recovery.verify.verifier import verify
-from tests.operations.damage_map import Place
+from tests.verify.damage_map import Place
 
 FOUND, ESCAPED = "found", "escaped"
 
@@ -128,3 +128,35 @@ def _numbers(finding: Finding) -> Iterator[int]:
     for value in finding.facts.values():
         values: list[Any] = value if isinstance(value, list) else [value]
         yield from (number for number in values if isinstance(number, int))
+
+
+def files(store: Path) -> list[tuple[str, int, int]]:
+    """Each file with its size and where its last byte that is not zero ends."""
+    paths = sorted(path for path in store.rglob("*") if path.is_file() and path.stat().st_size)
+    return [(str(p.relative_to(store)), p.stat().st_size, len(p.read_bytes().rstrip(b"\0"))) for p in paths]
+
+
+def judge_cut(sick: Patient, file: str, length: int, used: int) -> None:
+    outcome = sick.cut(file, length)
+    unseen = length >= used or unread(file) or (length == 0 and may_be_missing(file))
+    assert outcome == FOUND or (outcome == ESCAPED and unseen), f"{file} cut to {length}: {outcome}"
+
+
+def judge_loss(sick: Patient, file: str, used: int) -> None:
+    first_segment = file == f"commitlog/{0:020}"
+    outcome = sick.remove(file)
+    unseen = may_be_missing(file) or first_segment or not used
+    assert outcome == FOUND or (outcome == ESCAPED and unseen), f"{file} removed: {outcome}"
+    outcome = sick.zero(file)
+    unseen = unread(file) or file == "checkpoint" or not used
+    assert outcome == FOUND or (outcome == ESCAPED and unseen), f"{file} zeroed: {outcome}"
+
+
+def unread(file: str) -> bool:
+    """What no comparison reads: the table says so of any byte."""
+    return file in ("lock", "abort", "config/topics.json.bak", "config/transactionMetrics")
+
+
+def may_be_missing(file: str) -> bool:
+    """What RocketMQ starts without."""
+    return unread(file) or file == "checkpoint" or file.startswith("config/")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recovery.transactions.digest import ENTRY, Digest, identity_of_unique_key
 from tests.scan.effort import tries
-from tests.transaction.model import GAP, HALF_OP, IN_DOUBT, STATE_TABLE, Entry, Judgement, encoded, identity
+from tests.transactions.model import GAP, HALF_OP, IN_DOUBT, STATE_TABLE, Entry, Judgement, encoded, identity
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"
 BLOCK = re.compile(r"(<!-- digest -->\n)(.*?)(<!-- end digest -->)", re.DOTALL)

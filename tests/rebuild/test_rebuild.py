@@ -25,29 +25,11 @@ from recovery.rebuild.diff import DIFFERENCES
 from recovery.rebuild.quiescence import check_still
 from recovery.rebuild.rebuilder import rebuild
 from recovery.verify.verifier import verify
+from tests.rebuild.derived_files import derived, prepared, store_of
 from tests.store.build import HOST, Log
-from tests.store.test_writing import SMALL, assert_right, fill
+from tests.store.filled import SMALL, assert_right, fill
 
 TINY = StoreLayout(8192, 400, 240, 200, 16, 24)
-
-
-def derived(path: Path) -> dict[str, bytes]:
-    """Every derived file that holds anything, by its name; of the index the names of the files do not count."""
-    found = {}
-    for folder in ("consumequeue", "transaction", "index"):
-        for number, file in enumerate(sorted((path / folder).rglob("*"))):
-            if file.is_file() and any(file.read_bytes()):
-                name = f"index/{number}" if folder == "index" else str(file.relative_to(path))
-                found[name] = file.read_bytes()
-    return found
-
-
-def store_of(path: Path, count: int, layout: StoreLayout = SMALL) -> Path:
-    """A closed store of ours with transactions that were committed, rolled back, left in doubt."""
-    store = StoreWriter(str(path), Disk(), layout, sync="os")
-    fill(store, 0, count)
-    store.close()
-    return path
 
 
 # Equality
@@ -330,15 +312,6 @@ def test_prepared_records_without_slots_have_no_table(tmp_path: Path) -> None:
     report = rebuild(tmp_path)
     assert (report.generation, report.parts) == ("gap", ("consumequeue", "index"))
     assert "no slots" in report.left_out
-
-
-def prepared(number: int, slot: int, commitlog_offset: int, kind: int = 4, half: int = 0) -> bytes:
-    text = encode_properties({"PGROUP": "shop", "TRAN_MSG": "true", "KEYS": f"k{number}"})
-    return encode(
-        make_record("orders", b"body" if kind != 12 else b"", text, born_host=HOST, store_host=HOST,
-                    born_timestamp_ms=number, store_timestamp_ms=1_700_000_000_000, queue_offset=slot,
-                    commitlog_offset=commitlog_offset, sys_flag=kind, prepared_transaction_offset=half)
-    )  # fmt: skip
 
 
 def test_two_halves_with_one_slot_are_not_put_in_place_while_one_is_in_doubt(tmp_path: Path) -> None:
