@@ -19,7 +19,7 @@ from recovery.cli.output import Bar, print_entry, print_json, print_json_list, s
 from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail
 
 if TYPE_CHECKING:
-    from recovery.views.dump_commitlog import Entry, Selection
+    from recovery.views.dump_commitlog import DumpEntry, DumpSelection
 
 
 def verify(
@@ -147,7 +147,7 @@ def dump(
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with a key or a unique key.")] = None,
 ) -> None:
     """Show what stands in a file, record by record; damage is shown in its place and passed over."""
-    from recovery.views.dump_commitlog import Selection
+    from recovery.views.dump_commitlog import DumpSelection
 
     if topic is not None and what not in (What.COMMITLOG, What.INDEX):
         raise typer.BadParameter(f"--topic is for commitlog and index; {what} has no topics")
@@ -157,7 +157,7 @@ def dump(
         file, value = dump_config(store, name)
         print_json(value) if as_json else show([file, json.dumps(value, indent=2, ensure_ascii=False)])
         return
-    entries = _entries(store, what, name, Selection(start, end, limit, topic, key))
+    entries = _entries(store, what, name, DumpSelection(start, end, limit, topic, key))
     if as_json:
         print_json_list({**entry.values, **({"hex": entry.raw.hex()} if as_hex else {})} for entry in entries)
     else:
@@ -189,7 +189,7 @@ def salvage(
         show(screen.salvaged(report))
 
 
-def _entries(store: str, what: What, name: str | None, selection: Selection) -> Iterator[Entry]:
+def _entries(store: str, what: What, name: str | None, selection: DumpSelection) -> Iterator[DumpEntry]:
     from recovery.views import dump_derived as dump_files
     from recovery.views.dump_commitlog import dump_commitlog
 

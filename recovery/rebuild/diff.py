@@ -16,8 +16,8 @@ from recovery.findings import Findings
 from recovery.rebuild.builder import Build, listing_of
 from recovery.rebuild.file_writers import SLOT, UNIT, filled_units
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Rows, Units
-from recovery.verify.index import Chains, IndexFile, open_index
+from recovery.scan.units import Rows, UnitFile
+from recovery.verify.index import Chains, IndexFileView, open_index
 
 _AT_ONCE = 1 << 16
 
@@ -60,18 +60,18 @@ def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Di
     kept = (live.commitlog.begin, end)
     for topic, queue_id in sorted({*build.queues, *live.queues()}):
         folder = Paths(live.path).queue(topic, queue_id)
-        ours = Units(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT)
-        found += _of_units("consumequeue", folder, ours, Units(listing_of(disk, folder), UNIT), kept)
+        ours = UnitFile(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT)
+        found += _of_units("consumequeue", folder, ours, UnitFile(listing_of(disk, folder), UNIT), kept)
     if "redolog" in parts:
         for part, dtype in (("redolog", UNIT), ("statetable", SLOT)):
             own = build.paths.redo_log if part == "redolog" else build.paths.state_table
             folder = Paths(live.path).redo_log if part == "redolog" else Paths(live.path).state_table
-            ours = Units(listing_of(disk, own), dtype)
-            found += _of_units(part, folder, ours, Units(listing_of(disk, folder), dtype), kept)
+            ours = UnitFile(listing_of(disk, own), dtype)
+            found += _of_units(part, folder, ours, UnitFile(listing_of(disk, folder), dtype), kept)
     return found + list(_of_index(build, live, disk, end))
 
 
-def _of_units(part: str, folder: str, ours: Units, live: Units, kept: tuple[int, int]) -> Iterator[Difference]:
+def _of_units(part: str, folder: str, ours: UnitFile, live: UnitFile, kept: tuple[int, int]) -> Iterator[Difference]:
     counts = dict.fromkeys(("missing", "extra", "different"), 0)
     first: dict[str, int] = {}
     for start in range(min(ours.begin, live.begin), max(ours.end, live.end), _AT_ONCE):
@@ -131,7 +131,7 @@ def _none() -> Rows:
     return np.zeros((0, 2), np.int64)
 
 
-def _items(files: list[IndexFile], kept: tuple[int, int]) -> Iterator[Rows]:
+def _items(files: list[IndexFileView], kept: tuple[int, int]) -> Iterator[Rows]:
     """Offset and hash of all items that are about records between two offsets, in their order."""
     for file in files:
         for first in range(1, file.used + 1, _AT_ONCE):

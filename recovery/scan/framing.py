@@ -143,14 +143,14 @@ def _what_is_at(window: Bytes, at: int, remaining: int) -> tuple[Stop, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RecordStart:
     """A place where the log can be trusted again; a record that the window cuts off says how many bytes it claims."""
 
     at: int
     claims: int = 0
 
 
-def next_start(window: Bytes, base: int, segment_end: int) -> Start | None:
+def next_start(window: Bytes, base: int, segment_end: int) -> RecordStart | None:
     """The first whole record in the window; None when there is none.
 
     A record that the window cuts off is returned with what it claims: read so much from there and ask again.
@@ -161,13 +161,13 @@ def next_start(window: Bytes, base: int, segment_end: int) -> Start | None:
         if not RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
             continue
         if at + RecordHead.SIZE > len(window):
-            return Start(at, size)
+            return RecordStart(at, size)
         if RecordHead.unpack_from(window.data, at).commitlog_offset != base + at:
             continue
         if at + size > len(window):
-            return Start(at, size)
+            return RecordStart(at, size)
         if Records(window, base, np.array([at], np.int64)).whole(len(window)).all():
-            return Start(at)
+            return RecordStart(at)
     return None
 
 

@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 16
 _GAP = 256  # units that are read for nothing rather than read twice
 
 
-class Units:
+class UnitFile:
     """Unit n lies at byte n * size of the queue, as RocketMQ's logical offsets say."""
 
     def __init__(self, listing: Listing, dtype: Any) -> None:
@@ -102,7 +102,7 @@ def first_run(later: npt.NDArray[np.bool_]) -> int:
     return int(found[0]) if len(found) else len(later)
 
 
-class Spans:
+class IntervalSet:
     """Which numbers were claimed, as half-open spans: one span while all goes well."""
 
     def __init__(self) -> None:

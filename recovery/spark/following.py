@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from recovery.pipeline.splits import plan
+from recovery.pipeline.store_location import LogManifest
 from recovery.scan.scanner import Scan
-from recovery.spark.places import Log
 from recovery.spark.source import RecordsReader, Settings, SplitPartition
-from recovery.spark.splits import plan
 
 
 class FollowingReader(DataSourceStreamReader):
@@ -34,7 +34,7 @@ class FollowingReader(DataSourceStreamReader):
         begin = (start or self.initialOffset())["commitlog_offset"]
         return {"commitlog_offset": self._end(self._settings.place.log(), begin)}
 
-    def _end(self, log: Log, begin: int) -> int:
+    def _end(self, log: LogManifest, begin: int) -> int:
         """After the last whole record behind `begin`, or behind the one that passes maxBytes."""
         scan = Scan(log.listing(), begin, resync=True)
         end, most = begin, self._settings.max_bytes

@@ -21,15 +21,15 @@ import pyarrow as pa
 
 from broker.errors import BrokerError, StoreError
 from broker.transaction.events import TransactionState
-from recovery.spark.blocks import ROWS, values_of
-from recovery.spark.judging import STATE_NAMES, TRANSACTIONS, Sentence
+from recovery.pipeline.blocks import ROWS, values_of
+from recovery.pipeline.joins import STATE_NAMES, TRANSACTIONS, PartitionResult
+from recovery.pipeline.splits import SPLIT_BYTES
+from recovery.pipeline.stages import TransactionStages
+from recovery.pipeline.store_location import StoreLocation, filesystem_of
 from recovery.spark.mapping import mapped
-from recovery.spark.pipeline import Judgement
-from recovery.spark.places import Place, filesystem_of
 from recovery.spark.progress import Progress, watched
 from recovery.spark.sessions import session
 from recovery.spark.shipping import package, ship
-from recovery.spark.splits import SPLIT_BYTES
 from recovery.transactions.digest import Digest
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def transactions(
     What is read stays cached in the session until `spark.catalog.clearCache()`. Raises NotAStore.
     """
     ship(spark)
-    judgement = Judgement(spark, Place(path).log(), split_bytes=split_bytes, crc=crc, strings=True)
-    blocks = judgement.blocks(judgement.court(with_rows=True, now_ms=_now_ms(now_ms)))
+    stages = TransactionStages(spark, StoreLocation(path).log(), split_bytes=split_bytes, crc=crc, strings=True)
+    blocks = stages.blocks(stages.context(with_rows=True, now_ms=_now_ms(now_ms)))
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -108,16 +108,16 @@ def write_transactions(
     Raises NotAStore, and StoreError when `out` is there already.
     """
     ship(spark)
-    log = Place(path).log()
+    log = StoreLocation(path).log()
 
-    def judgement() -> Judgement:
-        return Judgement(spark, log, split_bytes=split_bytes, crc=crc, strings=True)
+    def stages() -> TransactionStages:
+        return TransactionStages(spark, log, split_bytes=split_bytes, crc=crc, strings=True)
 
     with watched(spark, progress, log.bytes):
-        return write(judgement, path, out, _now_ms(now_ms))
+        return write(stages, path, out, _now_ms(now_ms))
 
 
-def write(make: Callable[[], Judgement], path: str, out: str, now_ms: int) -> Written:
+def write(make: Callable[[], TransactionStages], path: str, out: str, now_ms: int) -> Written:
     """Judge, and write the rows and then the manifest: what fails leaves nothing behind."""
     if "://" not in out and os.path.exists(out):
         raise StoreError(f"{out} is there already. Give a folder that is not, or remove it", path=out)
@@ -126,17 +126,17 @@ def write(make: Callable[[], Judgement], path: str, out: str, now_ms: int) -> Wr
     temporary = f"{folder}/{_TEMPORARY}"
     filesystem.create_dir(temporary, recursive=True)
     try:
-        judgement = make()
+        stages = make()
         try:
             asked = {"with_rows": True, "now_ms": now_ms, "folder": f"{_absolute(out)}/{_TEMPORARY}"}
-            sentences = judgement.judged(judgement.court(**asked))
-            written = _manifest(judgement, sentences, path, out, started)
+            results = stages.results(stages.context(**asked))
+            written = _manifest(stages, results, path, out, started)
         finally:
-            judgement.close()
+            stages.close()
     except BaseException:
         filesystem.delete_dir(folder)
         raise
-    files = [sentence.file for sentence in sentences if sentence.file is not None]
+    files = [result.file for result in results if result.file is not None]
     for number, name in enumerate(files):
         filesystem.move(f"{temporary}/{name}", f"{folder}/part-{number:05}.parquet")
     filesystem.delete_dir(temporary)  # with it, what tasks wrote that Spark then ran again
@@ -150,25 +150,27 @@ def _absolute(path: str) -> str:
     return path.rstrip("/") if "://" in path else os.path.abspath(path)
 
 
-def _manifest(judgement: Judgement, sentences: list[Sentence], path: str, out: str, started: float) -> Written:
+def _manifest(
+    stages: TransactionStages, results: list[PartitionResult], path: str, out: str, started: float
+) -> Written:
     digest, states = Digest(), dict.fromkeys(STATE_NAMES.values(), 0)
-    for sentence in sentences:
-        digest.total += sentence.digest
-        for state, count in sentence.states.items():
+    for result in results:
+        digest.total += result.digest
+        for state, count in result.states.items():
             states[STATE_NAMES[TransactionState(state)]] += count
-    summaries = judgement.summaries
+    summaries = stages.summaries
     damages = [damage for summary in summaries for damage in summary.damages]
     ends = [summary.end_offset for summary in summaries if summary.end_offset is not None]
     return Written(
         path=out,
         store=path,
-        generation=judgement.generation.label,
+        generation=stages.generation.label,
         transactions={"total": sum(states.values()), **states},
         digest=digest.hex(),
         records=sum(summary.records for summary in summaries),
         bytes=sum(summary.bytes for summary in summaries),
-        begin_offset=judgement.log.begin,
-        end_offset=max(ends, default=judgement.log.begin),
+        begin_offset=stages.log.begin,
+        end_offset=max(ends, default=stages.log.begin),
         bad_crcs=sum(summary.findings.counts["crc-mismatch"] for summary in summaries),
         damages=[
             {"kind": one.kind, "commitlog_offset": one.commitlog_offset, "size": one.size, "file": one.file}

@@ -31,13 +31,13 @@ from pyspark.sql.types import (
 )
 
 from broker.errors import BrokerError, CorruptStore
+from recovery.pipeline.splits import SPLIT_BYTES, SPLIT_BYTES_MIN, Reading, Split, plan
+from recovery.pipeline.store_location import LogManifest, StoreLocation
 from recovery.scan.arrow import COLUMNS, record_batch
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.spark.mapping import set_imports_aside
-from recovery.spark.places import Log, Place
-from recovery.spark.selection import BadOption, Selection, selection_of, truth, whole_number
-from recovery.spark.splits import SPLIT_BYTES, SPLIT_BYTES_MIN, Reading, Split, plan
+from recovery.spark.selection import BadOption, RecordFilter, filter_of, truth, whole_number
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -86,11 +86,11 @@ def spark_schema(columns: Sequence[str] | None = None) -> StructType:
 class Settings:
     """The options of one read, checked."""
 
-    place: Place
+    place: StoreLocation
     table: str
     split_bytes: int
     rows: int
-    selection: Selection
+    selection: RecordFilter
     crc: bool
     on_corrupt: str
     pushdown: bool
@@ -115,11 +115,11 @@ def settings_of(options: Mapping[str, str]) -> Settings:
     if split_bytes < SPLIT_BYTES_MIN:
         raise BadOption(f"the option splitBytes is at least {SPLIT_BYTES_MIN}, not {split_bytes}")
     return Settings(
-        Place(given["path"]),
+        StoreLocation(given["path"]),
         table,
         split_bytes,
         max(whole_number(given, "rows", ROWS), 1),
-        selection_of(given),
+        filter_of(given),
         truth(given, "crc"),
         on_corrupt,
         truth(given, "pushdown"),
@@ -170,7 +170,7 @@ def _columns(schema: StructType) -> list[str]:
 class SplitPartition(InputPartition):
     """One split, and the log as the driver saw it."""
 
-    log: Log
+    log: LogManifest
     split: Split
 
 
@@ -262,7 +262,7 @@ def batches_of(records: Records, columns: Sequence[str], rows: int) -> Iterator[
         yield record_batch(part, columns)
 
 
-def bad_records(records: Records, log: Log) -> Iterator[Damage]:
+def bad_records(records: Records, log: LogManifest) -> Iterator[Damage]:
     """The records that fail their CRC."""
     for number in records.bad_crcs().tolist():
         place = int(records.offsets[number])

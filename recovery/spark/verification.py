@@ -16,17 +16,17 @@ import numpy as np
 
 from broker.format.statetable import Slot
 from recovery.findings import Findings, Report
+from recovery.pipeline.inspection import InspectionTask, SplitSummary
+from recovery.pipeline.split_comparison import UNIT, MergedIndex, MergedQueues, MergedRedo, MergedTable, cuts, opener
+from recovery.pipeline.splits import SPLIT_BYTES, Split
+from recovery.pipeline.stages import TransactionStages
+from recovery.pipeline.store_location import LogManifest, StoreLocation, manifest_of
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Units
-from recovery.spark.derived import UNIT, MergedIndex, MergedQueues, MergedRedo, MergedTable, cuts, opener
-from recovery.spark.inspection import Summary, Task
-from recovery.spark.pipeline import Judgement
-from recovery.spark.places import Log, Place, log_of
+from recovery.scan.units import UnitFile
 from recovery.spark.progress import Progress, watched
 from recovery.spark.sessions import session
 from recovery.spark.shipping import ship
-from recovery.spark.splits import SPLIT_BYTES, Split
 from recovery.transactions.digest import Digest
 from recovery.transactions.events import Names
 from recovery.verify.verifier import Verification
@@ -46,16 +46,16 @@ def verify(
 ) -> Report:
     """Judge a store on Spark. Raises NotAStore; whatever is wrong with a store that can be read is a finding."""
     ship(spark)
-    place = Place(path)
+    place = StoreLocation(path)
     files = place.files()
-    log = log_of(place, files.commitlog)
+    log = manifest_of(place, files.commitlog)
     with watched(spark, progress, log.bytes):
-        return judge(files, log, Judgement(spark, log, split_bytes=split_bytes, prepare=comparing(files, log)))
+        return judge(files, log, TransactionStages(spark, log, split_bytes=split_bytes, prepare=comparing(files, log)))
 
 
 def verify_with(master: str, path: str, progress: Progress | None = None) -> Report:
     """Judge a store on a session of its own: what `checkback verify --spark MASTER` does. Raises SparkNotReady."""
-    Place(path).files()  # a wrong path is said before Spark starts
+    StoreLocation(path).files()  # a wrong path is said before Spark starts
     spark = session(master)
     try:
         return verify(spark, path, progress=progress)
@@ -63,33 +63,33 @@ def verify_with(master: str, path: str, progress: Progress | None = None) -> Rep
         spark.stop()
 
 
-def comparing(files: StoreFiles, log: Log) -> Callable[[tuple[Split, ...]], Task]:
+def comparing(files: StoreFiles, log: LogManifest) -> Callable[[tuple[Split, ...]], InspectionTask]:
     """What the splits of a verification are asked: everything."""
-    return lambda splits: Task(log, 1, crc=True, compare=True, cuts=cuts(files, splits))
+    return lambda splits: InspectionTask(log, 1, crc=True, compare=True, cuts=cuts(files, splits))
 
 
-def judge(files: StoreFiles, log: Log, judgement: Judgement) -> Report:
+def judge(files: StoreFiles, log: LogManifest, stages: TransactionStages) -> Report:
     """The report, when the log was read; the judgement is closed."""
     try:
-        return _Verification(files, log, judgement).run()
+        return _Verification(files, log, stages).run()
     finally:
-        judgement.close()
+        stages.close()
 
 
 class _Verification(Verification):
     """The local verification, which is told what Spark found instead of reading."""
 
-    def __init__(self, files: StoreFiles, log: Log, judgement: Judgement) -> None:
+    def __init__(self, files: StoreFiles, log: LogManifest, stages: TransactionStages) -> None:
         super().__init__(files, lambda _done, _all: None)
-        self._told, summaries = judgement, judgement.summaries
+        self._told, summaries = stages, stages.summaries
         self.scan = _Scanned(log, summaries)  # type: ignore[assignment]
-        self.judgement = _Judged(judgement, summaries)  # type: ignore[assignment]
+        self.tracker = _Judged(stages, summaries)  # type: ignore[assignment]
         self.delivers = any(summary.delivers for summary in summaries)
         for summary in summaries:
             _pass_on(summary.findings, self.findings)
-        self._merge(summaries, judgement.task)
+        self._merge(summaries, stages.task)
 
-    def _merge(self, summaries: list[Summary], task: Task) -> None:
+    def _merge(self, summaries: list[SplitSummary], task: InspectionTask) -> None:
         splits = [summary.split for summary in summaries]
         parts = [summary.compared for summary in summaries if summary.compared is not None]
         files = self.files
@@ -102,22 +102,22 @@ class _Verification(Verification):
             index.take(splits, parts, task.cuts)
             self.index = index
         if self.redo_log is not None:
-            redo = MergedRedo(Units(files.redo_log, UNIT), self.findings)
+            redo = MergedRedo(UnitFile(files.redo_log, UNIT), self.findings)
             redo.take(splits, parts, task.cuts)
             self.redo_log = redo
 
     def _judge(self) -> tuple[Digest, Counter[int]]:
         """Run the joins, and hand what the state table's tasks claimed to its comparison."""
         digest, states = Digest(), Counter[int]()
-        sentences = self._told.judged(self._told.court(with_table=self.table is not None))
-        for sentence in sentences:
-            digest.total += sentence.digest
-            states.update(sentence.states)
-            _pass_on(sentence.findings, self.findings)
+        results = self._told.results(self._told.context(with_table=self.table is not None))
+        for result in results:
+            digest.total += result.digest
+            states.update(result.states)
+            _pass_on(result.findings, self.findings)
         if self.table is not None:
             names = Names()
-            table = MergedTable(Units(self.files.state_table, _SLOT), names, 1, self.findings)
-            table.take((sentence.table for sentence in sentences if sentence.table is not None), names)
+            table = MergedTable(UnitFile(self.files.state_table, _SLOT), names, 1, self.findings)
+            table.take((result.table for result in results if result.table is not None), names)
             self.table = table
         return digest, states
 
@@ -125,7 +125,7 @@ class _Verification(Verification):
 class _Scanned:
     """What the local verification asks of its scan, when the reading is done."""
 
-    def __init__(self, log: Log, summaries: list[Summary]) -> None:
+    def __init__(self, log: LogManifest, summaries: list[SplitSummary]) -> None:
         now = log.place.log().damages  # a segment in the middle may have gone, or been cut, while the tasks read
         every = [*log.damages, *(one for one in now if one not in log.damages)]
         files = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in every]
@@ -140,12 +140,12 @@ class _Scanned:
 class _Judged:
     """What it asks of its judgement."""
 
-    def __init__(self, judgement: Judgement, summaries: list[Summary]) -> None:
+    def __init__(self, stages: TransactionStages, summaries: list[SplitSummary]) -> None:
         self.records = sum(summary.records for summary in summaries)
         self.bytes = sum(summary.bytes for summary in summaries)
         self.last_store_ms = max((summary.last_store_ms for summary in summaries), default=0)
-        self.evidence, self.generation = judgement.evidence, judgement.generation
-        self.prepared_generation = judgement.prepared_generation
+        self.evidence, self.generation = stages.evidence, stages.generation
+        self.prepared_generation = stages.prepared_generation
 
 
 def _pass_on(found: Findings, findings: Findings) -> None:

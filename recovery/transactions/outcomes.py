@@ -29,7 +29,7 @@ from recovery.transactions.events import EVENT, OP, Names, Rows, identity
 
 Ints = npt.NDArray[np.int64]
 
-VERDICT = np.dtype(
+OUTCOME = np.dtype(
     [
         ("generation", "u1"),
         ("state", "u1"),
@@ -59,7 +59,7 @@ _HALF_OP = np.array(HALF_OP_STATES, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class Outcomes:
     """Some transactions: transaction i delivered the sorted CommitLog offsets delivered[starts[i] : starts[i + 1]]."""
 
     rows: Rows
@@ -107,14 +107,14 @@ class Transactions:
     def _add_keyed(self, rows: Rows) -> None:
         self._keyed.add(rows, _unique_key(rows) % self._count)
 
-    def judge(self, prepared: Generation) -> Iterator[Verdicts]:
+    def judge(self, prepared: Generation) -> Iterator[Outcomes]:
         """Every transaction once. `prepared` is the generation that the store's prepared records belong to."""
         for rows in self._events.parts(_half):
-            yield from self._judge_ends(rows, prepared)
+            yield from self._join_ends(rows, prepared)
         for rows in self._named.parts(_place_in_queue):
             self._join_ops(rows)
         for rows in self._keyed.parts(_unique_key):
-            yield from self._judge_keys(rows)
+            yield from self._join_keys(rows)
         self.close()
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Transactions:
 
     # Ends and the halves they name
 
-    def _judge_ends(self, rows: Rows, prepared: Generation) -> Iterator[Verdicts]:
+    def _join_ends(self, rows: Rows, prepared: Generation) -> Iterator[Outcomes]:
         kinds = rows["kind"]
         halves = pick(rows, (kinds == EventKind.PREPARED) | (kinds == EventKind.HALF))
         ends = pick(rows, (kinds == EventKind.COMMITTED) | (kinds == EventKind.ROLLED_BACK))
@@ -137,7 +137,9 @@ class Transactions:
         self._pass_on(pick(halves, keyed), pick(ends, keyed[which]), pick(halves, which[keyed[which]]))
         renumber = np.cumsum(~keyed) - 1
         direct = ~keyed[which]
-        yield from self._judge_first(pick(halves, ~keyed), pick(ends, direct), renumber[which[direct]], parks, prepared)
+        yield from self._first_end_decides(
+            pick(halves, ~keyed), pick(ends, direct), renumber[which[direct]], parks, prepared
+        )
 
     def _match(self, halves: Rows, ends: Rows) -> Ints:
         """For each end the index of the half that it ends; -1 for none."""
@@ -167,39 +169,39 @@ class Transactions:
             text = f"says that the half message at {end['half']} is {verb}; no such half message of its group is there"
             self._report("end-without-half", end["offset"], text, half_offset=int(end["half"]))
 
-    def _judge_first(
+    def _first_end_decides(
         self, halves: Rows, ends: Rows, which: Ints, parks: Rows, generation: Generation
-    ) -> Iterator[Verdicts]:
+    ) -> Iterator[Outcomes]:
         """State table and gap: the first end in log order decides."""
         if not len(halves):
             return
-        verdicts = _verdicts(halves, generation)
-        verdicts["lowest"] = halves["offset"]
-        verdicts["key_hi"], verdicts["key_lo"] = 0, halves["offset"].astype(np.uint64)
-        verdicts["state"] = TransactionState.PREPARED
+        outcomes = _outcomes(halves, generation)
+        outcomes["lowest"] = halves["offset"]
+        outcomes["key_hi"], outcomes["key_lo"] = 0, halves["offset"].astype(np.uint64)
+        outcomes["state"] = TransactionState.PREPARED
         for park in parks[np.argsort(parks["offset"], kind="stable")]:
             at = np.searchsorted(halves["offset"], park["half"])
             if at < len(halves) and halves["offset"][at] == park["half"]:
-                verdicts["state"][at] = TransactionState.PARKED if park["checks"] else TransactionState.PREPARED
+                outcomes["state"][at] = TransactionState.PARKED if park["checks"] else TransactionState.PREPARED
         order = np.argsort(which, kind="stable")
         if (np.diff(order) != 1).any():
             ends, which = pick(ends, order), which[order]
         decided, first = np.unique(which, return_index=True)
-        verdicts["state"][decided] = _END_STATES[ends["kind"][first]]
+        outcomes["state"][decided] = _END_STATES[ends["kind"][first]]
         again = np.ones(len(ends), np.bool_)
         again[first] = False
         for number in np.flatnonzero(again):
-            self._report_again(ends[number], verdicts[which[number]])
+            self._report_again(ends[number], outcomes[which[number]])
         commits = ends["kind"] == EventKind.COMMITTED
         counts = np.bincount(which[commits], minlength=len(halves))
         starts = np.concatenate(([0], np.cumsum(counts)))
         delivered = ends["offset"][commits]
-        self._report_twice(verdicts, starts, delivered)
-        yield Verdicts(verdicts, starts, delivered)
+        self._report_twice(outcomes, starts, delivered)
+        yield Outcomes(outcomes, starts, delivered)
 
-    def _report_again(self, end: Any, verdict: Any) -> None:
-        same = _END_STATES[end["kind"]] == verdict["state"]
-        was = TransactionState(int(verdict["state"])).name.lower().replace("_", " ")
+    def _report_again(self, end: Any, outcome: Any) -> None:
+        same = _END_STATES[end["kind"]] == outcome["state"]
+        was = TransactionState(int(outcome["state"])).name.lower().replace("_", " ")
         text = f"ends the transaction of the half message at {end['half']} again; it was {was} already"
         self._report("double-end" if same else "decision-conflict", end["offset"], text, half_offset=int(end["half"]))
 
@@ -246,7 +248,7 @@ class Transactions:
                 text = f"the op message names the half message {op['queue_offset']} of its queue, which is not there"
                 self._report("end-without-half", op["offset"], text, queue_offset=int(op["queue_offset"]))
 
-    def _judge_keys(self, rows: Rows) -> Iterator[Verdicts]:
+    def _join_keys(self, rows: Rows) -> Iterator[Outcomes]:
         """Half-op: everything with one unique key is one transaction."""
         rows = pick(rows, np.lexsort((rows["kind"], rows["offset"], rows["key_lo"], rows["key_hi"])))
         kinds = rows["kind"]
@@ -263,38 +265,38 @@ class Transactions:
         counts = np.bincount(group[delivered], minlength=count)
         parked = np.bincount(group[kinds == EventKind.PARKED], minlength=count) > 0
         there = last >= 0  # a park record whose halves were deleted with their segments has none
-        verdicts = _verdicts(pick(rows, last[there]), Generation.HALF_OP)
-        verdicts["lowest"] = rows["offset"][first[there]]
+        outcomes = _outcomes(pick(rows, last[there]), Generation.HALF_OP)
+        outcomes["lowest"] = rows["offset"][first[there]]
         named = (ops[last] > 0)[there]
         state = _HALF_OP[(counts > 0)[there].astype(int), parked[there].astype(int), named.astype(int)]
-        verdicts["state"] = state
+        outcomes["state"] = state
         starts = np.concatenate(([0], np.cumsum(counts[there])))
         deliveries, halves = pick(rows, delivered), pick(rows, is_half)
-        self._report_half_op(verdicts, parked[there], halves, ops[is_half])
+        self._report_half_op(outcomes, parked[there], halves, ops[is_half])
         said = np.bincount(group[ops > 0], minlength=count)[there] > 0
-        self._report_unsaid(verdicts, starts, deliveries["offset"], said)
-        self._report_twice(verdicts, starts, deliveries["offset"])
-        yield Verdicts(verdicts, starts, deliveries["offset"])
+        self._report_unsaid(outcomes, starts, deliveries["offset"], said)
+        self._report_twice(outcomes, starts, deliveries["offset"])
+        yield Outcomes(outcomes, starts, deliveries["offset"])
 
-    def _report_unsaid(self, verdicts: Rows, starts: Ints, delivered: Ints, named: npt.NDArray[np.bool_]) -> None:
+    def _report_unsaid(self, outcomes: Rows, starts: Ints, delivered: Ints, named: npt.NDArray[np.bool_]) -> None:
         """Delivered transactions of which no op message names any half."""
         for number in np.flatnonzero((np.diff(starts) > 0) & ~named):
             first = int(delivered[starts[number]])
             text = f"delivered at {first}, but no op message says so: RocketMQ will ask about it again"
-            self._report("committed-without-op", verdicts["half"][number], text, delivered_offset=first)
+            self._report("committed-without-op", outcomes["half"][number], text, delivered_offset=first)
 
-    def _report_half_op(self, verdicts: Rows, parked: npt.NDArray[np.bool_], halves: Rows, ops: Ints) -> None:
+    def _report_half_op(self, outcomes: Rows, parked: npt.NDArray[np.bool_], halves: Rows, ops: Ints) -> None:
         for half, count in zip(halves[ops > 1], ops[ops > 1], strict=True):
             self._report("double-end", half["offset"], f"{count} op messages end the half message", ends=int(count))
-        for verdict in verdicts[parked & (verdicts["state"] == TransactionState.COMMITTED)]:
+        for outcome in outcomes[parked & (outcomes["state"] == TransactionState.COMMITTED)]:
             text = "RocketMQ gave it up (it is in TRANS_CHECK_MAX_TIME_TOPIC), and it was delivered as well"
-            self._report("decision-conflict", verdict["half"], text)
+            self._report("decision-conflict", outcome["half"], text)
 
-    def _report_twice(self, verdicts: Rows, starts: Ints, delivered: Ints) -> None:
+    def _report_twice(self, outcomes: Rows, starts: Ints, delivered: Ints) -> None:
         for number in np.flatnonzero(np.diff(starts) > 1):
             offsets = delivered[starts[number] : starts[number + 1]].tolist()
             text = f"delivered {len(offsets)} times, at {', '.join(map(str, offsets))}"
-            self._report("delivered-twice", verdicts["half"][number], text, delivered_offsets=offsets)
+            self._report("delivered-twice", outcomes["half"][number], text, delivered_offsets=offsets)
 
     def _report(self, kind: str, commitlog_offset: Any, text: str, **facts: Any) -> None:
         place = int(commitlog_offset)
@@ -327,9 +329,9 @@ def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:
     return ops
 
 
-def _verdicts(halves: Rows, generation: Generation) -> Rows:
-    verdicts = np.zeros(len(halves), VERDICT)
-    for name in set(VERDICT.names or ()) & set(EVENT.names or ()) - {"half"}:
-        verdicts[name] = halves[name]
-    verdicts["generation"], verdicts["half"] = generation, halves["offset"]
-    return verdicts
+def _outcomes(halves: Rows, generation: Generation) -> Rows:
+    outcomes = np.zeros(len(halves), OUTCOME)
+    for name in set(OUTCOME.names or ()) & set(EVENT.names or ()) - {"half"}:
+        outcomes[name] = halves[name]
+    outcomes["generation"], outcomes["half"] = generation, halves["offset"]
+    return outcomes

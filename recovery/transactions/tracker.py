@@ -20,10 +20,10 @@ from recovery.scan.spill import partitions_for
 from recovery.scan.store_files import StoreFiles
 from recovery.transactions.events import Names, Redeliveries, Rows, extract, extract_ops
 from recovery.transactions.fingerprint import fingerprints
-from recovery.transactions.outcomes import Transactions, Verdicts
+from recovery.transactions.outcomes import Outcomes, Transactions
 
 
-class Judgement:
+class TransactionTracker:
     """Takes the records of a scan in log order, and judges their transactions after it."""
 
     def __init__(self, files: StoreFiles, findings: Findings | None = None) -> None:
@@ -72,7 +72,7 @@ class Judgement:
         """Which generation the prepared records belong to."""
         return prepared_generation(self.evidence)
 
-    def verdicts(self) -> Iterator[Verdicts]:
+    def outcomes(self) -> Iterator[Outcomes]:
         """Every transaction once; call when all records were taken."""
         return self._transactions.judge(self.prepared_generation)
 

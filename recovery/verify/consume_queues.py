@@ -22,7 +22,7 @@ from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import pick
 from recovery.scan.strings import java_hashes
-from recovery.scan.units import Ints, Rows, Spans, Units
+from recovery.scan.units import IntervalSet, Ints, Rows, UnitFile
 
 _LAST_HASH = -(1 << 31)  # a tags code below is an address in the ConsumeQueueExt
 _HELD = 100_000
@@ -36,8 +36,8 @@ EXPECTED = np.dtype([("queue_offset", "i8"), ("commitlog_offset", "i8"), ("size"
 class _Queue:
     topic: str
     queue_id: int
-    units: Units
-    claimed: Spans = field(default_factory=Spans)
+    units: UnitFile
+    claimed: IntervalSet = field(default_factory=IntervalSet)
     missing: list[Rows] = field(default_factory=list)
 
 
@@ -49,11 +49,11 @@ class Delays(NamedTuple):
     tolerance_ms: Ints
 
 
-class Queues:
+class QueueComparison:
     """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
 
     def __init__(
-        self, open_queue: Callable[[str, int], Units | None], findings: Findings, *, has_ext: bool = True
+        self, open_queue: Callable[[str, int], UnitFile | None], findings: Findings, *, has_ext: bool = True
     ) -> None:
         self._open, self._findings = open_queue, findings
         self._last_hash = _LAST_HASH if has_ext else -(1 << 63)  # only with a ConsumeQueueExt does less mean an address
@@ -137,7 +137,7 @@ class Queues:
         facts = {"found_commitlog_offset": int(unit["commitlog_offset"])} if unit["size"] else {}
         self._report("queue-missing", queue, int(record["queue_offset"]), int(record["commitlog_offset"]), text, facts)
 
-    def finish(self, others: list[tuple[str, int, Units]], begin_offset: int, ignore_from: int | None) -> None:
+    def finish(self, others: list[tuple[str, int, UnitFile]], begin_offset: int, ignore_from: int | None) -> None:
         """Report what stayed missing, and the units that no record claims.
 
         `others` are all queues on disk; units below `begin_offset` have lost their record to retention; units from
@@ -146,11 +146,11 @@ class Queues:
         self._settle()
         for topic, queue_id, units in others:
             known = self._queues.get((topic.encode(), queue_id))
-            claimed = known.claimed if known else Spans()
+            claimed = known.claimed if known else IntervalSet()
             queue = known or _Queue(topic, queue_id, units)
             self._orphans(queue, claimed, begin_offset, ignore_from)
 
-    def _orphans(self, queue: _Queue, claimed: Spans, begin_offset: int, ignore_from: int | None) -> None:
+    def _orphans(self, queue: _Queue, claimed: IntervalSet, begin_offset: int, ignore_from: int | None) -> None:
         units = queue.units
         for first, stop in claimed.gaps(units.begin, units.end):
             for number, rows in units.filled(first, stop):

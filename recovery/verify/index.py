@@ -22,7 +22,7 @@ from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.units import Ints, Rows, first_run
-from recovery.verify.index_items import Rule, expected_items
+from recovery.verify.index_items import IndexingRule, expected_items
 
 ITEM = np.dtype([*IndexItem.DTYPE, ("number", "i8"), ("file", "i8")])
 _ON_DISK = np.dtype(IndexItem.DTYPE)
@@ -32,7 +32,7 @@ _SECONDS_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class IndexFile:
+class IndexFileView:
     """One file of the index with what its header says."""
 
     segment: Segment
@@ -52,15 +52,15 @@ class IndexFile:
         return rows
 
 
-def open_index(segments: Sequence[Segment], findings: Findings) -> list[IndexFile]:
+def open_index(segments: Sequence[Segment], findings: Findings) -> list[IndexFileView]:
     """The index files that can be read, in order; a finding for each that cannot."""
-    files: list[IndexFile] = []
+    files: list[IndexFileView] = []
     for segment in segments:
         try:
             header = IndexHeader.unpack_from(segment.read(0, HEADER_SIZE))
             file = segment.files.get(segment.path, segment.inode)
             found = work_out(file, header, segment.size, os.path.dirname(os.path.dirname(segment.path)))
-            files.append(IndexFile(segment, header, found.slots, found.items))
+            files.append(IndexFileView(segment, header, found.slots, found.items))
             if header.next_item - 1 > found.items:
                 raise CorruptRecord(f"its header counts {header.next_item - 1} items, {found.items} fit")
         except Missing:
@@ -73,7 +73,7 @@ def open_index(segments: Sequence[Segment], findings: Findings) -> list[IndexFil
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ItemRun:
     """Items of one file that follow each other."""
 
     file: int
@@ -85,7 +85,7 @@ class _Run:
         return self.first + np.arange(len(self.rows))
 
 
-def _joined(runs: Sequence[_Run]) -> Rows:
+def _joined(runs: Sequence[_ItemRun]) -> Rows:
     """All these items, each with its number and its file."""
     items = np.zeros(sum(len(run.rows) for run in runs), ITEM)
     at = 0
@@ -98,24 +98,24 @@ def _joined(runs: Sequence[_Run]) -> Rows:
     return items
 
 
-class Index:
+class IndexComparison:
     """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
 
-    def __init__(self, open_files: Callable[[Findings], list[IndexFile]], findings: Findings) -> None:
+    def __init__(self, open_files: Callable[[Findings], list[IndexFileView]], findings: Findings) -> None:
         self._open, self._findings = open_files, findings
         self._files = open_files(findings)
         self._file, self._item = 0, 1  # the cursor
         self._at_once = _AT_LEAST
-        self._rule: Rule | None = None
+        self._rule: IndexingRule | None = None
         self._missing: list[Rows] = []
         self._strays: list[Rows] = []
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare the items of all keys of these records."""
         runs = self._ahead(records.base + int(records.at[-1]) + 1)
-        best: tuple[int, Rule, Rows, npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+        best: tuple[int, IndexingRule, Rows, npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
         live: Rows | None = None
-        for rule in sorted(Rule, key=lambda rule: rule is not self._rule):
+        for rule in sorted(IndexingRule, key=lambda rule: rule is not self._rule):
             expected = expected_items(records, kinds, rule)
             if self._are(runs, expected):
                 self._rule = rule
@@ -133,7 +133,7 @@ class Index:
         self._missing.append(expected[missing])
         self._strays.append(live[~known])
 
-    def _are(self, runs: Sequence[_Run], expected: Rows) -> bool:
+    def _are(self, runs: Sequence[_ItemRun], expected: Rows) -> bool:
         """Whether the items are what is expected, in the order in which RocketMQ writes them: so it mostly is."""
         at = 0
         for run in runs:
@@ -144,16 +144,16 @@ class Index:
                 return False
         return at == len(expected)
 
-    def _ahead(self, stop: int | None = None) -> list[_Run]:
+    def _ahead(self, stop: int | None = None) -> list[_ItemRun]:
         """The items from the cursor to the first of an offset at or above `stop`; the cursor moves behind them."""
-        runs: list[_Run] = []
+        runs: list[_ItemRun] = []
         while self._file < len(self._files):
             file = self._files[self._file]
             rows = file.read(self._item, min(self._at_once, file.used - self._item + 1))
             count = len(rows) if stop is None else first_run(rows["commitlog_offset"] >= stop)
             if count == len(rows) - 1 and self._is_beyond_file(rows[-1], self._item + count):
                 count += 1
-            runs.append(_Run(self._file, self._item, rows[:count]))
+            runs.append(_ItemRun(self._file, self._item, rows[:count]))
             self._item += count
             if count < len(rows):
                 break
@@ -239,7 +239,8 @@ class Index:
             return False
         live = np.array([stray], ITEM)
         return any(
-            bool(self._match(expected_items(record, Kinds(record), rule), live, record.base)[1].all()) for rule in Rule
+            bool(self._match(expected_items(record, Kinds(record), rule), live, record.base)[1].all())
+            for rule in IndexingRule
         )
 
     def _file_for(self, commitlog_offset: int) -> str:
@@ -273,7 +274,7 @@ def _packed(items: Rows, base: int) -> Ints:
 class Chains:
     """The chains of one file, followed from its first item to its last as they were made."""
 
-    def __init__(self, file: IndexFile, findings: Findings) -> None:
+    def __init__(self, file: IndexFileView, findings: Findings) -> None:
         self._file, self._findings = file, findings
         self._newest = np.zeros(file.slots, np.int32)
 

@@ -18,7 +18,7 @@ from broker.format.topics import SCHEDULE_TOPIC
 from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
-from recovery.scan.units import Ints, Rows, Units, first_run
+from recovery.scan.units import Ints, Rows, UnitFile, first_run
 
 # The last column: a 4.x or 5.x broker wrote it, and those keep no redo log (a `mixed` store).
 EXPECTED = np.dtype([("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8"), ("half_op", "?")])
@@ -27,10 +27,10 @@ UNIT_NAMES = ("commitlog_offset", "size", "tags_code")
 NUMBERED = np.dtype([*Unit.DTYPE, ("number", "i8")])
 
 
-class RedoLog:
+class RedoLogComparison:
     """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
 
-    def __init__(self, units: Units, findings: Findings) -> None:
+    def __init__(self, units: UnitFile, findings: Findings) -> None:
         self._units, self._findings = units, findings
         self._cursor = units.begin
         self._missing: list[Rows] = []

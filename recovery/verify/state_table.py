@@ -14,61 +14,61 @@ from broker.format.java import string_hash
 from broker.transaction.events import TransactionState
 from recovery.findings import Finding, Findings
 from recovery.scan.spill import PARTITION_BYTES, Spill, pick
-from recovery.scan.units import Ints, Rows, Spans, Units
+from recovery.scan.units import IntervalSet, Ints, Rows, UnitFile
 from recovery.transactions.events import Names
-from recovery.transactions.outcomes import VERDICT
+from recovery.transactions.outcomes import OUTCOME
 
 _PREPARED = int(TransactionState.PREPARED)
 _FIELDS = ("size", "store_time_s", "group_hash")
 
 
-class StateTable:
+class StateTableComparison:
     """Takes the verdicts on prepared records and says what the table holds instead."""
 
-    def __init__(self, units: Units, names: Names, partitions: int, findings: Findings) -> None:
+    def __init__(self, units: UnitFile, names: Names, partitions: int, findings: Findings) -> None:
         self._units, self._names, self._findings, self._count = units, names, findings, partitions
-        self._claimed = Spans()
-        self._elsewhere = Spill(VERDICT, partitions)  # verdicts whose slot holds something else
+        self._claimed = IntervalSet()
+        self._elsewhere = Spill(OUTCOME, partitions)  # verdicts whose slot holds something else
         self._unclaimed = Spill([*units.dtype.descr, ("slot", "i8")], partitions)
         self._hashes: dict[int, int] = {}
 
-    def add(self, verdicts: Rows) -> None:
+    def add(self, outcomes: Rows) -> None:
         """Compare the slots of some verdicts."""
-        if not len(verdicts):
+        if not len(outcomes):
             return
-        slots = self._units.take(verdicts["queue_offset"])
-        in_place = (slots["commitlog_offset"] == verdicts["half"]) & (slots["size"] > 0)
+        slots = self._units.take(outcomes["queue_offset"])
+        in_place = (slots["commitlog_offset"] == outcomes["half"]) & (slots["size"] > 0)
         if not in_place.all():
-            rest = pick(verdicts, ~in_place)
+            rest = pick(outcomes, ~in_place)
             self._elsewhere.add(rest, self._partition(rest["half"]))
-            verdicts, slots = pick(verdicts, in_place), pick(slots, in_place)
-        self._claimed.add(verdicts["queue_offset"])
-        self._compare(verdicts, slots, verdicts["queue_offset"])
+            outcomes, slots = pick(outcomes, in_place), pick(slots, in_place)
+        self._claimed.add(outcomes["queue_offset"])
+        self._compare(outcomes, slots, outcomes["queue_offset"])
 
     def _partition(self, offsets: Ints) -> Ints:
         return np.asarray((offsets // PARTITION_BYTES) % self._count)
 
-    def _compare(self, verdicts: Rows, slots: Rows, numbers: Ints) -> None:
+    def _compare(self, outcomes: Rows, slots: Rows, numbers: Ints) -> None:
         """Slots that hold the right transaction: in the right state, with the record's size, time and group?"""
-        state = np.where(verdicts["state"] == TransactionState.PARKED, _PREPARED, verdicts["state"])
-        groups = np.unique(verdicts["group"])
+        state = np.where(outcomes["state"] == TransactionState.PARKED, _PREPARED, outcomes["state"])
+        groups = np.unique(outcomes["group"])
         hashes = np.array([self._hash(group) for group in groups.tolist()], np.int32)
         expected = {
-            "size": verdicts["size"],
-            "store_time_s": (verdicts["store_ms"] // 1000).astype(np.int32),
-            "group_hash": hashes[np.searchsorted(groups, verdicts["group"])],
+            "size": outcomes["size"],
+            "store_time_s": (outcomes["store_ms"] // 1000).astype(np.int32),
+            "group_hash": hashes[np.searchsorted(groups, outcomes["group"])],
         }
         for index in np.flatnonzero(slots["state"] != state):
             held, true = _state(slots["state"][index]), _state(state[index])
             text = f"slot {numbers[index]} says {held}, the CommitLog says {true}"
             facts = {"slot": int(numbers[index]), "found": held, "expected": true}
-            self._report("slot-wrong-state", int(verdicts["half"][index]), text, facts)
+            self._report("slot-wrong-state", int(outcomes["half"][index]), text, facts)
         for name in _FIELDS:
             for index in np.flatnonzero(slots[name] != expected[name]):
                 found, true_value = int(slots[name][index]), int(expected[name][index])
                 text = f"slot {numbers[index]} has {name} {found}, its record says {true_value}"
                 facts = {"slot": int(numbers[index]), "field": name, "found": found, "expected": true_value}
-                self._report("slot-wrong-field", int(verdicts["half"][index]), text, facts)
+                self._report("slot-wrong-field", int(outcomes["half"][index]), text, facts)
 
     def _hash(self, group: int) -> int:
         if group not in self._hashes:
@@ -115,10 +115,10 @@ class StateTable:
         for stray in strays[~hit]:
             text = f"slot {stray['slot']} belongs to no prepared record"
             self._report("slot-orphan", int(stray["commitlog_offset"]), text, {"slot": int(stray["slot"])})
-        for stray, verdict in zip(strays[hit], wanted[at[hit]], strict=True):
-            text = f"stands in slot {stray['slot']}, its record says {verdict['queue_offset']}: nobody can settle it"
-            facts = {"slot": int(stray["slot"]), "expected_slot": int(verdict["queue_offset"])}
-            self._report("slot-moved", int(verdict["half"]), text, facts)
+        for stray, outcome in zip(strays[hit], wanted[at[hit]], strict=True):
+            text = f"stands in slot {stray['slot']}, its record says {outcome['queue_offset']}: nobody can settle it"
+            facts = {"slot": int(stray["slot"]), "expected_slot": int(outcome["queue_offset"])}
+            self._report("slot-moved", int(outcome["half"]), text, facts)
         self._compare(wanted[at[hit]], strays[hit], strays["slot"][hit])
         found = np.zeros(len(wanted), np.bool_)
         found[at[hit]] = True
@@ -141,17 +141,17 @@ class StateTable:
             )
             counts = {"settled_without_slot": int(settled.sum()), "moved": moved}
             self._report("table-compacted", int(lost["half"].min()) if len(lost) else 0, text, counts)
-        for verdict, taken in zip(lost, overtaken, strict=True):
-            state = _state(verdict["state"])
-            facts: dict[str, Any] = {"slot": int(verdict["queue_offset"]), "state": state}
-            if compacted and verdict["state"] not in (_PREPARED, TransactionState.PARKED):
+        for outcome, taken in zip(lost, overtaken, strict=True):
+            state = _state(outcome["state"])
+            facts: dict[str, Any] = {"slot": int(outcome["queue_offset"]), "state": state}
+            if compacted and outcome["state"] not in (_PREPARED, TransactionState.PARKED):
                 continue
             if taken:
-                text = f"a later transaction took slot {verdict['queue_offset']}: this one ({state}) has none"
-                self._report("slot-moved", int(verdict["half"]), text, facts)
+                text = f"a later transaction took slot {outcome['queue_offset']}: this one ({state}) has none"
+                self._report("slot-moved", int(outcome["half"]), text, facts)
             else:
                 text = f"the state table lacks this transaction ({state}): RocketMQ will never ask about it"
-                self._report("slot-missing", int(verdict["half"]), text, facts)
+                self._report("slot-missing", int(outcome["half"]), text, facts)
 
     def _empty(self) -> bool:
         return not any(len(rows) and rows["size"].any() for _, rows in self._units.filled(0, self._units.end))

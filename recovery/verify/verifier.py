@@ -30,18 +30,18 @@ from recovery.scan.records import Records
 from recovery.scan.scanner import Scan
 from recovery.scan.spill import pick
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Units
+from recovery.scan.units import UnitFile
 from recovery.transactions.digest import Digest
 from recovery.transactions.events import diverted_halves
 from recovery.transactions.fingerprint import difference
-from recovery.transactions.outcomes import Verdicts
-from recovery.transactions.tracker import Judgement
-from recovery.verify.consume_queues import Queues
+from recovery.transactions.outcomes import Outcomes
+from recovery.transactions.tracker import TransactionTracker
+from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.field_checks import implausible
-from recovery.verify.index import Index, IndexFile, open_index
+from recovery.verify.index import IndexComparison, IndexFileView, open_index
 from recovery.verify.live_writes import LAG_MS, Unfinished
-from recovery.verify.redo_log import RedoLog
-from recovery.verify.state_table import StateTable
+from recovery.verify.redo_log import RedoLogComparison
+from recovery.verify.state_table import StateTableComparison
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -83,15 +83,19 @@ class Verification:
         self.files, self.findings = files, Findings()
         self.scan = Scan(files.commitlog, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
         self.begin, self.delivers, self.has_keys = files.commitlog.begin, False, False
-        self.judgement = Judgement(files, self.findings)
-        self.judgement.compare_copies(lambda half, end: difference(self._look(half), self._look(end)))
-        self.queues = Queues(self._open_queue, self.findings, has_ext=files.has_queue_ext) if files.has_queues else None
-        self.index = Index(self._open_index, self.findings) if files.index else None
-        self.redo_log = RedoLog(Units(files.redo_log, _UNIT), self.findings) if files.has_redo_log else None
-        self.table: StateTable | None = None
+        self.tracker = TransactionTracker(files, self.findings)
+        self.tracker.compare_copies(lambda half, end: difference(self._look(half), self._look(end)))
+        self.queues = (
+            QueueComparison(self._open_queue, self.findings, has_ext=files.has_queue_ext) if files.has_queues else None
+        )
+        self.index = IndexComparison(self._open_index, self.findings) if files.index else None
+        self.redo_log = (
+            RedoLogComparison(UnitFile(files.redo_log, _UNIT), self.findings) if files.has_redo_log else None
+        )
+        self.table: StateTableComparison | None = None
         if files.has_state_table:
-            table, groups = Units(files.state_table, _SLOT), self.judgement.names
-            self.table = StateTable(table, groups, self.judgement.partitions, self.findings)
+            table, groups = UnitFile(files.state_table, _SLOT), self.tracker.names
+            self.table = StateTableComparison(table, groups, self.tracker.partitions, self.findings)
 
     def run(self) -> Report:
         """The report; call once."""
@@ -106,14 +110,14 @@ class Verification:
             known = [file.path for file in self.files.index]
             growing = {*known[-1:], *(file.path for file in self.files.index_now() if file.path not in known)}
             growing.add(self.files.checkpoint)
-            recent_ms = min(self.files.opened_ms, self.judgement.last_store_ms) - LAG_MS
+            recent_ms = min(self.files.opened_ms, self.tracker.last_store_ms) - LAG_MS
             Unfinished(self.scan.end_offset, recent_ms, frozenset(growing), self._look).take_back(self.findings)
         transactions = {"total": states.total(), **{name: states[state] for state, name in _STATES.items()}}
         return Report(
             path=self.files.path,
-            generation=self.judgement.generation.label,
-            records=self.judgement.records,
-            bytes=self.judgement.bytes,
+            generation=self.tracker.generation.label,
+            records=self.tracker.records,
+            bytes=self.tracker.bytes,
             transactions=transactions,
             digest=digest.hex(),
             findings=self.findings,
@@ -125,7 +129,7 @@ class Verification:
 
     def _take(self, records: Records) -> None:
         kinds = Kinds(records)
-        self.judgement.add(records, kinds)
+        self.tracker.add(records, kinds)
         self.delivers |= bool((kinds.types % 2 == 0).any())  # neither prepared nor rolled back
         if self.index is None and not self.has_keys:
             self.has_keys = any(bool(records.values(name).lengths.any()) for name in (names.KEYS, names.UNIQ_KEY))
@@ -154,21 +158,21 @@ class Verification:
         digest, states = Digest(), Counter[int]()
         with ThreadPoolExecutor(1, thread_name_prefix="checkback-digest") as pool:
             hashed: Future[None] | None = None
-            for verdicts in self.judgement.verdicts():
+            for outcomes in self.tracker.outcomes():
                 if hashed is not None:
                     hashed.result()
-                entries, starts = verdicts.entries(), verdicts.starts.tolist()
-                hashed = pool.submit(digest.add_many, entries, starts, verdicts.delivered)
-                numbers, counts = np.unique(verdicts.rows["state"], return_counts=True)
+                entries, starts = outcomes.entries(), outcomes.starts.tolist()
+                hashed = pool.submit(digest.add_many, entries, starts, outcomes.delivered)
+                numbers, counts = np.unique(outcomes.rows["state"], return_counts=True)
                 states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-                self._to_table(verdicts)
+                self._to_table(outcomes)
             if hashed is not None:
                 hashed.result()
         return digest, states
 
-    def _to_table(self, verdicts: Verdicts) -> None:
-        if self.table is not None and self.judgement.prepared_generation is Generation.STATE_TABLE:
-            self.table.add(pick(verdicts.rows, verdicts.rows["generation"] == Generation.STATE_TABLE))
+    def _to_table(self, outcomes: Outcomes) -> None:
+        if self.table is not None and self.tracker.prepared_generation is Generation.STATE_TABLE:
+            self.table.add(pick(outcomes.rows, outcomes.rows["generation"] == Generation.STATE_TABLE))
 
     def _is_live(self) -> bool:
         """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan."""
@@ -186,22 +190,22 @@ class Verification:
             self.queues.finish(others, self.begin, ignore_from)
         if self.index is not None:
             self.index.finish(self.begin, ignore_from, self._look)
-        if self.judgement.evidence.lone:
+        if self.tracker.evidence.lone:
             if self.redo_log is not None:
                 self.redo_log.finish(self.begin, ignore_from)
             if self.table is not None:
                 self.table.finish(self.begin, ignore_from)
         self._report_missing_folders()
-        for finding in self.files.damaged_small_files(self.judgement.last_store_ms):
+        for finding in self.files.damaged_small_files(self.tracker.last_store_ms):
             self.findings.add(finding)
 
     def _report_missing_folders(self) -> None:
         """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""
         derived = (self.queues, self.index, self.table, self.redo_log)
-        if not self.judgement.records or all(part is None for part in derived):
+        if not self.tracker.records or all(part is None for part in derived):
             return
         wanted = {"consumequeue": self.queues is None and self.delivers}
-        if self.judgement.generation is Generation.STATE_TABLE:
+        if self.tracker.generation is Generation.STATE_TABLE:
             wanted |= {"transaction/statetable": self.table is None, "transaction/redolog": self.redo_log is None}
         for folder, missing in wanted.items():
             if missing:
@@ -233,14 +237,14 @@ class Verification:
             step = walk(window, commitlog_offset, segment.base + self.files.commitlog.segment_size)
         return step.records.take(slice(0, 1)) if len(step.records) else None
 
-    def _open_index(self, findings: Findings) -> list[IndexFile]:
+    def _open_index(self, findings: Findings) -> list[IndexFileView]:
         return open_index(self.files.index_now(), findings)
 
-    def _open_queue(self, topic: str, queue_id: int) -> Units | None:
+    def _open_queue(self, topic: str, queue_id: int) -> UnitFile | None:
         return self._units(topic, queue_id) if self.files.expects_queue(topic, queue_id) else None
 
-    def _units(self, topic: str, queue_id: int) -> Units:
-        return Units(self.files.queue(topic, queue_id), _UNIT)
+    def _units(self, topic: str, queue_id: int) -> UnitFile:
+        return UnitFile(self.files.queue(topic, queue_id), _UNIT)
 
     def _add(self, kind: str, commitlog_offset: int, text: str, **facts: int) -> None:
         place = self.files.commitlog_file(commitlog_offset)

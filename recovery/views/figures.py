@@ -20,7 +20,7 @@ from broker.transaction.events import TransactionState
 from recovery.findings import Report
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
-from recovery.transactions.outcomes import Verdicts
+from recovery.transactions.outcomes import Outcomes
 from recovery.verify.verifier import Progress, Verification
 
 STATES = {
@@ -132,9 +132,9 @@ class _Survey(Verification):
             self._sums.topics[name] += int(sizes[own].sum())
             self._sums.topic_records[name] += int(own.sum())
 
-    def _to_table(self, verdicts: Verdicts) -> None:
-        super()._to_table(verdicts)
-        rows = verdicts.rows
+    def _to_table(self, outcomes: Outcomes) -> None:
+        super()._to_table(outcomes)
+        rows = outcomes.rows
         ones = np.stack([rows["state"] == state for state in STATES], axis=1).astype(np.int64)
         self._sums.transactions.add(rows["store_ms"], ones)
         checks, counts = np.unique(np.minimum(rows["checks"], CHECKS_MAX), return_counts=True)

@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 
 from recovery.findings import Report
-from recovery.spark.blocks import EVENTS, KEYED, NAMED, SCHEMA, SUMMARY, VERDICTS, rows_of, values_of
-from recovery.spark.inspection import Inspection
-from recovery.spark.judging import Court, Sentence, join_ops, judge_ends, judge_keys
-from recovery.spark.pipeline import Judgement
-from recovery.spark.places import Place, log_of
-from recovery.spark.splits import Split
+from recovery.pipeline.blocks import EVENTS, KEYED, NAMED, OUTCOMES, SCHEMA, SUMMARY, rows_of, values_of
+from recovery.pipeline.inspection import Inspection
+from recovery.pipeline.joins import JoinContext, PartitionResult, join_ends, join_keys, join_ops
+from recovery.pipeline.splits import Split
+from recovery.pipeline.stages import TransactionStages
+from recovery.pipeline.store_location import StoreLocation, manifest_of
 from recovery.spark.verification import comparing, judge
 
 
-class JudgementByHand(Judgement):
+class JudgementByHand(TransactionStages):
     """What Spark would do, here."""
 
     def _read(self, splits: list[Split]) -> None:
@@ -28,12 +28,12 @@ class JudgementByHand(Judgement):
         self.held = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
         self.summaries = sorted(values_of(self.held, SUMMARY), key=lambda one: one.split.number)
 
-    def judged(self, court: Court) -> list[Sentence]:
-        court = replace(court, with_rows=True)
+    def results(self, context: JoinContext) -> list[PartitionResult]:
+        context = replace(context, with_rows=True)
         tables = [self.held]
-        for tag, stage in ((EVENTS, judge_ends), (NAMED, join_ops), (KEYED, judge_keys)):
-            tables.append(_joined(pa.concat_tables(tables), tag, stage(court)))
-        return list(values_of(pa.concat_tables(tables), VERDICTS))
+        for tag, stage in ((EVENTS, join_ends), (NAMED, join_ops), (KEYED, join_keys)):
+            tables.append(_joined(pa.concat_tables(tables), tag, stage(context)))
+        return list(values_of(pa.concat_tables(tables), OUTCOMES))
 
 
 def _joined(table: pa.Table, tag: str, stage: Any) -> pa.Table:
@@ -47,9 +47,9 @@ def _joined(table: pa.Table, tag: str, stage: Any) -> pa.Table:
 
 def verify_by_hand(path: str, split_bytes: int) -> Report:
     """The report that Spark would give."""
-    place = Place(path)
+    place = StoreLocation(path)
     files = place.files()
-    log = log_of(place, files.commitlog)
+    log = manifest_of(place, files.commitlog)
     made = JudgementByHand(None, log, split_bytes=split_bytes, prepare=comparing(files, log))  # type: ignore[arg-type]
     return judge(files, log, made)
 

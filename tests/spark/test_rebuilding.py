@@ -16,9 +16,9 @@ from broker.store.disk.files import Disk
 from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter
+from recovery.pipeline.stages import TransactionStages
 from recovery.rebuild.rebuilder import rebuild as local_rebuild
 from recovery.spark import rebuild
-from recovery.spark.pipeline import Judgement
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
 from tests.rebuild.derived_files import derived, store_of
@@ -79,17 +79,17 @@ def test_what_is_appended_while_spark_reads_is_in_it(
     path = store_of(tmp_path / "store", 90, layout)
     halves = {half.slot: half.commitlog_offset for half in Pending(str(path), 0)}
     assert set(range(2, 90, 3)) == set(halves)
-    settle = Judgement._settle
+    settle = TransactionStages._settle
 
-    def append(judgement: Judgement) -> None:
-        settle(judgement)
+    def append(stages: TransactionStages) -> None:
+        settle(stages)
         store = StoreWriter(str(path), Disk(), layout, sync="os")
         store.append([end_draft(half(2), halves[2], 2, TransactionType.COMMIT)])
         fill(store, 90, 60)
         store.append([end_draft(half(5), halves[5], 5, TransactionType.ROLLBACK)])
         store.close()
 
-    monkeypatch.setattr(Judgement, "_settle", append)
+    monkeypatch.setattr(TransactionStages, "_settle", append)
     report = rebuild(spark, str(path), apply=True, split_bytes=5000)
     assert report.applied
     assert report.differences == ()

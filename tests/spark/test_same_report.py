@@ -20,10 +20,10 @@ from broker.format.consumequeue import UNIT_SIZE
 from broker.live import LiveStore, open_live
 from broker.store.write.control import Word
 from broker.store.write.layout import StoreLayout
+from recovery.pipeline import splits
+from recovery.pipeline.inspection import InspectionTask
+from recovery.pipeline.store_location import StoreLocation, manifest_of
 from recovery.scan.store_files import StoreFiles
-from recovery.spark import splits
-from recovery.spark.inspection import Task
-from recovery.spark.places import Place, log_of
 from recovery.spark.verification import comparing, judge
 from recovery.verify.verifier import Verification, verify
 from tests.scan import small_stores
@@ -160,7 +160,9 @@ def test_a_body_larger_than_what_is_looked_back_for(tmp_path: Path, monkeypatch:
     path = str(log.write(tmp_path))
     monkeypatch.setattr(splits, "LOOK_BACK_BYTES", 0)
     fooled = [
-        split for split in splits.plan(Place(path).log(), 1024) if _first(path, split) not in (None, *log.records)
+        split
+        for split in splits.plan(StoreLocation(path).log(), 1024)
+        if _first(path, split) not in (None, *log.records)
     ]
     assert fooled, "without looking back a split takes the record in the body for one"
     assert comparable(verify_by_hand(path, 1024)) == comparable(verify(path))
@@ -185,14 +187,14 @@ def test_a_segment_that_changes_after_the_splits_were_planned(
         segments[-1].write_bytes(whole[: last + 40] + bytes(len(whole) - last - 40))
     read = JudgementByHand._read
 
-    def changed(judgement: JudgementByHand, planned: list[splits.Split]) -> None:
+    def changed(stages: JudgementByHand, planned: list[splits.Split]) -> None:
         if change == "missing":
             segments[1].unlink()
         elif change == "cut":
             segments[1].write_bytes(segments[1].read_bytes()[:3000])
         else:
             segments[-1].write_bytes(whole)
-        read(judgement, planned)
+        read(stages, planned)
 
     monkeypatch.setattr(JudgementByHand, "_read", changed)
     report = verify_by_hand(str(path), 3000)
@@ -215,11 +217,11 @@ def test_a_store_that_is_written_to_meanwhile(
         _traffic(store, 100)
         log_files = store.writer.appender.log
         log_files.allocate(store.writer.control[Word.TAIL] // segment_bytes * segment_bytes + segment_bytes)  # ahead
-        place = Place(str(tmp_path / "store"))
+        place = StoreLocation(str(tmp_path / "store"))
         files = place.files()
-        log = log_of(place, files.commitlog)
+        log = manifest_of(place, files.commitlog)
 
-        def meanwhile(planned: tuple[splits.Split, ...]) -> Task:
+        def meanwhile(planned: tuple[splits.Split, ...]) -> InspectionTask:
             task = comparing(files, log)(planned)
             _traffic(store, 400)
             if closes:
@@ -284,7 +286,7 @@ def _traffic(store: LiveStore, count: int) -> None:
 
 
 def _first(path: str, split: splits.Split) -> int | None:
-    reading = splits.Reading(Place(path).log(), split)
+    reading = splits.Reading(StoreLocation(path).log(), split)
     for _ in reading:
         pass
     return reading.first

@@ -171,9 +171,9 @@ def test_mistakes_are_said_on_the_driver(spark: SparkSession, tmp_path: Path) ->
         ({"path": "x", "table": "chairs"}, "records or findings"),
     ],
 )
-def test_options_are_checked(options: dict[str, str], sentence: str) -> None:
+def test_options_are_checked(options: dict[str, str], result: str) -> None:
     """Each mistake names what is allowed."""
-    with pytest.raises(BadOption, match=sentence):
+    with pytest.raises(BadOption, match=result):
         settings_of(options)
 
 
@@ -187,7 +187,7 @@ def test_options_ignore_case_and_are_documented() -> None:
 
 def test_a_wrong_path_is_a_sentence() -> None:
     """The same that the other verbs say."""
-    from recovery.spark.places import Place
+    from recovery.pipeline.store_location import StoreLocation
 
     with pytest.raises(NotAStore, match="there is no such folder"):
-        Place("nowhere/at/all").log()
+        StoreLocation("nowhere/at/all").log()

@@ -18,7 +18,7 @@ from recovery.findings import Report
 from recovery.scan import spill
 from recovery.scan.scanner import Scan
 from recovery.transactions import outcomes, tracker
-from recovery.transactions.outcomes import Transactions, Verdicts
+from recovery.transactions.outcomes import Outcomes, Transactions
 from recovery.verify import verifier
 from tests.scan.effort import tries
 from tests.transactions.histories import History, histories
@@ -32,13 +32,13 @@ def judged(history: History, partitions: int, held_bytes: int) -> tuple[Report, 
     states: States = {}
     judge_all = Transactions.judge
 
-    def listening(self: Transactions, prepared: Generation) -> Iterator[Verdicts]:
-        for verdicts in judge_all(self, prepared):
-            for number, row in enumerate(verdicts.rows):
-                offsets = verdicts.delivered[verdicts.starts[number] : verdicts.starts[number + 1]]
+    def listening(self: Transactions, prepared: Generation) -> Iterator[Outcomes]:
+        for part in judge_all(self, prepared):
+            for number, row in enumerate(part.rows):
+                offsets = part.delivered[part.starts[number] : part.starts[number + 1]]
                 assert int(row["lowest"]) not in states
                 states[int(row["lowest"])] = int(row["state"]), offsets.tolist()
-            yield verdicts
+            yield part
 
     changes: list[Any] = [
         mock.patch.object(tracker, "partitions_for", return_value=partitions),

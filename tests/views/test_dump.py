@@ -13,7 +13,7 @@ import pytest
 from broker.format.commitlog import encode
 from broker.format.statetable import Slot
 from recovery.humanize import count, moment, printable, size, span
-from recovery.views.dump_commitlog import Selection, dump_commitlog
+from recovery.views.dump_commitlog import DumpSelection, dump_commitlog
 from recovery.views.hexdump import lines, record_fields
 from tests.cli.command import command
 from tests.scan.small_broker import V3, V5, V5_CRC, SmallBroker
@@ -173,7 +173,7 @@ def test_small_files(golden: Callable[[str], Path], capsys: Capture) -> None:
 
 def test_a_dump_reads_no_more_than_it_shows(golden: Callable[[str], Path]) -> None:
     """Entries come one by one: the first does not wait for the last."""
-    entries = dump_commitlog(golden("rocketmq-5.3.3-clean"), Selection(limit=1))
+    entries = dump_commitlog(golden("rocketmq-5.3.3-clean"), DumpSelection(limit=1))
     assert next(entries).values["commitlog_offset"] == 0
     assert next(entries, None) is None
 

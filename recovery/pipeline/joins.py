@@ -20,31 +20,31 @@ import pyarrow.parquet as pq
 from broker.store.read.segments import Listing
 from broker.transaction.events import EventKind, Generation, TransactionState
 from recovery.findings import Findings
-from recovery.rebuild.entries import slots_of
-from recovery.scan.spill import joined, pick
-from recovery.scan.units import Ints, Units
-from recovery.spark.blocks import (
+from recovery.pipeline.blocks import (
     EVENTS,
     KEYED,
     NAMED,
+    OUTCOMES,
     ROWS,
-    VERDICTS,
     Block,
-    Numbered,
+    NumberedNames,
     by_key,
     by_place,
     dealt,
     gathered,
     values_of,
 )
-from recovery.spark.derived import Held, PartTable
-from recovery.spark.inspection import record_at, strings_of
-from recovery.spark.making import CELLS, TABLE, Making, Target, pieces
-from recovery.spark.places import Log, filesystem_of
+from recovery.pipeline.inspection import record_at, strings_of
+from recovery.pipeline.split_builder import CELLS, TABLE, OutputFile, RebuildPlan, chunks
+from recovery.pipeline.split_comparison import Held, PartTable
+from recovery.pipeline.store_location import LogManifest, filesystem_of
+from recovery.rebuild.entries import slots_of
+from recovery.scan.spill import joined, pick
+from recovery.scan.units import Ints, UnitFile
 from recovery.transactions.digest import Digest
 from recovery.transactions.events import Names, Redeliveries, Rows
 from recovery.transactions.fingerprint import difference
-from recovery.transactions.outcomes import Transactions, Verdicts
+from recovery.transactions.outcomes import Outcomes, Transactions
 
 _OWN = (EventKind.PREPARED, EventKind.HALF)
 
@@ -85,10 +85,10 @@ _ENDED_BY = {
 
 
 @dataclass(frozen=True)
-class Court:
+class JoinContext:
     """What every partition of a judgement is told."""
 
-    log: Log
+    log: LogManifest
     partitions: int
     prepared: Generation
     begin: int
@@ -97,11 +97,11 @@ class Court:
     with_rows: bool = False  # list the transactions
     now_ms: int = 0
     folder: str | None = None  # where files with the rows go; else they travel to Spark
-    making: Making | None = None  # make the slots of the state table
+    rebuild_plan: RebuildPlan | None = None  # make the slots of the state table
 
 
 @dataclass
-class Sentence:
+class PartitionResult:
     """What was judged in one partition."""
 
     digest: int = 0
@@ -114,11 +114,11 @@ class Sentence:
 class _PartTransactions(Transactions):
     """One partition; what goes on to another join is kept."""
 
-    def __init__(self, names: Names, court: Court, findings: Findings, listing: Listing) -> None:
-        super().__init__(names, 1, court.begin, findings, court.log.file_at)
+    def __init__(self, names: Names, context: JoinContext, findings: Findings, listing: Listing) -> None:
+        super().__init__(names, 1, context.begin, findings, context.log.file_at)
         self.named: list[Rows] = []
         self.keyed: list[Rows] = []
-        self._least_half_queue_offset = dict(court.least_half)
+        self._least_half_queue_offset = dict(context.least_half)
         self.differ = lambda half, end: difference(record_at(listing, half), record_at(listing, end))
 
     def _add_named(self, rows: Rows) -> None:
@@ -127,68 +127,68 @@ class _PartTransactions(Transactions):
     def _add_keyed(self, rows: Rows) -> None:
         self.keyed.append(rows)
 
-    def ends(self, rows: Rows, prepared: Generation) -> Iterator[Verdicts]:
+    def ends(self, rows: Rows, prepared: Generation) -> Iterator[Outcomes]:
         """The first join."""
-        return self._judge_ends(rows, prepared)
+        return self._join_ends(rows, prepared)
 
     def ops(self, rows: Rows) -> None:
         """The second."""
         self._join_ops(rows)
 
-    def keys(self, rows: Rows) -> Iterator[Verdicts]:
+    def keys(self, rows: Rows) -> Iterator[Outcomes]:
         """The third."""
-        return self._judge_keys(rows)
+        return self._join_keys(rows)
 
 
-def judge_ends(court: Court) -> Callable[[pa.Table], Iterator[tuple[str, int, Any]]]:
+def join_ends(context: JoinContext) -> Callable[[pa.Table], Iterator[tuple[str, int, Any]]]:
     """The first join of one partition: verdicts, and what the half-op generation passes on."""
 
     def judge(table: pa.Table) -> Iterator[tuple[str, int, Any]]:
-        names, sentence = Numbered(), Sentence()
+        names, result = NumberedNames(), PartitionResult()
         rows, strings = gathered(values_of(table, EVENTS), names)
         rows = Redeliveries().drop(rows)
-        part = _PartTransactions(names, court, sentence.findings, court.log.listing())
-        verdicts = list(part.ends(rows, court.prepared))
-        _pronounce(court, sentence, verdicts, names)
-        if court.with_rows:
-            yield from _told(court, sentence, listed(court, verdicts, rows, names, strings))
-        if court.making is not None:
-            yield from _slots(court.making, verdicts, names)
-        yield VERDICTS, 0, sentence
-        raw, count = names.raw(), court.partitions
+        part = _PartTransactions(names, context, result.findings, context.log.listing())
+        outcomes = list(part.ends(rows, context.prepared))
+        _summarize(context, result, outcomes, names)
+        if context.with_rows:
+            yield from _emit_rows(context, result, listed(context, outcomes, rows, names, strings))
+        if context.rebuild_plan is not None:
+            yield from _slots(context.rebuild_plan, outcomes, names)
+        yield OUTCOMES, 0, result
+        raw, count = names.raw(), context.partitions
         for some in part.named:
             for to, dealt_rows, _ in dealt(some, by_place(some, count)):
                 yield NAMED, to, dealt_rows
         for some in part.keyed:
             for to, dealt_rows, _ in dealt(some, by_key(some, count)):
-                said = strings_of(strings, dealt_rows["offset"]) if court.with_rows else None
+                said = strings_of(strings, dealt_rows["offset"]) if context.with_rows else None
                 yield KEYED, to, Block(raw, dealt_rows, said)
 
     return judge
 
 
-def _slots(making: Making, found: list[Verdicts], names: Names) -> Iterator[tuple[str, int, Any]]:
+def _slots(rebuild_plan: RebuildPlan, found: list[Outcomes], names: Names) -> Iterator[tuple[str, int, Any]]:
     """The slots of these transactions, dealt to the files of the state table."""
-    for verdicts in found:
-        rows = pick(verdicts.rows, verdicts.rows["generation"] == Generation.STATE_TABLE)
-        for piece in pieces(making, Target(TABLE, 0), 0, *slots_of(rows, names)):
-            yield CELLS, piece.target.part, piece
+    for outcomes in found:
+        rows = pick(outcomes.rows, outcomes.rows["generation"] == Generation.STATE_TABLE)
+        for chunk in chunks(rebuild_plan, OutputFile(TABLE, 0), 0, *slots_of(rows, names)):
+            yield CELLS, chunk.target.part, chunk
 
 
-def join_ops(court: Court) -> Callable[[pa.Table], Iterator[tuple[str, int, Any]]]:
+def join_ops(context: JoinContext) -> Callable[[pa.Table], Iterator[tuple[str, int, Any]]]:
     """The second join of one partition: each half is told how many op messages name it."""
 
     def judge(table: pa.Table) -> Iterator[tuple[str, int, Any]]:
-        sentence, listing = Sentence(), court.log.listing()
-        part = _PartTransactions(Numbered(), court, sentence.findings, listing)
+        result, listing = PartitionResult(), context.log.listing()
+        part = _PartTransactions(NumberedNames(), context, result.findings, listing)
         blocks = list(values_of(table, NAMED))
         named = next((block.dtype for block in blocks if "is_half" in (block.dtype.names or ())), None)
         if named is None:
             named = np.dtype([*blocks[0].dtype.descr, ("key_hi", "u8"), ("key_lo", "u8"), ("is_half", "u1")])
         part.ops(joined([_as(block, named) for block in blocks], named))
-        yield VERDICTS, 0, sentence
+        yield OUTCOMES, 0, result
         for some in part.keyed:
-            for to, dealt_rows, _ in dealt(some, by_key(some, court.partitions)):
+            for to, dealt_rows, _ in dealt(some, by_key(some, context.partitions)):
                 yield KEYED, to, Block([b""], dealt_rows)
 
     return judge
@@ -203,48 +203,48 @@ def _as(rows: Rows, dtype: np.dtype[Any]) -> Rows:
     return wider
 
 
-def judge_keys(court: Court) -> Callable[[pa.Table], Iterator[tuple[str, int, Any]]]:
+def join_keys(context: JoinContext) -> Callable[[pa.Table], Iterator[tuple[str, int, Any]]]:
     """The third join of one partition: everything with one unique key is one transaction."""
 
     def judge(table: pa.Table) -> Iterator[tuple[str, int, Any]]:
-        names, sentence = Numbered(), Sentence()
+        names, result = NumberedNames(), PartitionResult()
         rows, strings = gathered(values_of(table, KEYED), names)
-        part = _PartTransactions(names, court, sentence.findings, court.log.listing())
-        verdicts = list(part.keys(rows))
-        _pronounce(court, sentence, verdicts, names)
-        if court.with_rows:
-            yield from _told(court, sentence, listed(court, verdicts, rows, names, strings))
-        yield VERDICTS, 0, sentence
+        part = _PartTransactions(names, context, result.findings, context.log.listing())
+        outcomes = list(part.keys(rows))
+        _summarize(context, result, outcomes, names)
+        if context.with_rows:
+            yield from _emit_rows(context, result, listed(context, outcomes, rows, names, strings))
+        yield OUTCOMES, 0, result
 
     return judge
 
 
-def _pronounce(court: Court, sentence: Sentence, found: list[Verdicts], names: Numbered) -> None:
+def _summarize(context: JoinContext, result: PartitionResult, found: list[Outcomes], names: NumberedNames) -> None:
     """Sum up, and compare the slots."""
     digest = Digest()
-    for verdicts in found:
-        digest.add_many(verdicts.entries(), verdicts.starts.tolist(), verdicts.delivered)
-        numbers, counts = np.unique(verdicts.rows["state"], return_counts=True)
-        sentence.states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-    sentence.digest = digest.total
-    if court.with_table and court.prepared is Generation.STATE_TABLE:
+    for outcomes in found:
+        digest.add_many(outcomes.entries(), outcomes.starts.tolist(), outcomes.delivered)
+        numbers, counts = np.unique(outcomes.rows["state"], return_counts=True)
+        result.states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+    result.digest = digest.total
+    if context.with_table and context.prepared is Generation.STATE_TABLE:
         from broker.format.statetable import Slot
 
-        units = Units(court.log.place.files().state_table, np.dtype(Slot.DTYPE))
-        table = PartTable(units, names, 1, sentence.findings)
-        for verdicts in found:
-            table.add(pick(verdicts.rows, verdicts.rows["generation"] == Generation.STATE_TABLE))
+        units = UnitFile(context.log.place.files().state_table, np.dtype(Slot.DTYPE))
+        table = PartTable(units, names, 1, result.findings)
+        for outcomes in found:
+            table.add(pick(outcomes.rows, outcomes.rows["generation"] == Generation.STATE_TABLE))
         spans, elsewhere = table.leave()
-        sentence.table = spans, elsewhere, names.raw()
+        result.table = spans, elsewhere, names.raw()
 
 
-def _told(court: Court, sentence: Sentence, rows: pa.Table) -> Iterator[tuple[str, int, Any]]:
+def _emit_rows(context: JoinContext, result: PartitionResult, rows: pa.Table) -> Iterator[tuple[str, int, Any]]:
     """Rows for Spark, or a file: Spark would take as long to write them as everything else takes."""
-    if court.folder is None:
+    if context.folder is None:
         yield ROWS, 0, rows
     elif len(rows):
-        sentence.file = f"{uuid.uuid4().hex}.parquet"
-        write_rows(f"{court.folder}/{sentence.file}", rows)
+        result.file = f"{uuid.uuid4().hex}.parquet"
+        write_rows(f"{context.folder}/{result.file}", rows)
 
 
 def write_rows(path: str, rows: pa.Table) -> None:
@@ -253,15 +253,15 @@ def write_rows(path: str, rows: pa.Table) -> None:
     pq.write_table(rows, inside, filesystem=filesystem, compression="zstd", compression_level=1)
 
 
-def listed(court: Court, found: list[Verdicts], rows: Rows, names: Names, strings: pa.Table) -> pa.Table:
+def listed(context: JoinContext, found: list[Outcomes], rows: Rows, names: Names, strings: pa.Table) -> pa.Table:
     """A row for each transaction, as people and Parquet files want it."""
-    tables = [_listed(court, verdicts, rows, names, strings) for verdicts in found if len(verdicts.rows)]
+    tables = [_listed(context, outcomes, rows, names, strings) for outcomes in found if len(outcomes.rows)]
     return pa.concat_tables(tables) if tables else TRANSACTIONS.empty_table()
 
 
-def _listed(court: Court, verdicts: Verdicts, events: Rows, names: Names, strings: pa.Table) -> pa.Table:
-    rows, counts = verdicts.rows, np.diff(verdicts.starts)
-    firsts = np.append(verdicts.delivered, 0)[verdicts.starts[:-1]]
+def _listed(context: JoinContext, outcomes: Outcomes, events: Rows, names: Names, strings: pa.Table) -> pa.Table:
+    rows, counts = outcomes.rows, np.diff(outcomes.starts)
+    firsts = np.append(outcomes.delivered, 0)[outcomes.starts[:-1]]
     delivered = np.where(counts > 0, firsts, -1)
     ended = np.where(rows["state"] == TransactionState.COMMITTED, delivered, -1)
     is_rolled_back = rows["state"] == TransactionState.ROLLED_BACK
@@ -288,22 +288,22 @@ def _listed(court: Court, verdicts: Verdicts, events: Rows, names: Names, string
         "decided_by": _deciders(rows, ended, strings),
         "born_timestamp_ms": pa.array(rows["born_ms"]),
         "store_timestamp_ms": pa.array(first),
-        "age_ms": pa.array(np.maximum(court.now_ms - first, 0)),
+        "age_ms": pa.array(np.maximum(context.now_ms - first, 0)),
     }
     return pa.table([columns[field.name] for field in TRANSACTIONS], schema=TRANSACTIONS)
 
 
-def _first_rollbacks(events: Rows, verdicts: Rows) -> Ints:
+def _first_rollbacks(events: Rows, outcomes: Rows) -> Ints:
     """The CommitLog offset of the first rollback that names each half message and its group."""
     ends = pick(events, events["kind"] == EventKind.ROLLED_BACK)
     ends = pick(ends, np.lexsort((ends["offset"], ends["group"], ends["half"])))
-    if not len(ends) or not len(verdicts):
-        return np.full(len(verdicts), -1, np.int64)
+    if not len(ends) or not len(outcomes):
+        return np.full(len(outcomes), -1, np.int64)
     keys = np.stack((ends["half"], ends["group"].astype(np.int64)), axis=1)
     change = np.concatenate(([True], (keys[1:] != keys[:-1]).any(axis=1)))
     named = zip(map(tuple, keys[change].tolist()), ends["offset"][change].tolist(), strict=True)
     first = dict(named)
-    wanted = zip(verdicts["half"].tolist(), verdicts["group"].tolist(), strict=True)
+    wanted = zip(outcomes["half"].tolist(), outcomes["group"].tolist(), strict=True)
     return np.array([first.get(one, -1) for one in wanted], np.int64)
 
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, RecordHead
 from broker.store.read.segments import Listing, Segment
+from recovery.pipeline.store_location import LogManifest
 from recovery.scan.records import Bytes, Ints, Records
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.strings import unaligned
 from recovery.scan.windows import WINDOW_BYTES
-from recovery.spark.places import Log
 
 SPLIT_BYTES = 128 << 20
 SPLIT_BYTES_MIN = 1024
@@ -43,7 +43,7 @@ class Split:
     base: int  # of the segment
 
 
-def plan(log: Log, split_bytes: int = SPLIT_BYTES, start: int = 0, end: int | None = None) -> list[Split]:
+def plan(log: LogManifest, split_bytes: int = SPLIT_BYTES, start: int = 0, end: int | None = None) -> list[Split]:
     """Splits of at most `split_bytes`, in log order, for the records in [start, end).
 
     A compressed segment is one split: it can only be unpacked as a whole. What lies beyond the bytes that a file has,
@@ -66,7 +66,7 @@ def plan(log: Log, split_bytes: int = SPLIT_BYTES, start: int = 0, end: int | No
 class Reading:
     """The records of one split; the other fields are complete when the iteration is."""
 
-    log: Log
+    log: LogManifest
     split: Split
     first: int | None = None  # the CommitLog offset of the first record
     end_offset: int | None = None  # after the last record
@@ -112,7 +112,7 @@ class Reading:
             return False
         window = np.zeros(min(at + _LOOK_AHEAD_BYTES, segment.size) - begin, np.uint8)
         segment.read_into(begin, window.data)
-        return spanned(window, segment.base + begin, commitlog_offset, segment.base + self._listing.segment_size)
+        return overlaps(window, segment.base + begin, commitlog_offset, segment.base + self._listing.segment_size)
 
     def _note_damages(self, scan: Scan, segment: Segment) -> None:
         """What begins behind a record of this split, or at the beginning of the segment, is this split's to judge."""
@@ -139,7 +139,7 @@ def damages_at(listing: Listing, segment: Segment, commitlog_offset: int) -> lis
     return [damage for damage in scan.damages if damage.commitlog_offset < segment_end]
 
 
-def spanned(window: Bytes, base: int, commitlog_offset: int, segment_end: int) -> bool:
+def overlaps(window: Bytes, base: int, commitlog_offset: int, segment_end: int) -> bool:
     """Whether a record or a blank that the window may hold begins before an offset and reaches over it.
 
     Nothing is asked of it but a known magic, its own true place, and its size: better a doubt too many.

@@ -15,14 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from recovery.spark.blocks import EVENTS, KEYED, NAMED, SCHEMA, SUMMARY, VERDICTS, rows_of, values_of
-from recovery.spark.inspection import Inspection, Task
+from recovery.pipeline.blocks import EVENTS, KEYED, NAMED, OUTCOMES, SCHEMA, SUMMARY, rows_of, values_of
+from recovery.pipeline.inspection import Inspection, InspectionTask
+from recovery.pipeline.joins import JoinContext, PartitionResult, join_ends, join_keys, join_ops
+from recovery.pipeline.splits import SPLIT_BYTES, Split
+from recovery.pipeline.stages import TransactionStages
+from recovery.pipeline.store_location import LogManifest, StoreLocation
 from recovery.spark.jobs import Written, write
-from recovery.spark.judging import Court, Sentence, join_ops, judge_ends, judge_keys
-from recovery.spark.pipeline import Judgement
-from recovery.spark.places import Log, Place
 from recovery.spark.progress import Progress
-from recovery.spark.splits import SPLIT_BYTES, Split
 
 
 def write_transactions_here(
@@ -32,7 +32,7 @@ def write_transactions_here(
 
     Raises NotAStore, and StoreError when `out` is there already.
     """
-    log = Place(path).log()
+    log = StoreLocation(path).log()
     with workers(processes or os.cpu_count() or 1) as pool:
         return write(lambda: JudgementByProcesses(pool, log, progress), path, out, now_ms)
 
@@ -44,11 +44,11 @@ def workers(count: int) -> Iterator[Executor]:
         yield pool
 
 
-class JudgementByProcesses(Judgement):
+class JudgementByProcesses(TransactionStages):
     """The stages, run by a pool."""
 
     def __init__(
-        self, pool: Executor, log: Log, progress: Progress | None = None, split_bytes: int = SPLIT_BYTES
+        self, pool: Executor, log: LogManifest, progress: Progress | None = None, split_bytes: int = SPLIT_BYTES
     ) -> None:
         self._pool, self._progress = pool, progress
         super().__init__(None, log, split_bytes=split_bytes, strings=True)  # type: ignore[arg-type] # no Spark
@@ -63,13 +63,13 @@ class JudgementByProcesses(Judgement):
         found = [one for table in self._held for one in values_of(table, SUMMARY)]
         self.summaries = sorted(found, key=lambda one: one.split.number)
 
-    def judged(self, court: Court) -> list[Sentence]:
+    def results(self, context: JoinContext) -> list[PartitionResult]:
         """The verdicts of every partition without their rows."""
         tables = list(self._held)
-        for tag, stage in ((EVENTS, judge_ends), (NAMED, join_ops), (KEYED, judge_keys)):
+        for tag, stage in ((EVENTS, join_ends), (NAMED, join_ops), (KEYED, join_keys)):
             parts = parts_of(tables, tag)
-            tables.extend(self._pool.map(_judged, [stage] * len(parts), [court] * len(parts), parts))
-        return [one for table in tables for one in values_of(table, VERDICTS)]
+            tables.extend(self._pool.map(_judged, [stage] * len(parts), [context] * len(parts), parts))
+        return [one for table in tables for one in values_of(table, OUTCOMES)]
 
 
 def parts_of(tables: list[pa.Table], tag: str) -> list[pa.Table]:
@@ -83,9 +83,9 @@ def parts_of(tables: list[pa.Table], tag: str) -> list[pa.Table]:
     return [pa.concat_tables(found) for found in parts.values()]
 
 
-def _inspected(task: Task, split: Split) -> pa.Table:
+def _inspected(task: InspectionTask, split: Split) -> pa.Table:
     return pa.Table.from_batches(rows_of(Inspection(task, split).run()), SCHEMA)
 
 
-def _judged(stage: Callable[[Court], Any], court: Court, table: pa.Table) -> pa.Table:
-    return pa.Table.from_batches(rows_of(stage(court)(table)), SCHEMA)
+def _judged(stage: Callable[[JoinContext], Any], context: JoinContext, table: pa.Table) -> pa.Table:
+    return pa.Table.from_batches(rows_of(stage(context)(table)), SCHEMA)

@@ -18,22 +18,22 @@ import pyarrow as pa
 
 from broker.errors import CorruptStore
 from broker.transaction.events import Evidence, Generation, generation, prepared_generation
-from recovery.spark.blocks import (
+from recovery.pipeline.blocks import (
     EVENTS,
     KEYED,
     NAMED,
+    OUTCOMES,
     PARTITION_BYTES,
     SCHEMA_DDL,
     SUMMARY,
-    VERDICTS,
     rows_of,
     values_of,
 )
-from recovery.spark.inspection import Inspection, Summary, Task
-from recovery.spark.judging import Court, Sentence, join_ops, judge_ends, judge_keys
+from recovery.pipeline.inspection import Inspection, InspectionTask, SplitSummary
+from recovery.pipeline.joins import JoinContext, PartitionResult, join_ends, join_keys, join_ops
+from recovery.pipeline.splits import SPLIT_BYTES, Split, plan
+from recovery.pipeline.store_location import LogManifest
 from recovery.spark.mapping import mapped
-from recovery.spark.places import Log
-from recovery.spark.splits import SPLIT_BYTES, Split, plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,25 +43,25 @@ _AGAIN_MAX = 3
 _TASKS_PER_CORE = 16
 
 
-class Judgement:
+class TransactionStages:
     """The events of a log on Spark. Making it reads the log; the joins run when they are asked for."""
 
     def __init__(
         self,
         spark: SparkSession,
-        log: Log,
+        log: LogManifest,
         *,
         split_bytes: int = SPLIT_BYTES,
         crc: bool = True,
         strings: bool = False,
-        prepare: Callable[[tuple[Split, ...]], Task] | None = None,
+        prepare: Callable[[tuple[Split, ...]], InspectionTask] | None = None,
     ) -> None:
         self._spark, self.log = spark, log
         self._cached: list[DataFrame] = []
         partitions = min(max(1, -(-log.bytes // PARTITION_BYTES)), _PARTITIONS_MAX)
         splits = plan(log, split_bytes)
         for _ in range(_AGAIN_MAX):
-            task = prepare(tuple(splits)) if prepare else Task(log, partitions, crc, strings)
+            task = prepare(tuple(splits)) if prepare else InspectionTask(log, partitions, crc, strings)
             self.task = replace(task, partitions=partitions)
             self._read(splits)
             misled = misled_segments(self.summaries)
@@ -87,7 +87,7 @@ class Judgement:
         numbers = self._spark.range(0, len(splits), 1, self.tasks(len(splits)))
         self.events = self._keep(mapped(numbers, inspect, SCHEMA_DDL))
         found = self.events.where(f"tag = '{SUMMARY}'").toArrow()
-        self.summaries: list[Summary] = sorted(values_of(found, SUMMARY), key=lambda one: one.split.number)
+        self.summaries: list[SplitSummary] = sorted(values_of(found, SUMMARY), key=lambda one: one.split.number)
 
     def _settle(self) -> None:
         self.evidence = merged_evidence(self.summaries)
@@ -107,9 +107,9 @@ class Judgement:
         """Which generation the prepared records belong to."""
         return prepared_generation(self.evidence)
 
-    def court(self, **asked: Any) -> Court:
-        """What the partitions are told; `asked` says what for (`Court`)."""
-        return Court(
+    def context(self, **asked: Any) -> JoinContext:
+        """What the partitions are told; `asked` says what for (`JoinContext`)."""
+        return JoinContext(
             self.log,
             self.task.partitions,
             self.prepared_generation,
@@ -118,21 +118,21 @@ class Judgement:
             **asked,
         )
 
-    def blocks(self, court: Court) -> DataFrame:
-        """What the joins say, as blocks with the tags `verdicts` and `rows`, among others."""
-        first = self._joined(self.events.where(f"tag = '{EVENTS}'"), judge_ends(court))
+    def blocks(self, context: JoinContext) -> DataFrame:
+        """What the joins say, as blocks with the tags `outcomes` and `rows`, among others."""
+        first = self._joined(self.events.where(f"tag = '{EVENTS}'"), join_ends(context))
         if not self.evidence.half_op:
             return first
         first = self._keep(first)
         named = first.unionAll(self.events).where(f"tag = '{NAMED}'")
-        second = self._keep(self._joined(named, join_ops(court)))
+        second = self._keep(self._joined(named, join_ops(context)))
         keyed = first.unionAll(second).unionAll(self.events).where(f"tag = '{KEYED}'")
-        third = self._joined(keyed, judge_keys(court))
+        third = self._joined(keyed, join_keys(context))
         return first.unionAll(second).unionAll(third)
 
-    def judged(self, court: Court) -> list[Sentence]:
+    def results(self, context: JoinContext) -> list[PartitionResult]:
         """The verdicts of every partition without their rows: sums and findings."""
-        return list(values_of(self.blocks(court).where(f"tag = '{VERDICTS}'").toArrow(), VERDICTS))
+        return list(values_of(self.blocks(context).where(f"tag = '{OUTCOMES}'").toArrow(), OUTCOMES))
 
     def _joined(self, blocks: DataFrame, judge: Callable[[pa.Table], Iterator[tuple[str, int, Any]]]) -> DataFrame:
         """Bring the blocks of each partition together and judge it; a task has one partition in memory at a time."""
@@ -179,7 +179,7 @@ def _by_part(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def merged_evidence(summaries: list[Summary]) -> Evidence:
+def merged_evidence(summaries: list[SplitSummary]) -> Evidence:
     """What all splits say; two prepared records at 0 that follow each other may lie in two splits."""
     total, last = Evidence(), None
     for summary in summaries:
@@ -190,7 +190,7 @@ def merged_evidence(summaries: list[Summary]) -> Evidence:
     return total
 
 
-def misled_segments(summaries: list[Summary]) -> set[int]:
+def misled_segments(summaries: list[SplitSummary]) -> set[int]:
     """The segments in which a split began with something that no record before it leads to.
 
     Each record begins where the one before it ends, or behind damage that was found there. Only a body that holds a

@@ -1,8 +1,8 @@
 """The derived files against the log, a split at a time, by the same code as the local engine's.
 
-Each task compares the part of the redo log and of the index that belongs to its split (a `Cut`), and the units of the
-ConsumeQueues that its records name. What stayed wrong is brought together on the driver (`Merged*`): an item that was
-out of order may be what another split missed.
+Each task compares the part of the redo log and of the index that belongs to its split (a `DerivedRange`), and the units
+of the ConsumeQueues that its records name. What stayed wrong is brought together on the driver (`Merged*`): an item
+that was out of order may be what another split missed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 
 from broker.format.consumequeue import Unit
 from recovery.findings import Findings
+from recovery.pipeline.splits import Split
+from recovery.pipeline.store_location import StoreLocation
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import joined
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Spans, Units, first_run
-from recovery.spark.places import Place
-from recovery.spark.splits import Split
+from recovery.scan.units import IntervalSet, UnitFile, first_run
 from recovery.transactions.events import Names, Rows
-from recovery.verify.consume_queues import Delays, Queues
-from recovery.verify.index import ITEM, Index, IndexFile, against, last_offset, open_index
+from recovery.verify.consume_queues import Delays, QueueComparison
+from recovery.verify.index import ITEM, IndexComparison, IndexFileView, against, last_offset, open_index
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
-from recovery.verify.index_items import Rule, expected_items
-from recovery.verify.redo_log import EXPECTED, NUMBERED, RedoLog, without_pairs
-from recovery.verify.state_table import StateTable
+from recovery.verify.index_items import IndexingRule, expected_items
+from recovery.verify.redo_log import EXPECTED, NUMBERED, RedoLogComparison, without_pairs
+from recovery.verify.state_table import StateTableComparison
 
 UNIT = np.dtype(Unit.DTYPE)
 _AHEAD = 1 << 16
@@ -40,7 +40,7 @@ Held = list[tuple[int, int]]  # spans
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class DerivedRange:
     """The units of the redo log and the items of the index (counted over all its files) that belong to a split."""
 
     redo: tuple[int, int] = (0, 0)
@@ -48,22 +48,22 @@ class Cut:
 
 
 @dataclass
-class Compared:
+class SplitDifferences:
     """What the derived files of one split lack, and hold too much."""
 
     claimed: dict[Queue, Held] = field(default_factory=dict)
     delayed: list[tuple[Queue, Rows, Delays]] = field(default_factory=list)
     redo: tuple[Rows, Rows] | None = None  # missing, strays
-    index: dict[Rule, tuple[Rows, Rows]] = field(default_factory=dict)
+    index: dict[IndexingRule, tuple[Rows, Rows]] = field(default_factory=dict)
 
 
-def cuts(files: StoreFiles, splits: Sequence[Split]) -> tuple[Cut, ...]:
+def cuts(files: StoreFiles, splits: Sequence[Split]) -> tuple[DerivedRange, ...]:
     """The part of the derived files of each split; together they are the whole.
 
     Where the part of a segment ends is told as the local engine tells it, by reading on; within a segment it is looked
     for, and what a damaged unit puts into the wrong split comes together again (`Merged*`).
     """
-    units, places = Units(files.redo_log, UNIT), _ItemPlaces(open_index(files.index, Findings()))
+    units, places = UnitFile(files.redo_log, UNIT), _ItemPlaces(open_index(files.index, Findings()))
     reader = _ItemReader(files)
     found, redo, item = [], units.begin, 0
     for _, inside in groupby(splits, key=lambda split: split.base):
@@ -74,12 +74,12 @@ def cuts(files: StoreFiles, splits: Sequence[Split]) -> tuple[Cut, ...]:
             is_last = split is of_segment[-1]
             redo_stop = redo_end if is_last else min(_redo_end(units, redo, split.end), redo_end)
             item_stop = item_end if is_last else places.first_from(split.end, item, item_end)
-            found.append(Cut((redo, redo_stop), (item, item_stop)))
+            found.append(DerivedRange((redo, redo_stop), (item, item_stop)))
             redo, item = redo_stop, item_stop
     return tuple(found)
 
 
-class _ItemReader(Index):
+class _ItemReader(IndexComparison):
     """Reads the index from its beginning, as the local engine does."""
 
     def __init__(self, files: StoreFiles) -> None:
@@ -91,7 +91,7 @@ class _ItemReader(Index):
         return self._file, self._item
 
 
-def _redo_end(units: Units, cursor: int, stop: int) -> int:
+def _redo_end(units: UnitFile, cursor: int, stop: int) -> int:
     """Where units of records from `stop` on begin, as the local engine finds it: one unit alone may be damaged."""
     while cursor < units.end:
         rows = units.read(cursor, min(_AHEAD, units.end - cursor))
@@ -105,7 +105,7 @@ def _redo_end(units: Units, cursor: int, stop: int) -> int:
 class _ItemPlaces:
     """The items of all index files, counted through."""
 
-    def __init__(self, files: Sequence[IndexFile]) -> None:
+    def __init__(self, files: Sequence[IndexFileView]) -> None:
         self.files = files
         self.starts = np.concatenate(([0], np.cumsum([max(file.used, 0) for file in files]))).astype(np.int64)
 
@@ -148,15 +148,15 @@ class _ItemPlaces:
         return number, item - int(self.starts[number]) + 1
 
 
-class Comparing:
+class SplitComparison:
     """Takes the records of one split."""
 
-    def __init__(self, place: Place, cut: Cut, split: Split, findings: Findings) -> None:
+    def __init__(self, place: StoreLocation, cut: DerivedRange, split: Split, findings: Findings) -> None:
         files = place.files()
         self._split = split
-        self._queues = _Queues(opener(files), findings, has_ext=files.has_queue_ext) if files.has_queues else None
-        self._redo = _Redo(Units(files.redo_log, UNIT), cut.redo, findings) if files.has_redo_log else None
-        self._index = _Index(files, cut.items) if files.has_index else None
+        self._queues = _SplitQueues(opener(files), findings, has_ext=files.has_queue_ext) if files.has_queues else None
+        self._redo = _SplitRedo(UnitFile(files.redo_log, UNIT), cut.redo, findings) if files.has_redo_log else None
+        self._index = _SplitIndex(files, cut.items) if files.has_index else None
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare what these records ask for."""
@@ -164,9 +164,9 @@ class Comparing:
             if part is not None:
                 part.add(records, kinds)
 
-    def finish(self) -> Compared:
+    def finish(self) -> SplitDifferences:
         """What stayed wrong."""
-        compared = Compared()
+        compared = SplitDifferences()
         if self._queues is not None:
             compared.claimed, compared.delayed = self._queues.leave()
         if self._redo is not None:
@@ -176,16 +176,16 @@ class Comparing:
         return compared
 
 
-def opener(files: StoreFiles) -> Callable[[str, int], Units | None]:
+def opener(files: StoreFiles) -> Callable[[str, int], UnitFile | None]:
     """Opens the ConsumeQueues that should be there."""
 
-    def open_queue(topic: str, queue_id: int) -> Units | None:
-        return Units(files.queue(topic, queue_id), UNIT) if files.expects_queue(topic, queue_id) else None
+    def open_queue(topic: str, queue_id: int) -> UnitFile | None:
+        return UnitFile(files.queue(topic, queue_id), UNIT) if files.expects_queue(topic, queue_id) else None
 
     return open_queue
 
 
-class KnownSpans(Spans):
+class KnownIntervals(IntervalSet):
     """Spans that were claimed elsewhere."""
 
     def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
@@ -197,7 +197,7 @@ class KnownSpans(Spans):
                 self._spans.append((first, stop))
 
 
-def held_spans(spans: Spans, first: int, stop: int) -> Held:
+def held_spans(spans: IntervalSet, first: int, stop: int) -> Held:
     """What was claimed of [first, stop)."""
     held, at = [], first
     for low, high in spans.gaps(first, stop):
@@ -207,12 +207,12 @@ def held_spans(spans: Spans, first: int, stop: int) -> Held:
     return [*held, (at, stop)] if at < stop else held
 
 
-class _Queues(Queues):
+class _SplitQueues(QueueComparison):
     """The queues of one split. How long a delayed message waits is told by its neighbours, so those are left to the
     driver, which sees all of a segment."""
 
     def __init__(
-        self, open_queue: Callable[[str, int], Units | None], findings: Findings, *, has_ext: bool = True
+        self, open_queue: Callable[[str, int], UnitFile | None], findings: Findings, *, has_ext: bool = True
     ) -> None:
         super().__init__(open_queue, findings, has_ext=has_ext)
         self._delayed: list[tuple[Queue, Rows, Delays]] = []
@@ -234,10 +234,10 @@ class _Queues(Queues):
         return claimed, self._delayed
 
 
-class MergedQueues(Queues):
+class MergedQueues(QueueComparison):
     """The queues of all splits, on the driver."""
 
-    def take(self, splits: Sequence[Split], parts: Sequence[Compared]) -> None:
+    def take(self, splits: Sequence[Split], parts: Sequence[SplitDifferences]) -> None:
         """What each split claimed; delayed records are compared a segment at a time."""
         claimed: dict[Queue, Held] = defaultdict(list)
         delayed: dict[tuple[Queue, int], list[tuple[Rows, Delays]]] = defaultdict(list)
@@ -249,7 +249,7 @@ class MergedQueues(Queues):
         for (topic, queue_id), spans in claimed.items():
             queue = self._queue(topic.encode(), queue_id)
             if queue is not None:
-                queue.claimed = KnownSpans(spans)
+                queue.claimed = KnownIntervals(spans)
         for (name, _), runs in delayed.items():
             queue = self._queue(name[0].encode(), name[1])
             if queue is not None:
@@ -257,10 +257,10 @@ class MergedQueues(Queues):
                 self._compare(queue, np.concatenate([rows for rows, _ in runs]), together)
 
 
-class _Redo(RedoLog):
+class _SplitRedo(RedoLogComparison):
     """The redo log's units of one split."""
 
-    def __init__(self, units: Units, cut: tuple[int, int], findings: Findings) -> None:
+    def __init__(self, units: UnitFile, cut: tuple[int, int], findings: Findings) -> None:
         super().__init__(units, findings)
         self._cursor, units.end = cut
 
@@ -270,10 +270,10 @@ class _Redo(RedoLog):
         return missing, self._all_strays()
 
 
-class MergedRedo(RedoLog):
+class MergedRedo(RedoLogComparison):
     """The redo log of all splits, on the driver."""
 
-    def take(self, splits: Sequence[Split], parts: Sequence[Compared], cut: Sequence[Cut]) -> None:
+    def take(self, splits: Sequence[Split], parts: Sequence[SplitDifferences], cut: Sequence[DerivedRange]) -> None:
         """What each split missed; within a segment a unit may stand in another split's part."""
         by_segment: dict[int, list[tuple[Rows, Rows]]] = defaultdict(list)
         stops: dict[int, int] = {}
@@ -296,20 +296,20 @@ class MergedRedo(RedoLog):
         self._cursor = cut[-1].redo[1] if cut else self._cursor
 
 
-class _Index(Index):
+class _SplitIndex(IndexComparison):
     """The index items of one split, under each rule: which one holds is told by all of a segment."""
 
     def __init__(self, files: StoreFiles, items: tuple[int, int]) -> None:
         super().__init__(lambda findings: open_index(files.index, findings), Findings())
         self._cut = items
-        self._wanted: dict[Rule, list[Rows]] = {rule: [] for rule in Rule}
+        self._wanted: dict[IndexingRule, list[Rows]] = {rule: [] for rule in IndexingRule}
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Take note of the items that these records ask for."""
-        for rule in Rule:
+        for rule in IndexingRule:
             self._wanted[rule].append(expected_items(records, kinds, rule))
 
-    def leave(self, base: int) -> dict[Rule, tuple[Rows, Rows]]:
+    def leave(self, base: int) -> dict[IndexingRule, tuple[Rows, Rows]]:
         """The items that are missing and those that no key asked for, under each rule."""
         live = _ItemPlaces(self._files).read(*self._cut)
         found = {}
@@ -320,12 +320,12 @@ class _Index(Index):
         return found
 
 
-class MergedIndex(Index):
+class MergedIndex(IndexComparison):
     """The index of all splits, on the driver."""
 
-    def take(self, splits: Sequence[Split], parts: Sequence[Compared], cut: Sequence[Cut]) -> None:
+    def take(self, splits: Sequence[Split], parts: Sequence[SplitDifferences], cut: Sequence[DerivedRange]) -> None:
         """What each split missed, by the rule that fits a segment best."""
-        by_segment: dict[int, list[dict[Rule, tuple[Rows, Rows]]]] = defaultdict(list)
+        by_segment: dict[int, list[dict[IndexingRule, tuple[Rows, Rows]]]] = defaultdict(list)
         places, last = _ItemPlaces(self._files), dict[int, int]()
         for split, part, own in zip(splits, parts, cut, strict=True):
             if part.index:
@@ -334,9 +334,9 @@ class MergedIndex(Index):
                 if (said := last_offset(places.read(max(first, stop - 1), stop))) is not None:
                     last[split.base] = said
         for base in sorted(by_segment):
-            found = {rule: self._paired([one[rule] for one in by_segment[base]], base) for rule in Rule}
+            found = {rule: self._paired([one[rule] for one in by_segment[base]], base) for rule in IndexingRule}
             wrong = {rule: against(lacking, len(strays), last.get(base)) for rule, (lacking, strays) in found.items()}
-            self._rule = min(Rule, key=lambda rule: (wrong[rule], rule is not self._rule))
+            self._rule = min(IndexingRule, key=lambda rule: (wrong[rule], rule is not self._rule))
             self._missing.append(found[self._rule][0])
             self._strays.append(found[self._rule][1])
         end = cut[-1].items[1] if cut else 0
@@ -352,7 +352,7 @@ class MergedIndex(Index):
         return missing[still], strays[~known]
 
 
-class PartTable(StateTable):
+class PartTable(StateTableComparison):
     """The slots of some transactions."""
 
     def leave(self) -> tuple[Held, Rows]:
@@ -360,7 +360,7 @@ class PartTable(StateTable):
         return held_spans(self._claimed, self._units.begin, self._units.end), self._elsewhere.take(0)
 
 
-class MergedTable(StateTable):
+class MergedTable(StateTableComparison):
     """The state table of all partitions, on the driver."""
 
     def take(self, parts: Iterable[tuple[Held, Rows, list[bytes]]], names: Names) -> None:
@@ -372,4 +372,4 @@ class MergedTable(StateTable):
             for column in ("group", "topic"):
                 rows[column] = numbers[rows[column]]
             self._elsewhere.add(rows, self._partition(rows["half"]))
-        self._claimed = KnownSpans(claimed)
+        self._claimed = KnownIntervals(claimed)

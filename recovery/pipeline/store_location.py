@@ -33,7 +33,7 @@ _COPY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LogFile:
+class SegmentEntry:
     """One segment: where it lies and what it holds."""
 
     base: int
@@ -42,11 +42,11 @@ class LogFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogManifest:
     """The segments of a CommitLog at one moment."""
 
-    place: Place
-    files: tuple[LogFile, ...]
+    place: StoreLocation
+    files: tuple[SegmentEntry, ...]
     segment_size: int
     damages: tuple[SegmentDamage, ...] = ()
 
@@ -72,13 +72,13 @@ class Log:
                 return file.path
         return os.path.dirname(self.files[0].path) if self.files else self.place.path
 
-    def is_compressed(self, file: LogFile) -> bool:
+    def is_compressed(self, file: SegmentEntry) -> bool:
         """Whether a segment can only be read as a whole."""
         return os.path.splitext(file.path)[1] in COMPRESSIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreLocation:
     """A store's path, or the URI of one (s3://, hdfs://, gs://, file://)."""
 
     path: str
@@ -101,15 +101,15 @@ class Place:
             return StoreFiles(Folder(path, disk))
         return StoreFiles.open(path)
 
-    def log(self) -> Log:
+    def log(self) -> LogManifest:
         """The CommitLog as it is now. Raises NotAStore."""
-        return log_of(self, self.files().commitlog)
+        return manifest_of(self, self.files().commitlog)
 
 
-def log_of(place: Place, listing: Listing) -> Log:
+def manifest_of(place: StoreLocation, listing: Listing) -> LogManifest:
     """What executors need to know of a listing."""
-    files = tuple(LogFile(segment.base, segment.size, segment.path) for segment in listing.segments)
-    return Log(place, files, listing.segment_size, listing.damages)
+    files = tuple(SegmentEntry(segment.base, segment.size, segment.path) for segment in listing.segments)
+    return LogManifest(place, files, listing.segment_size, listing.damages)
 
 
 @cache

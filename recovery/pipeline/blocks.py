@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 SCHEMA = pa.schema([("tag", pa.string()), ("part", pa.int32()), ("payload", pa.binary())])
 SCHEMA_DDL = "tag string, part int, payload binary"
 
-EVENTS, NAMED, KEYED, SUMMARY, VERDICTS, ROWS = "events", "named", "keyed", "summary", "verdicts", "rows"
+EVENTS, NAMED, KEYED, SUMMARY, OUTCOMES, ROWS = "events", "named", "keyed", "summary", "verdicts", "rows"
 
 PARTITION_BYTES = 128 << 20  # of log: at most 1.5 million of the smallest records, 130 MB of events
 
@@ -80,7 +80,7 @@ def gathered(blocks: Iterable[Block], names: Names) -> tuple[Rows, pa.Table]:
     return rows, pa.concat_tables(strings) if strings else STRINGS.empty_table()
 
 
-class Numbered(Names):
+class NumberedNames(Names):
     """Names whose bytes travel with the numbers."""
 
     def raw(self) -> list[bytes]:

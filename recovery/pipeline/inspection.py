@@ -1,6 +1,6 @@
 """What one task does with one split: read it once, take its events out, and compare what can be compared there.
 
-The events go to the tasks that join them; everything else is a `Summary`, which is small while all goes well.
+The events go to the tasks that join them; everything else is a `SplitSummary`, which is small while all goes well.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from broker.format import properties as names
 from broker.store.read.segments import Listing
 from broker.transaction.events import BY, EventKind, Evidence
 from recovery.findings import Finding, Findings
-from recovery.scan.framing import Stop, walk
-from recovery.scan.kinds import Kinds
-from recovery.scan.records import Records
-from recovery.scan.scanner import Damage
-from recovery.scan.spill import joined, pick
-from recovery.spark.blocks import (
+from recovery.pipeline.blocks import (
     EVENTS,
     KEYED,
     NAMED,
     STRINGS,
     SUMMARY,
     Block,
-    Numbered,
+    NumberedNames,
     by_half,
     by_key,
     by_place,
     dealt,
 )
-from recovery.spark.derived import Compared, Comparing, Cut
-from recovery.spark.making import Counts, Maker, Making
-from recovery.spark.places import Log
-from recovery.spark.splits import Reading, Split
+from recovery.pipeline.split_builder import EntryCounts, RebuildPlan, SplitBuilder
+from recovery.pipeline.split_comparison import DerivedRange, SplitComparison, SplitDifferences
+from recovery.pipeline.splits import Reading, Split
+from recovery.pipeline.store_location import LogManifest
+from recovery.scan.framing import Stop, walk
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.scanner import Damage
+from recovery.scan.spill import joined, pick
 from recovery.transactions.events import EVENT, OP, Rows, diverted_halves, extract, extract_ops
 from recovery.transactions.fingerprint import fingerprints
 from recovery.verify.field_checks import implausible
@@ -46,7 +46,7 @@ _LOOK_BYTES = 1 << 16
 
 
 @dataclass
-class Summary:
+class SplitSummary:
     """What a split says besides its events."""
 
     split: Split
@@ -62,39 +62,39 @@ class Summary:
     least_half: dict[int, int] = field(default_factory=dict)  # the least queue offset of a half, by queue
     damages: list[Damage] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)
-    compared: Compared | None = None
-    made: Counts | None = None
+    compared: SplitDifferences | None = None
+    made: EntryCounts | None = None
 
 
 @dataclass(frozen=True)
-class Task:
+class InspectionTask:
     """What every split of a job is asked."""
 
-    log: Log
+    log: LogManifest
     partitions: int
     crc: bool = True
     strings: bool = False  # whether somebody wants to see keys
     compare: bool = False  # whether the derived files are looked at
-    cuts: tuple[Cut, ...] = ()
-    making: Making | None = None  # whether derived files are made
+    cuts: tuple[DerivedRange, ...] = ()
+    rebuild_plan: RebuildPlan | None = None  # whether derived files are made
 
 
 class Inspection:
     """One split; iterate, then take the blocks."""
 
-    def __init__(self, task: Task, split: Split) -> None:
+    def __init__(self, task: InspectionTask, split: Split) -> None:
         self._task, self._log = task, task.log
-        self.summary = Summary(split)
+        self.summary = SplitSummary(split)
         self._reading = Reading(task.log, split)
-        self._names = Numbered()
+        self._names = NumberedNames()
         self._events: list[Rows] = []
         self._ops: list[Rows] = []
         self._strings: list[pa.Table] = []
         self._listing = task.log.listing()
-        self._comparing: Comparing | None = None
+        self._comparing: SplitComparison | None = None
         if task.compare:
-            self._comparing = Comparing(task.log.place, task.cuts[split.number], split, self.summary.findings)
-        self._maker = Maker(task.making) if task.making is not None else None
+            self._comparing = SplitComparison(task.log.place, task.cuts[split.number], split, self.summary.findings)
+        self._builder = SplitBuilder(task.rebuild_plan) if task.rebuild_plan is not None else None
 
     def run(self) -> Iterator[tuple[str, int, Any]]:
         """Read the split; yields its blocks, then its summary."""
@@ -105,9 +105,9 @@ class Inspection:
         summary.damages = self._reading.damages
         if self._comparing is not None:
             summary.compared = self._comparing.finish()
-        if self._maker is not None:
-            summary.made = self._maker.counts()
-            yield from self._maker.blocks(summary.split.number)
+        if self._builder is not None:
+            summary.made = self._builder.counts()
+            yield from self._builder.blocks(summary.split.number)
         yield from self._blocks()
         yield SUMMARY, 0, summary
 
@@ -129,8 +129,8 @@ class Inspection:
                 text = "a half message with a delay, stored in the schedule topic: no end will ever find it"
                 self._add("half-diverted", place, text)
             self._comparing.add(records, kinds)
-        if self._maker is not None:
-            self._maker.add(records, kinds)
+        if self._builder is not None:
+            self._builder.add(records, kinds)
 
     def _take_events(self, records: Records, kinds: Kinds) -> None:
         rows = extract(records, kinds, self._names)
