@@ -35,7 +35,7 @@ def transactions(
     now_ms = time.time_ns() // 1_000_000
     with Bar("Judging") as progress:
         if spark is None:
-            written = in_memory.write_transactions_here(store, out, now_ms, progress=progress)
+            written = in_memory.write_transactions(store, out, now_ms, progress=progress)
         else:
             StoreLocation(store).files()  # a wrong path is said before Spark starts
             session = sessions.session(spark)

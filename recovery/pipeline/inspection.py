@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from broker.format import properties as names
-from broker.store.read.segments import Listing
 from broker.transaction.events import BY, EventKind, Evidence
 from recovery.findings import Finding, Findings
 from recovery.pipeline.blocks import (
@@ -33,16 +33,14 @@ from recovery.pipeline.split_builder import EntryCounts, RebuildPlan, SplitBuild
 from recovery.pipeline.split_comparison import DerivedRange, SplitComparison, SplitDifferences
 from recovery.pipeline.splits import Reading, Split
 from recovery.pipeline.store_location import LogManifest
-from recovery.scan.framing import Stop, walk
 from recovery.scan.kinds import Kinds
+from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.spill import joined, pick
-from recovery.transactions.events import EVENT, OP, Rows, diverted_halves, extract, extract_ops
+from recovery.transactions.events import EVENT, OP, Rows, extract, extract_ops
 from recovery.transactions.fingerprint import fingerprints
-from recovery.verify.field_checks import implausible
-
-_LOOK_BYTES = 1 << 16
+from recovery.verify.record_checks import wrong_crcs, wrong_fields
 
 
 @dataclass
@@ -104,7 +102,7 @@ class Inspection:
         summary.first, summary.end_offset = self._reading.first, self._reading.end_offset
         summary.damages = self._reading.damages
         if self._comparing is not None:
-            summary.compared = self._comparing.finish()
+            summary.compared = self._comparing.differences()
         if self._builder is not None:
             summary.made = self._builder.counts()
             yield from self._builder.blocks(summary.split.number)
@@ -118,17 +116,7 @@ class Inspection:
         summary.last_store_ms = max(summary.last_store_ms, int(records.field("store_timestamp_ms").max(initial=0)))
         self._take_events(records, kinds)
         self._take_evidence(records, kinds)
-        if self._task.crc:
-            for number in records.bad_crcs().tolist():
-                self._bad_crc(records, number)
-        if self._comparing is not None:
-            summary.delivers |= bool((kinds.types % 2 == 0).any())
-            for number, text in implausible(records, kinds):
-                self._add("record-implausible", int(records.offsets[number]), text)
-            for place in diverted_halves(records, kinds).tolist():
-                text = "a half message with a delay, stored in the schedule topic: no end will ever find it"
-                self._add("half-diverted", place, text)
-            self._comparing.add(records, kinds)
+        self._check(records, kinds)
         if self._builder is not None:
             self._builder.add(records, kinds)
 
@@ -145,9 +133,9 @@ class Inspection:
             self._ops.append(ops)
 
     def _take_strings(self, part: Records, rows: Rows) -> None:
-        own = np.isin(rows["kind"], [EventKind.PREPARED, EventKind.HALF])
-        said = np.asarray(part.property(BY).is_valid())
-        which = part.take(np.flatnonzero(own | said))
+        halves = np.isin(rows["kind"], [EventKind.PREPARED, EventKind.HALF])
+        names_decider = np.asarray(part.property(BY).is_valid())
+        which = part.take(np.flatnonzero(halves | names_decider))
         columns = [which.property(name) for name in (names.UNIQ_KEY, names.KEYS, BY)]
         self._strings.append(pa.Table.from_arrays([pa.array(which.offsets), *columns], schema=STRINGS))
 
@@ -166,16 +154,17 @@ class Inspection:
         more = Evidence(state_table, gap, len(slots), half_op)
         summary.evidence = Evidence(*(a + b for a, b in zip(summary.evidence, more, strict=True)))
 
-    def _bad_crc(self, records: Records, number: int) -> None:
-        """Look again: a record at the end of a log that lives may have been half there."""
-        place, size = int(records.offsets[number]), int(records.sizes[number])
-        again = record_at(self._listing, place)
-        if again is None or len(again.bad_crcs()):
-            self._add("crc-mismatch", place, "the body does not have the CRC that the record states", size=size)
-
-    def _add(self, kind: str, commitlog_offset: int, text: str, **facts: int) -> None:
-        place = self._log.file_at(commitlog_offset)
-        self.summary.findings.add(Finding(kind, commitlog_offset, text, place, dict(facts)))
+    def _check(self, records: Records, kinds: Kinds) -> None:
+        file_at, summary = self._log.file_at, self.summary
+        findings: list[Finding] = []
+        if self._task.crc:
+            findings += wrong_crcs(records, partial(record_at, self._listing), file_at)
+        if self._comparing is not None:
+            summary.delivers |= bool((kinds.types % 2 == 0).any())
+            findings += wrong_fields(records, kinds, file_at)
+            self._comparing.add(records, kinds)
+        for finding in findings:
+            summary.findings.add(finding)
 
     def _blocks(self) -> Iterator[tuple[str, int, Any]]:
         count, raw = self._task.partitions, self._names.raw()
@@ -199,20 +188,3 @@ def strings_of(strings: pa.Table, commitlog_offsets: Any) -> pa.Table:
     """The strings of the records at some offsets, where they have any."""
     held = strings.column("offset").to_numpy()
     return strings.filter(pa.array(np.isin(held, commitlog_offsets)))
-
-
-def record_at(listing: Listing, commitlog_offset: int) -> Records | None:
-    """The record at an offset, read again; None when there is none."""
-    segment = listing.at(commitlog_offset)
-    if segment is None:
-        return None
-    at, segment_end, want = commitlog_offset - segment.base, segment.base + listing.segment_size, _LOOK_BYTES
-    while True:
-        window = np.zeros(max(min(want, segment.size - at), 0), np.uint8)
-        window = window[: segment.read_into(at, window.data)]
-        step = walk(window, commitlog_offset, segment_end)
-        if len(step.records):
-            return step.records.take(slice(0, 1))
-        if step.stop is not Stop.MORE or step.claims <= want:
-            return None
-        want = step.claims

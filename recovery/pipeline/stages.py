@@ -1,101 +1,60 @@
-"""The stages of a judgement on Spark: the splits are read once, and their events go through three joins.
+"""The stages of a judgement, for any executor: every split of the log is inspected once, then its events are joined.
 
-    judgement = Judgement(spark, Place("shop.store").log())
-    judgement.summaries                       # one for each split: the whole log was read
-    judgement.judged(judgement.court())       # sums and findings of each partition, joined where they lie
+    inspected = inspect_log(executor, StoreLocation("shop.store").log())
+    inspected.summaries                                            # one for each split: the whole log was read
+    join_transactions(executor, inspected, inspected.context())    # sums and findings of each partition
 
-What a stage hands to the next is cached in Spark, on disk where memory ends; `close` lets it go.
+An executor runs the tasks of a stage somewhere and keeps what they hand to the next stage: in this process or a pool of
+processes (`recovery.pipeline.in_memory`), or on Spark (`recovery.spark.executor`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from broker.errors import CorruptStore
 from broker.transaction.events import Evidence, Generation, generation, prepared_generation
-from recovery.pipeline.blocks import (
-    EVENTS,
-    KEYED,
-    NAMED,
-    OUTCOMES,
-    PARTITION_BYTES,
-    SCHEMA_DDL,
-    SUMMARY,
-    rows_of,
-    values_of,
-)
-from recovery.pipeline.inspection import Inspection, InspectionTask, SplitSummary
+from recovery.pipeline.blocks import EVENTS, KEYED, NAMED, PARTITION_BYTES
+from recovery.pipeline.inspection import InspectionTask, SplitSummary
 from recovery.pipeline.joins import JoinContext, PartitionResult, join_ends, join_keys, join_ops
 from recovery.pipeline.splits import SPLIT_BYTES, Split, plan
 from recovery.pipeline.store_location import LogManifest
-from recovery.spark.mapping import mapped
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from recovery.scan.scanner import Damage
 
 _PARTITIONS_MAX = 20_000
-_AGAIN_MAX = 3
-_TASKS_PER_CORE = 16
+_ATTEMPTS = 3
+
+# A join: the tag of the blocks that it takes, and the function over those of one partition.
+Join = Callable[[JoinContext], Callable[[pa.Table], Iterator[tuple[str, int, Any]]]]
+JOINS: tuple[tuple[str, Join], ...] = ((EVENTS, join_ends), (NAMED, join_ops), (KEYED, join_keys))
 
 
-class TransactionStages:
-    """The events of a log on Spark. Making it reads the log; the joins run when they are asked for."""
+class Executor(Protocol):
+    """Runs the tasks of the stages."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        log: LogManifest,
-        *,
-        split_bytes: int = SPLIT_BYTES,
-        crc: bool = True,
-        strings: bool = False,
-        prepare: Callable[[tuple[Split, ...]], InspectionTask] | None = None,
-    ) -> None:
-        self._spark, self.log = spark, log
-        self._cached: list[DataFrame] = []
-        partitions = min(max(1, -(-log.bytes // PARTITION_BYTES)), _PARTITIONS_MAX)
-        splits = plan(log, split_bytes)
-        for _ in range(_AGAIN_MAX):
-            task = prepare(tuple(splits)) if prepare else InspectionTask(log, partitions, crc, strings)
-            self.task = replace(task, partitions=partitions)
-            self._read(splits)
-            misled = misled_segments(self.summaries)
-            if not misled:
-                break
-            self.close()
-            splits = _unsplit(splits, misled)
-        else:
-            place = log.place.path
-            raise CorruptStore(f"{place}: its records could not be told apart. Run: checkback verify, without --spark")
-        self._settle()
+    def inspect(self, task: InspectionTask, splits: Sequence[Split]) -> list[SplitSummary]:
+        """Inspect every split, keep the blocks, return the summaries in any order."""
 
-    def _read(self, splits: list[Split]) -> None:
-        """The first stage, and the only one that reads the log."""
-        task = self.task
-        every = tuple(splits)
+    def join(self, context: JoinContext, joins: Sequence[tuple[str, Join]]) -> list[PartitionResult]:
+        """Run joins one after the other, each over the blocks of each partition; the results of all partitions."""
 
-        def inspect(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from rows_of(Inspection(task, every[number]).run())
+    def close(self) -> None:
+        """Release what is kept."""
 
-        numbers = self._spark.range(0, len(splits), 1, self.tasks(len(splits)))
-        self.events = self._keep(mapped(numbers, inspect, SCHEMA_DDL))
-        found = self.events.where(f"tag = '{SUMMARY}'").toArrow()
-        self.summaries: list[SplitSummary] = sorted(values_of(found, SUMMARY), key=lambda one: one.split.number)
 
-    def _settle(self) -> None:
-        self.evidence = merged_evidence(self.summaries)
-        least: dict[int, int] = {}
-        for summary in self.summaries:
-            for queue_id, place in summary.least_half.items():
-                least[queue_id] = min(least.get(queue_id, place), place)
-        self._least_half = least
+@dataclass(frozen=True)
+class InspectedLog:
+    """What the first stage leaves besides the events."""
+
+    log: LogManifest
+    task: InspectionTask
+    summaries: tuple[SplitSummary, ...]  # in log order
+    evidence: Evidence
 
     @property
     def generation(self) -> Generation:
@@ -103,83 +62,79 @@ class TransactionStages:
         return generation(self.evidence)
 
     @property
-    def prepared_generation(self) -> Generation:
-        """Which generation the prepared records belong to."""
-        return prepared_generation(self.evidence)
+    def records(self) -> int:
+        return sum(summary.records for summary in self.summaries)
 
-    def context(self, **asked: Any) -> JoinContext:
-        """What the partitions are told; `asked` says what for (`JoinContext`)."""
-        return JoinContext(
-            self.log,
-            self.task.partitions,
-            self.prepared_generation,
-            self.log.begin,
-            self._least_half,
-            **asked,
-        )
+    @property
+    def bytes(self) -> int:
+        return sum(summary.bytes for summary in self.summaries)
 
-    def blocks(self, context: JoinContext) -> DataFrame:
-        """What the joins say, as blocks with the tags `outcomes` and `rows`, among others."""
-        first = self._joined(self.events.where(f"tag = '{EVENTS}'"), join_ends(context))
-        if not self.evidence.half_op:
-            return first
-        first = self._keep(first)
-        named = first.unionAll(self.events).where(f"tag = '{NAMED}'")
-        second = self._keep(self._joined(named, join_ops(context)))
-        keyed = first.unionAll(second).unionAll(self.events).where(f"tag = '{KEYED}'")
-        third = self._joined(keyed, join_keys(context))
-        return first.unionAll(second).unionAll(third)
+    @property
+    def last_store_ms(self) -> int:
+        """The latest store time of a record; 0 without one."""
+        return max((summary.last_store_ms for summary in self.summaries), default=0)
 
-    def results(self, context: JoinContext) -> list[PartitionResult]:
-        """The verdicts of every partition without their rows: sums and findings."""
-        return list(values_of(self.blocks(context).where(f"tag = '{OUTCOMES}'").toArrow(), OUTCOMES))
+    @property
+    def end_offset(self) -> int:
+        """The CommitLog offset behind the last record."""
+        ends = [summary.end_offset for summary in self.summaries if summary.end_offset is not None]
+        return max(ends, default=self.log.begin)
 
-    def _joined(self, blocks: DataFrame, judge: Callable[[pa.Table], Iterator[tuple[str, int, Any]]]) -> DataFrame:
-        """Bring the blocks of each partition together and judge it; a task has one partition in memory at a time."""
+    @property
+    def damages(self) -> list[Damage]:
+        """What is wrong with the log between its records."""
+        return [damage for summary in self.summaries for damage in summary.damages]
 
-        def apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for table in _by_part(batches):
-                yield from rows_of(judge(table))
-
-        tasks = self.tasks(self.task.partitions)
-        dealt = blocks.repartitionById(tasks, blocks["part"] % tasks)
-        if tasks < self.task.partitions:
-            dealt = dealt.sortWithinPartitions("part")
-        return mapped(dealt, apply, SCHEMA_DDL)
-
-    def tasks(self, wanted: int) -> int:
-        """Starting a task takes 10 to 20 ms: many small pieces of work share one."""
-        return max(1, min(wanted, _TASKS_PER_CORE * self._spark.sparkContext.defaultParallelism))
-
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        kept = frame.persist()
-        self._cached.append(kept)
-        return kept
-
-    def close(self) -> None:
-        """Let go of what is cached."""
-        for frame in self._cached:
-            frame.unpersist()
-        self._cached.clear()
+    def context(self, **options: Any) -> JoinContext:
+        """What the partitions are told; `options` are fields of `JoinContext`."""
+        least: dict[int, int] = {}
+        for summary in self.summaries:
+            for queue_id, queue_offset in summary.least_half.items():
+                least[queue_id] = min(least.get(queue_id, queue_offset), queue_offset)
+        prepared = prepared_generation(self.evidence)
+        return JoinContext(self.log, self.task.partitions, prepared, self.log.begin, least, **options)
 
 
-def _by_part(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The blocks of each partition together; they come sorted by its number."""
-    held: list[pa.RecordBatch] = []
-    current: int | None = None
-    for batch in batches:
-        parts = batch.column("part").to_pylist()
-        for row, part in enumerate(parts):
-            if part != current and held:
-                yield pa.Table.from_batches(held)
-                held = []
-            current = part
-            held.append(batch.slice(row, 1))
-    if held:
-        yield pa.Table.from_batches(held)
+def inspect_log(
+    executor: Executor,
+    log: LogManifest,
+    *,
+    split_bytes: int = SPLIT_BYTES,
+    crc: bool = True,
+    strings: bool = False,
+    prepare: Callable[[tuple[Split, ...]], InspectionTask] | None = None,
+) -> InspectedLog:
+    """Read the log, each split once; `prepare` makes the task from the splits where there is more to ask.
+
+    A segment in which a split did not begin with a record is read again as one split. Raises CorruptStore when that
+    does not help.
+    """
+    partitions = min(max(1, -(-log.bytes // PARTITION_BYTES)), _PARTITIONS_MAX)
+    splits = plan(log, split_bytes)
+    for _ in range(_ATTEMPTS):
+        task = prepare(tuple(splits)) if prepare else InspectionTask(log, partitions, crc, strings)
+        task = replace(task, partitions=partitions)
+        summaries = sorted(executor.inspect(task, splits), key=lambda summary: summary.split.number)
+        misled = misled_segments(summaries)
+        if not misled:
+            return InspectedLog(log, task, tuple(summaries), merged_evidence(summaries))
+        executor.close()
+        splits = _unsplit(splits, misled)
+    path = log.place.path
+    raise CorruptStore(f"{path}: its records could not be told apart. Run: checkback verify, without --spark")
 
 
-def merged_evidence(summaries: list[SplitSummary]) -> Evidence:
+def join_transactions(executor: Executor, inspected: InspectedLog, context: JoinContext) -> list[PartitionResult]:
+    """Run the joins that this generation needs: sums and findings of every partition."""
+    return executor.join(context, joins_of(inspected))
+
+
+def joins_of(inspected: InspectedLog) -> tuple[tuple[str, Join], ...]:
+    """All three for a store with op messages, else the first."""
+    return JOINS if inspected.evidence.half_op else JOINS[:1]
+
+
+def merged_evidence(summaries: Sequence[SplitSummary]) -> Evidence:
     """What all splits say; two prepared records at 0 that follow each other may lie in two splits."""
     total, last = Evidence(), None
     for summary in summaries:
@@ -190,7 +145,7 @@ def merged_evidence(summaries: list[SplitSummary]) -> Evidence:
     return total
 
 
-def misled_segments(summaries: list[SplitSummary]) -> set[int]:
+def misled_segments(summaries: Sequence[SplitSummary]) -> set[int]:
     """The segments in which a split began with something that no record before it leads to.
 
     Each record begins where the one before it ends, or behind damage that was found there. Only a body that holds a

@@ -15,7 +15,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from recovery.pipeline.splits import plan
 from recovery.pipeline.store_location import LogManifest
 from recovery.scan.scanner import Scan
-from recovery.spark.source import RecordsReader, Settings, SplitPartition
+from recovery.spark.options import Settings
+from recovery.spark.readers import RecordsReader, SplitPartition
 
 
 class FollowingReader(DataSourceStreamReader):
@@ -59,4 +60,4 @@ class FollowingReader(DataSourceStreamReader):
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing is held back for a batch, so nothing is to be let go."""
+        """Nothing is held back for a batch, so nothing is released."""

@@ -22,7 +22,7 @@ from broker.errors import StoreError
 from broker.format.sysflag import TransactionType
 from broker.transaction.events import Generation, TransactionState
 from recovery.pipeline.blocks import SCHEMA_DDL, each_of, rows_of, values_of
-from recovery.pipeline.inspection import InspectionTask, record_at
+from recovery.pipeline.inspection import InspectionTask
 from recovery.pipeline.split_builder import (
     CELLS,
     INDEX,
@@ -43,16 +43,18 @@ from recovery.pipeline.split_builder import (
     prefix_sums,
 )
 from recovery.pipeline.splits import SPLIT_BYTES
-from recovery.pipeline.stages import TransactionStages
+from recovery.pipeline.stages import InspectedLog, inspect_log
 from recovery.pipeline.store_location import LogManifest, StoreLocation, manifest_of
 from recovery.rebuild.builder import Build
 from recovery.rebuild.rebuilder import Progress, Rebuilding, RebuildReport
 from recovery.rebuild.rebuilder import rebuild as rebuild_by
 from recovery.scan.kinds import Kinds
+from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Ints, Rows
+from recovery.spark.executor import SparkExecutor
 from recovery.spark.mapping import mapped
 from recovery.spark.progress import watched
 from recovery.spark.sessions import session
@@ -121,18 +123,17 @@ class _OnSpark(Rebuilding):
         assert isinstance(build, SparkBuild)
         log = _up_to(manifest_of(StoreLocation(self.path), files.commitlog), end)
         with watched(self._spark, self._progress, log.bytes):
-            stages = TransactionStages(
-                self._spark, log, split_bytes=self._split_bytes,
-                prepare=lambda _splits: InspectionTask(log, 1, crc=False, rebuild_plan=build.rebuild_plan),
-            )  # fmt: skip
+            executor = SparkExecutor(self._spark)
             try:
-                summaries = stages.summaries
-                ends = [summary.end_offset for summary in summaries if summary.end_offset is not None]
-                self._end = max([self._end, log.begin, *ends])
-                self._refuse_damages([*_of_files(log), *(one for each in summaries for one in each.damages)])
-                build.take(self._spark, stages)
+                inspected = inspect_log(
+                    executor, log, split_bytes=self._split_bytes,
+                    prepare=lambda _splits: InspectionTask(log, 1, crc=False, rebuild_plan=build.rebuild_plan),
+                )  # fmt: skip
+                self._end = max(self._end, inspected.end_offset)
+                self._refuse_damages([*_of_files(log), *inspected.damages])
+                build.take(self._spark, executor, inspected)
             finally:
-                stages.close()
+                executor.close()
 
 
 class SparkBuild(Build):
@@ -140,36 +141,35 @@ class SparkBuild(Build):
 
     @property
     def rebuild_plan(self) -> RebuildPlan:
-        """What the tasks are told."""
+        """What the tasks are tracker."""
         whole_records = self.index.whole_records
         return RebuildPlan(StoreLocation(self.files.path), self.paths.store, self._sizes, self.rule, whole_records)
 
-    def take(self, spark: SparkSession, stages: TransactionStages) -> None:
+    def take(self, spark: SparkSession, executor: SparkExecutor, inspected: InspectedLog) -> None:
         """Have the files written, and know what they hold."""
-        summaries, told = stages.summaries, self.tracker
+        summaries, tracker = inspected.summaries, self.tracker
         self._read_to = max((one.end_offset for one in summaries if one.end_offset is not None), default=0)
         self._added_to, self._named = self._read_to, set[int]()
-        told.evidence = stages.evidence
-        told.records = sum(summary.records for summary in summaries)
-        told.bytes = sum(summary.bytes for summary in summaries)
-        told.last_store_ms = max((summary.last_store_ms for summary in summaries), default=0)
+        tracker.evidence, tracker.records = inspected.evidence, inspected.records
+        tracker.bytes, tracker.last_store_ms = inspected.bytes, inspected.last_store_ms
         counts = [summary.made for summary in summaries if summary.made is not None]
         with_table = self.generation is Generation.STATE_TABLE
         redo = prefix_sums([one.redo for one in counts], self.redo_units)
         items = prefix_sums([one.items for one in counts])
-        layout = Placement(redo, items, *self._index_files(stages, items, sum(one.items for one in counts)), with_table)
-        written = self._written(spark, stages, layout, with_table=with_table)
+        index_starts, index_names = self._index_files(executor, items, sum(one.items for one in counts))
+        layout = Placement(redo, items, index_starts, index_names, with_table)
+        written = self._written(spark, executor, inspected, layout, with_table=with_table)
         if with_table:
             self.redo_units += sum(one.redo for one in counts)
         self._know(written, layout)
 
-    def _index_files(self, stages: TransactionStages, items: list[int], total: int) -> tuple[list[int], list[int]]:
+    def _index_files(self, executor: SparkExecutor, items: list[int], total: int) -> tuple[list[int], list[int]]:
         """Where each index file begins, and its name: a file has room for one item less than it has."""
         starts: list[int] = []
         at, room = 0, self._sizes.index_items - 1
         while at < total:
             split = int(np.searchsorted(items, at, side="right")) - 1
-            start, moment_ms = _boundary(stages, split, items[split], at, whole_records=self.index.whole_records)
+            start, moment_ms = _boundary(executor, split, items[split], at, whole_records=self.index.whole_records)
             start = start if not starts or start > starts[-1] else at  # a record with more items than a file
             starts.append(start)
             self.index.numbers.append(self.index.name(moment_ms))
@@ -177,12 +177,18 @@ class SparkBuild(Build):
         return starts, self.index.numbers
 
     def _written(
-        self, spark: SparkSession, stages: TransactionStages, layout: Placement, *, with_table: bool
+        self,
+        spark: SparkSession,
+        executor: SparkExecutor,
+        inspected: InspectedLog,
+        layout: Placement,
+        *,
+        with_table: bool,
     ) -> list[WrittenFile]:
         rebuild_plan = self.rebuild_plan
-        blocks = stages.events
+        blocks = executor.events
         if with_table:
-            blocks = blocks.unionAll(stages.blocks(stages.context(rebuild_plan=rebuild_plan)))
+            blocks = blocks.unionAll(executor.blocks(inspected.context(rebuild_plan=rebuild_plan), inspected))
 
         def place(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -190,7 +196,7 @@ class SparkBuild(Build):
                     yield from chunk_rows(placed(rebuild_plan, layout, tag, part, rows))
 
         found = mapped(blocks.where(f"tag in ('{CELLS}', '{REDO}', '{ITEMS}')"), place, SCHEMA_DDL)
-        tasks = stages.tasks(stages.log.bytes // SPLIT_BYTES * 2 + spark.sparkContext.defaultParallelism)
+        tasks = executor.tasks(inspected.log.bytes // SPLIT_BYTES * 2 + spark.sparkContext.defaultParallelism)
         dealt = found.repartitionById(tasks, found["part"] % tasks).sortWithinPartitions("part", "tag")
         written = list(values_of(mapped(dealt, file_writer(rebuild_plan), SCHEMA_DDL).toArrow(), WRITTEN))
         for one in written:
@@ -223,17 +229,17 @@ class SparkBuild(Build):
 
     def finish(self) -> None:
         """Judge what was appended while the tasks ran, then do what is done after any scan."""
-        told, read_to = self.tracker, self._read_to
+        tracker, read_to = self.tracker, self._read_to
         if self._added_to > read_to:
-            counted = told.evidence, told.records, told.bytes, told.last_store_ms
+            counted = tracker.evidence, tracker.records, tracker.bytes, tracker.last_store_ms
             listing = StoreFiles.open(self.files.path).commitlog
             for place in sorted(place for place in self._named if 0 <= place < read_to):
                 half = record_at(listing, place)
                 if half is not None:
-                    told.add(half)
-            told.evidence, told.records, told.bytes, told.last_store_ms = counted
+                    tracker.add(half)
+            tracker.evidence, tracker.records, tracker.bytes, tracker.last_store_ms = counted
             for records in Scan(listing, read_to, self._added_to):
-                told.add(records)
+                tracker.add(records)
         super().finish()
 
     def _write_slots(self, numbers: Ints, slots: Rows) -> None:
@@ -260,9 +266,7 @@ def _up_to(log: LogManifest, end: int | None) -> LogManifest:
     return replace(log, files=tuple(files))
 
 
-def _boundary(
-    stages: TransactionStages, split: int, first: int, wanted: int, *, whole_records: bool
-) -> tuple[int, int]:
+def _boundary(executor: SparkExecutor, split: int, first: int, wanted: int, *, whole_records: bool) -> tuple[int, int]:
     """Asked where the items are: two numbers come back."""
 
     def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -270,6 +274,6 @@ def _boundary(
             for items in values_of(pa.Table.from_batches([batch]), ITEMS):
                 yield from rows_of([(ITEMS, split, boundary(items, first, wanted, whole_records=whole_records))])
 
-    asked = stages.events.where(f"tag = '{ITEMS}' and part = {split}")
+    asked = executor.events.where(f"tag = '{ITEMS}' and part = {split}")
     found: tuple[int, int] = next(iter(values_of(mapped(asked, ask, SCHEMA_DDL).toArrow(), ITEMS)))
     return found

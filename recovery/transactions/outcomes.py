@@ -25,7 +25,7 @@ from broker.transaction.events import (
 from recovery.findings import Finding, Findings
 from recovery.scan.spill import PARTITION_BYTES, Spill, pick
 from recovery.transactions.digest import ENTRY
-from recovery.transactions.events import EVENT, OP, Names, Rows, identity
+from recovery.transactions.events import EVENT, OP, Rows, identity
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,6 +57,14 @@ for _kind, _state in STATE_OF_END.items():
     _END_STATES[_kind] = _state
 _HALF_OP = np.array(HALF_OP_STATES, np.uint8)
 
+# The states as reports, manifests and rows call them.
+STATE_NAMES = {
+    TransactionState.COMMITTED: "committed",
+    TransactionState.ROLLED_BACK: "rolled_back",
+    TransactionState.PREPARED: "in_doubt",
+    TransactionState.PARKED: "parked",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
@@ -74,57 +82,35 @@ class Outcomes:
         return entries
 
 
-class Transactions:
-    """Collects events during a scan and judges them after it."""
+Place = Callable[[int], str]  # the file that holds a CommitLog offset
+
+
+class Joins:
+    """The three joins, each over one partition. What a join passes on to another goes to `on_named` and `on_keyed`.
+
+    `differ` says what a half and its end, by their offsets, do not have in common though one is a copy of the other;
+    `least_half` is the least queue offset of a half, by queue, as far as it is known.
+    """
 
     def __init__(
-        self, names: Names, partitions: int, begin_offset: int, findings: Findings, place: Callable[[int], str]
-    ):
-        self._names, self._count, self._begin = names, partitions, begin_offset
-        self._findings, self._place = findings, place
-        self._events = Spill(EVENT, partitions)
-        self._named = Spill(_NAMED, partitions)
-        self._keyed = Spill(EVENT, partitions)
-        self.differ: Callable[[int, int], str] = lambda _half, _end: ""
-        """What a half and its end, by their offsets, do not have in common though one is a copy of the other."""
-        self._least_half_queue_offset: dict[int, int] = {}
-
-    def add(self, rows: Rows, ops: Rows) -> None:
-        """Take the events of a batch; batches come in log order, and so rows stay in it."""
-        parked_by_key = (rows["kind"] == EventKind.PARKED) & (rows["half"] < 0)
-        if parked_by_key.any():
-            self._add_keyed(pick(rows, parked_by_key))
-            rows = pick(rows, ~parked_by_key)
-        self._events.add(rows, _half(rows) % self._count)
-        named = np.zeros(len(ops), _NAMED)
-        for column in OP.names or ():
-            named[column] = ops[column]
-        self._add_named(named)
-
-    def _add_named(self, rows: Rows) -> None:
-        self._named.add(rows, _place_in_queue(rows) % self._count)
-
-    def _add_keyed(self, rows: Rows) -> None:
-        self._keyed.add(rows, _unique_key(rows) % self._count)
-
-    def judge(self, prepared: Generation) -> Iterator[Outcomes]:
-        """Every transaction once. `prepared` is the generation that the store's prepared records belong to."""
-        for rows in self._events.parts(_half):
-            yield from self._join_ends(rows, prepared)
-        for rows in self._named.parts(_place_in_queue):
-            self._join_ops(rows)
-        for rows in self._keyed.parts(_unique_key):
-            yield from self._join_keys(rows)
-        self.close()
-
-    def close(self) -> None:
-        """Remove temporary files."""
-        for spill in (self._events, self._named, self._keyed):
-            spill.close()
+        self,
+        begin_offset: int,
+        findings: Findings,
+        place: Place,
+        *,
+        on_named: Callable[[Rows], None],
+        on_keyed: Callable[[Rows], None],
+        differ: Callable[[int, int], str],
+        least_half: dict[int, int] | None = None,
+    ) -> None:
+        self._begin, self._findings, self._place = begin_offset, findings, place
+        self._on_named, self._on_keyed, self._differ = on_named, on_keyed, differ
+        self._least_half_queue_offset = dict(least_half or {})
 
     # Ends and the halves they name
 
-    def _join_ends(self, rows: Rows, prepared: Generation) -> Iterator[Outcomes]:
+    def join_ends(self, rows: Rows, prepared: Generation) -> Iterator[Outcomes]:
+        """Each end meets the half that it names. `prepared` is the generation of the store's prepared records."""
         kinds = rows["kind"]
         halves = pick(rows, (kinds == EventKind.PREPARED) | (kinds == EventKind.HALF))
         ends = pick(rows, (kinds == EventKind.COMMITTED) | (kinds == EventKind.ROLLED_BACK))
@@ -158,7 +144,7 @@ class Transactions:
         slots = (ends["kind"] == EventKind.ROLLED_BACK) & (halves["queue_offset"] != ends["queue_offset"])
         for number in np.flatnonzero((halves["copy"] != ends["copy"]) | slots):
             half, end = int(halves["offset"][number]), int(ends["offset"][number])
-            fields = "queue_offset" if slots[number] else self.differ(half, end)
+            fields = "queue_offset" if slots[number] else self._differ(half, end)
             if fields:
                 text = f"ends the half message at {half}, but is not its copy: they differ in {fields}"
                 self._report("end-differs", end, text, half_offset=half)
@@ -213,16 +199,16 @@ class Transactions:
         for column in ("queue_id", "queue_offset", "offset", "key_hi", "key_lo"):
             named_rows[column] = halves[column]
         named_rows["is_half"] = 1
-        self._add_named(named_rows)
+        self._on_named(named_rows)
         for queue_id in np.unique(halves["queue_id"]).tolist():
             least = int(halves["queue_offset"][halves["queue_id"] == queue_id].min())
             self._least_half_queue_offset[queue_id] = min(self._least_half_queue_offset.get(queue_id, least), least)
         ends = ends.copy()
         ends["key_hi"], ends["key_lo"] = named["key_hi"], named["key_lo"]
-        self._add_keyed(halves)
-        self._add_keyed(ends)
+        self._on_keyed(halves)
+        self._on_keyed(ends)
 
-    def _join_ops(self, rows: Rows) -> None:
+    def join_ops(self, rows: Rows) -> None:
         """Tell each half how many op messages name it (a row of kind OP with its key)."""
         order = np.lexsort((rows["offset"], ~rows["is_half"].astype(np.bool_), rows["queue_offset"], rows["queue_id"]))
         rows = pick(rows, order)
@@ -240,7 +226,7 @@ class Transactions:
         keyed["half"], keyed["offset"] = rows["offset"][halves], rows["offset"][halves]
         keyed["key_hi"], keyed["key_lo"] = rows["key_hi"][halves], rows["key_lo"][halves]
         keyed["checks"] = counts
-        self._add_keyed(keyed)
+        self._on_keyed(keyed)
 
     def _report_loose_ops(self, ops: Rows) -> None:
         for op in ops:
@@ -248,7 +234,7 @@ class Transactions:
                 text = f"the op message names the half message {op['queue_offset']} of its queue, which is not there"
                 self._report("end-without-half", op["offset"], text, queue_offset=int(op["queue_offset"]))
 
-    def _join_keys(self, rows: Rows) -> Iterator[Outcomes]:
+    def join_keys(self, rows: Rows) -> Iterator[Outcomes]:
         """Half-op: everything with one unique key is one transaction."""
         rows = pick(rows, np.lexsort((rows["kind"], rows["offset"], rows["key_lo"], rows["key_hi"])))
         kinds = rows["kind"]
@@ -301,6 +287,59 @@ class Transactions:
     def _report(self, kind: str, commitlog_offset: Any, text: str, **facts: Any) -> None:
         place = int(commitlog_offset)
         self._findings.add(Finding(kind, place, text, self._place(place), facts))
+
+
+class Transactions:
+    """Collects events during a scan, dealt to partitions on disk, and joins them after it: the local engine."""
+
+    def __init__(
+        self,
+        partitions: int,
+        begin_offset: int,
+        findings: Findings,
+        place: Place,
+        differ: Callable[[int, int], str] = lambda _half, _end: "",
+    ) -> None:
+        self._count = partitions
+        self._events = Spill(EVENT, partitions)
+        self._named = Spill(_NAMED, partitions)
+        self._keyed = Spill(EVENT, partitions)
+        self._joins = Joins(
+            begin_offset, findings, place, on_named=self._add_named, on_keyed=self._add_keyed, differ=differ
+        )
+
+    def add(self, rows: Rows, ops: Rows) -> None:
+        """Take the events of a batch; batches come in log order, and so rows stay in it."""
+        parked_by_key = (rows["kind"] == EventKind.PARKED) & (rows["half"] < 0)
+        if parked_by_key.any():
+            self._add_keyed(pick(rows, parked_by_key))
+            rows = pick(rows, ~parked_by_key)
+        self._events.add(rows, _half(rows) % self._count)
+        named = np.zeros(len(ops), _NAMED)
+        for column in OP.names or ():
+            named[column] = ops[column]
+        self._add_named(named)
+
+    def _add_named(self, rows: Rows) -> None:
+        self._named.add(rows, _place_in_queue(rows) % self._count)
+
+    def _add_keyed(self, rows: Rows) -> None:
+        self._keyed.add(rows, _unique_key(rows) % self._count)
+
+    def outcomes(self, prepared: Generation) -> Iterator[Outcomes]:
+        """Every transaction once. `prepared` is the generation that the store's prepared records belong to."""
+        for rows in self._events.parts(_half):
+            yield from self._joins.join_ends(rows, prepared)
+        for rows in self._named.parts(_place_in_queue):
+            self._joins.join_ops(rows)
+        for rows in self._keyed.parts(_unique_key):
+            yield from self._joins.join_keys(rows)
+        self.close()
+
+    def close(self) -> None:
+        """Remove temporary files."""
+        for spill in (self._events, self._named, self._keyed):
+            spill.close()
 
 
 # What the three joins deal their rows by. Ranges, not single values: neighbours stay together.

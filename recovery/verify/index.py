@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ from broker.store.read.segments import Segment
 from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
-from recovery.scan.units import Ints, Rows, first_run
+from recovery.scan.units import Ints, Rows, first_sustained
+from recovery.verify.comparison import FinishContext
 from recovery.verify.index_items import IndexingRule, expected_items
 
 ITEM = np.dtype([*IndexItem.DTYPE, ("number", "i8"), ("file", "i8")])
@@ -98,17 +99,39 @@ def _joined(runs: Sequence[_ItemRun]) -> Rows:
     return items
 
 
-class IndexComparison:
-    """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
+class IndexDifferences(NamedTuple):
+    """What the index lacks, the items that no record asked for, and the file and item behind the last one compared."""
 
-    def __init__(self, open_files: Callable[[Findings], list[IndexFileView]], findings: Findings) -> None:
+    missing: Rows  # shape (n,), dtype EXPECTED of index_items
+    strays: Rows  # shape (n,), dtype ITEM
+    file: int
+    item: int
+
+
+class IndexComparison:
+    """Takes the records of a scan, compares as it goes, and reports at the end what stayed wrong.
+
+    `known` is what other comparisons of this index found already.
+    """
+
+    def __init__(
+        self,
+        open_files: Callable[[Findings], list[IndexFileView]],
+        findings: Findings,
+        known: IndexDifferences | None = None,
+    ) -> None:
         self._open, self._findings = open_files, findings
         self._files = open_files(findings)
-        self._file, self._item = 0, 1  # the cursor
+        self._file, self._item = (known.file, known.item) if known else (0, 1)  # the cursor
         self._at_once = _AT_LEAST
         self._rule: IndexingRule | None = None
-        self._missing: list[Rows] = []
-        self._strays: list[Rows] = []
+        self._missing: list[Rows] = [known.missing] if known else []
+        self._strays: list[Rows] = [known.strays] if known else []
+
+    def skip_to(self, commitlog_offset: int) -> tuple[int, int]:
+        """Pass over the items of records below an offset; the file and the item at which the others begin."""
+        self._ahead(commitlog_offset)
+        return self._file, self._item
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare the items of all keys of these records."""
@@ -121,8 +144,8 @@ class IndexComparison:
                 self._rule = rule
                 return
             live = _joined(runs) if live is None else live
-            missing, known = self._match(expected, live, records.base)
-            wrong = against(expected[missing], len(known) - int(known.sum()), last_offset(live))
+            missing, known = match_items(self._files, expected, live, records.base)
+            wrong = mismatch_score(expected[missing], len(known) - int(known.sum()), last_offset(live))
             if best is None or wrong < best[0]:
                 best = (wrong, rule, expected, missing, known)
             if not wrong:
@@ -140,7 +163,7 @@ class IndexComparison:
             part = expected[at : at + len(run.rows)]
             at += len(run.rows)
             same = len(part) == len(run.rows) and all(bool((run.rows[name] == part[name]).all()) for name in _SAME)
-            if not same or not self._right_times(run.file, run.numbers, run.rows, part["store_ms"]).all():
+            if not same or not right_times(self._files[run.file], run.numbers, run.rows, part["store_ms"]).all():
                 return False
         return at == len(expected)
 
@@ -150,7 +173,7 @@ class IndexComparison:
         while self._file < len(self._files):
             file = self._files[self._file]
             rows = file.read(self._item, min(self._at_once, file.used - self._item + 1))
-            count = len(rows) if stop is None else first_run(rows["commitlog_offset"] >= stop)
+            count = len(rows) if stop is None else first_sustained(rows["commitlog_offset"] >= stop)
             if count == len(rows) - 1 and self._is_beyond_file(rows[-1], self._item + count):
                 count += 1
             runs.append(_ItemRun(self._file, self._item, rows[:count]))
@@ -168,42 +191,13 @@ class IndexComparison:
         is_last = number == self._files[self._file].used
         return is_last and bool(after) and after[0].header.begin_commitlog_offset < item["commitlog_offset"]
 
-    def _match(self, expected: Rows, live: Rows, base: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which expected items are missing, and which live ones are known with their right time."""
-        wanted, held = _packed(expected, base), _packed(live, base)
-        order = np.argsort(wanted, kind="stable")
-        ranked = wanted[order]
-        at = np.minimum(np.searchsorted(ranked, held), max(len(ranked) - 1, 0))
-        known = ranked[at] == held if len(ranked) else np.zeros(len(held), np.bool_)
-        store_ms = expected["store_ms"][order[at]] if len(ranked) else np.zeros(len(held), np.int64)
-        found = np.zeros(len(wanted), np.bool_)
-        found[at[known]] = True
-        missing = np.zeros(len(wanted), np.bool_)
-        missing[order] = ~found
-        if missing.any():  # one item may answer for a key that stands twice
-            missing &= ~np.isin(wanted, held)
-        for number in np.unique(live["file"]).tolist():
-            which = live["file"] == number
-            known[which] &= self._right_times(number, live["number"][which], live[which], store_ms[which])
-        return missing, known
-
-    def _right_times(self, number: int, items: Ints, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:
-        """Which of these items of one file state the time of their record; the header knows the first and the last."""
-        header, said = self._files[number].header, live["time_diff_s"]
-        after_ms = np.maximum(store_ms - header.begin_timestamp_ms, 0)
-        fits = said == np.minimum(after_ms // 1000, _SECONDS_MAX)
-        if not fits.all():
-            fits |= said == np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
-        fits &= (items != 1) | (store_ms == header.begin_timestamp_ms)
-        fits &= (items != self._files[number].used) | (store_ms == header.end_timestamp_ms)
-        return np.asarray(fits)
-
-    def finish(self, begin_offset: int, ignore_from: int | None, look: Callable[[int], Records | None]) -> None:
+    def finish(self, context: FinishContext) -> None:
         """Report what stayed missing and the items that belong to no record.
 
-        `look` reads one record: an item out of order is right when its record has that key. RocketMQ indexes the last
-        record again when it comes back after a crash.
+        An item out of order is right when its record has that key: RocketMQ indexes the last record again when it comes
+        back after a crash.
         """
+        begin_offset, ignore_from = context.begin_offset, context.ignore_from
         self._look_again()
         self._strays.append(_joined(self._ahead()))
         strays = np.concatenate(self._strays)
@@ -218,7 +212,7 @@ class IndexComparison:
             offset = int(stray["commitlog_offset"])
             stale = 0 <= offset < begin_offset
             later = ignore_from is not None and offset >= ignore_from
-            if not stale and not later and not self._belongs(stray, look(offset)):
+            if not stale and not later and not self._belongs(stray, context.look(offset)):
                 facts = {"item": int(stray["number"]), "key_hash": int(stray["key_hash"])}
                 text = f"item {stray['number']} belongs to no key of a record, or states another time than the record"
                 self._report("index-orphan", offset, text, facts, self._files[stray["file"]].segment.path)
@@ -239,7 +233,7 @@ class IndexComparison:
             return False
         live = np.array([stray], ITEM)
         return any(
-            bool(self._match(expected_items(record, Kinds(record), rule), live, record.base)[1].all())
+            bool(match_items(self._files, expected_items(record, Kinds(record), rule), live, record.base)[1].all())
             for rule in IndexingRule
         )
 
@@ -254,7 +248,41 @@ class IndexComparison:
         self._findings.add(Finding(kind, commitlog_offset, text, file, facts))
 
 
-def against(missing: Rows, strays: int, last: int | None) -> int:
+def match_items(
+    files: Sequence[IndexFileView], expected: Rows, live: Rows, base: int
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which expected items are missing, and which live ones are known with their right time."""
+    wanted, held = _packed(expected, base), _packed(live, base)
+    order = np.argsort(wanted, kind="stable")
+    ranked = wanted[order]
+    at = np.minimum(np.searchsorted(ranked, held), max(len(ranked) - 1, 0))
+    known = ranked[at] == held if len(ranked) else np.zeros(len(held), np.bool_)
+    store_ms = expected["store_ms"][order[at]] if len(ranked) else np.zeros(len(held), np.int64)
+    found = np.zeros(len(wanted), np.bool_)
+    found[at[known]] = True
+    missing = np.zeros(len(wanted), np.bool_)
+    missing[order] = ~found
+    if missing.any():  # one item may answer for a key that stands twice
+        missing &= ~np.isin(wanted, held)
+    for number in np.unique(live["file"]).tolist():
+        which = live["file"] == number
+        known[which] &= right_times(files[number], live["number"][which], live[which], store_ms[which])
+    return missing, known
+
+
+def right_times(file: IndexFileView, items: Ints, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:
+    """Which of these items of one file state the time of their record; the header knows the first and the last."""
+    header, stated_s = file.header, live["time_diff_s"]
+    after_ms = np.maximum(store_ms - header.begin_timestamp_ms, 0)
+    fits = stated_s == np.minimum(after_ms // 1000, _SECONDS_MAX)
+    if not fits.all():
+        fits |= stated_s == np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
+    fits &= (items != 1) | (store_ms == header.begin_timestamp_ms)
+    fits &= (items != file.used) | (store_ms == header.end_timestamp_ms)
+    return np.asarray(fits)
+
+
+def mismatch_score(missing: Rows, strays: int, last: int | None) -> int:
     """How much speaks against a rule. What the index lacks behind its last item says nothing: it ends there."""
     return strays + (0 if last is None else int((missing["commitlog_offset"] <= last).sum()))
 

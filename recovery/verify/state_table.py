@@ -6,7 +6,8 @@ besides, since a table that RocketMQ 3.x rebuilt has its settled slots left out 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,20 +15,34 @@ from broker.format.java import string_hash
 from broker.transaction.events import TransactionState
 from recovery.findings import Finding, Findings
 from recovery.scan.spill import PARTITION_BYTES, Spill, pick
-from recovery.scan.units import IntervalSet, Ints, Rows, UnitFile
+from recovery.scan.units import Interval, IntervalSet, Ints, Rows, UnitFile
 from recovery.transactions.events import Names
 from recovery.transactions.outcomes import OUTCOME
+from recovery.verify.comparison import FinishContext
 
 _PREPARED = int(TransactionState.PREPARED)
 _FIELDS = ("size", "store_time_s", "group_hash")
 
 
-class StateTableComparison:
-    """Takes the verdicts on prepared records and says what the table holds instead."""
+class TableClaims(NamedTuple):
+    """What a comparison of some transactions leaves: their slots, and the outcomes whose slot holds something else."""
 
-    def __init__(self, units: UnitFile, names: Names, partitions: int, findings: Findings) -> None:
+    claimed: list[Interval]
+    elsewhere: Rows  # shape (n,), dtype OUTCOME; groups and topics as numbers of `names`
+    names: list[bytes]
+
+
+class StateTableComparison:
+    """Takes the outcomes of prepared records and says what the table holds instead.
+
+    `claimed` are the slots that other comparisons of this table claimed already.
+    """
+
+    def __init__(
+        self, units: UnitFile, names: Names, partitions: int, findings: Findings, claimed: Iterable[Interval] = ()
+    ) -> None:
         self._units, self._names, self._findings, self._count = units, names, findings, partitions
-        self._claimed = IntervalSet()
+        self._claimed = IntervalSet(claimed)
         self._elsewhere = Spill(OUTCOME, partitions)  # verdicts whose slot holds something else
         self._unclaimed = Spill([*units.dtype.descr, ("slot", "i8")], partitions)
         self._hashes: dict[int, int] = {}
@@ -40,10 +55,18 @@ class StateTableComparison:
         in_place = (slots["commitlog_offset"] == outcomes["half"]) & (slots["size"] > 0)
         if not in_place.all():
             rest = pick(outcomes, ~in_place)
-            self._elsewhere.add(rest, self._partition(rest["half"]))
+            self.add_elsewhere(rest)
             outcomes, slots = pick(outcomes, in_place), pick(slots, in_place)
         self._claimed.add(outcomes["queue_offset"])
         self._compare(outcomes, slots, outcomes["queue_offset"])
+
+    def claims(self, names: list[bytes]) -> TableClaims:
+        """What is left of a comparison with one partition; `names` are those behind the numbers."""
+        return TableClaims(self._claimed.within(self._units.begin, self._units.end), self._elsewhere.take(0), names)
+
+    def add_elsewhere(self, rows: Rows) -> None:
+        """Take over outcomes whose slot holds something else."""
+        self._elsewhere.add(rows, self._partition(rows["half"]))
 
     def _partition(self, offsets: Ints) -> Ints:
         return np.asarray((offsets // PARTITION_BYTES) % self._count)
@@ -75,9 +98,9 @@ class StateTableComparison:
             self._hashes[group] = string_hash(self._names[group])
         return self._hashes[group]
 
-    def finish(self, begin_offset: int, ignore_from: int | None) -> None:
+    def finish(self, context: FinishContext) -> None:
         """Join what was not in its place with what nobody claimed."""
-        entries = in_doubt = 0
+        begin_offset, ignore_from = context.begin_offset, context.ignore_from
         for first, stop in self._claimed.gaps(self._units.begin, self._units.end):
             for number, rows in self._units.filled(first, stop):
                 filled = np.flatnonzero(rows.view(np.uint8).reshape(len(rows), -1).any(axis=1))
@@ -88,7 +111,6 @@ class StateTableComparison:
                 at = strays["commitlog_offset"]
                 kept = (at >= begin_offset) | (at < 0) | (strays["size"] <= 0)
                 kept &= (ignore_from is None) | (at < (ignore_from or 0))
-                entries += int(kept.sum())
                 self._unclaimed.add(strays[kept], self._partition(np.maximum(strays["commitlog_offset"][kept], 0)))
         lost: list[Rows] = []
         moved = 0
@@ -97,7 +119,6 @@ class StateTableComparison:
             found, rest = self._join(wanted, strays)
             moved += found
             lost.append(rest)
-            in_doubt += int((rest["state"] == _PREPARED).sum())
         self._report_lost(np.concatenate(lost), moved)
         self._elsewhere.close()
         self._unclaimed.close()

@@ -20,27 +20,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker.transaction.events import prepared_generation
-from recovery.pipeline.blocks import (
-    EVENTS,
-    KEYED,
-    NAMED,
-    OUTCOMES,
-    PARTITION_BYTES,
-    SCHEMA,
-    SUMMARY,
-    rows_of,
-    values_of,
-)
-from recovery.pipeline.inspection import Inspection, InspectionTask
-from recovery.pipeline.joins import JoinContext, join_ends, join_keys, join_ops
+from recovery.pipeline.in_memory import InMemoryExecutor
 from recovery.pipeline.splits import Reading, Split, plan
-from recovery.pipeline.stages import merged_evidence
 from recovery.pipeline.store_location import LogManifest, StoreLocation
+from recovery.pipeline.transaction_files import write_transaction_files
 from recovery.scan.arrow import record_batch
 from recovery.spark import scan, session, write_transactions
 from recovery.spark.mapping import mapped
-from recovery.transactions.digest import Digest
 from tests.bench.stores import make_store
 
 COLUMNS = ["commitlog_offset", "queue_id", "queue_offset", "store_timestamp_ms", "topic", "body"]
@@ -57,40 +43,9 @@ PIECE_BYTES = 128 << 20
 # The local engine with two processes
 
 
-def _inspected(task: InspectionTask, split: Split) -> pa.Table:
-    return pa.Table.from_batches(rows_of(Inspection(task, split).run()), SCHEMA)
-
-
-def _judged(stage: Callable[[JoinContext], Any], context: JoinContext, table: pa.Table) -> pa.Table:
-    return pa.Table.from_batches(rows_of(stage(context)(table)), SCHEMA)
-
-
-def _of_parts(table: pa.Table, tag: str) -> list[pa.Table]:
-    rows: dict[int, list[int]] = {}
-    for row, (found, part) in enumerate(zip(table["tag"].to_pylist(), table["part"].to_pylist(), strict=True)):
-        if found == tag:
-            rows.setdefault(part, []).append(row)
-    return [table.take(which) for which in rows.values()]
-
-
-def local_transactions(pool: ProcessPoolExecutor, log: LogManifest, out: Path) -> str:
+def local_transactions(pool: ProcessPoolExecutor, log: LogManifest, path: str, out: Path) -> str:
     """The same list of transactions with CRC, by two processes; returns the digest."""
-    out.mkdir()
-    task, splits = InspectionTask(log, -(-log.bytes // PARTITION_BYTES), crc=True, strings=True), plan(log)
-    held = pa.concat_tables(pool.map(_inspected, [task] * len(splits), splits))
-    summaries = sorted(values_of(held, SUMMARY), key=lambda one: one.split.number)
-    evidence = merged_evidence(summaries)
-    context = JoinContext(
-        log, task.partitions, prepared_generation(evidence), log.begin, {}, with_rows=True, folder=str(out)
-    )
-    tables = [held]
-    for tag, stage in ((EVENTS, join_ends), (NAMED, join_ops), (KEYED, join_keys)):
-        parts = _of_parts(pa.concat_tables(tables), tag)
-        tables.extend(pool.map(_judged, [stage] * len(parts), [context] * len(parts), parts))
-    digest = Digest()
-    for result in values_of(pa.concat_tables(tables), OUTCOMES):
-        digest.total += result.digest
-    return digest.hex()
+    return write_transaction_files(InMemoryExecutor(pool.map), log, path, str(out), 0).digest
 
 
 def _decoded(log: LogManifest, split: Split) -> int:
@@ -187,7 +142,7 @@ def bench(path: str, folder: Path) -> None:
         number = iter(range(1000))
         subjects: dict[str, Callable[[], Any]] = {
             "transactions, local, 2 processes": lambda: digests.add(
-                local_transactions(pool, log, folder / f"local{next(number)}")
+                local_transactions(pool, log, path, folder / f"local{next(number)}")
             ),
             "transactions, Spark": lambda: digests.add(
                 write_transactions(spark, path, str(folder / f"out{next(number)}")).digest

@@ -6,7 +6,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from broker.store.disk.files import Disk
 from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter
-from recovery.pipeline.stages import TransactionStages
+from recovery.pipeline.stages import InspectedLog, inspect_log
 from recovery.rebuild.rebuilder import rebuild as local_rebuild
 from recovery.spark import rebuild
 from recovery.transactions.in_doubt import Pending
@@ -79,17 +79,17 @@ def test_what_is_appended_while_spark_reads_is_in_it(
     path = store_of(tmp_path / "store", 90, layout)
     halves = {half.slot: half.commitlog_offset for half in Pending(str(path), 0)}
     assert set(range(2, 90, 3)) == set(halves)
-    settle = TransactionStages._settle
 
-    def append(stages: TransactionStages) -> None:
-        settle(stages)
+    def inspect_and_append(*arguments: Any, **options: Any) -> InspectedLog:
+        inspected = inspect_log(*arguments, **options)
         store = StoreWriter(str(path), Disk(), layout, sync="os")
         store.append([end_draft(half(2), halves[2], 2, TransactionType.COMMIT)])
         fill(store, 90, 60)
         store.append([end_draft(half(5), halves[5], 5, TransactionType.ROLLBACK)])
         store.close()
+        return inspected
 
-    monkeypatch.setattr(TransactionStages, "_settle", append)
+    monkeypatch.setattr("recovery.spark.rebuilding.inspect_log", inspect_and_append)
     report = rebuild(spark, str(path), apply=True, split_bytes=5000)
     assert report.applied
     assert report.differences == ()

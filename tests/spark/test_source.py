@@ -14,8 +14,8 @@ import pytest
 from broker.errors import NotAStore
 from recovery.scan import scan as local_scan
 from recovery.spark import findings, register, scan
+from recovery.spark.options import NAME, OPTIONS, settings_of, spark_schema
 from recovery.spark.selection import BadOption
-from recovery.spark.source import NAME, OPTIONS, settings_of, spark_schema
 from tests.scan.logs import Chunk, Log, Wanted
 
 if TYPE_CHECKING:

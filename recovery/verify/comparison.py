@@ -1,0 +1,31 @@
+"""What the comparisons of derived files have in common: records are added in log order, and at the end they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.units import UnitFile
+
+
+@dataclass(frozen=True)
+class FinishContext:
+    """What a comparison must know when the whole log was read."""
+
+    begin_offset: int  # what lies below has lost its record to retention
+    ignore_from: int | None  # records from here on were appended after the scan, by a live broker
+    look: Callable[[int], Records | None]  # reads the record at a CommitLog offset again
+    queues: tuple[tuple[str, int, UnitFile], ...] = ()  # every ConsumeQueue on disk: topic, queue, units
+
+
+class Comparison(Protocol):
+    """One kind of derived file against the log."""
+
+    def add(self, records: Records, kinds: Kinds) -> None:
+        """Compare what these records ask for."""
+
+    def finish(self, context: FinishContext) -> None:
+        """Report what stayed missing, and what belongs to no record."""
