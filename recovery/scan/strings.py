@@ -194,7 +194,15 @@ class StringViews:
     def codes(self) -> tuple[npt.NDArray[np.int32], list[bytes]]:
         """A small number for each string, and the strings that those numbers stand for.
 
-        Mostly a few strings recur: all are compared with the first, the rest with the first of the rest, and so on.
+        Mostly a few strings recur: all are compared with the first, the rest with the first of the rest, and so on, and
+        each comparison adds 1 to the code of every string that differs. An example with the strings AA B A C A:
+          codes 0 0 0 0 0   at the beginning
+          with AA           B A C A differ: codes 0 1 1 1 1
+          with B            A C A differ:   codes 0 1 2 2 2
+          with A            C differs:      codes 0 1 2 3 2
+          with C            none is left:   texts AA B A C
+        Strings are compared as words of eight bytes. Where more than 95 % differ from the first, or where a string has
+        more than 64 bytes, Arrow's hash table codes the rest. tests/scan/test_columns_against_scalars.py compares both.
         """
         codes, texts = np.zeros(len(self), np.int32), list[bytes]()
         longest, which = int(self.lengths.max(initial=0)), np.arange(len(self))
@@ -279,8 +287,10 @@ def _split(data: Bytes, offsets: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Int
 def java_hashes(strings: StringColumn | StringViews) -> npt.NDArray[np.int32]:
     """Java's String.hashCode of each UTF-8 string.
 
-    Hashed a column of characters at a time, longest strings first; what is not ASCII goes through
-    `broker.format.java.string_hash`, one by one.
+    Hashed a column of characters at a time, longest strings first, so that the strings that still have a character are
+    the first `longer` ones: of ab, c, def the order is def, ab, c; column 0 takes d a c, column 1 takes e b, column 2
+    takes f. What is not ASCII goes through `broker.format.java.string_hash`, one by one, and
+    tests/scan/test_columns_against_scalars.py compares all with it.
     """
     return _hashes(strings)[0].view(np.int32)
 
@@ -320,7 +330,8 @@ def _hashes(strings: StringColumn | StringViews) -> tuple[npt.NDArray[np.uint32]
 def java_hashes_joined(prefixes: npt.NDArray[np.int32], strings: StringColumn | StringViews) -> npt.NDArray[np.int32]:
     """Java's hash of a prefix followed by a string, from the prefix's hash.
 
-    The hash is a polynomial in 31, so h(a + b) = h(a) * 31 ** len(b) + h(b), where len counts UTF-16 code units.
+    The hash is a polynomial in 31, so h(a + b) = h(a) * 31 ** len(b) + h(b) modulo 2 ** 32, where len counts UTF-16
+    code units: h("Orders#ab") = h("Orders#") * 31 ** 2 + h("ab"). The hash of a topic is computed once for all its keys.
     """
     hashes, texts = _hashes(strings)
     units = strings.lengths

@@ -53,7 +53,16 @@ def expected_items(records: Records, kinds: Kinds, rule: IndexingRule) -> Rows:
 
 
 def split_keys(keys: StringViews) -> tuple[Ints, StringViews]:
-    """Each non-empty key with the row that it stands in."""
+    """Each non-empty key with the row that it stands in: KEYS holds several, with spaces between them.
+
+    An example: the bytes `a bcx  y` hold the KEYS of three rows, `a bc`, `x` and `  y`.
+      spaces        1 5 6              where the spaces are
+      first, after  0 1 1 and 1 1 3    the spaces of row i are spaces[first[i] : after[i]]: one, none, two
+      begins        0 2 | 4 | 5 6 7    the begin of each row, and behind each of its spaces
+      stops         1 4 | 5 | 5 6 8    each of its spaces, and the end of each row
+      kept          a bc | x | y       begins with their stops, without the empty ones
+    tests/scan/test_columns_against_scalars.py compares this with str.split.
+    """
     rows, starts, lengths = np.arange(len(keys)), keys.starts, keys.lengths
     spaces = np.flatnonzero(keys.data == _SPACE) if bool((keys.data == _SPACE).any()) else np.zeros(0, np.int64)
     first, after = np.searchsorted(spaces, starts), np.searchsorted(spaces, starts + lengths)

@@ -1,4 +1,4 @@
-"""Logs whose sizes have a rhythm, which a walk foretells: it finds what hopping from size to size finds."""
+"""Logs whose sizes have a rhythm, which a walk predicts: it finds what hopping from size to size finds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PLAIN = len(Wanted().at(0, SEGMENT))
 def foretold(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many positions each look ahead gave."""
     counts: list[int] = []
-    original = recovery.scan.framing._foretell
+    original = recovery.scan.framing.predict_offsets
 
     def counted(*arguments: object) -> object:
         found = original(*arguments)
         counts.append(len(found) - 1)
         return found
 
-    monkeypatch.setattr(recovery.scan.framing, "_foretell", counted)
+    monkeypatch.setattr(recovery.scan.framing, "predict_offsets", counted)
     return counts
 
 

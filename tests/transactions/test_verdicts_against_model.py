@@ -30,10 +30,10 @@ States = dict[int, tuple[int, list[int]]]
 def judged(history: History, partitions: int, held_bytes: int) -> tuple[Report, States]:
     """What the engine says of a history on disk: the report; state and deliveries by the offset of the first half."""
     states: States = {}
-    judge_all = Transactions.judge
+    all_outcomes = Transactions.outcomes
 
     def listening(self: Transactions, prepared: Generation) -> Iterator[Outcomes]:
-        for part in judge_all(self, prepared):
+        for part in all_outcomes(self, prepared):
             for number, row in enumerate(part.rows):
                 offsets = part.delivered[part.starts[number] : part.starts[number + 1]]
                 assert int(row["lowest"]) not in states
@@ -46,7 +46,7 @@ def judged(history: History, partitions: int, held_bytes: int) -> tuple[Report, 
         mock.patch.object(outcomes, "_RANGE_BYTES", 700),
         mock.patch.object(spill, "_PART_BYTES", 2000 if held_bytes < 1 << 20 else 1 << 20),
         mock.patch.object(spill, "_HELD_BYTES", held_bytes),
-        mock.patch.object(Transactions, "judge", listening),
+        mock.patch.object(Transactions, "outcomes", listening),
     ]
     with tempfile.TemporaryDirectory() as folder:
         store = history.log.write(Path(folder) / "store")
