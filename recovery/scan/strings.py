@@ -331,7 +331,7 @@ def java_hashes_joined(prefixes: npt.NDArray[np.int32], strings: StringColumn | 
     """Java's hash of a prefix followed by a string, from the prefix's hash.
 
     The hash is a polynomial in 31, so h(a + b) = h(a) * 31 ** len(b) + h(b) modulo 2 ** 32, where len counts UTF-16
-    code units: h("Orders#ab") = h("Orders#") * 31 ** 2 + h("ab"). The hash of a topic is computed once for all its keys.
+    code units: h("Orders#ab") = h("Orders#") * 31 ** 2 + h("ab"). So a topic is hashed once for all its keys.
     """
     hashes, texts = _hashes(strings)
     units = strings.lengths
