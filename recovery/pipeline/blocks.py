@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 SCHEMA = pa.schema([("tag", pa.string()), ("part", pa.int32()), ("payload", pa.binary())])
 SCHEMA_DDL = "tag string, part int, payload binary"
 
-EVENTS, NAMED, KEYED, SUMMARY, OUTCOMES, ROWS = "events", "named", "keyed", "summary", "verdicts", "rows"
+EVENTS, NAMED, KEYED, SUMMARY, OUTCOMES, ROWS = "events", "named", "keyed", "summary", "outcomes", "rows"
 
 PARTITION_BYTES = 128 << 20  # of log: at most 1.5 million of the smallest records, 130 MB of events
 

@@ -1,4 +1,4 @@
-"""What one task does with one split: read it once, take its events out, and compare what can be compared there.
+"""One task over one split: read it once, take its events out, and compare what can be compared there.
 
 The events go to the tasks that join them; everything else is a `SplitSummary`, which is small while all goes well.
 """

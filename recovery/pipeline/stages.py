@@ -1,4 +1,4 @@
-"""The stages of a judgement, for any executor: every split of the log is inspected once, then its events are joined.
+"""The stages of a verification, for any executor: every split of the log is inspected once, then events are joined.
 
     inspected = inspect_log(executor, StoreLocation("shop.store").log())
     inspected.summaries                                            # one for each split: the whole log was read

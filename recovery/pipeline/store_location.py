@@ -5,7 +5,7 @@ or compressed.
     place.log().listing()
 
 A place and its log can be pickled: the driver lists the folder, the executors open what they were told. Compressed
-segments (`00000000000000000000.gz`, `.zst`, `.lz4`) are unpacked into a temporary file by whoever reads them.
+segments (`00000000000000000000.gz`, `.zst`, `.lz4`) are unpacked into a temporary file by the process that reads them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LogManifest:
         return sum(file.size for file in self.files)
 
     def listing(self) -> Listing:
-        """The segments for whoever reads them, without what is wrong with them as files."""
+        """The segments to read, without what is wrong with them as files."""
         opened = OpenFiles(self.place.disk())
         segments = tuple(Segment(file.base, file.size, file.path, 0, opened) for file in self.files)
         return Listing(segments, self.segment_size)

@@ -1,7 +1,7 @@
 """Records as Arrow batches: a typed column for each field, decoded only when it is asked for.
 
-The local engine, Spark and whoever reads a CommitLog with pyarrow, polars or DuckDB get the same columns by the same
-code.
+The local engine, Spark, and programs that read a CommitLog with pyarrow, polars or DuckDB get the same columns by the
+same code.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _TASKS_PER_CORE = 16
 
 
 class SparkExecutor:
-    """Runs the stages of one judgement on a session."""
+    """Runs the stages of one job on a session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark

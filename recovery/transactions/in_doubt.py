@@ -164,7 +164,7 @@ class Pending:
             return None
 
     def _first_stored_ms(self, place: Any) -> int:
-        """When the first half was stored; RocketMQ stores a half that it asked about anew, with a new time."""
+        """When the first half was stored; RocketMQ stores a half that it asked about again, with a new time."""
         lowest, stored_ms = int(place["lowest"]), int(place["store_ms"])
         window = self._read(lowest, _HEAD_BYTES) if lowest != place["half"] else np.zeros(0, np.uint8)
         if len(window) < _HEAD_BYTES // 2:

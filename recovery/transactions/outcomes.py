@@ -1,4 +1,4 @@
-"""Rows of events in, one verdict for each transaction out, and a finding for whatever contradicts it.
+"""Rows of events in, one outcome for each transaction out, and a finding for whatever contradicts it.
 
 Three joins, each a partition at a time. Ends meet the half whose CommitLog offset they name. Op messages meet the half
 whose queue offset they name. What is left of the half-op generation meets by unique key, since a renewed half is the

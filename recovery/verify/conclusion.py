@@ -63,7 +63,7 @@ class TransactionSums:
     states: Counter[int] = field(default_factory=Counter)
 
     def count(self, outcomes: Outcomes) -> None:
-        """Count some transactions by state; the digest is summed by whoever has time."""
+        """Count some transactions by state; the digest is summed elsewhere, in a thread of its own."""
         numbers, counts = np.unique(outcomes.rows["state"], return_counts=True)
         self.states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 

@@ -220,7 +220,7 @@ class IndexComparison:
             Chains(file, self._findings).check()
 
     def _look_again(self) -> None:
-        """Read the headers anew: a live broker has indexed more meanwhile, in the last file or in further ones."""
+        """Read the headers again: a live broker has indexed more meanwhile, in the last file or in further ones."""
         before, now = self._files, self._open(Findings())
         if not before or [file.segment.path for file in now[: len(before)]] != [file.segment.path for file in before]:
             return

@@ -1,4 +1,4 @@
-"""The state table against the verdicts: each prepared record in its own slot, in its state.
+"""The state table against the outcomes: each prepared record in its own slot, in its state.
 
 A slot is compared where it should be; what is not there is looked for by CommitLog offset in what the table holds
 besides, since a table that RocketMQ 3.x rebuilt has its settled slots left out and all others moved.
@@ -43,12 +43,12 @@ class StateTableComparison:
     ) -> None:
         self._units, self._names, self._findings, self._count = units, names, findings, partitions
         self._claimed = IntervalSet(claimed)
-        self._elsewhere = Spill(OUTCOME, partitions)  # verdicts whose slot holds something else
+        self._elsewhere = Spill(OUTCOME, partitions)  # outcomes whose slot holds something else
         self._unclaimed = Spill([*units.dtype.descr, ("slot", "i8")], partitions)
         self._hashes: dict[int, int] = {}
 
     def add(self, outcomes: Rows) -> None:
-        """Compare the slots of some verdicts."""
+        """Compare the slots of some outcomes."""
         if not len(outcomes):
             return
         slots = self._units.take(outcomes["queue_offset"])
@@ -124,7 +124,7 @@ class StateTableComparison:
         self._unclaimed.close()
 
     def _join(self, wanted: Rows, strays: Rows) -> tuple[int, Rows]:
-        """Match by CommitLog offset; returns how many stand elsewhere, and the verdicts that stand nowhere."""
+        """Match by CommitLog offset; returns how many stand elsewhere, and the outcomes that stand nowhere."""
         wanted = wanted[np.argsort(wanted["half"], kind="stable")]
         at = np.searchsorted(wanted["half"], strays["commitlog_offset"])
         inside = np.minimum(at, max(len(wanted) - 1, 0))
