@@ -171,9 +171,9 @@ def test_mistakes_are_said_on_the_driver(spark: SparkSession, tmp_path: Path) ->
         ({"path": "x", "table": "chairs"}, "records or findings"),
     ],
 )
-def test_options_are_checked(options: dict[str, str], result: str) -> None:
+def test_options_are_checked(options: dict[str, str], sentence: str) -> None:
     """Each mistake names what is allowed."""
-    with pytest.raises(BadOption, match=result):
+    with pytest.raises(BadOption, match=sentence):
         settings_of(options)
 
 
