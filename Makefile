@@ -8,7 +8,7 @@ EXTRAS := sql http spark airflow fast dev docs
 GOLDEN := build/golden
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run judge test lint format compat torture bench oldest lock clean
+.PHONY: help setup run judge docs test lint format compat torture bench oldest lock clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ judge: setup ## Judge the stores in tests/golden, which real RocketMQ brokers wr
 		echo; echo "$$ checkback verify --limit 2 $${store%/}"; \
 		$(BIN)/python -m recovery.cli verify --limit 2 "$${store%/}" || test $$? -eq 1 || exit 1; \
 	done
+
+docs: setup ## Build the documentation site in build/site, warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 test: lint ## Lint, then run every test that needs nothing but Python
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup

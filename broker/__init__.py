@@ -13,6 +13,7 @@ What is not named here is plumbing. Everything but the errors loads at its first
 from __future__ import annotations
 
 import importlib
+import os
 import typing
 from typing import TYPE_CHECKING
 
@@ -33,16 +34,16 @@ from broker.errors import (
 )
 
 if TYPE_CHECKING:
-    import os
-
     from broker.consumer import Consumer
     from broker.dedup import Processed
     from broker.ledger import Ledger
     from broker.live import LiveStore
     from broker.message import Message, ReceivedMessage
     from broker.producer import Producer, SendResult
+    from broker.retainer import RetentionReport
+    from broker.store.maintain.retention import Retention
+    from broker.store.read.layout import StoreLayout
     from broker.store.read.store import Store
-    from broker.store.write.layout import StoreLayout
     from broker.transaction.events import TransactionState
     from broker.transaction.service import (
         CheckListener,
@@ -73,6 +74,8 @@ __all__ = [
     "Processed",
     "Producer",
     "ReceivedMessage",
+    "Retention",
+    "RetentionReport",
     "SendResult",
     "Store",
     "StoreError",
@@ -100,9 +103,11 @@ _HOMES = {
     "Processed": "broker.dedup",
     "Producer": "broker.producer",
     "ReceivedMessage": "broker.message",
+    "Retention": "broker.store.maintain.retention",
+    "RetentionReport": "broker.retainer",
     "SendResult": "broker.producer",
     "Store": "broker.store.read.store",
-    "StoreLayout": "broker.store.write.layout",
+    "StoreLayout": "broker.store.read.layout",
     "TransactionState": "broker.transaction.events",
     "TransactionalMessageService": "broker.transaction.service",
 }
@@ -122,6 +127,8 @@ def open(
     role: typing.Literal["master", "slave"] = "master",
     reject_transactions: bool = False,
     transactions: str = "state-table",
+    create: bool = True,
+    retention: Retention | None = None,
 ) -> LiveStore: ...
 
 
@@ -138,28 +145,39 @@ def open(
     role: typing.Literal["master", "slave"] = "master",
     reject_transactions: bool = False,
     transactions: str = "state-table",
+    create: bool = True,
+    retention: Retention | None = None,
 ) -> Store:
-    """Open the store in a folder; one that is not there, or an empty folder, becomes a new store.
+    """Open the store in a directory; one that is not there, or an empty one, becomes a new store.
+
+    With `create=False` it is not made: NotAStore says that there is none. The directory above it must be there in any
+    case, since a typing error or a volume that is not mounted would become a new, empty store.
 
     `sync` says what a send waits for: `each` forces every record, `group` forces once for all who wait at a time, `os`
-    leaves it to the operating system (a power cut loses the last seconds). `layout` are the file sizes of a new store.
+    leaves it to the operating system (a power cut loses the last seconds). `layout` are the file sizes of a new store:
+    `StoreLayout.default()`, `.small()` or `.rocketmq()`. `retention` says when old messages may go; without it nothing
+    is ever removed by this process.
     A store of role `slave` refuses sends and ends; `reject_transactions` refuses half messages. `transactions` names an
     implementation in the entry point group `checkback.transaction_service`.
 
     With `read_only` nothing on disk changes and no permission to write is needed; another program, a live RocketMQ
     broker included, may be writing to the store at the same time. Opening is cheap: nothing is scanned. What is damaged
     inside raises CorruptStore when it is read. Raises NotAStore when there is no store at the path, StoreError when it
-    is one that checkback does not write, StoreLocked while another process recovers it.
+    is one that checkback does not write, StoreLocked while another process recovers it, BrokerError for a path that is
+    none.
     """
     from broker.store.read.store import open_store
 
+    if not isinstance(path, (str, os.PathLike)):
+        raise BrokerError(f"the path of a store is text or a pathlib.Path, not {path!r:.60}")
     if read_only:
         return open_store(path)
     from broker.live import open_live
 
     return open_live(
-        path, sync=sync, layout=layout, role=role, reject_transactions=reject_transactions, transactions=transactions
-    )
+        path, sync=sync, layout=layout, role=role, reject_transactions=reject_transactions, transactions=transactions,
+        create=create, retention=retention,
+    )  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

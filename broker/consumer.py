@@ -12,6 +12,7 @@ at least once; `process` makes it once, in the application's own database transa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -20,6 +21,13 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
+from broker.consuming.arguments import (
+    check_consumer_names,
+    check_received,
+    check_retries,
+    check_retry_level,
+    check_seconds,
+)
 from broker.consuming.consumer_worker import ConsumerWorker
 from broker.consuming.leases import Leases
 from broker.consuming.membership import Membership
@@ -28,8 +36,8 @@ from broker.consuming.processing import AsyncProcessing, Processing
 from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import RETRIES_MAX, sent_back
 from broker.consuming.tags import Selection
-from broker.errors import BrokerError, MessageRejected, StoreError
-from broker.format.topics import DLQ_PREFIX, SCHEDULE_TOPIC, check_topic_name, dlq_topic, retry_topic
+from broker.errors import StoreError, StoreFull
+from broker.format.topics import SCHEDULE_TOPIC, retry_topic
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -40,7 +48,6 @@ if TYPE_CHECKING:
     from broker.live import LiveStore
 
 ACK_TIMEOUT_S = 900.0  # RocketMQ: consumeTimeout, 15 minutes
-_GROUP_SIZE_MAX = 119  # its retry topic must fit in a record
 _PAUSE_FIRST_S, _PAUSE_LAST_S = 0.0005, 0.004  # between looks: soon after a message, later when nothing comes
 _SUSPEND_MS = 1000  # RocketMQ: suspendCurrentQueueTimeMillis
 _DELAY_LEVELS = 18
@@ -65,11 +72,13 @@ class Consumer:
     ) -> None:
         """See `LiveStore.consumer`."""
         self.group, self.ordered = group, ordered
-        self.topics = (topic,) if isinstance(topic, str) else tuple(topic)
+        self.topics = check_consumer_names(group, topic)
+        check_retries("max_retries", max_retries)
+        check_retry_level("retry_delay_level", retry_delay_level)
+        check_seconds("ack_timeout_s", ack_timeout_s)
         self._store, self._max_retries, self._processed = store, max_retries, processed
         self._retry_delay_level = retry_delay_level
         selection, begin = Selection.parse(tags), Start.parse(start)
-        _check_names(group, self.topics)
         self._pid, self._closed = os.getpid(), threading.Event()
         self._make_topic(retry_topic(group))
         self._positions = Positions(store)
@@ -99,11 +108,25 @@ class Consumer:
 
     # Receive
 
-    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """The next message; waits for it. None when none came in `timeout_s`, or when the consumer was closed.
+    @overload
+    def receive(self, timeout_s: None = None) -> ReceivedMessage: ...
 
-        Raises CorruptStore when a message cannot be read, StoreError when the store was closed.
+    @overload
+    def receive(self, timeout_s: float) -> ReceivedMessage | None: ...
+
+    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """The next message; waits for it, as long as it takes or `timeout_s`: then None when none came.
+
+        Raises CorruptStore when a message cannot be read, StoreError when the store was closed, or the consumer while
+        this waited without a time-out.
         """
+        check_seconds("timeout_s", timeout_s, may_be_zero=True)
+        found = self._receive(timeout_s)
+        if found is None and timeout_s is None:
+            self._check()  # it was closed while this waited
+        return found
+
+    def _receive(self, timeout_s: float | None) -> ReceivedMessage | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause_s = _PAUSE_FIRST_S
         while not self._closed.is_set():
@@ -130,7 +153,7 @@ class Consumer:
             raise StoreError(f"{self._store.path} was closed before its consumer: {error}") from error
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        while (message := self.receive()) is not None:
+        while (message := self._receive(None)) is not None:
             yield message
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
@@ -159,6 +182,7 @@ class Consumer:
         reset: then it comes again, here or elsewhere.
         """
         self._check()
+        check_received("ack", message)
         return self._leases.acknowledge(message.commitlog_offset)
 
     def retry(self, message: ReceivedMessage, delay_level: int | None = None) -> bool:
@@ -171,6 +195,8 @@ class Consumer:
         for `ack`. Raises StoreFull.
         """
         self._check()
+        check_received("retry", message)
+        check_retry_level("delay_level", delay_level)
         if self.ordered and (delay_level is None or delay_level >= 0):
             return self._leases.again(message.commitlog_offset, _SUSPEND_MS)
         with self._leases.sending_back(message.commitlog_offset) as is_ours:
@@ -250,7 +276,8 @@ class Consumer:
     def _give_back(self) -> None:
         try:
             self._leases.release()
-            self._positions.exchange.export(at_once=True)
+            with contextlib.suppress(StoreFull):  # the positions themselves stand in the cells
+                self._positions.exchange.export(at_once=True)
         finally:
             self._member.leave()
             self._positions.close()
@@ -285,15 +312,3 @@ class Consumer:
         if self._store.topic(topic) is None:
             queues = _DELAY_LEVELS if topic == SCHEDULE_TOPIC else 1
             self._store.create_topic(topic, queues=queues, message_type="")
-
-
-def _check_names(group: str, topics: Sequence[str]) -> None:
-    if not topics:
-        raise BrokerError(f"group {group}: name a topic to consume")
-    check_topic_name(retry_topic(group))
-    if not group or len(group) > _GROUP_SIZE_MAX:
-        raise MessageRejected(f"a consumer group has from 1 to {_GROUP_SIZE_MAX} characters, not {len(group)}")
-    for topic in topics:
-        check_topic_name(topic)
-        if topic.startswith(DLQ_PREFIX) and topic == dlq_topic(group):
-            raise BrokerError(f"group {group} cannot consume its own dead letters: run checkback dlq")

@@ -5,6 +5,7 @@ BrokerError
 │  ├─ NotAStore             nothing there that RocketMQ or checkback wrote
 │  ├─ StoreLocked           another process is alone with it
 │  ├─ StoreFull             .needed_bytes .free_bytes
+│  ├─ NotUnderstood         a repair would replace what only its own broker can make; nothing was changed
 │  ├─ SyncFailed            the disk failed a forced write; the store must be opened again
 │  └─ CorruptStore          no crash explains this
 │     └─ CorruptRecord      .reason .at .commitlog_offset
@@ -49,6 +50,10 @@ class StoreFull(StoreError):
         super().__init__(message, path=path)
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class NotUnderstood(StoreError):
+    """A repair would replace, or leave behind, what checkback cannot make. Nothing was changed; `path` names it."""
 
 
 class SyncFailed(StoreError):

@@ -6,12 +6,13 @@
     checkback_ledger       ledger_key (a time, then chance), state (8 committed, 12 rolled back), producer_group,
                            store_id, decided_by
     checkback_ledger_mark  store_id, low_water_ms: rows older than this were removed
+    checkback_ledger_binding   whose ledger it is: see broker.ledger_binding
 
 The row says "committed", and exists if and only if the local transaction committed. Whoever finds none for a
 transaction in doubt inserts the same key as "rolled back", the tombstone: the primary key lets only one of the two in,
 so a local transaction that still runs can no longer commit against it.
 
-PostgreSQL and MySQL: the row is inserted when the transaction begins, so that a running one holds its lock and the
+PostgreSQL and MySQL: the row is inserted at the transaction's first send, so that a running one holds its lock and the
 tombstone has to wait for it. SQLite has one writer: the row is the last statement before COMMIT, so that the database
 is not locked longer; there only the age of a half message protects a transaction that still runs.
 """
@@ -19,6 +20,7 @@ is not locked longer; there only the age of a half message protects a transactio
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -26,14 +28,19 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.errors import BrokerError, TransactionError
+from broker.ledger_binding import Binding, KnownLedgers, bind, binding_table
+from broker.ledger_identity import Execute, Observed, observe
 from broker.tables import make_tables, make_tables_async
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, MetaData, Table
     from sqlalchemy.ext.asyncio import AsyncEngine
-    from sqlalchemy.orm import Session, SessionTransaction
+    from sqlalchemy.orm import Session
+
+    from broker.enlisting.enlistment import Branch
+    from broker.transaction.service import TransactionalMessageService
 
 LEDGER_KEY = "CHECKBACK_LEDGER_KEY"
 """The property of a half message that names its ledger row; all halves of one transaction have the same."""
@@ -43,7 +50,7 @@ KEY_SIZE = 32
 _TIME_DIGITS = 12
 _SQLITE = "sqlite"
 _TURN_S = 1.0
-_AUTOCOMMIT = "the session is in AUTOCOMMIT, where each statement stands alone: there is no COMMIT to take part in"
+_log = logging.getLogger("broker")
 
 
 def new_key(now_ms: int) -> str:
@@ -67,14 +74,23 @@ class Ledger:
     what is not committed there cannot be told from what is.
     """
 
+    joins_by_itself = False
+    """Whether the ledger finds the running transaction without being given a session: see `joining`."""
+
     def __init__(
         self, engine: Engine | AsyncEngine, *, table: str = "checkback_ledger", schema: str | None = None
     ) -> None:
+        if not hasattr(engine, "dialect"):
+            text = f"a ledger takes an engine, Ledger(create_engine(...)), not {engine!r:.80}"
+            raise BrokerError(text)
         self.is_async = hasattr(engine, "sync_engine")
         self._engine: Engine = engine.sync_engine if hasattr(engine, "sync_engine") else engine
         if self.dialect == _SQLITE and self._engine.url.database in (None, "", ":memory:"):
             raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
         self.metadata, self.rows, self.marks = _tables(table, schema)
+        self.bindings = binding_table(self.metadata, table)
+        self._bound: dict[str, Binding] = {}  # by store id
+        self._known: dict[str, KnownLedgers] = {}
         self._insert = self.rows.insert()
         self._turn = threading.RLock()
 
@@ -84,6 +100,16 @@ class Ledger:
     @property
     def dialect(self) -> str:
         return self._engine.dialect.name
+
+    @property
+    def database(self) -> str | None:
+        """The name of the database in the engine's URL; of SQLite its file."""
+        return self._engine.url.database
+
+    @property
+    def session_engine(self) -> Engine:
+        """The engine that the application's sessions use; of an async engine the part that SQLAlchemy's events name."""
+        return self._engine
 
     @property
     def engine(self) -> Engine:
@@ -110,9 +136,75 @@ class Ledger:
 
         await make_tables_async(self.metadata, AsyncEngine(self._engine))
 
-    def begin(self, session: Session, producer_group: str, store_id: str) -> LedgerEntry:
-        """Take part in a session's transaction, which begins here if it has not. Raises TransactionError."""
-        return LedgerEntry(self, session, producer_group, store_id)
+    def bind(self, store_id: str, known: KnownLedgers) -> None:
+        """Bind a store and this database to each other, or verify that they are, before the first half message.
+
+        `known` is where the store remembers it. A database that cannot be asked now, or only in an event loop, is asked
+        before the first transaction. Raises TransactionError when the database is another one than it was.
+        """
+        from sqlalchemy.exc import SQLAlchemyError
+
+        self._known[store_id] = known
+        found = self._bound.get(store_id)
+        if found is not None and known.get(found.binding_id) is not None:
+            return
+        if self.is_async and self.dialect != _SQLITE:
+            return
+        try:
+            self._bind(store_id, self._without_loop())
+        except SQLAlchemyError as error:
+            _log.warning("%r cannot be asked whose ledger it is; the first transaction asks again: %s", self, error)
+
+    def binding(self, store_id: str) -> Binding:
+        """The binding of a store and this database. Raises TransactionError when it is not to be had.
+
+        With an async engine call it within `run_sync`.
+        """
+        found = self._bound.get(store_id)
+        if found is not None:
+            return found
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            return self._bind(store_id, self._engine)
+        except SQLAlchemyError as error:
+            cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
+            text = f"{self!r} cannot be asked whose ledger it is ({cause}). Are its tables there? ledger.create_all()"
+            raise TransactionError(
+                f"{text} makes what is missing, with Alembic a migration by ledger.metadata"
+            ) from error
+
+    def look(self, execute: Execute) -> Observed:
+        """Which database this is, asked on a connection."""
+        name = self._engine.dialect.identifier_preparer.format_table(self.rows)
+        return observe(execute, self.dialect, name, self.rows.schema)
+
+    def _bind(self, store_id: str, engine: Engine) -> Binding:
+        @contextlib.contextmanager
+        def transaction() -> Iterator[Execute]:
+            with engine.begin() as connection:
+                yield executor(connection)
+
+        found = bind(transaction, self.bindings, store_id, self.look, time.time_ns() // 1_000_000)
+        known = self._known.get(store_id)
+        if known is not None:
+            known.remember(found, self.rows.name)
+        self._bound[store_id] = found
+        return found
+
+    def _without_loop(self) -> Engine:
+        """An engine that needs no event loop. Python brings a driver of SQLite, so an async one can be replaced."""
+        if not self.is_async:
+            return self._engine
+        from sqlalchemy import NullPool, create_engine
+
+        return create_engine(self._engine.url.set(drivername=_SQLITE), poolclass=NullPool)
+
+    def joining(
+        self, producer_group: str, service: TransactionalMessageService, *, store_id: str
+    ) -> AbstractContextManager[Branch]:
+        """Around the storing of one half message in the transaction of the calling thread, where `joins_by_itself`."""
+        raise NotImplementedError
 
     def insert(self, connection: Connection | Session, key: str, group: str, store_id: str) -> None:
         """The row of a transaction that commits, or will."""
@@ -135,89 +227,20 @@ class Ledger:
         try:
             yield
         finally:
-            turn.release()
-
-    def check_same_database(self, session: Session) -> None:
-        """Raises TransactionError when the session writes to another database than the one that the ledger is in."""
-        bind: Any = session.get_bind(clause=self.rows)
-        if bind is not bind.engine and bind.in_transaction():
-            raise TransactionError("the session is a part of an outer transaction: its commit() would be no COMMIT")
-        if bind.engine is not self._engine and bind.engine.url != self._engine.url:
-            text = f"the session writes to {bind.engine.url!r}, the ledger is in {self._engine.url!r}"
-            raise TransactionError(f"{text}: both must be one database, else there is no common COMMIT")
+            try:
+                turn.release()
+            except RuntimeError:  # another thread closes the session: this turn is never given back
+                self._turn = threading.RLock()
 
 
-class LedgerEntry:
-    """The row of one local transaction, from its beginning to just before its COMMIT."""
+def executor(connection: Connection) -> Execute:
+    """What executes a statement on a connection of SQLAlchemy and returns its rows, if it has any."""
 
-    def __init__(self, ledger: Ledger, session: Session, producer_group: str, store_id: str) -> None:
-        self.key = new_key(time.time_ns() // 1_000_000)
-        self._ledger, self._session = ledger, session
-        self._group, self._store_id = producer_group, store_id
-        if session.in_nested_transaction():
-            raise TransactionError("begin_transaction() stands outside of begin_nested(): a savepoint is not a COMMIT")
-        ledger.check_same_database(session)
-        self._connection = connection = session.connection()
-        if ledger.holds_a_lock:
-            raw: Any = connection.connection.dbapi_connection
-            if connection.dialect.detect_autocommit_setting(raw):
-                raise TransactionError(
-                    "the session is in AUTOCOMMIT, where each statement stands alone: it cannot be used"
-                )
-            ledger.insert(connection, self.key, producer_group, store_id)
-        self._root: SessionTransaction | None = session.get_transaction()
+    def execute(statement: Any) -> list[Any]:
+        found = connection.execute(statement)
+        return list(found) if found.returns_rows else []
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the session is still in the transaction that the entry belongs to."""
-        return self._session.get_transaction() is self._root
-
-    @property
-    def half_properties(self) -> dict[str, str]:
-        """What each half message of the transaction carries."""
-        return {LEDGER_KEY: self.key}
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Around the last steps to COMMIT: see `Ledger.turn`. Whoever has SQLite's lock already does not wait."""
-        if self._ledger.holds_a_lock or not self.is_current or _in_transaction(self._connection):
-            return contextlib.nullcontext()
-        return self._ledger.turn()
-
-    def seal(self, *, announces: bool = True) -> None:
-        """Have the row in place: call it last before COMMIT. `announces`: there are messages that need it.
-
-        Raises AlreadyEnded when check-back rolled the transaction back meanwhile, TransactionError when the row is not
-        there although it should be.
-        """
-        self._session.flush()
-        connection = self._session.connection()
-        if self._ledger.holds_a_lock:
-            self._check(connection)
-            return
-        if not announces:
-            return
-        from sqlalchemy.exc import IntegrityError
-
-        try:
-            self._ledger.insert(connection, self.key, self._group, self._store_id)
-        except IntegrityError as error:
-            text = f"check-back rolled the transaction {self.key} back, since it took too long: nothing was saved"
-            raise AlreadyEnded(f"{text}. Do it again, or raise first_check_after", state=ROLLED_BACK) from error
-        if not _in_transaction(connection):
-            raise TransactionError(_AUTOCOMMIT)
-
-    def _check(self, connection: Connection) -> None:
-        rows = self._ledger.rows
-        found = connection.execute(rows.select().where(rows.c.ledger_key == self.key)).first()
-        if found is None or found.state != COMMITTED:
-            raise TransactionError(f"the ledger row {self.key} is gone from its own transaction: nothing was saved")
-
-
-def _in_transaction(connection: Connection) -> bool:
-    """Whether SQLite has a transaction open, whatever the driver calls it."""
-    raw: Any = connection.connection.dbapi_connection
-    driver = getattr(raw, "driver_connection", raw)
-    return bool(getattr(driver, "in_transaction", True))
+    return execute
 
 
 def _tables(table: str, schema: str | None) -> tuple[MetaData, Table, Table]:

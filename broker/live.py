@@ -20,19 +20,24 @@ from broker.errors import MessageRejected
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.config import TopicConfig
-from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message
+from broker.retainer import Retainer, RetentionReport
 from broker.store.disk.files import Disk
+from broker.store.disk.paths import path_of_store
+from broker.store.maintain.removal import keep_reserve
+from broker.store.maintain.retention import Retention
+from broker.store.maintain.retention_registry import read_history
 from broker.store.read.consumequeue import ConsumeQueue
+from broker.store.read.detect import check_place
+from broker.store.read.layout import StoreLayout
 from broker.store.read.store import Store
-from broker.store.write.admission import Admission, check_batch, delay_level
-from broker.store.write.appender import Appended
+from broker.store.write.admission import Admission, check_batch
+from broker.store.write.compose import compose
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
-from broker.store.write.pending_record import PendingRecord, check_size, draft
+from broker.store.write.pending_record import Appended, PendingRecord, check_size, draft
 from broker.store.write.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.uniquekey import new_unique_key
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from broker.transaction.foreign import check_may_write
 from broker.transaction.loading import load_service
 from broker.transaction.service import Bridge, TransactionalMessageService
@@ -62,14 +67,18 @@ class LiveStore(Store):
         role: str = "master",
         reject_transactions: bool = False,
         transactions: str = "state-table",
+        create: bool = True,
+        retention: Retention | None = None,
     ) -> None:
-        path = path if path == os.sep else path.rstrip(os.sep)
+        path = path_of_store(path)
+        check_place(path, disk, create=create)
         check_may_write(path, disk)
         topics = TopicFile(path, disk)
-        self.writer = StoreWriter(path, disk, layout, sync)
+        self.writer = open_writer(path, disk, layout, sync)
         self._is_open = True
         try:
             super().__init__(path, disk)
+            self.writer.parts.also_forget.append(self._folder.files.forget_removed)
             self._admission = Admission(
                 topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
             )
@@ -77,13 +86,17 @@ class LiveStore(Store):
             self.transactions: TransactionalMessageService = load_service(transactions, bridge)
             self.transactions.open()
             self._clamp_positions()
+            self._retainer = Retainer(self, retention)
+            keep_reserve(disk, self.writer.paths)
+            if retention is not None:
+                self.writer.upkeep.start()  # a process that only consumes removes what is read, too
         except BaseException:
             self.writer.close()
             raise
 
     def _clamp_positions(self) -> None:
         """After a machine crash a queue may end before a group's position: what is sent now is new to the group."""
-        if self.writer.disk.entry(os.path.join(self.writer.paths.own, "consumers")) is not None:
+        if self.writer.disk.entry(self.writer.paths.consumers) is not None:
             from broker.consuming.positions import Positions
 
             Positions(self).close()
@@ -97,6 +110,7 @@ class LiveStore(Store):
             self._is_open = False
             self.transactions.close()
             self.writer.close()
+            self._retainer.close()
             super().close()
 
     # Doors
@@ -142,51 +156,16 @@ class LiveStore(Store):
     # Send
 
     def append(
-        self,
-        message: Message,
-        *,
-        queue_id: int = 0,
-        born_timestamp_ms: int | None = None,
-        extra_properties: Mapping[str, str] | None = None,
-        reconsume_times: int = 0,
-        unique_key: str | None = None,
-        topic: str | None = None,
-        flag: int = 0,
-        system: bool = False,
+        self, message: Message, *, queue_id: int = 0, extra_properties: Mapping[str, str] | None = None
     ) -> Appended:
         """Append a message; as durable as the sync mode says when this returns.
 
-        `extra_properties` may have names that are RocketMQ's own; `unique_key` is made when it is not given. With
-        `system`, for the library's own redeliveries, `topic` may be one that applications cannot send to.
+        `extra_properties` may have names that are RocketMQ's own: DELAY, the sharding key, a UNIQ_KEY that is kept.
         Raises MessageRejected, NotPermitted, StoreFull, SyncFailed; then nothing was written, except after SyncFailed.
         """
-        now_ms = time.time_ns() // 1_000_000
-        born_ms = now_ms if born_timestamp_ms is None else born_timestamp_ms
-        properties = message.stored_properties
-        properties[names.UNIQ_KEY] = unique_key or new_unique_key(now_ms)
-        if extra_properties:
-            for name, value in extra_properties.items():
-                names.check(name, value)
-            properties.update(extra_properties)
-        target = message.topic if topic is None else topic
-        place = (target, queue_id)
-        if not system and (level := delay_level(properties)):
-            properties |= {names.REAL_TOPIC: target, names.REAL_QID: str(queue_id)}
-            place = (SCHEDULE_TOPIC, level - 1)
-        made = draft(
-            place[0],
-            message.body,
-            properties,
-            queue_id=place[1],
-            born_timestamp_ms=born_ms,
-            flag=flag,
-            reconsume_times=reconsume_times,
-        )
-        check_size(made.size, self.writer.layout.record_bytes_max)
-        self._admission.admit(target, properties, queue_id, now_ms, system=system)
-        if place[0] is not target:
-            self._admission.admit(place[0], {}, place[1], now_ms, system=True)
-        return self.writer.append_one(made)
+        size_max = self.writer.layout.record_bytes_max
+        composed = compose(message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties)
+        return self.writer.append_one(composed.record)
 
     def append_batch(self, messages: Sequence[Message], *, queue_id: int = 0) -> list[Appended]:
         """Append messages of one topic to one queue: all of them or none, one behind the other.
@@ -208,7 +187,10 @@ class LiveStore(Store):
     # Topics
 
     def topic(self, name: str) -> TopicConfig | None:
-        """A topic's configuration; None when there is no such topic. The first message to a topic makes it."""
+        """A topic's configuration; None when there is no such topic.
+
+        The first message to a topic makes it, without a type: it takes every message until `create_topic` says more.
+        """
         return self._admission.topics.get(name, time.time_ns() // 1_000_000)
 
     def create_topic(
@@ -236,6 +218,11 @@ class LiveStore(Store):
     # Where the log stands
 
     @property
+    def store_id(self) -> str:
+        """The id that the store was given when it was made: 32 hexadecimal digits. The ledger's rows carry it."""
+        return self.writer.store_id
+
+    @property
     def visible_end(self) -> int:
         """Up to where readers see records: what is durable, in the sync mode `os` what is published."""
         return self.writer.visible_end
@@ -251,6 +238,28 @@ class LiveStore(Store):
     def sync_now(self) -> None:
         """Force everything that is published. Raises SyncFailed."""
         self.writer.sync_now()
+
+    # What is old
+
+    def retain(
+        self, retention: Retention | None = None, *, dry_run: bool = False, now_ms: int | None = None
+    ) -> RetentionReport:
+        """Remove the segments that are due and that nothing pins, now; with `dry_run` only say which.
+
+        By default with the retention that the store was opened with, or the most careful of those of all processes
+        that have it open. `now_ms` is by the wall clock if it is not given. Waits for a round in the background. Raises
+        BrokerError when there is no retention, StoreError.
+        """
+        return self._retainer.run(retention, now_ms=now_ms, dry_run=dry_run)
+
+    @property
+    def retention(self) -> Retention | None:
+        """The retention in effect: the most careful of all processes that have the store open with one."""
+        return self._retainer.in_effect()
+
+    def retention_history(self) -> dict[str, Any]:
+        """What retention removed so far: segments, bytes, last_ms, and unread messages by group@topic."""
+        return read_history(self.writer.disk, self.writer.paths)
 
     # Read no further than what is durable
 
@@ -299,14 +308,18 @@ def open_live(
     role: str = "master",
     reject_transactions: bool = False,
     transactions: str = "state-table",
+    create: bool = True,
+    retention: Retention | None = None,
 ) -> LiveStore:
     """Open a store for writing, on a disk of one's choice. See `broker.open`."""
     return LiveStore(
-        os.fspath(path),
+        path_of_store(path),
         disk or Disk(),
         sync=sync,
         layout=layout,
         role=role,
         reject_transactions=reject_transactions,
         transactions=transactions,
+        create=create,
+        retention=retention,
     )

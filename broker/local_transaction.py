@@ -1,66 +1,52 @@
-"""Local transactions: half messages that are delivered if and only if something else commits.
+"""Local transactions as objects: what `producer.begin_transaction()` returns.
 
-    half messages stored ─► ledger row ─► COMMIT ─► end records
-                                            │
-                    raises: nobody knows, so the half messages stay and check-back asks the ledger
-
-Before COMMIT everything that goes wrong rolls back, here and in the database. After it nothing can go wrong any more:
-an end record that cannot be written now is written by check-back. A transaction belongs to one thread, as a session
-does.
-
-RocketMQ: DefaultMQProducerImpl.sendMessageInTransaction, endTransaction (5.3.3).
+With a session it is sugar: leaving the block calls the session's own commit() or rollback(), and the messages end with
+the session's transaction, whoever ends it (`broker.enlisting`). Without one, the caller says how it ended.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import enum
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from broker.errors import AlreadyEnded, BrokerError, TransactionError, UnknownOutcome
+from broker.enlisting.enlistment import Enlistment, Stage, deliver, discard
+from broker.enlisting.sqlalchemy_enlistments import enlistments_of
+from broker.enlisting.sqlalchemy_events import unknown_outcome
+from broker.enlisting.sqlalchemy_join import enlist
+from broker.errors import TransactionError, UnknownOutcome
 from broker.format import properties as names
 from broker.message import Message
 from broker.transaction.service import Half, TransactionalMessageService
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
-    from broker.ledger import Ledger, LedgerEntry
-
-_log = logging.getLogger("broker")
-
-
-class Stage(enum.Enum):
-    """How far a local transaction has come."""
-
-    ACTIVE = "active"
-    COMMITTED = "committed"
-    ROLLED_BACK = "rolled back"
-    LEFT = "left to check-back"
+    from broker.ledger import Ledger
 
 
 class LocalTransaction:
-    """What all local transactions share: their half messages, and how those end."""
+    """What all local transactions share: the half messages that were sent with it."""
 
-    waits_in_send = True  # until a half message is on disk; else the transaction waits before its COMMIT
-
-    def __init__(self, service: TransactionalMessageService, group: str, immunity_s: int | None) -> None:
+    def __init__(self, group: str, immunity_s: int | None) -> None:
         self.group = group
-        self.stage = Stage.ACTIVE
         self.halves: list[Half] = []
         self.half_properties: dict[str, str] = {}
-        self._service = service
-        self._doomed = ""
+        self._is_over = False
         if immunity_s is not None:
+            if type(immunity_s) is not int or immunity_s < 0:
+                raise TransactionError(f"immunity_s is a whole number of seconds, not {immunity_s!r:.60}")
             self.half_properties[names.CHECK_IMMUNITY_TIME_IN_SECONDS] = str(immunity_s)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.group!r}, {self.stage.value}, {len(self.halves)} messages>"
+
+    @property
+    def stage(self) -> Stage:
+        raise NotImplementedError
 
     def properties_for(self, message: Message, extra: Mapping[str, str]) -> dict[str, str]:
         """What a half message carries beside its own; what the message says of its immunity comes first."""
@@ -69,244 +55,196 @@ class LocalTransaction:
             found.pop(names.CHECK_IMMUNITY_TIME_IN_SECONDS, None)
         return found
 
-    @contextlib.contextmanager
-    def sending(self) -> Iterator[None]:
-        """Around the storing of a half message: what goes wrong there leaves only the way back.
-
-        RocketMQ rolls back on every send result but SEND_OK: flush time-out and slave not available are among them.
-        """
-        self._check_active()
-        try:
-            yield
-        except BaseException as error:
-            self._doomed = f"a half message could not be stored ({type(error).__name__}: {error})"
-            raise
-
-    def leave(self) -> None:
-        """Let check-back find out how it ended."""
-        self.stage = Stage.LEFT
-
-    def _check_active(self) -> None:
-        if self.stage is not Stage.ACTIVE:
+    def check_active(self) -> None:
+        """Raises TransactionError when it was ended."""
+        if self._is_over:
             raise TransactionError(f"the transaction is over: it was {self.stage.value}. Begin another one")
-
-    def _deliver(self) -> None:
-        """Commit every half message; what cannot be ended now is left to check-back, which ends it the same way."""
-        self.stage = Stage.COMMITTED
-        for half in self.halves:
-            try:
-                self._service.commit(half)
-            except AlreadyEnded as error:
-                _log.error("%s, although its local transaction committed", error)
-            except BrokerError as error:
-                _log.warning("check-back will commit %s, which could not be ended now: %s", half.message_id, error)
-
-    def _discard(self) -> None:
-        """Roll every half message back; likewise."""
-        self.stage = Stage.ROLLED_BACK
-        for half in self.halves:
-            try:
-                self._service.rollback(half)
-            except BrokerError as error:
-                _log.warning("check-back will roll back %s, which could not be ended now: %s", half.message_id, error)
 
 
 class PlainTransaction(LocalTransaction):
-    """A transaction without a database session: whoever began it says how it ends.
+    """A transaction without a database session: the process that began it says how it ends.
 
-    `commit()` or `rollback()`; or a `with` statement, which commits when it is left well and rolls back otherwise.
+    `commit()` or `rollback()`; or a `with` statement, which commits unless an exception leaves it.
     """
 
+    def __init__(self, service: TransactionalMessageService, group: str, immunity_s: int | None) -> None:
+        super().__init__(group, immunity_s)
+        self._service, self._stage = service, Stage.ACTIVE
+        self._doomed = ""
+
+    @property
+    def stage(self) -> Stage:
+        return self._stage
+
     def __enter__(self) -> Self:
-        self._check_active()
+        self.check_active()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.stage is Stage.ACTIVE:
+        if self._stage is Stage.ACTIVE:
             self.commit() if error is None else self.rollback()
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Around a send: when it fails, the transaction can only be rolled back.
+
+        RocketMQ rolls back on every send result but SEND_OK: flush time-out and slave not available are among them.
+        """
+        self.check_active()
+        try:
+            yield
+        except BaseException as error:
+            self._doomed = f"a message could not be sent in it ({type(error).__name__}: {error})"
+            raise
 
     def commit(self) -> None:
         """Deliver its messages. Raises TransactionError when one could not be stored: then all are rolled back."""
-        self._check_active()
+        self.check_active()
         if self._doomed:
-            self._discard()
+            self.rollback()
             raise TransactionError(f"the transaction was rolled back: {self._doomed}")
-        self._deliver()
+        self._end(Stage.COMMITTED)
+        deliver(self._service, self.halves)
 
     def rollback(self) -> None:
         """Never deliver its messages."""
-        self._check_active()
-        self._discard()
+        self.check_active()
+        self._end(Stage.ROLLED_BACK)
+        discard(self._service, self.halves)
+
+    def leave(self) -> None:
+        """Let check-back find out how it ended."""
+        self._end(Stage.LEFT)
+
+    def _end(self, stage: Stage) -> None:
+        self._stage, self._is_over = stage, True
 
 
-class SessionTransaction(LocalTransaction):
-    """A transaction that ends as a SQLAlchemy session's does.
+class _OfSession(LocalTransaction):
+    """What the transactions of a session share. A session's messages join the session, not this object."""
+
+    def __init__(self, group: str, immunity_s: int | None) -> None:
+        super().__init__(group, immunity_s)
+        self._joined: Sequence[Enlistment] = ()
+        self._ending: Sequence[Enlistment] = ()
+
+    @property
+    def stage(self) -> Stage:
+        return self._joined[-1].stage if self._joined else Stage.LEFT if self._is_over else Stage.ACTIVE
+
+    def joins(self, target: Session | Connection) -> None:
+        """Take note of the enlistments that the next COMMIT of a session ends."""
+        self._ending = enlistments_of(target)
+        self._joined = [*self._ending] or self._joined
+
+    def _error_of(self, error: BaseException) -> BaseException:
+        """What a failed commit() raises: UnknownOutcome where the database may have committed."""
+        is_unknown = any(one.stage is Stage.LEFT for one in self._ending)
+        if is_unknown and isinstance(error, Exception) and not isinstance(error, UnknownOutcome):
+            return unknown_outcome(error)
+        return error
+
+
+class SessionTransaction(_OfSession):
+    """A transaction that ends as a SQLAlchemy session's, or a connection's, does.
 
     Leave the `with` block and both commit; leave it by an exception and both roll back. `commit()` and `rollback()` do
-    the same. The session's own are not to be called inside: where that is seen, the messages are left to check-back.
+    the same. They are the session's own: where the session is committed inside the block, its messages are delivered
+    then, and what comes later is another transaction.
     """
 
-    waits_in_send = False
-
-    def __init__(
-        self,
-        service: TransactionalMessageService,
-        group: str,
-        immunity_s: int | None,
-        ledger: Ledger,
-        store_id: str,
-        session: Session,
-    ) -> None:
-        super().__init__(service, group, immunity_s)
-        self._session = session
-        self._entry = ledger.begin(session, group, store_id)
-        self.half_properties |= self._entry.half_properties
+    def __init__(self, group: str, immunity_s: int | None, ledger: Ledger, target: Session | Connection) -> None:
+        super().__init__(group, immunity_s)
+        self.target = target
+        enlist(target, ledger)
+        self.joins(target)
 
     def __enter__(self) -> Self:
-        self._check_active()
+        self.check_active()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.stage is Stage.ACTIVE:
+        if not self._is_over:
             self.commit() if error is None else self.rollback()
 
-    def _check_active(self) -> None:
-        super()._check_active()
-        if not self._entry.is_current:
-            self._doomed = "the session's own commit() or rollback() was called inside of begin_transaction()"
-
     def commit(self) -> None:
-        """Force the half messages to disk, flush, put the ledger row in place, COMMIT, deliver the messages.
+        """Commit the session: fsync the half messages, flush, put the ledger row in place, COMMIT, deliver.
 
         Raises what the database raises before COMMIT, SyncFailed, TransactionError and AlreadyEnded: then nothing was
-        saved. Raises UnknownOutcome when COMMIT itself failed: check-back will find out and end the messages
-        accordingly.
+        saved, and the session is rolled back. Raises UnknownOutcome when COMMIT itself failed: check-back will find
+        out and end the messages accordingly.
         """
-        self._check_active()
-        with self._entry.turn():
-            try:
-                self._seal()
-            except BaseException:
-                self._roll_back()
-                raise
-            self.stage = Stage.LEFT  # from here on nobody knows, until COMMIT returns
-            try:
-                self._session.commit()
-            except BaseException as error:
-                with contextlib.suppress(Exception):
-                    self._session.rollback()
-                if isinstance(error, Exception):
-                    _unknown(error)
-                raise
-        self._deliver()
-
-    def _seal(self) -> None:
-        """All that comes before COMMIT."""
-        if self._doomed:
-            raise TransactionError(f"nothing more is saved: {self._doomed}")
-        if self.halves:
-            self._service.wait_durable(self.halves[-1])
-        self._entry.seal(announces=bool(self.halves))
+        self.check_active()
+        self._is_over = True
+        self.joins(self.target)
+        try:
+            self.target.commit()
+        except BaseException as error:
+            self._roll_back()
+            if (better := self._error_of(error)) is not error:
+                raise better from error
+            raise
 
     def rollback(self) -> None:
         """Roll the session back; never deliver the messages."""
-        self._check_active()
+        self.check_active()
+        self._is_over = True
+        self.joins(self.target)
         self._roll_back()
 
     def _roll_back(self) -> None:
-        known = self._entry.is_current  # else somebody ended it already, and nobody here knows how
         with contextlib.suppress(Exception):  # a broken connection: COMMIT was never sent
-            self._session.rollback()
-        if known:
-            self._discard()
-        else:
-            self.leave()
+            self.target.rollback()
 
 
-class AsyncTransaction(LocalTransaction):
+class AsyncTransaction(_OfSession):
     """The same for an AsyncSession: `async with producer.begin_transaction(session) as transaction: ...`."""
 
     def __init__(
-        self,
-        service: TransactionalMessageService,
-        group: str,
-        immunity_s: int | None,
-        ledger: Ledger,
-        store_id: str,
-        session: AsyncSession,
+        self, group: str, immunity_s: int | None, ledger: Ledger, target: AsyncSession | AsyncConnection
     ) -> None:
-        super().__init__(service, group, immunity_s)
-        self._session, self._ledger, self._store_id = session, ledger, store_id
-        self._begun: LedgerEntry | None = None
-
-    @property
-    def _entry(self) -> LedgerEntry:
-        if self._begun is None:
-            raise TransactionError("begin it first: async with producer.begin_transaction(session) as transaction")
-        return self._begun
+        super().__init__(group, immunity_s)
+        self.target, self._ledger = target, ledger
 
     async def __aenter__(self) -> Self:
-        self._check_active()
-        self._begun = await self._session.run_sync(
-            lambda session: self._ledger.begin(session, self.group, self._store_id)
-        )
-        self.half_properties |= self._begun.half_properties
+        self.check_active()
+        await self._run(lambda target: enlist(target, self._ledger))
         return self
+
+    async def _run(self, work: Any) -> None:
+        target: Any = self.target
+        await target.run_sync(work)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.stage is Stage.ACTIVE:
+        if not self._is_over:
             await (self.commit() if error is None else self.rollback())
-
-    def _check_active(self) -> None:
-        super()._check_active()
-        if self._begun is not None and not self._begun.is_current:
-            self._doomed = "the session's own commit() or rollback() was called inside of begin_transaction()"
 
     async def commit(self) -> None:
         """See SessionTransaction.commit."""
-        self._check_active()
-        entry = self._entry
+        self.check_active()
+        self._is_over = True
+        await self._run(self.joins)
         try:
-            if self._doomed:
-                raise TransactionError(f"nothing more is saved: {self._doomed}")
-            await self._session.run_sync(lambda _: entry.seal(announces=bool(self.halves)))
-        except BaseException:
-            await self._roll_back()
-            raise
-        self.stage = Stage.LEFT
-        try:
-            await self._session.commit()
+            await self.target.commit()
         except BaseException as error:
-            with contextlib.suppress(Exception):
-                await self._session.rollback()
-            if isinstance(error, Exception):
-                _unknown(error)
+            await self._roll_back()
+            if (better := self._error_of(error)) is not error:
+                raise better from error
             raise
-        await asyncio.to_thread(self._deliver)
 
     async def rollback(self) -> None:
         """Roll the session back; never deliver the messages."""
-        self._check_active()
+        self.check_active()
+        self._is_over = True
+        await self._run(self.joins)
         await self._roll_back()
 
     async def _roll_back(self) -> None:
-        known = self._begun is not None and self._begun.is_current
         with contextlib.suppress(Exception):
-            await self._session.rollback()
-        if known:
-            await asyncio.to_thread(self._discard)
-        else:
-            self.leave()
-
-
-def _unknown(error: Exception) -> NoReturn:
-    text = "COMMIT failed, and nobody knows yet whether it took place: check-back will find out, and deliver or discard"
-    raise UnknownOutcome(
-        f"{text} the messages ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-    ) from error
+            await self.target.rollback()

@@ -37,8 +37,12 @@ class Message:
     properties: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
-        properties = dict(self.properties)
+        try:
+            keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
+            properties = dict(self.properties)
+        except (TypeError, ValueError):
+            text = "the keys of a message are a list of texts, its properties a dict of texts"
+            raise MessageRejected(f"{text}, not {self.keys!r:.60} and {self.properties!r:.60}") from None
         letters = self._checked_letters(keys, properties)
         _check_topic(self.topic)
         # A frozen dataclass lets nobody set a field; so past it, all at once, which is faster than one by one.

@@ -4,9 +4,9 @@
     producer.send(broker.Message("carts", b"..."))
 
     producer = store.producer("shop", topics=["orders"], ledger=broker.Ledger(engine))
-    with Session(engine) as session, producer.begin_transaction(session) as transaction:
+    with Session(engine) as session, session.begin():
         session.add(order)
-        producer.send(broker.Message("orders", b"..."), transaction)
+        producer.send(broker.Message("orders", b"..."), session)  # joins the session's transaction
 
 A producer with a ledger or a resolver is transactional: it sends nothing else, and its group is for this alone, since
 a group is whom check-back asks. RocketMQ: DefaultMQProducer, TransactionMQProducer (5.3.3).
@@ -16,46 +16,45 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
-from broker.errors import MessageRejected, StoreLocked, TransactionError
+from broker.enlisting.sqlalchemy_events import watch
+from broker.enlisting.sqlalchemy_join import doom, dooming, join
+from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
+from broker.errors import TransactionError
 from broker.format import properties as names
 from broker.format.java import encode_message_id, string_hash
+from broker.ledger import Ledger
+from broker.ledger_binding import LEDGER_BINDING, KnownLedgers
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
-from broker.store.write.appender import Appended
-from broker.store.write.pending_record import LOCAL_HOST
+from broker.send_arguments import check_group, check_message, checked_batch, checked_topics, order_and_delay
+from broker.store.write.pending_record import LOCAL_HOST, Appended
 from broker.store.write.topicfile import DEFAULT_QUEUES
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
 
-    from broker.ledger import Ledger
+    from broker.enlisting.targets import AsyncTarget, SyncTarget, Target
     from broker.live import LiveStore
 
-SEND_TIMEOUT_MS = 3000  # RocketMQ: sendMsgTimeout
-RETRIES = 2  # RocketMQ: retryTimesWhenSendFailed
 
-_GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
-_RESERVED_PREFIX = "CHECKBACK_"
 _TRANSACTIONAL = b"transactional\n"
 _TAKEN_TYPES = ("TRANSACTION", "MIXED")
 
 _marking = threading.Lock()  # two threads of a process would write the same temporary file
 _log = logging.getLogger("broker")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +92,19 @@ class Producer:
         topics: Sequence[str] = (),
         ledger: Ledger | None = None,
         resolver: Any = None,
-        timeout_ms: int = SEND_TIMEOUT_MS,
-        retries: int = RETRIES,
     ) -> None:
-        if not _GROUP.fullmatch(group):
-            raise MessageRejected(f"the producer group {group!r} has 1 to 255 letters, digits and the signs % | _ -")
+        check_group(group)
         self.store, self.group, self.ledger, self.resolver = store, group, ledger, resolver
-        self.topics = frozenset((topics,) if isinstance(topics, str) else topics)
-        self._timeout_ms, self._retries = timeout_ms, retries
+        self.topics = checked_topics(topics)
+        if ledger is not None and not isinstance(cast(object, ledger), Ledger):
+            text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
+            raise TransactionError(f"{text}, not {ledger!r:.60}")
         self._turns: dict[str, itertools.count[int]] = {}
-        self._store_id = store_id(store)
+        self._store_id = store.writer.store_id
         if self.is_transactional:
             self._bind()
+            if ledger is not None:
+                watch(ledger.session_engine)
         elif store.writer.disk.entry(self._mark) is not None:
             raise TransactionError(f"the producer group {group} is transactional: take another one for other messages")
 
@@ -124,6 +124,8 @@ class Producer:
         if not self.topics:
             text = "name the topics that the transactional producer sends to: store.producer(group, topics=[...], ...)"
             raise TransactionError(text)
+        if self.ledger is not None:
+            self.ledger.bind(self._store_id, KnownLedgers(self.store.path, self.store.writer.disk))
         for topic in sorted(self.topics):
             known = self.store.topic(topic)
             if known is None:
@@ -142,68 +144,69 @@ class Producer:
     def send(
         self,
         message: Message,
-        transaction: LocalTransaction | None = None,
+        transaction: LocalTransaction | Target | None = None,
         *,
         sharding_key: str | None = None,
         delay_level: int | None = None,
     ) -> SendResult:
         """Send a message: stored, and as durable as the store's sync mode says, when this returns.
 
-        With a `transaction` it is a half message, which is delivered when that commits; a session's forces it to disk
-        just before COMMIT, with whatever else waits there. Messages with the same `sharding_key` go to the same queue
-        and are consumed in the order of sending; transactional ones in the order of their commits. `delay_level` 1 to
-        18 delivers later, by RocketMQ's table from 1 s to 2 h; with a transaction from its commit on. Raises
-        MessageRejected, NotPermitted, StoreFull, StoreLocked, SyncFailed, TransactionError.
+        With a `transaction` it is a half message, which is delivered when that commits. This is a SQLAlchemy session or
+        connection, or what `begin_transaction` returned: the message joins the transaction that the session is in,
+        whoever commits it, is fsynced just before COMMIT, and goes when it is rolled back, to a savepoint too. If the
+        send fails, that transaction (or savepoint) can only be rolled back.
+
+        Messages with the same `sharding_key` go to the same queue and are consumed in the order of sending;
+        transactional ones in the order of their commits. `delay_level` 1 to 18 delivers later, by RocketMQ's table
+        from 1 s to 2 h; with a transaction from its commit on. Raises MessageRejected, NotPermitted, StoreFull,
+        StoreLocked, SyncFailed, TransactionError.
         """
-        extra = _extra(sharding_key, delay_level)
         if transaction is not None:
-            return SendResult.of_half(self._prepare(message, transaction, extra))
+            return SendResult.of_half(self._send_half(message, transaction, sharding_key, delay_level))
+        if self.ledger is not None and self.ledger.joins_by_itself:
+            return SendResult.of_half(self._send_in_thread(message, self.ledger, sharding_key, delay_level))
         self._check_plain()
-        _check_names(message)
+        check_message(message)
         unique_key = new_unique_key(time.time_ns() // 1_000_000)
-
-        def append(queue_id: int) -> SendResult:
-            placed = self.store.append(message, queue_id=queue_id, extra_properties=extra, unique_key=unique_key)
-            return _result(message.topic, queue_id, placed, unique_key)
-
-        return self._on_a_queue(message.topic, sharding_key, append)
+        extra = {**order_and_delay(sharding_key, delay_level), names.UNIQ_KEY: unique_key}
+        queue_id = self._queue(message.topic, sharding_key)
+        placed = self.store.append(message, queue_id=queue_id, extra_properties=extra)
+        return _result(message.topic, queue_id, placed, unique_key)
 
     async def send_async(
         self,
         message: Message,
-        transaction: AsyncTransaction | None = None,
+        transaction: LocalTransaction | Target | None = None,
         *,
         sharding_key: str | None = None,
         delay_level: int | None = None,
     ) -> SendResult:
-        """The same without blocking the event loop while the disk writes."""
-        if transaction is None:
-            return await asyncio.to_thread(self.send, message, sharding_key=sharding_key, delay_level=delay_level)
-        extra = _extra(sharding_key, delay_level)
-        self._check_half(message, transaction)
-
-        def prepare(queue_id: int) -> Any:
-            return self.store.transactions.prepare_async(
-                message, self.group, queue_id=queue_id, extra_properties=transaction.properties_for(message, extra)
+        """The same without blocking the event loop while the disk writes; for AsyncSession and AsyncConnection."""
+        if transaction is None or isinstance(transaction, PlainTransaction):
+            return await asyncio.to_thread(
+                self.send, message, transaction, sharding_key=sharding_key, delay_level=delay_level
             )
+        begun = transaction if isinstance(transaction, LocalTransaction) else None
+        target = _target_of(transaction)
+        if not is_async(target):
+            return self.send(message, transaction, sharding_key=sharding_key, delay_level=delay_level)
 
-        with transaction.sending():
-            future = self._on_a_queue(message.topic, sharding_key, prepare)
-            half: Half = await asyncio.wrap_future(future)
-        transaction.halves.append(half)
-        return SendResult.of_half(half)
+        def work(inner: Any) -> Half:
+            # In the mode `each` an append waits for its fsync; in the others all wait together, before COMMIT.
+            waits = [in_a_thread] if self.store.writer.sync == "each" else []
+            return self._send_in(message, inner, begun, sharding_key, delay_level, *waits)
+
+        return SendResult.of_half(await cast(Any, target).run_sync(work))
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages of one topic together: all of them or none, one behind the other in one queue."""
         self._check_plain()
+        messages = checked_batch(messages)
         for message in messages:
-            _check_names(message)
-
-        def append(queue_id: int) -> list[SendResult]:
-            placed = self.store.append_batch(messages, queue_id=queue_id)
-            return [_result(messages[0].topic, queue_id, one, None) for one in placed]
-
-        return self._on_a_queue(messages[0].topic if messages else "", None, append)
+            check_message(message)
+        queue_id = self._queue(messages[0].topic if messages else "", None)
+        placed = self.store.append_batch(messages, queue_id=queue_id)
+        return [_result(messages[0].topic, queue_id, one, None) for one in placed]
 
     # Send together with a local transaction
 
@@ -211,25 +214,33 @@ class Producer:
     def begin_transaction(self, session: None = None, *, immunity_s: int | None = None) -> PlainTransaction: ...
 
     @overload
-    def begin_transaction(self, session: Session, *, immunity_s: int | None = None) -> SessionTransaction: ...
+    def begin_transaction(
+        self, session: Session | Connection | scoped_session[Any], *, immunity_s: int | None = None
+    ) -> SessionTransaction: ...
 
     @overload
-    def begin_transaction(self, session: AsyncSession, *, immunity_s: int | None = None) -> AsyncTransaction: ...
+    def begin_transaction(
+        self,
+        session: AsyncSession | AsyncConnection | async_scoped_session[Any],
+        *,
+        immunity_s: int | None = None,
+    ) -> AsyncTransaction: ...
 
     def begin_transaction(self, session: Any = None, *, immunity_s: int | None = None) -> LocalTransaction:
         """Begin a transaction of messages that ends as a database session's does: leave the block, and both commit.
 
-        Without a session call `commit()` or `rollback()`, or leave the block; check-back asks the resolver then.
-        `immunity_s` keeps check-back away from it for so long. Raises TransactionError when the producer has no ledger
-        (with a session) or no resolver (without).
+        With a session it is sugar over `send(message, session)`: leaving the block calls the session's commit() or
+        rollback(). Without a session call `commit()` or `rollback()`, or leave the block; check-back asks the resolver
+        then. `immunity_s` keeps check-back away from its messages for so long. Raises TransactionError when the
+        producer has no ledger (with a session) or no resolver (without).
         """
         if session is None:
             self._check_resolver("begin_transaction() without a session")
             return PlainTransaction(self.store.transactions, self.group, immunity_s)
-        if self.ledger is None:
-            raise TransactionError("begin_transaction(session) needs a ledger: store.producer(group, ledger=...)")
-        place = (self.store.transactions, self.group, immunity_s, self.ledger, self._store_id, session)
-        return AsyncTransaction(*place) if hasattr(session, "sync_session") else SessionTransaction(*place)
+        ledger, target = self._ledger_of_sessions(), target_of(session)
+        if is_async(target):
+            return AsyncTransaction(self.group, immunity_s, ledger, cast("AsyncTarget", target))
+        return SessionTransaction(self.group, immunity_s, ledger, cast("SyncTarget", target))
 
     def send_message_in_transaction(self, message: Message, listener: Any = None, arg: Any = None) -> SendResult:
         """Store a half message, run the local transaction, end it: RocketMQ's way.
@@ -244,7 +255,7 @@ class Producer:
         if execute is None:
             raise TransactionError("the listener has no execute_local_transaction(message, arg)")
         transaction = self.begin_transaction()
-        half = self._prepare(message, transaction, {})
+        half = self._send_half(message, transaction, None, None)
         try:
             said = execute(message, arg)
         except Exception:  # noqa: BLE001 - whatever it raises, it did not say how it ended
@@ -259,28 +270,82 @@ class Producer:
             transaction.leave()
         return SendResult.of_half(half, said)
 
-    def _prepare(self, message: Message, transaction: LocalTransaction, extra: dict[str, str]) -> Half:
-        """Store a half message. A transaction of which one could not be stored can only be rolled back."""
-        if isinstance(transaction, AsyncTransaction):
-            raise TransactionError("in an async transaction: await producer.send_async(message, transaction)")
-        self._check_half(message, transaction)
+    def _send_half(
+        self,
+        message: Message,
+        transaction: LocalTransaction | Target,
+        sharding_key: str | None,
+        delay_level: int | None,
+    ) -> Half:
+        if isinstance(transaction, PlainTransaction):
+            with transaction.sending():
+                self._check_half(message, transaction)
+                extra = transaction.properties_for(message, order_and_delay(sharding_key, delay_level))
+                half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=True)
+            transaction.halves.append(half)
+            return half
+        if not isinstance(transaction, LocalTransaction) and isinstance(cast(object, message), str):
+            check_message(message)  # send("topic", b"body")
+        target = _target_of(transaction)
+        if is_async(target):
+            text = f"{type(target).__name__} is async: await producer.send_async(message, session)"
+            doom(sync_part(cast("AsyncTarget", target)), text)
+            raise TransactionError(text)
+        begun = transaction if isinstance(transaction, LocalTransaction) else None
+        return self._send_in(message, cast("SyncTarget", target), begun, sharding_key, delay_level)
 
-        def prepare(queue_id: int) -> Half:
-            properties = transaction.properties_for(message, extra)
-            return self.store.transactions.prepare(
-                message, self.group, queue_id=queue_id, extra_properties=properties, wait=transaction.waits_in_send
-            )
+    def _send_in(
+        self,
+        message: Message,
+        target: SyncTarget,
+        begun: LocalTransaction | None,
+        sharding_key: str | None,
+        delay_level: int | None,
+        run: Callable[[Callable[[], Half]], Half] = lambda work: work(),
+    ) -> Half:
+        """Store a half message in the transaction of a session; of an async one within its greenlet.
 
-        with transaction.sending():
-            half = self._on_a_queue(message.topic, extra.get(names.SHARDING_KEY), prepare)
-        transaction.halves.append(half)
+        `run` runs what may wait for the disk.
+        """
+        with dooming(target):
+            ledger = self._ledger_of_sessions()
+            self._check_half(message, begun)
+            extra = order_and_delay(sharding_key, delay_level)
+            extra[LEDGER_BINDING] = ledger.binding(self._store_id).binding_id  # before the first half message
+            branch = join(target, ledger, self.group, self.store.transactions, store_id=self._store_id)
+            extra |= branch.properties
+            if begun is not None:
+                extra = begun.properties_for(message, extra)
+            queue_id = self._queue(message.topic, sharding_key)
+            half = run(lambda: self._append_half(message, queue_id, extra, wait=False))
+            branch.halves.append(half)
+        if isinstance(begun, SessionTransaction | AsyncTransaction):
+            begun.halves.append(half)
+            begun.joins(target)
         return half
+
+    def _send_in_thread(
+        self, message: Message, ledger: Ledger, sharding_key: str | None, delay_level: int | None
+    ) -> Half:
+        """Store a half message in the transaction that the calling thread is in."""
+        with ledger.joining(self.group, self.store.transactions, store_id=self._store_id) as branch:
+            self._check_half(message, None)
+            extra = order_and_delay(sharding_key, delay_level) | branch.properties
+            extra[LEDGER_BINDING] = ledger.binding(self._store_id).binding_id
+            half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=True)
+            branch.halves.append(half)
+        return half
+
+    def _append_half(self, message: Message, queue_id: int, extra: dict[str, str], *, wait: bool) -> Half:
+        return self.store.transactions.prepare(
+            message, self.group, queue_id=queue_id, extra_properties=extra, wait=wait
+        )
 
     # What is allowed
 
     def _check_plain(self) -> None:
         if self.is_transactional:
-            text = f"the producer group {self.group} is transactional: send within begin_transaction(), or take another"
+            text = f"the producer group {self.group} is transactional: send(message, session), or take another"
             raise TransactionError(text)
 
     def _check_resolver(self, what: str) -> None:
@@ -288,24 +353,22 @@ class Producer:
             text = f"{what} needs someone who can say later how it ended: store.producer(group, resolver=...)"
             raise TransactionError(text)
 
-    def _check_half(self, message: Message, transaction: LocalTransaction) -> None:
-        if transaction.group != self.group:
-            raise TransactionError(f"the transaction is of producer group {transaction.group}, not {self.group}")
+    def _ledger_of_sessions(self) -> Ledger:
+        if self.ledger is None:
+            raise TransactionError("a message in a session's transaction needs a ledger: store.producer(ledger=...)")
+        return self.ledger
+
+    def _check_half(self, message: Message, begun: LocalTransaction | None) -> None:
+        check_message(message)
+        if begun is not None:
+            begun.check_active()
+            if begun.group != self.group:
+                raise TransactionError(f"the transaction is of producer group {begun.group}, not {self.group}")
         if message.topic not in self.topics:
             bound = ", ".join(sorted(self.topics))
             raise TransactionError(f"the topic {message.topic} is not one that the producer was made for: {bound}")
-        _check_names(message)
 
-    # The queue, and again
-
-    def _on_a_queue(self, topic: str, sharding_key: str | None, action: Callable[[int], _T]) -> _T:
-        """Do it on a queue whose turn it is; when the store is locked at this moment, again on the next one."""
-        try:
-            return action(self._queue(topic, sharding_key))
-        except StoreLocked:
-            if not self._retries:
-                raise
-        return self._again(topic, sharding_key, action)
+    # The queue
 
     def _queue(self, topic: str, sharding_key: str | None) -> int:
         """The next queue, or that of a sharding key.
@@ -321,42 +384,19 @@ class Producer:
             turn = self._turns.setdefault(topic, itertools.count(random.randrange(count)))
         return next(turn) % count
 
-    def _again(self, topic: str, sharding_key: str | None, action: Callable[[int], _T]) -> _T:
-        import tenacity
-
-        again = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(StoreLocked),
-            stop=tenacity.stop_after_attempt(self._retries) | tenacity.stop_after_delay(self._timeout_ms / 1000),
-            wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
-            reraise=True,
-        )
-        return again(lambda: action(self._queue(topic, sharding_key)))
-
 
 def _result(topic: str, queue_id: int, placed: Appended, unique_key: str | None) -> SendResult:
     message_id = encode_message_id(LOCAL_HOST, placed.commitlog_offset)
     return SendResult(message_id, unique_key, topic, queue_id, placed.queue_offset, placed.commitlog_offset)
 
 
-def _extra(sharding_key: str | None, delay_level: int | None) -> dict[str, str]:
-    """The properties that RocketMQ keeps an order and a delay in."""
-    extra = {} if sharding_key is None else {names.SHARDING_KEY: sharding_key}
-    if delay_level is not None:
-        extra[names.DELAY] = str(delay_level)
-    return extra
-
-
-def _check_names(message: Message) -> None:
-    for name in message.properties:
-        if name.startswith(_RESERVED_PREFIX):
-            raise MessageRejected(f"the property {name!r} is checkback's own; choose another name")
+def _target_of(transaction: LocalTransaction | Target) -> SyncTarget | AsyncTarget:
+    """The session that a message is sent in. Raises TransactionError."""
+    if isinstance(transaction, SessionTransaction | AsyncTransaction):
+        return transaction.target
+    return target_of(transaction)
 
 
 def _remainder(number: int, divisor: int) -> int:
     """Java's %, which keeps the sign of the number."""
     return number % divisor if number >= 0 else -(-number % divisor)
-
-
-def store_id(store: LiveStore) -> str:
-    """The id that a store was given when it was made; the ledger's rows carry it."""
-    return str(json.loads(store.writer.disk.read(store.writer.paths.store_json))["id"])

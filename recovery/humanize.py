@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
+_DECIMAL = {"kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB|)")
 
 
 def printable(text: str) -> str:
@@ -41,6 +43,18 @@ def size(count: int) -> str:
             return f"{count:,} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= _STEP
     raise AssertionError(value)
+
+
+def parse_size(value: object) -> int:
+    """Bytes from text as `20GiB`, `500 MB`; a bare number means bytes. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a size is a number and one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, as in 20GiB")
+    factors: dict[str, int] = {"": 1, **_DECIMAL}
+    factors.update({unit: _STEP**power for power, unit in enumerate(_UNITS)})
+    return round(float(match[1]) * factors[match[2]])
 
 
 def span(seconds: float) -> str:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from zlib import crc32
 
 from broker.errors import StoreError
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import AppendLock
 
 _MAGIC = 0x534E4F43_4B424B43  # native order: a page of another byte order is not ours
 _VERSION = 1
@@ -29,6 +29,7 @@ MEMBERS = 1024
 _MEMBER_BYTES = 64
 CELLS = 4096
 _CELL_BYTES = 1024
+_AT_ONCE = 64  # cells for which the disk gives blocks together
 _CELLS_AT = _HEAD_BYTES + MEMBERS * _MEMBER_BYTES
 _FILE_BYTES = _CELLS_AT + CELLS * _CELL_BYTES
 UNSET = (1 << 64) - 1  # a position that nobody gave yet
@@ -39,7 +40,8 @@ UNSET = (1 << 64) - 1  # a position that nobody gave yet
 # Words of a member
 _ID, _BEAT_MS, _GROUP_CELL, _TOPICS = range(4)
 # Words of a cell; the name follows at byte 128
-_POSITION, _FENCE, _OWNER, _OWNER_MEMBER, _QUEUE, _GROUP_SIZE, _TOPIC_SIZE, _CRC = range(8)
+(_POSITION, _FENCE, _OWNER, _OWNER_MEMBER, _QUEUE, _GROUP_SIZE, _TOPIC_SIZE, _CRC, _SEEN_MS,
+ _SEEN_MONOTONIC_MS) = range(10)  # fmt: skip
 _NAME_AT = 128
 _NAME_BYTES = _CELL_BYTES - _NAME_AT
 _MASK = (1 << 64) - 1
@@ -56,7 +58,7 @@ class ConsumerTable:
         path = os.path.join(folder, "consumers")
         self.lock = AppendLock(f"{path}.lock", disk)
         with self.lock:
-            disk.allocate(path, _FILE_BYTES)
+            disk.allocate_head(path, _FILE_BYTES, _CELLS_AT + _AT_ONCE * _CELL_BYTES)
             self._map = disk.open_map(path, _FILE_BYTES)
             self._words = self._map.words
             self._known: dict[Name, int] = {}
@@ -74,7 +76,7 @@ class ConsumerTable:
         if (words[BOOT], words[_BOOT_LOW]) != boot:
             self._forget_members()
             for cell in range(len(self)):
-                words[self._at(cell) + _OWNER] = 0
+                words[self._at(cell) + _OWNER] = words[self._at(cell) + _SEEN_MONOTONIC_MS] = 0
             repair(self)
             words[BOOT], words[_BOOT_LOW] = boot
         elif boot == (0, 0):  # this system does not tell its boots: there may have been one
@@ -119,7 +121,10 @@ class ConsumerTable:
         return self._known.get((group, topic, queue_id))
 
     def make(self, group: str, topic: str, queue_id: int, position: int = UNSET) -> int:
-        """The cell with this name, made with a position when it is not there. Under the lock."""
+        """The cell with this name, made with a position when it is not there. Under the lock.
+
+        Raises StoreFull, and StoreError when there is no room for another.
+        """
         found = self.find(group, topic, queue_id)
         if found is not None:
             return found
@@ -128,8 +133,10 @@ class ConsumerTable:
             raise StoreError(f"{self._map.path}: a store has room for {CELLS} queues of groups, and all are taken")
         if len(raw_group) + len(raw_topic) > _NAME_BYTES:
             raise StoreError(f"the names of group {group:.40} and topic {topic:.40} are too long together")
+        if cell % _AT_ONCE == 0:
+            self.disk.reserve(self._map.path, _CELLS_AT + (cell + _AT_ONCE) * _CELL_BYTES)
         at, words = self._at(cell), self._words
-        values = (position, 0, 0, 0, queue_id + 1, len(raw_group), len(raw_topic), 0)
+        values = (position, 0, 0, 0, queue_id + 1, len(raw_group), len(raw_topic), 0, 0, 0)
         for word, value in enumerate(values):
             words[at + word] = value
         start = at * 8 + _NAME_AT
@@ -193,6 +200,25 @@ class ConsumerTable:
         at = self._at(cell)
         if self._words[at + _FENCE] == fence:
             self._words[at + _OWNER] = 0
+
+    # When a consumer of a group was last seen at a topic: in the cell of all its queues (queue id -1)
+
+    def see(self, cell: int, now_ms: int, monotonic_ms: int) -> None:
+        """Say that a consumer is there, by the wall clock and by the clock of this boot. Needs no lock."""
+        at = self._at(cell)
+        self._words[at + _SEEN_MS], self._words[at + _SEEN_MONOTONIC_MS] = now_ms, monotonic_ms
+
+    def idle_ms(self, cell: int, now_ms: int, monotonic_ms: int) -> int | None:
+        """For how long no consumer was there; None when none ever said so.
+
+        By the clock that says less: one that was set forward makes nobody look gone.
+        """
+        at = self._at(cell)
+        seen_ms, seen_monotonic_ms = self._words[at + _SEEN_MS], self._words[at + _SEEN_MONOTONIC_MS]
+        if not seen_ms:
+            return None
+        idle_ms = max(0, now_ms - seen_ms)
+        return min(idle_ms, max(0, monotonic_ms - seen_monotonic_ms)) if seen_monotonic_ms else idle_ms
 
     # Members
 

@@ -8,7 +8,6 @@ dispatched or not forced, is finished here, so that no message waits for the nex
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -78,7 +77,7 @@ class ConsumerWorker:
             self._seen, self._balanced_ms = seen, now_ms
             self._leases.rebalance()
         self._finish_what_was_left()
-        self._schedule.deliver(time.time_ns() // 1_000_000)
+        self._schedule.deliver(self._store.writer.clock.now_ms())
         for message in self._leases.overdue(now_ms - self._ack_timeout_ms):
             self._send_back(message)
         self._positions.exchange.export()

@@ -20,6 +20,7 @@ from broker.consuming.consumer_table import MEMBERS, ConsumerTable
 from broker.errors import StoreError
 from broker.store.disk.files import Missing
 
+SEEN_EVERY_MS = 1000  # how often a member says for retention that its group is there
 SILENT_MS = 60_000  # RocketMQ gives a queue's lock 60 s, too: RebalanceLockManager (5.3.3)
 
 
@@ -40,11 +41,14 @@ class Membership:
         with cells.lock:
             self._group = cells.make(group, "", -1, 0)
             self._topics = crc32("\n".join(sorted(topics)).encode())
+            self._subscribed = [cells.make(group, topic, -1, 0) for topic in topics]
             if self._others(same_topics=False):
                 text = f"group {group} consumes other topics elsewhere: all its members must ask for the same topics"
                 raise StoreError(f"{text}, else one would get what another asked for", path=cells.folder)
             self.place, self._descriptor = self._take_place()
             self.number = cells.join(self.place, self._group, self._topics, monotonic_ms())
+        self._seen_ms = -SEEN_EVERY_MS
+        self.beat()
         _forked.add(self)
 
     def _take_place(self) -> tuple[int, int]:
@@ -65,7 +69,12 @@ class Membership:
 
     def beat(self) -> None:
         """Say that this member lives."""
-        self._cells.beat(self.place, monotonic_ms())
+        now_ms = monotonic_ms()
+        self._cells.beat(self.place, now_ms)
+        if now_ms - self._seen_ms >= SEEN_EVERY_MS:
+            self._seen_ms, wall_ms = now_ms, time.time_ns() // 1_000_000
+            for cell in self._subscribed:
+                self._cells.see(cell, wall_ms, now_ms)
 
     def lives(self, number: int, place: int) -> bool:
         """Whether the member that had this number still has its place, its process lives, and it is not silent."""

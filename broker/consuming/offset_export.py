@@ -21,8 +21,8 @@ from broker.errors import CorruptRecord
 from broker.format import config
 from broker.format.config import ConsumerOffsets, DataVersion, DelayOffsets
 from broker.format.topics import SCHEDULE_TOPIC
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Missing
-from broker.store.disk.locks import AppendLock
 from broker.store.disk.paths import Paths
 
 EXPORT_MS = 5000  # RocketMQ: flushConsumerOffsetInterval

@@ -10,6 +10,7 @@ from broker.consuming.consumer_table import UNSET, ConsumerTable
 from broker.consuming.offset_export import SCHEDULE_GROUP, Exchange
 from broker.errors import BrokerError
 from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
+from broker.store.write.control import boot_words
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -51,9 +52,7 @@ class Positions:
     def __init__(self, store: LiveStore) -> None:
         self._store = store
         writer = store.writer
-        number = int(writer.disk.boot_id().replace("-", "") or "0", 16)
-        boot = number >> 64, number & ((1 << 64) - 1)
-        self.cells = ConsumerTable(writer.disk, writer.paths.own, boot, self._clamp)
+        self.cells = ConsumerTable(writer.disk, writer.paths.own, boot_words(writer.disk), self._clamp)
         self.exchange = Exchange(self.cells, writer.paths, store.queue_end)
         with self.cells.lock:
             self.exchange.take_over()

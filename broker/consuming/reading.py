@@ -1,7 +1,7 @@
 """Read the next messages of one queue, no further than what is durable and dispatched.
 
 A record counts when all of it lies below both marks: below the durable one, so that a power cut takes back nothing that
-was seen (DECISIONS 10); below the dispatched one, so that its unit is whole. RocketMQ: DefaultMessageStore.getMessage.
+was seen (decision 0010); below the dispatched one, so that its unit is whole. RocketMQ: DefaultMessageStore.getMessage.
 """
 
 from __future__ import annotations

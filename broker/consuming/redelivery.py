@@ -4,7 +4,7 @@
     16 times     ──► %DLQ%group ──checkback dlq──► %RETRY%group
 
 All of these records have transaction type 0, also those of a committed transaction: a copy of a commit is no end
-(DECISIONS 1). RocketMQ: SendMessageProcessor.consumerSendMsgBack, ScheduleMessageService.messageTimeUp (5.3.3), which
+(decision 0001). RocketMQ: SendMessageProcessor.consumerSendMsgBack, ScheduleMessageService.messageTimeUp (5.3.3), which
 keep the type of what they copy.
 """
 

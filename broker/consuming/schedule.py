@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.consuming.membership import Membership
+from broker.consuming.membership import SEEN_EVERY_MS, Membership, monotonic_ms
 from broker.consuming.offset_export import SCHEDULE_GROUP
 from broker.consuming.positions import Positions
 from broker.consuming.reading import readable_end
@@ -35,14 +35,15 @@ class Schedule:
         self._fence: int | None = None
         self._lease_cell: int | None = None
         self._due_ms: dict[tuple[int, int], int] = {}  # (level's queue, queue offset) of a head → when it is due
-        self._seen_end = -1
+        self._seen_ms = -SEEN_EVERY_MS
 
     def deliver(self, now_ms: int) -> int:
-        """Deliver what is due by the wall clock; returns how many. Raises StoreFull, CorruptStore."""
+        """Deliver what is due by the store's clock; returns how many. Raises StoreFull, CorruptStore."""
         if not self._store.queues(SCHEDULE_TOPIC):
             return 0
         if not self._has_lease():
             return 0
+        self._say_so(now_ms)
         return sum(self._level(queue_id, now_ms) for queue_id in self._store.queues(SCHEDULE_TOPIC))
 
     def _has_lease(self) -> bool:
@@ -62,6 +63,13 @@ class Schedule:
                 return False
             self._fence = self._cells.give(cell, self._member.number, self._member.place)
         return True
+
+    def _say_so(self, now_ms: int) -> None:
+        """For retention: what waits for its time is looked after."""
+        monotonic = monotonic_ms()
+        if self._lease_cell is not None and monotonic - self._seen_ms >= SEEN_EVERY_MS:
+            self._seen_ms = monotonic
+            self._cells.see(self._lease_cell, now_ms, monotonic)
 
     def release(self) -> None:
         """Let another do it."""

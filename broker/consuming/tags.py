@@ -21,6 +21,8 @@ class Selection:
     @classmethod
     def parse(cls, expression: str) -> Selection:
         """Raises MessageRejected for an expression that would select nothing."""
+        if not isinstance(expression, str):
+            raise MessageRejected(f"tags is text, '*' or 'A || B', not {expression!r:.60}")
         if expression.strip() in ("", "*"):
             return cls()
         tags = frozenset(tag.strip() for tag in expression.split("||") if tag.strip())

@@ -1,187 +1,190 @@
-"""The writing side of a store: lock, control page, the log's writing end, and what is derived from it, held together.
+"""Open a store for writing, and hold it. Threads share a writer; a forked child gets locks and threads of its own.
 
-Threads share a StoreWriter, and so does a forked child, which gets locks and threads of its own at once.
+    lock the store → open its parts → survey → plan → recover, if this process is alone → join
 
-    STORE/checkback/store.json    the sizes of its files, and its id
-    STORE/checkback/control       what all processes share           (broker.store.write.control)
+    STORE/checkback/store.json    the sizes of its files, and its id  (broker.store.read.layout)
+    STORE/checkback/control       what all processes share            (broker.store.write.control)
     STORE/checkback/queues        the next offset of each queue       (broker.store.write.queue_offsets)
-    STORE/checkback/durable       up to where the log is surely on disk (broker.store.maintain.background)
+    STORE/checkback/durable       a lower bound of what is on disk    (broker.store.maintain.background)
     STORE/checkback/append.lock, sync.lock, upkeep.lock
 
-RocketMQ ignores the folder `checkback`; deleting it loses no decision.
+RocketMQ ignores the directory `checkback`; deleting it loses no decision.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from broker.errors import BrokerError, StoreError, StoreLocked
 from broker.format.commitlog import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import AppendLock, StoreLock, flock_holder
+from broker.store.disk.lock_calls import flock_holder
 from broker.store.disk.paths import Paths
+from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.background import BackgroundTasks
 from broker.store.maintain.checkpointing import checkpoint
-from broker.store.write.appender import Appended, Appender, poisoned
-from broker.store.write.control import PAGE_SIZE, ControlPage, Word
-from broker.store.write.dispatch import Dispatcher
-from broker.store.write.layout import StoreLayout
-from broker.store.write.mapped import MappedQueue
-from broker.store.write.pending_record import PendingRecord
-from broker.store.write.queue_offsets import NextOffsets
-from broker.store.write.sync import Syncer
+from broker.store.read.layout import StoreFile, StoreLayout, read_store_file
+from broker.store.read.log_reader import LogReader
+from broker.store.recover.load import Plan, apply, leave, plan
+from broker.store.recover.steps import Progress
+from broker.store.recover.survey import survey
+from broker.store.write.appender import poisoned
+from broker.store.write.control import Word, boot_words, two_words
+from broker.store.write.parts import StoreParts, open_parts
+from broker.store.write.pending_record import Appended, PendingRecord
 
 SYNC_MODES = ("each", "group", "os")
-_LAYOUT_VERSION = 1
-JOIN_S = 10.0  # for how long who joins waits for an append of another process to end
+JOIN_S = 10.0  # how long a process that joins waits for an append of another process to end
 _POLL_S = 0.002
 
 
-class StoreWriter:
-    """One process's hold on a store."""
+def open_writer(
+    path: str,
+    disk: Disk,
+    layout: StoreLayout | None = None,
+    sync: str = "group",
+    *,
+    progress: Progress = lambda _done, _total: None,
+    expected: Plan | None = None,
+) -> StoreWriter:
+    """Open a store for writing; a new one is made, one that crashed is recovered first.
 
-    def __init__(self, path: str, disk: Disk, layout: StoreLayout | None = None, sync: str = "group") -> None:
-        if sync not in SYNC_MODES:
-            raise BrokerError(f"sync is one of {', '.join(SYNC_MODES)}, not {sync!r}")
-        self.path, self.disk, self.sync = path, disk, sync
-        self.paths = Paths(path)
-        self._make_folders()
-        self.lock = StoreLock(self.paths.lock, disk)
-        alone = self.lock.try_exclusive()
-        if not alone:
-            self.lock.share()
+    `progress` hears (bytes done, bytes in all) of a recovery. With `expected` the recovery is the one that was shown:
+    raises StoreError when the store needs another by now. Raises StoreLocked, StoreError, CorruptStore, StoreFull.
+    """
+    if sync not in SYNC_MODES:
+        raise BrokerError(f"sync is one of {', '.join(SYNC_MODES)}, not {sync!r}")
+    paths = Paths(path)
+    _make_directories(paths, disk)
+    lock = StoreLock(paths.lock, disk)
+    alone = lock.try_exclusive()
+    if not alone:
+        lock.share()
+    try:
+        parts = open_parts(disk, paths, _store_file(paths, disk, layout, alone=alone))
         try:
-            self.layout = self._layout(layout, alone=alone)
-            self._open_parts()
-            self._admit(alone=alone)
+            _admit(parts, lock, alone=alone, progress=progress, expected=expected)
         except BaseException:
-            self.lock.release()
-            self._close_parts()
+            parts.close()
             raise
+    except BaseException:
+        lock.release()
+        raise
+    return StoreWriter(parts, lock, sync)
+
+
+def _make_directories(paths: Paths, disk: Disk) -> None:
+    if not disk.is_local(paths.store):
+        kind = disk.file_system(paths.store)
+        text = f"{paths.store} lies on {kind}, where locks and maps do not reach other machines"
+        raise StoreError(f"{text}. Put the store on a local disk", path=paths.store)
+    derived = (paths.consumequeue, paths.index, paths.state_table, paths.redo_log)
+    for directory in (paths.store, paths.commitlog, paths.own, *derived):
+        if disk.entry(directory) is None:
+            disk.create_folder(directory)
+
+
+def _store_file(paths: Paths, disk: Disk, wanted: StoreLayout | None, *, alone: bool) -> StoreFile:
+    """The id and sizes that the store was made with; a new store takes the sizes that are asked for."""
+    file = read_store_file(disk, paths)
+    if file is not None:
+        return file
+    if any(entry.is_file for entry in disk.entries(paths.commitlog)):
+        text = f"{paths.store} was written by another program: this version only reads it (read_only=True)"
+        raise StoreError(text, path=paths.store)
+    if not alone:
+        raise StoreLocked(f"{paths.store} is being made by another process: open it again", path=paths.store)
+    file = StoreFile.new(wanted or StoreLayout())
+    disk.write_file(paths.store_json, file.encode())
+    return file
+
+
+def _admit(parts: StoreParts, lock: StoreLock, *, alone: bool, progress: Progress, expected: Plan | None) -> None:
+    """Join the other processes, or recover the store first."""
+    trusted = _is_trusted(parts, alone=alone)
+    if not alone and not trusted:  # the process that was to recover it may have died while we waited
+        alone = lock.try_exclusive()
+    if alone:
+        if not trusted:
+            _recover(parts, progress, expected)
+        parts.control[Word.SHARED] = 0
+        parts.disk.write_file(parts.paths.abort, str(os.getpid()).encode())
+        lock.downgrade()
+        return
+    parts.control[Word.SHARED] = 1
+    _meet_others(parts)
+    if parts.control[Word.POISON] and parts.control.is_initialised():
+        raise poisoned(parts.path, parts.control[Word.POISON])
+    if not trusted:
+        text = f"{parts.path} is open in a process of another version: close it there"
+        raise StoreLocked(text, path=parts.path)
+
+
+def _recover(parts: StoreParts, progress: Progress, expected: Plan | None) -> None:
+    current = plan(survey(parts.path, parts.disk, alone=True))
+    if expected is not None and (current.case, current.steps) != (expected.case, expected.steps):
+        shown, needed = expected.case.label, current.case.label
+        text = f"{parts.path} changed since the plan was made (it was {shown!r}, and is {needed!r})"
+        raise StoreError(f"{text}: nothing was done. Look at the plan again: checkback recover {parts.path}")
+    apply(current, parts, progress)
+
+
+def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
+    """Whether the control page speaks of this store as it is now. Else the log must be walked.
+
+    A record at the tail was written by another program, or, while other processes are at work, begins to be written.
+    """
+    control, segment_bytes, disk = parts.control, parts.layout.segment_bytes, parts.disk
+    boot, store = boot_words(disk), two_words(int(parts.store_id, 16))
+    if not control.fits(boot, store, disk.inode(parts.paths.control), segment_bytes) or control[Word.POISON]:
+        return False
+    if not alone:
+        return True
+    tail, log = control[Word.TAIL], parts.appender.log
+    if disk.entry(parts.paths.poisoned) is not None:
+        return False
+    if LogReader(disk, parts.paths.commitlog, segment_bytes).missing(tail) is not None:
+        return False
+    if disk.entry(log.path_of(tail - tail % segment_bytes)) is None:
+        return True
+    view, at = log.existing(tail)
+    magic = int.from_bytes(view[at + 4 : at + 8], "big", signed=True)
+    return control[Word.INTENT] != tail or magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+
+
+def _meet_others(parts: StoreParts) -> None:
+    """See that the append lock goes round: a process that is stopped while it holds it would block us for ever."""
+    deadline = time.monotonic() + JOIN_S
+    while not parts.append_lock.try_acquire():
+        if time.monotonic() >= deadline:
+            holder = flock_holder(parts.paths.append_lock)
+            process = f"process {holder}" if holder else "another process"
+            text = f"{parts.path}: {process} has held the append lock for {JOIN_S:g} s"
+            raise StoreLocked(f"{text}. If it is stopped, continue or end it", path=parts.path)
+        time.sleep(_POLL_S)
+    parts.append_lock.release()
+
+
+class StoreWriter:
+    """One process's hold on a store. `open_writer` makes it."""
+
+    def __init__(self, parts: StoreParts, lock: StoreLock, sync: str) -> None:
+        self.parts, self.lock, self.sync = parts, lock, sync
+        self.path, self.disk, self.paths, self.layout = parts.path, parts.disk, parts.paths, parts.layout
+        self.control, self.cells, self.dispatcher = parts.control, parts.cells, parts.dispatcher
+        self.append_lock, self.appender, self.syncer = parts.append_lock, parts.appender, parts.syncer
+        self.upkeep_lock, self.clock = parts.upkeep_lock, parts.clock
+        self.upkeep = BackgroundTasks(parts, sync)
         _open.add(self)
 
-    def _make_folders(self) -> None:
-        if not self.disk.is_local(self.path):
-            kind = self.disk.file_system(self.path)
-            raise StoreError(f"{self.path} lies on {kind}, where locks and maps do not reach everyone", path=self.path)
-        paths = self.paths
-        derived = (paths.consumequeue, paths.index, paths.state_table, paths.redo_log)
-        for folder in (self.path, paths.commitlog, paths.own, *derived):
-            if self.disk.entry(folder) is None:
-                self.disk.create_folder(folder)
-
-    def _layout(self, wanted: StoreLayout | None, *, alone: bool) -> StoreLayout:
-        """The sizes that the store was made with; a new store takes those that are asked for."""
-        if self.disk.entry(self.paths.store_json) is not None:
-            return self._layout_said()
-        if any(entry.is_file for entry in self.disk.entries(self.paths.commitlog)):
-            text = f"{self.path} was written by another program: this version only reads it (read_only=True)"
-            raise StoreError(text, path=self.path)
-        if not alone:
-            raise StoreLocked(f"{self.path} is being made by another process: open it again", path=self.path)
-        layout = wanted or StoreLayout()
-        self._id = secrets.randbits(128)
-        said = {"version": _LAYOUT_VERSION, "id": f"{self._id:032x}", "layout": asdict(layout)}
-        self.disk.write_file(self.paths.store_json, json.dumps(said, indent=1).encode())
-        return layout
-
-    def _layout_said(self) -> StoreLayout:
-        try:
-            said = json.loads(self.disk.read(self.paths.store_json))
-            version, self._id, layout = said["version"], int(said["id"], 16), StoreLayout(**said["layout"])
-        except (KeyError, TypeError, ValueError) as error:
-            text = f"{self.paths.store_json} is damaged ({error!r}). Put it back from a copy of the store"
-            raise StoreError(text, path=self.paths.store_json) from error
-        if version != _LAYOUT_VERSION:
-            text = f"{self.path} was made by a version of checkback that this one does not know ({version}): update it"
-            raise StoreError(text, path=self.path)
-        return layout
-
-    def _open_parts(self) -> None:
-        disk, paths, segment_bytes = self.disk, self.paths, self.layout.segment_bytes
-        disk.allocate(paths.control, PAGE_SIZE)
-        self.control = ControlPage(disk.open_map(paths.control, PAGE_SIZE))
-        self.cells = NextOffsets(disk, paths.queues, self.control)
-        self.dispatcher = Dispatcher(disk, paths, self.layout, self.control, self.cells)
-        log = MappedQueue(disk, paths.commitlog, segment_bytes)
-        self.append_lock = AppendLock(paths.append_lock, disk)
-        self.appender = Appender(log, self.control, self.dispatcher, self.append_lock, self.layout)
-        own = MappedQueue(disk, paths.commitlog, segment_bytes)
-        self.syncer = Syncer(disk, own, self.control, AppendLock(paths.sync_lock, disk), self.poison)
-        self.upkeep_lock = AppendLock(paths.upkeep_lock, disk)
-        self.upkeep = BackgroundTasks(self, self.upkeep_lock)
-
-    def _admit(self, *, alone: bool) -> None:
-        """Join the others, or bring the store in order first."""
-        from broker.store.recover.load import load
-
-        boot, inode = self._boot(), self.disk.inode(self.paths.control)
-        trusted = self._is_trusted(boot, inode, alone=alone)
-        if not alone and not trusted:  # who was to recover it may have died while we waited
-            alone = self.lock.try_exclusive()
-        if alone:
-            if not trusted:
-                load(self, boot, inode)
-            self.control[Word.SHARED] = 0
-            self.disk.write_file(self.paths.abort, str(os.getpid()).encode())
-            self.lock.downgrade()
-            return
-        self.control[Word.SHARED] = 1
-        self._meet_others()
-        if self.control[Word.POISON] and self.control.is_initialised():
-            raise poisoned(self.path)
-        if not trusted:
-            raise StoreLocked(f"{self.path} is open in a process of another version: close it there", path=self.path)
-
-    def _meet_others(self) -> None:
-        """See that the append lock goes round: who is stopped while it has it would keep us waiting for ever."""
-        deadline = time.monotonic() + JOIN_S
-        while not self.append_lock.try_acquire():
-            if time.monotonic() >= deadline:
-                holder = flock_holder(self.paths.append_lock)
-                who = f"process {holder}" if holder else "another process"
-                text = f"{self.path}: {who} is inside of an append and does not come out"
-                raise StoreLocked(f"{text}. If it is stopped, continue or end it", path=self.path)
-            time.sleep(_POLL_S)
-        self.append_lock.release()
-
-    def _is_trusted(self, boot: tuple[int, int], inode: int, *, alone: bool) -> bool:
-        """Whether the control page tells of this store as it is now. Else the log must be walked.
-
-        A record at the tail was written by another program, or, while others are at work, begins to be written.
-        """
-        control, segment_bytes = self.control, self.layout.segment_bytes
-        store = (self._id >> 64, self._id & ((1 << 64) - 1))
-        if not control.fits(boot, store, inode, segment_bytes) or control[Word.POISON]:
-            return False
-        if not alone:
-            return True
-        tail, log = control[Word.TAIL], self.appender.log
-        if self.disk.entry(self.paths.poisoned) is not None:
-            return False
-        if tail and self.disk.entry(log.path_of((tail - 1) - (tail - 1) % segment_bytes)) is None:
-            return False
-        if self.disk.entry(log.path_of(tail - tail % segment_bytes)) is None:
-            return True
-        view, at = log.existing(tail)
-        magic = int.from_bytes(view[at + 4 : at + 8], "big", signed=True)
-        return control[Word.INTENT] != tail or magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
-
-    def _boot(self) -> tuple[int, int]:
-        number = int(self.disk.boot_id().replace("-", "") or "0", 16)
-        return number >> 64, number & ((1 << 64) - 1)
-
-    def poison(self) -> None:
-        """A forced write failed: nobody appends any more, here or elsewhere, until the store was recovered."""
-        self.control[Word.POISON] = 1
-        self.disk.write_file(self.paths.poisoned, b"a forced write failed\n")
+    @property
+    def store_id(self) -> str:
+        """The id that the store was given when it was made: 32 hexadecimal digits."""
+        return self.parts.store_id
 
     # Appending
 
@@ -217,11 +220,7 @@ class StoreWriter:
     def checkpoint(self) -> None:
         """Write a checkpoint, where a recovery will begin; appends go on meanwhile. Raises SyncFailed, StoreFull."""
         with self.upkeep_lock:
-            self.checkpoint_alone()
-
-    def checkpoint_alone(self) -> None:
-        """The same for one who has the upkeep lock."""
-        checkpoint(self)
+            checkpoint(self.parts)
 
     # Reading
 
@@ -234,16 +233,6 @@ class StoreWriter:
         """The queue offset that the next message of a queue will get; 0 when there was none."""
         return self.cells.end(topic, queue_id)
 
-    def refresh(self) -> None:
-        """Let go of derived files that were swapped for others; call under the append lock."""
-        self.dispatcher.refresh()
-
-    def forget_removed(self) -> None:
-        """Let go of files that retention removed, in whichever process: their space is not free before."""
-        for queue in (self.appender.log, self.syncer.log):
-            queue.forget_removed()
-        self.dispatcher.forget_removed()
-
     # The end
 
     def after_fork(self) -> None:
@@ -253,25 +242,13 @@ class StoreWriter:
         self.upkeep.after_fork()
 
     def close(self) -> None:
-        """Let go of the store; the last to leave forces everything and removes `abort`."""
-        from broker.store.recover.load import leave
-
+        """Release the store; the last process to leave flushes everything and removes `abort`."""
         _open.discard(self)
         self.upkeep.close()
         if self.lock.held and self.lock.try_exclusive():
-            leave(self)
+            leave(self.parts)
         self.lock.release()
-        self._close_parts()
-
-    def _close_parts(self) -> None:
-        """Let go of files and maps; a store that was not admitted may lack some."""
-        if hasattr(self, "upkeep"):
-            self.dispatcher.close()
-            self.appender.log.close()
-            self.syncer.close()
-            self.cells.close()
-            self.control.close()
-            self.append_lock.close()
+        self.parts.close()
 
 
 _open: weakref.WeakSet[StoreWriter] = weakref.WeakSet()

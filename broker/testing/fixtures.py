@@ -1,6 +1,6 @@
 """For your tests: a store for one test, a clock to move, a COMMIT that is lost, a process that dies in between.
 
-    from broker.testing.crash_disk import crash_between_commit_and_end, temporary_store
+    from broker.testing.fixtures import crash_between_commit_and_end, temporary_store
 
     with temporary_store() as store:
         producer = store.producer("shop", topics=["orders"], ledger=ledger)
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 from unittest import mock
 
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

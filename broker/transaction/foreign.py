@@ -1,6 +1,6 @@
 """May checkback write to what stands at a path? A new store and its own: yes; what RocketMQ wrote: not yet.
 
-DECISIONS: a store of the generation `gap` or `mixed` is never written; one of `half-op` by a later version.
+A store of the generation `gap` or `mixed` is never written, one of `half-op` not by this version: decision 0003.
 """
 
 from __future__ import annotations

@@ -19,12 +19,10 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.statetable import SLOT_SIZE, STATE_AT, Slot
 from broker.format.sysflag import TransactionType
-from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, ReceivedMessage
-from broker.store.write.admission import delay_level
-from broker.store.write.appender import Appended
+from broker.store.write.compose import Composed, compose
 from broker.store.write.control import Word
-from broker.store.write.pending_record import PendingRecord, check_size, draft, end_draft
+from broker.store.write.pending_record import Appended, PendingRecord, check_size, end_draft
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
 from broker.transaction.ends import half_draft, make_end
@@ -51,8 +49,6 @@ _TAIL, _DISPATCHED, _SLOTS, _GENERATION = (
 
 _unpack_slot = Slot.STRUCT.unpack_from
 _new = object.__new__
-
-_Sent = tuple[Sequence[str], int, dict[str, str]]  # keys, born timestamp in ms, properties
 
 
 class StateTableService(TransactionalMessageService):
@@ -119,53 +115,24 @@ class StateTableService(TransactionalMessageService):
 
     def _stored(self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None) -> Half:
         """A half message in the log; nobody has waited for the disk."""
-        made, sent = self._draft(message, group, queue_id, extra)
-        return self._half(made, sent, group, self._writer.append_one(made, wait=False))
-
-    def _draft(
-        self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None
-    ) -> tuple[PendingRecord, _Sent]:
-        """The half message's record, once the store has let it in."""
         self._admission.check_transactions()
         if not group:
             raise MessageRejected("a half message needs a producer group: it says whom to ask how it ended")
-        now_ms = time.time_ns() // 1_000_000
-        properties = message.stored_properties
-        properties[names.UNIQ_KEY] = new_unique_key(now_ms)
-        properties[names.TRAN_MSG] = "true"
-        properties[names.PGROUP] = group
-        level = 0
-        if extra:
-            for name, value in extra.items():
-                names.check(name, value)
-            properties.update(extra)
-            if level := delay_level(properties):  # its commit goes there, and needs to know where it belongs
-                properties |= {names.REAL_TOPIC: message.topic, names.REAL_QID: str(queue_id)}
-        made = draft(
-            message.topic,
-            message.body,
-            properties,
-            queue_id=queue_id,
-            born_timestamp_ms=now_ms,
-            kind=TransactionType.PREPARED,
+        composed = compose(
+            message, self._admission, queue_id=queue_id, size_max=self._record_bytes_max, extra=extra, group=group
         )
-        if len(made.raw) > self._record_bytes_max:
-            check_size(len(made.raw), self._record_bytes_max)
-        self._admission.admit(message.topic, properties, queue_id, now_ms, prepared=True)
-        if level:
-            check_size(len(end_draft(made, 0, 0, TransactionType.COMMIT).raw), self._record_bytes_max)
-            self._admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
-        return made, (message.keys, now_ms, properties)
+        placed = self._writer.append_one(composed.record, wait=False)
+        return self._half(composed, message.keys, group, placed)
 
-    def _half(self, made: PendingRecord, sent: _Sent, group: str, placed: Appended) -> Half:
-        keys, born_ms, properties = sent
+    def _half(self, composed: Composed, keys: Sequence[str], group: str, placed: Appended) -> Half:
+        record, properties, born_ms = composed
         half = _new(Half)  # as Half(...) does, in a third of the time: a frozen dataclass sets field by field
         half.__dict__.update(
             commitlog_offset=placed.commitlog_offset,
             slot=placed.queue_offset,
             producer_group=group,
-            topic=made.topic,
-            queue_id=made.queue_id,
+            topic=record.topic,
+            queue_id=record.queue_id,
             unique_key=properties[names.UNIQ_KEY],
             keys=tuple(keys),
             born_timestamp_ms=born_ms,
@@ -213,7 +180,7 @@ class StateTableService(TransactionalMessageService):
 
         RocketMQ: EndTransactionProcessor.checkPrepareMessage (5.3.3), and that it is a prepared one at all.
         """
-        known = self._appender.recent(half.commitlog_offset, half.slot)
+        known = self._appender.cached_half(half.commitlog_offset, half.slot)
         if known is not None and known.raw.rfind(_group_item(half.producer_group)) > 0:
             return known
         known, slot, group = self._read_known(half.commitlog_offset)
@@ -374,7 +341,7 @@ class StateTableService(TransactionalMessageService):
 
     def check(self, timeout_ms: int, check_max: int, listener: CheckListener) -> int:
         """See TransactionalMessageService."""
-        return self._rounds.run(self, timeout_ms, check_max, listener, time.time_ns() // 1_000_000)
+        return self._rounds.run(self, timeout_ms, check_max, listener, self._writer.clock.now_ms())
 
 
 @lru_cache(maxsize=4096)

@@ -219,21 +219,50 @@ class ParkedOperator(StoreOperator):
         return tasks.parked(self.store_path(), now_ms=now_ms(context), only=only)
 
 
+_PINS_LOGGED = 20
+
+
 class RetentionOperator(StoreOperator):
     """Remove segments, ledger rows and catalog entries that are old enough and that nobody needs any more."""
 
-    template_fields: Sequence[str] = (*StoreOperator.template_fields, "keep", "disk_share")
+    template_fields: Sequence[str] = (
+        *StoreOperator.template_fields,
+        "keep",
+        "max_bytes",
+        "free_bytes",
+        "gone_after",
+        "even_unread",
+    )
 
-    def __init__(self, *, keep: str = "72h", disk_share: float = 0.75, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        keep: str = "72h",
+        max_bytes: str | int | None = None,
+        free_bytes: str | int | None = None,
+        gone_after: str | None = None,
+        even_unread: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self.keep, self.disk_share = keep, disk_share
+        self.keep, self.max_bytes, self.free_bytes = keep, max_bytes, free_bytes
+        self.gone_after, self.even_unread = gone_after, even_unread
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """What was removed, and which transaction pins what could not be."""
+        """What was removed, what was unread of it, and what pins what could not be."""
         from recovery.jobs import tasks
 
-        when = now_ms(context)
-        return tasks.retain(**self.settings(), now_ms=when, keep=self.keep, disk_share=float(self.disk_share))
+        limits: dict[str, Any] = {
+            "max_bytes": self.max_bytes,
+            "free_bytes": self.free_bytes,
+            "gone_after": self.gone_after,
+        }
+        found = tasks.retain(
+            **self.settings(), now_ms=now_ms(context), keep=self.keep, even_unread=is_true(self.even_unread), **limits
+        )
+        for pin in found["pins"][:_PINS_LOGGED]:
+            self.log.warning("segments that are due stay: %s", pin["text"])
+        return found
 
 
 def question(needed: bool, ask: bool) -> str:

@@ -17,8 +17,11 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse
 
 from broker.errors import BrokerError
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.maintain.retention_registry import read_history
 from recovery.airflow.settings import StoreSettings, stores
-from recovery.jobs.setup import last_report
+from recovery.jobs.setup import LATEST_RETENTION, last_report
 from recovery.views.overview import overview, story
 
 PAGE = Path(__file__).with_name("page.html")
@@ -55,8 +58,9 @@ def show_store(name: str) -> dict[str, Any]:
         seen = overview(path, _now_ms(), limit=LISTED).as_json()
     except (BrokerError, OSError) as error:
         raise HTTPException(409, str(error)) from None
-    report = last_report(path)
-    return {"name": name, "path": path, **seen, "report": report and _short(report), "dags": dags_of(name)}
+    report, retention = last_report(path), retained(path)
+    facts = {"report": report and _short(report), "retention": retention, "dags": dags_of(name)}
+    return {"name": name, "path": path, **seen, **facts}
 
 
 def show_transaction(name: str, commitlog_offset: int) -> dict[str, Any]:
@@ -73,6 +77,14 @@ def show_transaction(name: str, commitlog_offset: int) -> dict[str, Any]:
 def dags_of(name: str) -> dict[str, str]:
     """The DAGs of a store, by their work."""
     return {work: f"{name}.{work}" for work in WORK}
+
+
+def retained(path: str) -> dict[str, Any]:
+    """What retention did last, who has yet to read what, what pins segments that are due; and what went unread ever."""
+    last, history = last_report(path, LATEST_RETENTION) or {}, read_history(Disk(), Paths(path))
+    shown = {name: last.get(name, [])[:LISTED] for name in ("pins", "unread")}
+    removed = {"now_ms": last.get("now_ms"), "segments": len(last.get("segments", [])), "bytes": last.get("bytes", 0)}
+    return {**removed, **shown, "removed_unread": history.get("unread", {}), "removed_bytes": history.get("bytes", 0)}
 
 
 def path_of(store: StoreSettings) -> str:

@@ -24,6 +24,8 @@ from broker.errors import BrokerError
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 NEVER = "never"  # a schedule: by hand only
 ENGINES = ("auto", "local", "spark")
+SIZES = ("max_bytes", "free_bytes")
+_INSTEAD = {"disk_share": ". Instead of a share of the disk, which others fill, give max_bytes of the store"}
 
 
 class BadSettings(BrokerError, ValueError):
@@ -48,11 +50,18 @@ class StoreSettings:
     verify_schedule: str | None = "@daily"  # cron, or @daily and its like; `never`: by hand only
     rebuild_schedule: str | None = "@weekly"
     retention_schedule: str | None = "@daily"
-    keep: str = "72h"  # how long messages are kept
-    disk_share: float = 0.75  # of the disk: above it the oldest segments go although they are younger
+    keep: str = "72h"  # how long messages are kept at least
+    max_bytes: str | int | None = None  # of the store, as 20GiB: above it the oldest segments go although younger
+    free_bytes: str | int | None = None  # of its disk, as 5GiB: below it the oldest segments go although younger
+    gone_after: str = "7d"  # a consumer group that was not seen for so long is not waited for; `never`: always
+    even_unread: bool = False  # whether messages go that nobody has read
     answer_within_s: float = 86_400.0  # how long a person has to answer; then nothing is changed
     alerts: str | None = None  # an HTTP connection that alerts are posted to
     pool: str | None = None  # for Spark jobs
+
+    def retention(self) -> dict[str, Any]:
+        """What the operator of retention is told besides."""
+        return {name: getattr(self, name) for name in ("keep", *SIZES, "gone_after", "even_unread")}
 
     def target(self) -> dict[str, Any]:
         """What operators are told about the store: their own arguments, without what only DAGs use."""
@@ -102,8 +111,9 @@ def _one(name: str, values: Any, where: str) -> StoreSettings:
     known = {one.name: _default(one) for one in fields(StoreSettings) if one.name != "name"}
     for key, value in values.items():
         if key not in known:
-            raise BadSettings(f"{where}: stores.{name} has no setting {key!r}; there are {', '.join(known)}")
-        if not _fits(known[key], value):
+            text = f"{where}: stores.{name} has no setting {key!r}; there are {', '.join(known)}"
+            raise BadSettings(f"{text}{_INSTEAD.get(key, '')}")
+        if not (_is_size(value) if key in SIZES else _fits(known[key], value)):
             raise BadSettings(f"{where}: stores.{name}: {key} cannot be {value!r:.40}")
     made: dict[str, Any] = {
         key: None if key.endswith("_schedule") and value == NEVER else value for key, value in values.items()
@@ -118,6 +128,15 @@ def _one(name: str, values: Any, where: str) -> StoreSettings:
 
 def _default(setting: Any) -> Any:
     return {} if setting.default is MISSING else setting.default
+
+
+def _is_size(value: Any) -> bool:
+    from recovery.humanize import parse_size
+
+    try:
+        return parse_size(value) > 0
+    except ValueError:
+        return False
 
 
 def _fits(default: Any, value: Any) -> bool:

@@ -25,6 +25,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from broker.store.read.layout import read_store_file
 from broker.tables import make_tables
 
 if TYPE_CHECKING:
@@ -128,6 +129,16 @@ class Catalog:
             rows = connection.execute(select(*self._columns).where(_attempts.c.store_id == self._store_id))
             return {row[0]: Attempt(*row) for row in rows}
 
+    def last_looked_ms(self) -> int:
+        """When somebody was asked last, about whichever transaction; 0 when nobody was."""
+        from sqlalchemy import func
+
+        with _sentences(self._engine), self._engine.connect() as connection:
+            found = connection.scalar(
+                select(func.max(_attempts.c.looked_ms)).where(_attempts.c.store_id == self._store_id)
+            )
+        return found or 0
+
     def remember(self, attempts: Sequence[Attempt], gone: Iterable[int] = ()) -> None:
         """Put attempts in place of older ones; forget the transactions that are no longer in doubt."""
         forget = [{"at": number} for number in {*gone, *(one.commitlog_offset for one in attempts)}]
@@ -189,9 +200,10 @@ def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
     Raises BrokerError when its database cannot be read.
     """
     disk, paths = Disk(), Paths(store_path)
-    if disk.entry(paths.store_json) is None or (url is None and disk.entry(path_of(store_path)) is None):
+    file = read_store_file(disk, paths)
+    if file is None or (url is None and disk.entry(path_of(store_path)) is None):
         return {}
-    store_id = str(json.loads(disk.read(paths.store_json))["id"])
+    store_id = file.store_id
     engine = create_engine(url or f"sqlite:///file:{quote(os.path.abspath(path_of(store_path)))}?mode=ro&uri=true")
     try:
         with _sentences(engine), engine.connect() as connection:

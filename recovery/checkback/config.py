@@ -6,8 +6,11 @@ at_limit = "park"
 
 [resolvers.shop]                  # a producer group; "*" is for all others
 ledger = "postgresql+psycopg:///shop"
+schema = ["tenant_a", "tenant_b"] # where each tenant has a ledger of its own; `ledger` may be a list, too
 [resolvers.billing]
 http = "http://127.0.0.1:8080/check-back"
+token_file = "/run/secrets/billing"
+answer_within = "5s"
 [resolvers."*"]
 call = "shop.orders:was_saved"
 """
@@ -15,22 +18,35 @@ call = "shop.orders:was_saved"
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from broker.errors import BrokerError
 from broker.ledger import Ledger
+from broker.live import LiveStore
 from broker.store.disk.files import Disk
+from recovery.checkback.http_resolver import HttpResolver, read_headers
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.policy import Policy, parse_policy
+from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.routing import Ledgers
+from recovery.checkback.policy import Policy, parse_duration, parse_policy
 from recovery.checkback.protocol import Resolver
-from recovery.checkback.resolvers import Breaker, CallableResolver, HttpResolver, Router
+from recovery.checkback.resolvers import Breaker, CallableResolver, Router
+from recovery.checkback.time_limit import ANSWER_WITHIN_S, Bounded
 
 _KINDS = ("ledger", "http", "call")
-_NAMES = (*_KINDS, "table", "schema")
+_OF_KIND = {
+    "ledger": ("ledger", "table", "schema"),
+    "http": ("http", "headers_file", "token_file", "answer_within"),
+    "call": ("call", "answer_within"),
+}
+_LISTS = ("ledger", "schema")
 EVERY_GROUP = "*"
+
+Spec = Mapping[str, Any]
+"""One resolver: texts, and for `ledger` and `schema` a text or a list of them."""
 
 
 @dataclass(frozen=True)
@@ -38,34 +54,37 @@ class Setup:
     """What a file or the options say."""
 
     policy: Policy = field(default_factory=Policy)
-    resolvers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by producer group
+    resolvers: Mapping[str, Spec] = field(default_factory=dict)  # by producer group
 
     @contextmanager
-    def open(self, store_id: str) -> Iterator[Resolvers]:
+    def open(self, store: LiveStore) -> Iterator[Resolvers]:
         """Those who are asked, each behind a breaker of its own. Raises BrokerError for what cannot be set up."""
-        ledgers: dict[str, LedgerResolver] = {}
+        ledgers: dict[str, list[LedgerResolver]] = {}
         asked: dict[str, Resolver] = {}
         try:
             for group, spec in self.resolvers.items():
                 if "ledger" in spec:
-                    ledgers[group] = _ledger(spec, store_id)
-                asked[group] = Breaker(ledgers[group] if "ledger" in spec else _other(spec))
+                    evidence, ledgers[group] = Evidence(store), []
+                    ledgers[group] += (LedgerResolver(one, evidence) for one in _ledgers(spec))
+                asked[group] = Breaker(Bounded(Ledgers(ledgers[group])) if "ledger" in spec else _other(spec))
             default = asked.pop(EVERY_GROUP, None)
             yield Resolvers(Router(asked, default), ledgers)
         finally:
-            for ledger in ledgers.values():
+            for ledger in (one for each in ledgers.values() for one in each):
                 ledger.close()
 
 
-@dataclass(frozen=True)
 class Resolvers:
-    """Who is asked; and the ledgers alone, by producer group, for decisions of persons and for retention."""
+    """Who is asked; and the ledgers alone, for decisions of persons and for retention."""
 
-    router: Router
-    ledgers: Mapping[str, LedgerResolver]
+    def __init__(self, router: Router, by_group: Mapping[str, Sequence[LedgerResolver]]) -> None:
+        self.router = router
+        self.ledgers = {f"{group}, {one!r}": one for group, each in by_group.items() for one in each}
+        self._by_group = {group: Ledgers(each) for group, each in by_group.items()}
 
-    def ledger_of(self, producer_group: str) -> LedgerResolver | None:
-        return self.ledgers.get(producer_group, self.ledgers.get(EVERY_GROUP))
+    def ledger_of(self, producer_group: str) -> Ledgers | None:
+        """The ledgers of a producer group."""
+        return self._by_group.get(producer_group, self._by_group.get(EVERY_GROUP))
 
 
 def load(path: str) -> Setup:
@@ -84,26 +103,48 @@ def load(path: str) -> Setup:
 
 
 def check_spec(spec: Any, where: str) -> None:
-    """Raises BrokerError unless exactly one kind of resolver is named."""
-    if not isinstance(spec, Mapping) or sum(kind in spec for kind in _KINDS) != 1:
+    """Raises BrokerError unless exactly one kind of resolver is named, with what belongs to it."""
+    kinds = [kind for kind in _KINDS if kind in spec] if isinstance(spec, Mapping) else []
+    if len(kinds) != 1:
         raise BrokerError(f"{where} names one of {', '.join(_KINDS)}")
     for name, value in spec.items():
-        if name not in _NAMES or not isinstance(value, str):
-            raise BrokerError(f"{where} has no {name!r} of this kind; the names are {', '.join(_NAMES)}, all text")
+        names = _OF_KIND[kinds[0]]
+        if name not in names:
+            raise BrokerError(f"{where} has no {name!r} of this kind; the names are {', '.join(names)}")
+        texts = value if name in _LISTS and isinstance(value, list | tuple) else [value]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise BrokerError(f"{where}: {name} is a text" + (", or a list of them" if name in _LISTS else ""))
+    _answer_within_s(spec, where)
 
 
-def _other(spec: Mapping[str, str]) -> Resolver:
-    return HttpResolver(spec["http"]) if "http" in spec else CallableResolver.load(spec["call"])
+def _answer_within_s(spec: Spec, where: str = "") -> float:
+    try:
+        return parse_duration(spec["answer_within"]) / 1000 if "answer_within" in spec else ANSWER_WITHIN_S
+    except ValueError as error:
+        raise BrokerError(f"{where}: answer_within: {error}") from None
 
 
-def _ledger(spec: Mapping[str, str], store_id: str) -> LedgerResolver:
+def _other(spec: Spec) -> Resolver:
+    limit_s = _answer_within_s(spec)
+    if "call" in spec:
+        return CallableResolver.load(spec["call"], answer_within_s=limit_s)
+    headers = read_headers(spec.get("headers_file"), spec.get("token_file"), spec.get("token"))
+    return HttpResolver(spec["http"], answer_within_s=limit_s, headers=headers)
+
+
+def _texts(value: str | Sequence[str] | None) -> Sequence[str | None]:
+    return [value] if value is None or isinstance(value, str) else list(value)
+
+
+def _ledgers(spec: Spec) -> Iterator[Ledger]:
+    """A ledger for each database and schema that is named."""
     from sqlalchemy import create_engine
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
     try:
-        engine = create_engine(spec["ledger"], pool_pre_ping=True)
-        return LedgerResolver(
-            Ledger(engine, table=spec.get("table", "checkback_ledger"), schema=spec.get("schema")), store_id
-        )
+        for url in _texts(spec["ledger"]):
+            for schema in _texts(spec.get("schema")):
+                engine = create_engine(str(url), pool_pre_ping=True)
+                yield Ledger(engine, table=spec.get("table", "checkback_ledger"), schema=schema)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise BrokerError(f"the ledger's database cannot be reached: {error}") from None

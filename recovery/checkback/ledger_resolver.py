@@ -1,6 +1,10 @@
 """Answers from the ledger: what the application's database says, and the tombstone where it says nothing.
 
-    answers = LedgerResolver(ledger, store_id).ask(questions, now_ms)
+    answers = LedgerResolver(ledger, Evidence(store)).ask(questions, now_ms)
+
+First the database must prove that it is the ledger of this store (`ledgers.proof`), and a half message must name it:
+else the answer is REFUSED. A half message that names no ledger binding is older than bindings are: its row says
+"committed" where there is one, and where there is none nobody knows.
 
 One SELECT for many keys finds those that committed: a row that is there is there for good. Each key that it does not
 find is decided alone, in a short READ COMMITTED transaction with a lock time-out: insert the same key as "rolled back".
@@ -14,15 +18,22 @@ SQLite has one lock for all rows. There many keys are decided in one transaction
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import tenacity
 from sqlalchemy import delete, select
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 
-from broker.ledger import COMMITTED, KEY_SIZE, LEDGER_KEY, ROLLED_BACK, Ledger, key_time_ms
+from broker.ledger import COMMITTED, KEY_SIZE, LEDGER_KEY, ROLLED_BACK, Ledger, executor, key_time_ms
+from broker.ledger_binding import LEDGER_BINDING
+from broker.ledger_identity import Execute
+from broker.transaction.service import Half
+from recovery.checkback.ledgers.database_errors import answer, place
+from recovery.checkback.ledgers.proof import Evidence, WrongLedger, prove
 from recovery.checkback.protocol import Answer, Outcome, Question
 
 if TYPE_CHECKING:
@@ -33,24 +44,27 @@ _STATEMENT_TIMEOUT_MS = 10_000
 _WAITING_S = 5.0
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
 _MYSQL = ("mysql", "mariadb")
-
-# The statement may succeed when it is done again: somebody holds a lock, or two transactions met.
-_AGAIN_STATES = {"55P03", "40P01", "40001", "57014", "55006"}
-_AGAIN_NUMBERS = {1205, 1213}  # MySQL: lock wait time-out, deadlock
-_AGAIN_WORDS = ("database is locked", "database table is locked", "database is busy", "database schema is locked")
+_CONNECT_ATTEMPTS = 3  # a database that restarts, or a proxy that has just lost one
+_CONNECT_WAIT_S = 0.5
 
 
 class LedgerResolver:
-    """Asks the ledger. `store_id` is that of the store, which the tombstones get: see `expire`."""
+    """Asks one ledger. `evidence` is what the store knows of its ledgers."""
 
     def __init__(
-        self, ledger: Ledger, store_id: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS, by: str = "check-back"
+        self, ledger: Ledger, evidence: Evidence, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS, by: str = "check-back"
     ) -> None:
-        self._ledger, self._store_id, self._by = ledger, store_id, by
+        self._ledger, self._evidence, self._by = ledger, evidence, by
+        self._store_id = evidence.store_id
         self._lock_timeout_ms = lock_timeout_ms
+        self._proved = ""  # the binding that the database proved last
 
     def __repr__(self) -> str:
-        return f"ledger {self._ledger.engine.url!r}"
+        return f"ledger {place(self._ledger.engine.url)}"
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
 
     def close(self) -> None:
         """Let go of the connections of an engine that was made for it alone."""
@@ -58,33 +72,98 @@ class LedgerResolver:
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002 - the rows know the time
         """The answers; halves of one transaction have one key and get one answer."""
-        keys = [question.half.properties.get(LEDGER_KEY) for question in questions]
-        groups = {key: question.half.producer_group for key, question in zip(keys, questions, strict=True) if key}
-        found = self.answers(groups)
+        halves = [question.half for question in questions]
+        bound = {key: half.producer_group for half in halves if (key := _key(half)) and _binding(half)}
+        unbound = [key for half in halves if (key := _key(half)) and not _binding(half)]
+        named = {key: binding for half in halves if (key := _key(half)) and (binding := _binding(half))}
+        found = self._answers(bound, named) if bound else {}
+        found |= self._of_unbound(unbound) if unbound else {}
         missing = Answer(Outcome.UNKNOWN, "the half message names no ledger row")
-        return [found[key] if key else missing for key in keys]
+        return [found.get(_key(half) or "", missing) for half in halves]
 
     def answers(self, groups: dict[str, str]) -> dict[str, Answer]:
-        """The answers for keys, given with their producer groups."""
+        """The answers for keys of this ledger, given with their producer groups."""
+        return self._answers(groups, {})
+
+    def binding_id(self) -> str:
+        """The binding of this ledger. Raises WrongLedger, SQLAlchemyError."""
+        with self._connection() as connection:
+            return self._prove(connection)
+
+    def _answers(self, groups: dict[str, str], named: Mapping[str, str]) -> dict[str, Answer]:
+        """The answers for keys; `named` says which binding the half message of a key names."""
         try:
             with self._connection() as connection:
-                found = self._committed(connection, list(groups))
-                return found | self._missing({key: groups[key] for key in groups if key not in found}, connection)
+                binding_id = self._prove(connection)
+                others = {key: name for key in groups if (name := named.get(key, binding_id)) != binding_id}
+                wrong = {key: _of_another(name, binding_id) for key, name in others.items()}
+                mine = {key: group for key, group in groups.items() if key not in wrong}
+                found = self._committed(connection, list(mine))
+                left = {key: mine[key] for key in mine if key not in found}
+                return wrong | found | self._missing(left, connection)
+        except WrongLedger as error:
+            return dict.fromkeys(groups, Answer(Outcome.REFUSED, str(error)))
         except SQLAlchemyError as error:
-            answer = _trouble(error)
-            return dict.fromkeys(groups, answer)
+            return dict.fromkeys(groups, self.trouble(error))
 
-    def peek(self, key: str) -> Answer:
-        """What a row says now; unknown without one. Changes nothing, and so decides nothing."""
-        rows = self._ledger.rows.c
+    def _of_unbound(self, keys: list[str]) -> dict[str, Answer]:
+        """What a ledger says of half messages that name no binding: a row that is there is right in any database."""
         try:
-            with self._connection() as connection, connection.begin():
-                found = connection.execute(select(rows.state, rows.decided_by).where(rows.ledger_key == key)).first()
+            with self._connection() as connection:
+                found = self._committed(connection, keys)
+        except WrongLedger as error:
+            return dict.fromkeys(keys, Answer(Outcome.REFUSED, str(error)))
         except SQLAlchemyError as error:
-            return _trouble(error)
+            return dict.fromkeys(keys, self.trouble(error))
+        return {key: found.get(key, _UNBOUND) for key in keys}
+
+    def _prove(self, connection: Connection) -> str:
+        """The id of the binding. Raises WrongLedger."""
+
+        @contextmanager
+        def transaction() -> Iterator[Execute]:
+            with connection.begin():
+                yield executor(connection)
+
+        self._proved = prove(transaction, self._ledger, self._evidence).binding_id
+        return self._proved
+
+    def trouble(self, error: SQLAlchemyError) -> Answer:
+        """What an error of the database means."""
+        return answer(error, self._ledger.engine.url)
+
+    def peek(self, half: Half) -> Answer:
+        """What the row of a half message says now; unknown without one. Changes nothing, and so decides nothing."""
+        rows, key = self._ledger.rows.c, _key(half)
+        try:
+            with self._connection() as connection:
+                if _binding(half) and (binding_id := self._prove(connection)) != _binding(half):
+                    return _of_another(_binding(half), binding_id)
+                with connection.begin():
+                    found = connection.execute(
+                        select(rows.state, rows.decided_by).where(rows.ledger_key == key)
+                    ).first()
+        except WrongLedger as error:
+            return Answer(Outcome.REFUSED, str(error))
+        except SQLAlchemyError as error:
+            return self.trouble(error)
         return (
             Answer(Outcome.UNKNOWN, "its ledger has no row") if found is None else _said(found.state, found.decided_by)
         )
+
+    def settle(self, half: Half, state: int, by: str) -> Answer:
+        """Put a person's decision where the row of a half message would be; the answer says which decision stands."""
+        key = _key(half) or ""
+        try:
+            with self._connection() as connection:
+                binding_id = self._prove(connection)
+                if _binding(half) not in (None, binding_id):
+                    return _of_another(_binding(half), binding_id)
+                return self.decide(key, half.producer_group, state, by, connection)
+        except WrongLedger as error:
+            return Answer(Outcome.REFUSED, str(error))
+        except SQLAlchemyError as error:
+            return self.trouble(error)
 
     def _missing(self, groups: dict[str, str], connection: Connection) -> dict[str, Answer]:
         """A tombstone for each key, while the database answers and the waiting for locks stays bearable."""
@@ -99,7 +178,7 @@ class LedgerResolver:
                 continue
             answer = rest or self.decide(key, group, ROLLED_BACK, self._by, connection)
             found[key] = answer
-            if answer.outcome is Outcome.DOWN:
+            if answer.outcome in (Outcome.DOWN, Outcome.REFUSED):
                 rest = answer
             elif answer.outcome is Outcome.RUNNING and time.monotonic() - started > _WAITING_S:
                 rest = Answer(Outcome.RUNNING, f"not asked: others were waited for, for {_WAITING_S} s")
@@ -117,17 +196,19 @@ class LedgerResolver:
                 found.update((key, yes) for (key,) in said)
         return found
 
-    def decide(self, key: str, group: str, state: int, by: str, connection: Connection | None = None) -> Answer:
-        """Put a decision under a key, if none stands there; the answer says which one stands."""
+    def decide(self, key: str, group: str, state: int, by: str, connection: Connection) -> Answer:
+        """Put a decision under a key, if none stands there; the answer says which one stands.
+
+        Only on a connection whose database has proved that it is the ledger.
+        """
         if key_time_ms(key) is None:
             return Answer(Outcome.UNKNOWN, f"{key!r:.60} is no ledger key")
         try:
-            if connection is None:
-                with self._connection() as connection:
-                    return self._insert(connection, key, group, state, by) or self._standing(connection, key)
             return self._insert(connection, key, group, state, by) or self._standing(connection, key)
+        except WrongLedger as error:
+            return Answer(Outcome.REFUSED, str(error))
         except SQLAlchemyError as error:
-            return _trouble(error)
+            return self.trouble(error)
 
     def _insert(self, connection: Connection, key: str, group: str, state: int, by: str) -> Answer | None:
         """The outcome of an insert of its own transaction; None when a row is there already."""
@@ -160,14 +241,24 @@ class LedgerResolver:
                     raise _BelowMark
         except (IntegrityError, _BelowMark):
             return {}
+        except WrongLedger as error:
+            return dict.fromkeys(groups, Answer(Outcome.REFUSED, str(error)))
         except SQLAlchemyError as error:
-            return dict.fromkeys(groups, _trouble(error))
+            return dict.fromkeys(groups, self.trouble(error))
         return dict.fromkeys(groups, Answer(Outcome.ROLLED_BACK, _put(self._by, Outcome.ROLLED_BACK)))
 
     def _mark(self, connection: Connection) -> int:
-        """The time below which rows were removed; 0 when none were."""
-        marks = self._ledger.marks.c
-        return int(connection.execute(select(marks.low_water_ms).where(marks.store_id == self._store_id)).scalar() or 0)
+        """The time below which rows were removed; 0 when none were. In the transaction of the tombstone it says, too,
+
+        that the binding is still there. Raises WrongLedger.
+        """
+        marks, bindings = self._ledger.marks, self._ledger.bindings
+        both = bindings.outerjoin(marks, marks.c.store_id == bindings.c.store_id)
+        wanted = select(bindings.c.binding_id, marks.c.low_water_ms).select_from(both)
+        found = connection.execute(wanted.where(bindings.c.store_id == self._store_id)).first()
+        if found is None or found.binding_id != self._proved:
+            raise WrongLedger("nothing was decided: the database is not bound to this store any more. Ask again")
+        return int(found.low_water_ms or 0)
 
     def _standing(self, connection: Connection, key: str) -> Answer:
         """What a row says, in a new transaction: the one that met it must not answer, since it may see the past."""
@@ -182,7 +273,7 @@ class LedgerResolver:
     def _connection(self) -> Iterator[Connection]:
         """A connection that reads what is committed now and waits for no lock for long."""
         level = "SERIALIZABLE" if self._ledger.dialect == "sqlite" else "READ COMMITTED"
-        with self._ledger.engine.connect().execution_options(isolation_level=level) as connection:
+        with self._connected().execution_options(isolation_level=level) as connection:
             restore = self._limit_session(connection)
             try:
                 yield connection
@@ -191,6 +282,23 @@ class LedgerResolver:
                     connection.rollback()
                     connection.exec_driver_sql(restore)
                     connection.rollback()
+
+    def _connected(self) -> Connection:
+        """A connection. What is briefly away is asked again; a SQLite file that is not there is not made."""
+        self.check_file()
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((OperationalError, InterfaceError)),
+            stop=tenacity.stop_after_attempt(_CONNECT_ATTEMPTS),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=_CONNECT_WAIT_S),
+            reraise=True,
+        )
+        return again(self._ledger.engine.connect)
+
+    def check_file(self) -> None:
+        """Raises WrongLedger for a SQLite file that is not there, which a connection would make."""
+        path = self._ledger.engine.url.database or ""
+        if self._ledger.dialect == "sqlite" and not path.startswith("file:") and not os.path.exists(path):
+            raise WrongLedger(f"nothing was decided: there is no database at {path}. Name the ledger's own")
 
     def _limit_session(self, connection: Connection) -> str:
         """Limits that these databases know for a connection only; returns what puts the old ones back."""
@@ -217,8 +325,12 @@ class LedgerResolver:
         """Remove the rows whose keys were made before a time, and remember that time; returns how many went.
 
         Only for a time below which every transaction of the store has ended durably, and no local transaction runs any
-        more. A key below the mark that has no row is never taken for "rolled back" again. Raises SQLAlchemyError.
+        more. A key below the mark that has no row is never taken for "rolled back" again. Raises WrongLedger when the
+        database is not this store's ledger, and SQLAlchemyError.
         """
+        with self._connection() as connection:
+            self._prove(connection)
+
         rows, marks = self._ledger.rows, self._ledger.marks
         low_key = f"{max(0, before_ms):012x}".ljust(KEY_SIZE, "0")
         with self._ledger.engine.begin() as connection:
@@ -252,16 +364,20 @@ def _said(state: int, decided_by: str | None) -> Answer:
     return Answer(outcome, f"its ledger row says {outcome.value}{by}")
 
 
-def _trouble(error: SQLAlchemyError) -> Answer:
-    """What an error of the database means: the transaction still runs, or the database is down."""
-    cause: Any = error.orig if isinstance(error, DBAPIError) else error
-    said = " ".join(str(cause).split())[:200] or type(cause).__name__
-    if isinstance(error, DBAPIError) and not error.connection_invalidated and _may_work_again(cause, said):
-        return Answer(Outcome.RUNNING, f"the local transaction still runs, or its database is busy: {said}")
-    return Answer(Outcome.DOWN, f"the database of the ledger does not answer: {said}")
+def _key(half: Half) -> str | None:
+    return half.properties.get(LEDGER_KEY)
 
 
-def _may_work_again(cause: Any, said: str) -> bool:
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    number = cause.args[0] if getattr(cause, "args", None) and isinstance(cause.args[0], int) else None
-    return state in _AGAIN_STATES or number in _AGAIN_NUMBERS or any(word in said for word in _AGAIN_WORDS)
+def _binding(half: Half) -> str | None:
+    return half.properties.get(LEDGER_BINDING)
+
+
+def _of_another(named: str | None, binding_id: str) -> Answer:
+    text = f"the half message names the ledger {named}, and the database is bound as {binding_id}"
+    return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Name its own database, or its schema")
+
+
+_UNBOUND = Answer(
+    Outcome.UNKNOWN,
+    "no row, and the half message, made before 0.2.0, does not say in which database to look: decide it by hand",
+)

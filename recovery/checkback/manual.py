@@ -23,7 +23,7 @@ from broker.message import ReceivedMessage
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog
-from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.protocol import STATES, Outcome
 
 _WORDS = {TransactionState.COMMITTED: "committed", TransactionState.ROLLED_BACK: "rolled back"}
@@ -138,7 +138,7 @@ def resolve(
     why: str,
     by: str,
     now_ms: int,
-    ledger: LedgerResolver | None = None,
+    ledger: Ledgers | None = None,
     without_ledger: bool = False,
     catalog: Catalog | None = None,
     dry_run: bool = False,
@@ -165,7 +165,7 @@ def resolve(
     return found
 
 
-def _refusal(half: Half, state: TransactionState, by: str, ledger: LedgerResolver | None, *, dry_run: bool) -> str:
+def _refusal(half: Half, state: TransactionState, by: str, ledger: Ledgers | None, *, dry_run: bool) -> str:
     """Why the ledger does not let this decision be made; empty when it does."""
     key = half.properties.get(LEDGER_KEY)
     if key is None:
@@ -173,9 +173,9 @@ def _refusal(half: Half, state: TransactionState, by: str, ledger: LedgerResolve
     if ledger is None:
         return "its outcome is in a ledger: name that database (--ledger URL), or say --without-ledger if it is gone"
     if state is TransactionState.COMMITTED or dry_run:
-        answer = ledger.peek(key)
+        answer = ledger.peek(half)
     else:
-        answer = ledger.decide(key, half.producer_group, int(state), by)
+        answer = ledger.settle(half, int(state), by)
     if answer.outcome is _OUTCOMES[state] or (
         state is TransactionState.ROLLED_BACK and answer.outcome is Outcome.UNKNOWN
     ):

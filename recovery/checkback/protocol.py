@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from broker.message import ReceivedMessage
 from broker.transaction.events import TransactionState
-from broker.transaction.service import Half
+from broker.transaction.service import Half, LocalTransactionState
 
 
 class Outcome(enum.Enum):
@@ -19,6 +19,7 @@ class Outcome(enum.Enum):
     UNKNOWN = "unknown"  # somebody answered, and does not know: that was a check
     RUNNING = "running"  # it still runs, or the database was busy: no check
     DOWN = "down"  # nobody could be asked: no check
+    REFUSED = "refused"  # who was named is not the one to ask: no check, and nothing is decided by it
 
     @property
     def is_decision(self) -> bool:
@@ -26,6 +27,38 @@ class Outcome(enum.Enum):
 
 
 STATES = {Outcome.COMMITTED: TransactionState.COMMITTED, Outcome.ROLLED_BACK: TransactionState.ROLLED_BACK}
+
+
+_MEANINGS: dict[object, Outcome] = {
+    LocalTransactionState.COMMIT_MESSAGE: Outcome.COMMITTED,
+    LocalTransactionState.ROLLBACK_MESSAGE: Outcome.ROLLED_BACK,
+    LocalTransactionState.UNKNOW: Outcome.UNKNOWN,
+    TransactionState.COMMITTED: Outcome.COMMITTED,
+    TransactionState.ROLLED_BACK: Outcome.ROLLED_BACK,
+    None: Outcome.UNKNOWN,
+    **{outcome: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.UNKNOWN, Outcome.RUNNING)},
+}
+_WORDS = {
+    "commit": Outcome.COMMITTED,
+    "committed": Outcome.COMMITTED,
+    "commit_message": Outcome.COMMITTED,
+    "rollback": Outcome.ROLLED_BACK,
+    "rolled back": Outcome.ROLLED_BACK,
+    "rollback_message": Outcome.ROLLED_BACK,
+    "unknown": Outcome.UNKNOWN,
+    "unknow": Outcome.UNKNOWN,
+    "running": Outcome.RUNNING,
+}
+
+
+def meaning(said: object) -> Outcome | None:
+    """What an application means by what it said; None when it means nothing."""
+    if isinstance(said, str):
+        return _WORDS.get(said.lower().strip())
+    try:
+        return _MEANINGS.get(said)
+    except TypeError:  # not hashable
+        return None
 
 
 class Answer(NamedTuple):

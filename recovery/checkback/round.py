@@ -1,6 +1,6 @@
 """One round of check-back: what is in doubt and due is asked about, fairly between topics, and ended as answered.
 
-    check = CheckBack(store, LedgerResolver(ledger, store_id(store)))
+    check = CheckBack(store, LedgerResolver(ledger, store.store_id))
     report = check.round(now_ms)
 
     slots in doubt ─► due by the policy ─► the share of each topic ─► asked ─► ended │ put off │ parked
@@ -23,7 +23,6 @@ from broker.errors import AlreadyEnded, BrokerError
 from broker.format import properties as names
 from broker.ledger import LEDGER_KEY
 from broker.live import LiveStore
-from broker.producer import store_id
 from broker.transaction.events import BY, WHY
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Attempt, Catalog
@@ -53,7 +52,8 @@ class RoundReport:
     rolled_back: int = 0
     unknown: int = 0  # somebody answered, and did not know
     running: int = 0
-    down: int = 0
+    down: int = 0  # nobody could be asked: `not_asked` says why
+    refused: int = 0  # the database is not certainly their ledger: `refusals` says why
     newly_parked: int = 0
     decided_elsewhere: int = 0  # somebody else was faster
     left: int = 0  # due, and beyond the limit of the round
@@ -63,6 +63,8 @@ class RoundReport:
     topics: dict[str, int] = field(default_factory=dict)  # how many were asked about, by topic
     planned: list[dict[str, Any]] = field(default_factory=list)  # of a dry run: what it would ask about
     errors: list[str] = field(default_factory=list)
+    not_asked: dict[str, int] = field(default_factory=dict)  # how many, by the reason
+    refusals: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,7 +100,7 @@ class CheckBack:
     ) -> None:
         self._store, self._service, self._resolver = store, store.transactions, resolver
         self._policy = policy or Policy()
-        self.catalog = catalog or Catalog.open(store.path, store_id(store))
+        self.catalog = catalog or Catalog.open(store.path, store.store_id)
         self._limit, self._per_topic, self._chance = limit, per_topic, chance
         self._by = by or f"check-back at {myself()}"
 
@@ -119,6 +121,10 @@ class CheckBack:
         if not dry_run and (report.asked or report.newly_parked or report.errors):
             self.catalog.note_run(now_ms, self._by, report.as_json())
         return report
+
+    def now_ms(self) -> int:
+        """The time by the store's clock, which does not go back with the wall clock: no later round waits for that."""
+        return self._store.writer.clock.now_ms(self.catalog.last_looked_ms())
 
     # What is due
 
@@ -212,7 +218,7 @@ class CheckBack:
             if answer is not None and answer.outcome.is_decision:
                 self._end(one.half, answer, report)
                 return None
-            if one.at_limit:
+            if one.at_limit and (answer is None or answer.outcome is not Outcome.REFUSED):
                 self._give_up(one, answer, report)
                 return None
         except AlreadyEnded:
@@ -256,10 +262,21 @@ class CheckBack:
         report.unknown += counts
         report.running += answer.outcome is Outcome.RUNNING
         report.down += answer.outcome is Outcome.DOWN
+        report.refused += answer.outcome is Outcome.REFUSED
+        _count_reason(answer, report)
         checks = one.checks + counts
         next_ms = next_check(rule, checks if counts else 1, now_ms, self._chance())
+        if answer.outcome is Outcome.REFUSED:  # it does not become right by itself; who names another one is answered
+            next_ms = now_ms
         place = (half.commitlog_offset, half.message_id, half.topic, half.producer_group, half.store_timestamp_ms)
         return Attempt(*place, checks, now_ms, next_ms, answer.outcome.value, answer.why[:_WHY_SIZE])
+
+
+def _count_reason(answer: Answer, report: RoundReport) -> None:
+    """Keep why nobody was asked; of many different reasons the first ones."""
+    reasons = {Outcome.DOWN: report.not_asked, Outcome.REFUSED: report.refusals}.get(answer.outcome)
+    if reasons is not None and (answer.why in reasons or len(reasons) < _ERRORS_KEPT):
+        reasons[answer.why] = reasons.get(answer.why, 0) + 1
 
 
 def _is_asked(one: _Due) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -19,13 +18,16 @@ from typing import Any, Self
 
 from broker.errors import BrokerError
 from broker.live import LiveStore
-from broker.producer import Producer, store_id
+from broker.producer import Producer
 from recovery.checkback.leader import Lease
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
+from recovery.checkback.ledgers.proof import Evidence, WrongLedger
+from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.policy import Policy
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
 from recovery.checkback.round import CheckBack, RoundReport
+from recovery.checkback.time_limit import Bounded
 
 INTERVAL_S = 30.0  # RocketMQ: transactionCheckInterval
 _HOUR_MS = 3_600_000
@@ -62,10 +64,10 @@ class CheckService:
         *,
         interval_s: float = INTERVAL_S,
         housekeeping: Callable[[int], object] | None = None,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] | None = None,
     ) -> None:
         self._check, self._lease, self._interval_s = check, lease, interval_s
-        self._housekeeping, self._clock_ms = housekeeping, clock_ms
+        self._housekeeping, self._clock_ms = housekeeping, clock_ms or check.now_ms
         self._kept_house_ms: int | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,8 +113,8 @@ class CheckService:
 
     def run_once(self) -> RoundReport | None:
         """One round, if this process leads; None when another does, or when it failed: see `status`."""
-        now_ms = self._clock_ms()
         try:
+            now_ms = self._clock_ms()
             self.status.leads = self._lease.try_take()
             if not self.status.leads:
                 return None
@@ -148,14 +150,22 @@ def for_producers(
 
     Producers of the same group anywhere are answered for, too. Old ledger rows are removed once an hour.
     """
-    own = store_id(store)
-    ledgers = {one.group: LedgerResolver(one.ledger, own) for one in producers if one.ledger is not None}
+    evidence = Evidence(store)
+    of_group: dict[str, list[LedgerResolver]] = {}
+    for one in producers:
+        if one.ledger is not None:
+            of_group.setdefault(one.group, []).append(LedgerResolver(one.ledger, evidence))
+    ledgers = [ledger for each in of_group.values() for ledger in each]
+    by_ledger = {group: Breaker(Bounded(Ledgers(each))) for group, each in of_group.items()}
     asked = {one.group: Breaker(CallableResolver(one.resolver)) for one in producers if one.resolver is not None}
-    router = Router(asked, by_ledger={group: Breaker(ledger) for group, ledger in ledgers.items()})
+    router = Router(asked, by_ledger=by_ledger)
 
     def keep_house(now_ms: int) -> None:
-        for ledger in ledgers.values():
-            expire_ledger(store, ledger, now_ms, keep_ledger_ms)
+        for ledger in ledgers:
+            try:
+                expire_ledger(store, ledger, now_ms, keep_ledger_ms)
+            except WrongLedger as error:
+                _log.warning("old rows of %r stay: %s", ledger, error)
 
     check = CheckBack(store, router, policy=policy)
     return CheckService(check, Lease(store.path), interval_s=interval_s, housekeeping=keep_house)

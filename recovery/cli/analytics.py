@@ -10,7 +10,7 @@ import typer
 
 from broker.errors import StoreError
 from recovery.cli.output import Bar, print_json, show
-from recovery.cli.shared import AsJson, Store, examples
+from recovery.cli.shared import AsJson, Store, examples, listing
 
 Master = Annotated[
     str | None,
@@ -20,11 +20,11 @@ Master = Annotated[
 
 def transactions(
     store: Store,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to write; it must not be there.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The directory to write; it must not exist.")],
     as_json: AsJson = False,
     spark: Master = None,
 ) -> None:
-    """Write every transaction as a row of Parquet files: ids, group, topic, keys, places, state, checks, age.
+    """Write one Parquet row for each transaction: ids, group, topic, keys, offsets, state, checks, age.
 
     OUT/_checkback.json, written last, has the counts and the digest.
     """
@@ -57,9 +57,9 @@ def report(
     store: Store,
     out: Annotated[str, typer.Argument(metavar="FILE", help="The page to write, such as store.html.")],
 ) -> None:
-    """Verify a store and write what was found as one HTML page: figures, findings, transactions in doubt.
+    """Verify a store and write the result as one HTML page: figures, findings, transactions in doubt.
 
-    The page needs nothing from elsewhere: send it, keep it.
+    The page is self-contained.
     """
     from recovery.views.figures import survey
     from recovery.views.html_report import html_report
@@ -81,6 +81,7 @@ def report(
 def register(app: typer.Typer) -> None:
     """Add these verbs to the command line."""
     app.command(
-        epilog=examples("transactions shop.store out/", 'transactions shop.store out/ --spark "local[*]" --json')
+        epilog=examples("transactions shop.store out/", 'transactions shop.store out/ --spark "local[*]" --json'),
+        **listing("transactions"),
     )(transactions)
-    app.command(epilog=examples("report shop.store shop.html"))(report)
+    app.command(epilog=examples("report shop.store shop.html"), **listing("report"))(report)

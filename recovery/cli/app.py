@@ -1,6 +1,6 @@
-"""The command line: `checkback VERB STORE`. Nothing else exits or reads the environment.
+"""The command line: `checkback VERB STORE`. It ends the process, and maps errors to exit codes.
 
-Exit codes: 0 well, 1 findings (verify), 2 usage, 3 locked, 4 corrupt, 70 a defect of checkback, 130 interrupted, 141
+Exit codes: 0 ok, 1 findings (verify), 2 usage, 3 locked, 4 corrupt, 70 a defect of checkback, 130 interrupted, 141
 the reader of the output went away.
 """
 
@@ -17,12 +17,13 @@ from broker.errors import BrokerError, CorruptStore, StoreLocked
 from recovery.cli import analytics as verbs_spark
 from recovery.cli import checkback as verbs_check
 from recovery.cli import consumer as verbs_consume
+from recovery.cli import ledger as verbs_ledger
 from recovery.cli import read as verbs_read
 from recovery.cli import repair as verbs_repair
 from recovery.cli import up as verbs_up
 from recovery.cli import write as verbs_write
 from recovery.cli.output import warn
-from recovery.cli.shared import CORRUPT, DEBUG, DEFECT, INTERRUPTED, LOCKED, PIPE_CLOSED, USAGE, WELL, fail
+from recovery.cli.shared import CORRUPT, DEBUG, DEFECT, INTERRUPTED, LOCKED, PIPE_CLOSED, USAGE, VERBS, WELL, fail
 
 # Typer's own way to end: click's classes, which newer versions of typer bring along under another name.
 _TYPERS_OWN: tuple[type[Exception], ...] = (
@@ -34,6 +35,10 @@ _TYPERS_OWN: tuple[type[Exception], ...] = (
 
 class _Verbs(TyperGroup):
     """The verbs; whatever one of them raises becomes a sentence and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The verbs in the order of their groups."""
+        return sorted(super().list_commands(ctx), key=lambda name: [*VERBS, name].index(name))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -64,8 +69,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Transactional messages in Apache RocketMQ's format: write, read, judge, repair; settle what is in doubt.",
-    epilog="Exit codes: 0 well, 1 findings, 2 usage, 3 locked, 4 corrupt, 70 a defect of checkback (details: --debug)",
+    help="Transactional messages in Apache RocketMQ's store format: look, write, settle, repair, analyse, run.",
+    epilog="Exit codes: 0 ok, 1 findings, 2 usage, 3 locked, 4 corrupt, 70 a defect of checkback (details: --debug)",
 )
 
 
@@ -80,13 +85,13 @@ def _checkback(
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the details of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"
 
 
-for _room in (verbs_read, verbs_write, verbs_repair, verbs_check, verbs_consume, verbs_spark, verbs_up):
+for _room in (verbs_read, verbs_write, verbs_repair, verbs_check, verbs_ledger, verbs_consume, verbs_spark, verbs_up):
     _room.register(app)
 
 

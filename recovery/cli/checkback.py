@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recovery.checkback.leader import myself
-from recovery.cli.output import print_json, show
-from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, fail
+from recovery.cli.output import print_json, show, warn
+from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, listing, secret
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -22,9 +22,25 @@ if TYPE_CHECKING:
     from recovery.checkback.manual import Resolution
     from recovery.checkback.round import RoundReport
 
-LedgerUrl = Annotated[
-    str | None,
-    typer.Option("--ledger", metavar="URL", envvar="CHECKBACK_LEDGER", help="The database of the ledger (SQLAlchemy)."),
+LedgerUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ledger", metavar="URL", envvar="CHECKBACK_LEDGER", help="The ledger's database (SQLAlchemy); again for more."
+    ),
+]
+Schemas = Annotated[
+    list[str] | None,
+    typer.Option("--schema", metavar="NAME", help="Where the ledger's tables are; again for each tenant."),
+]
+Http = Annotated[str | None, typer.Option(metavar="URL", help="An endpoint of the application to ask.")]
+HeadersFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Headers for --http, a line `Name: value` each. A token: see above.")
+]
+Call = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A function module:function, or an entry point, to ask.")
+]
+Within = Annotated[
+    str, typer.Option("--answer-within", metavar="TIME", help="How long --call or --http may take for one question.")
 ]
 Config = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="TOML: resolvers by producer group, and the policy.")
@@ -33,52 +49,62 @@ CatalogUrl = Annotated[
     str | None,
     typer.Option("--catalog", metavar="URL", envvar="CHECKBACK_CATALOG", help="Instead of STORE/checkback/catalog.db."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+HTTP_TOKEN = "CHECKBACK_HTTP_TOKEN"  # noqa: S105 - the name of a variable
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="ID...", help="CommitLog offsets, message ids or unique keys of half messages."),
 ]
-AllParked = Annotated[bool, typer.Option("--all-parked", help="Everything that is parked, instead of IDs.")]
-Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="With --all-parked: of this topic only.")]
-Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="With --all-parked: of this group only.")]
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; it is kept in the end record.")]
+AllParked = Annotated[bool, typer.Option("--all-parked", help="All parked transactions, instead of IDs.")]
+Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="With --all-parked: only of this topic.")]
+Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="With --all-parked: only of this group.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; stored in the end record.")]
 
 
 def check_back(
     store: Store,
-    ledger: LedgerUrl = None,
-    http: Annotated[str | None, typer.Option(metavar="URL", help="An endpoint of the application to ask.")] = None,
-    call: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A function module:function, or an entry point, to ask.")
-    ] = None,
+    ledger: LedgerUrls = None,
+    schema: Schemas = None,
+    http: Http = None,
+    headers_file: HeadersFile = None,
+    call: Call = None,
+    answer_within: Within = "10s",
     config: Config = None,
     catalog: CatalogUrl = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Ask about at most N transactions a round.")] = 10_000,
-    per_topic: Annotated[int | None, typer.Option(min=1, metavar="N", help="... and at most N of one topic.")] = None,
-    every: Annotated[str | None, typer.Option(metavar="TIME", help="Go on, a round every 30s, say.")] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Query at most N transactions per round.")] = 10_000,
+    per_topic: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Query at most N transactions of one topic per round.")
+    ] = None,
+    every: Annotated[str | None, typer.Option(metavar="TIME", help="Repeat, for example every 30s.")] = None,
     keep_ledger: Annotated[
-        str, typer.Option(metavar="TIME", help="Remove ledger rows older than this that nobody needs.")
+        str, typer.Option(metavar="TIME", help="Remove ledger rows that are older and no longer needed.")
     ] = "30d",
-    anyway: Annotated[bool, typer.Option("--anyway", help="Even while another process leads.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Run even while another process is the leader.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask how the transactions in doubt ended, and end them accordingly.
+    """Query how the transactions in doubt ended, and end them accordingly.
 
-    One round, or with --every one after another as long as no other process leads. What nobody can answer for is
-    asked about again later, and at the policy's limit parked. Exits with 1 when somebody could not be asked.
+    Runs one round, or with --every repeated rounds while no other process is the leader. A transaction without an
+    answer is queried again later, and parked at the limit of its policy. A database decides only when it proves that it
+    is the ledger of this store. --http sends the token in the environment variable CHECKBACK_HTTP_TOKEN.
+
+    Exits with 1 when a query failed, and prints which and why; with 2 when a database is not certainly the ledger: then
+    nothing was decided by it.
     """
     from recovery.checkback.leader import Lease
     from recovery.checkback.round import CheckBack
     from recovery.checkback.service import CheckService
 
-    setup, interval_ms = _setup(ledger, http, call, config), None if every is None else _duration(every)
+    spec = {"ledger": ledger, "schema": schema, "http": http, "headers_file": headers_file, "call": call}
+    setup = _setup({**spec, "answer_within": answer_within if http or call else None}, config)
+    interval_ms = None if every is None else _duration(every)
     keep_ms = _duration(keep_ledger)
-    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(_store_id(opened)) as asked:
+    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(opened) as asked:
         check = CheckBack(opened, asked.router, policy=setup.policy, catalog=kept, limit=limit, per_topic=per_topic)
         keep_house = _keeper(opened, asked, keep_ms)
         if dry_run:
-            _show_round(check.round(_now_ms(), dry_run=True), as_json)
+            _show_round(check.round(check.now_ms(), dry_run=True), as_json)
             return
         lease = Lease(opened.path)
         try:
@@ -89,16 +115,18 @@ def check_back(
             if not anyway and not lease.try_take():
                 show([f"{lease.leader()} leads and asks for all: nothing was done. To ask all the same: --anyway"])
                 return
-            report = check.round(_now_ms())
-            keep_house(_now_ms())
+            report = check.round(check.now_ms())
+            keep_house(check.now_ms())
         finally:
             lease.release()
     _show_round(report, as_json)
+    if report.refusals:
+        raise typer.Exit(USAGE)
     raise typer.Exit(FINDINGS if report.down or report.errors else WELL)
 
 
 def park_list(store: Store, as_json: AsJson = False) -> None:
-    """List the transactions that are parked: nobody answered for them, and they wait for a person."""
+    """List the parked transactions: check-back reached its limit, and they wait for a manual decision."""
     from recovery.checkback.manual import park_list as listed
 
     with _open(store) as opened:
@@ -119,23 +147,26 @@ def resolve(
     commit: Annotated[bool, typer.Option("--commit", help="Deliver them.")] = False,
     rollback: Annotated[bool, typer.Option("--rollback", help="Never deliver them.")] = False,
     why: Why = "",
-    by: Annotated[str | None, typer.Option(metavar="NAME", help="Who decides; by default the user's name.")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The person who decides; by default this user.")
+    ] = None,
     all_parked: AllParked = False,
     topic: Topic = None,
     group: Group = None,
-    ledger: LedgerUrl = None,
+    ledger: LedgerUrls = None,
+    schema: Schemas = None,
     config: Config = None,
     without_ledger: Annotated[
-        bool, typer.Option("--without-ledger", help="The ledger is gone, or wrong: decide without it.")
+        bool, typer.Option("--without-ledger", help="Decide without the ledger, which is lost or wrong.")
     ] = False,
     catalog: CatalogUrl = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Decide transactions in doubt by hand: --commit or --rollback, and --why.
+    """Commit or roll back transactions in doubt manually, with a reason.
 
-    The first decision stands: what somebody ended meanwhile is refused. So is what the ledger contradicts. Exits with
-    1 when something was refused.
+    The first decision is final: a transaction that was ended meanwhile is refused, and so is one that the ledger
+    contradicts. Exits with 1 when one was refused.
     """
     from broker.transaction.events import TransactionState
     from recovery.checkback.manual import resolve as decide
@@ -143,8 +174,8 @@ def resolve(
     if commit == rollback:
         raise typer.BadParameter("say either --commit or --rollback")
     state = TransactionState.COMMITTED if commit else TransactionState.ROLLED_BACK
-    setup = _setup(ledger, None, None, config)
-    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(_store_id(opened)) as asked:
+    setup = _setup({"ledger": ledger, "schema": schema}, config)
+    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(opened) as asked:
         found: list[Resolution] = []
         for half in _meant(opened, ids, all_parked, topic, group):
             found += decide(
@@ -165,7 +196,7 @@ def resolve(
 def recheck(
     store: Store,
     ids: Ids = None,
-    why: Why = "asked again by hand",
+    why: Why = "rechecked manually",
     all_parked: AllParked = False,
     topic: Topic = None,
     group: Group = None,
@@ -173,7 +204,7 @@ def recheck(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have transactions asked about again from the first check on; parked ones are taken back."""
+    """Restart check-back for transactions, as if they were new; parked ones are no longer parked."""
     from recovery.checkback.manual import recheck as again
 
     with _open(store) as opened, _catalog(opened, catalog) as kept:
@@ -183,15 +214,15 @@ def recheck(
 
 
 def policy_explain(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic; * for those that are not named.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic; * for topics without a rule of their own.")],
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show when somebody is asked about a transaction of a topic that nobody can answer for, and what then."""
+    """Show when a transaction of a topic without an answer is queried, and what happens at the limit."""
     from recovery.checkback.policy import as_json as rule_json
     from recovery.checkback.policy import format_duration, timeline
 
-    rule = _setup(None, None, None, config).policy.rule(topic)
+    rule = _setup({}, config).policy.rule(topic)
     moments = list(timeline(rule, 50))
     if as_json:
         print_json({"topic": topic, "rule": rule_json(rule), "timeline": [one._asdict() for one in moments]})
@@ -210,8 +241,7 @@ def _open(path: str) -> Iterator[LiveStore]:
     """The store, open for writing; one that is not there is not made."""
     import broker
 
-    broker.open(path, read_only=True).close()
-    with broker.open(path) as opened:
+    with broker.open(path, create=False) as opened:
         yield opened
 
 
@@ -227,20 +257,21 @@ def _catalog(store: LiveStore, url: str | None) -> Iterator[Catalog]:
 
 
 def _store_id(store: LiveStore) -> str:
-    from broker.producer import store_id
 
-    return store_id(store)
+    return store.store_id
 
 
-def _setup(ledger: str | None, http: str | None, call: str | None, config: str | None) -> Setup:
+def _setup(options: dict[str, Any], config: str | None) -> Setup:
     """What the file says, and the options, which speak for all groups that it does not name."""
     from recovery.checkback.config import EVERY_GROUP, Setup, check_spec, load
 
     setup = Setup() if config is None else load(config)
-    spec = {kind: value for kind, value in (("ledger", ledger), ("http", http), ("call", call)) if value}
+    spec = {name: value for name, value in options.items() if value}
     if not spec:
         return setup
     check_spec(spec, "the options together")
+    if "http" in spec:
+        spec["token"] = secret(HTTP_TOKEN)  # for this endpoint alone, and for none that the file names
     return Setup(setup.policy, {**setup.resolvers, EVERY_GROUP: spec})
 
 
@@ -249,12 +280,13 @@ def _keeper(store: LiveStore, asked: Resolvers, keep_ms: int) -> Callable[[int],
     from sqlalchemy.exc import SQLAlchemyError
 
     from recovery.checkback.ledger_retention import expire_ledger
+    from recovery.checkback.ledgers.proof import WrongLedger
 
     def keep_house(now_ms: int) -> None:
         for ledger in asked.ledgers.values():
             try:
                 expire_ledger(store, ledger, now_ms, keep_ms)
-            except SQLAlchemyError:
+            except (SQLAlchemyError, WrongLedger):  # the round says why, when there is something to ask
                 continue
 
     return keep_house
@@ -286,6 +318,8 @@ def _now_ms() -> int:
 
 
 def _show_round(report: RoundReport, as_json: bool) -> None:
+    for why in report.refusals:
+        warn(why)
     if as_json:
         print_json(report.as_json())
         return
@@ -294,12 +328,14 @@ def _show_round(report: RoundReport, as_json: bool) -> None:
             last = ", at its limit" if one["at_limit"] else ""
             show([f"would ask: {one['message_id']} {one['topic']} group {one['producer_group']}{last}"])
     show([_summary(report)])
+    show([f"  {count:,} not asked: {why}" for why, count in report.not_asked.items()])
     show([f"  {error}" for error in report.errors])
 
 
 def _summary(report: RoundReport) -> str:
     ended = f"{report.committed:,} committed, {report.rolled_back:,} rolled back, {report.newly_parked:,} parked"
     open_ = f"{report.unknown:,} unknown, {report.running:,} still running, {report.down:,} not asked"
+    open_ += f", {report.refused:,} refused" if report.refused else ""
     rest = f"{report.waiting:,} wait, {report.left:,} are left for the next round"
     return f"{report.in_doubt:,} in doubt, {report.asked:,} asked: {ended}; {open_}; {rest} ({report.duration_s:.2f} s)"
 
@@ -341,9 +377,9 @@ _EXAMPLES: dict[Callable[..., Any], tuple[str, str]] = {
 def register(app: typer.Typer) -> None:
     """Put these verbs on the command line."""
     for verb, (name, epilog) in _EXAMPLES.items():
-        app.command(name, epilog=epilog)(verb)
-    policy = typer.Typer(help="The rules of check-back.", no_args_is_help=True)
+        app.command(name, epilog=epilog, **listing(name))(verb)
+    policy = typer.Typer(help="The check-back policy.", no_args_is_help=True)
     policy.command(
         "explain", epilog=examples("policy explain orders", "policy explain orders --config check-back.toml")
     )(policy_explain)
-    app.add_typer(policy, name="policy")
+    app.add_typer(policy, name="policy", **listing("policy"))

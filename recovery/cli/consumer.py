@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from recovery.cli.output import print_json, print_json_list, show, warn
-from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples
+from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
 
-Group = Annotated[str | None, typer.Argument(metavar="GROUP", help="A consumer group; all of them without one.")]
+Group = Annotated[str | None, typer.Argument(metavar="GROUP", help="A consumer group; all groups without it.")]
 
 
 def dlq(
@@ -22,12 +22,14 @@ def dlq(
     resend: Annotated[
         bool, typer.Option("--resend", help="Send them to the group again. Writes to the store.")
     ] = False,
-    ids: Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this one; may be repeated.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also those that were resent.")] = False,
+    ids: Annotated[
+        list[str] | None, typer.Option("--id", metavar="ID", help="Only this message; may be repeated.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Include those that were resent.")] = False,
 ) -> None:
-    """List the dead letters: messages that a group could not process in all their retries. Send them again.
+    """List the dead letters of consumer groups: messages that failed in all their retries. Send them again.
 
-    What is resent comes to the group at once, with all retries before it, and stays in the list that --all shows.
+    A resent message is delivered at once, with all its retries available again; --all still lists it.
     """
     import broker
     from recovery.cli import tables_consumer as screen_consume
@@ -42,7 +44,7 @@ def dlq(
         return
     wanted = ids or []
     if resend:
-        with broker.open(store) as live:
+        with broker.open(store, create=False) as live:
             letters = dead_letters.resend(live, group, wanted)
     else:
         with broker.open(store, read_only=True) as opened:
@@ -61,14 +63,16 @@ def consumer(
     topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Only this topic.")] = None,
     reset: Annotated[
         str | None,
-        typer.Option(metavar="TO", help="first, last, a time (2026-11-21T08:00Z) or a queue offset. Writes."),
+        typer.Option(
+            metavar="TO", help="first, last, a time (2026-11-21T08:00Z) or a queue offset. Writes to the store."
+        ),
     ] = None,
     queue: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --reset: only this queue.")] = None,
 ) -> None:
-    """Show where consumer groups stand and how far behind they are, or put one back or forward.
+    """Show the positions and the lag of consumer groups, or reset one.
 
-    Shown is config/consumerOffset.json, which consumers write every 5 s. A reset reaches consumers at work within a
-    second; what they have in hand then comes again, if it lies behind the new position.
+    Reads config/consumerOffset.json, which consumers write every 5 s. A reset reaches running consumers within a
+    second; messages in process are delivered again if they are beyond the new position.
     """
     import broker
     from recovery.cli import tables_consumer as screen_consume
@@ -81,7 +85,7 @@ def consumer(
         if group is None or topic is None:
             raise typer.BadParameter("--reset needs a GROUP and a --topic", param_hint="--reset")
         to = group_positions.place(reset)
-        with broker.open(store) as live:
+        with broker.open(store, create=False) as live:
             if topic not in live.topics():
                 raise broker.BrokerError(f"{store} has no topic {topic}: its topics are {', '.join(live.topics())}")
             found = group_positions.reset(live, group, topic, to, queue)
@@ -102,25 +106,27 @@ class Switch(StrEnum):
 
 def demo(
     as_json: AsJson = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the chances; timing differs from run to run.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the random choices; timing differs from run to run.")
+    ] = 0,
     seconds: Annotated[
-        float, typer.Option(min=1, metavar="S", help="How long to sell; longer until each crash hit 20 times.")
+        float, typer.Option(min=1, metavar="S", help="Duration of the sale; longer until each crash occurred 20 times.")
     ] = 20.0,
     database: Annotated[
-        str | None, typer.Option(metavar="URL", help="A PostgreSQL database of SQLAlchemy's form; else SQLite.")
+        str | None, typer.Option(metavar="URL", help="SQLAlchemy URL of a PostgreSQL database; else SQLite.")
     ] = None,
     without: Annotated[
         list[Switch] | None,
-        typer.Option("--without", help="Switch a safeguard off, to see that it is needed. May be repeated."),
+        typer.Option("--without", help="Turn a safeguard off, to see that it is needed; may be repeated."),
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Keep store and database there; must be new.")
+        str | None, typer.Option(metavar="DIR", help="Keep store and database in this new directory.")
     ] = None,
 ) -> None:
-    """A flash sale of nine processes that are killed at random, and then the sums: is anything lost, or twice?
+    """Run a flash sale of nine processes that are killed at random, and reconcile: is anything lost or duplicated?
 
-    Every kind of crash hits at least 20 times. Exits with 1 when anything is off. In a database of yours it makes
-    tables named flash_sale_… anew.
+    Every kind of crash occurs at least 20 times. Exits with 1 when the sums do not agree. In your own database it
+    recreates tables named flash_sale_….
     """
     from recovery.cli import tables_consumer as screen_consume
     from recovery.demo.runner import Demo, new_folder
@@ -150,4 +156,4 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 def register(app: typer.Typer) -> None:
     """Put these verbs on the command line."""
     for verb, epilog in _EXAMPLES.items():
-        app.command(epilog=epilog)(verb)
+        app.command(epilog=epilog, **listing(verb.__name__))(verb)

@@ -16,22 +16,11 @@ from broker.format.config import TopicConfig
 from broker.format.java import decode_message_id
 from broker.format.sysflag import TransactionType
 from broker.message import ReceivedMessage
-from broker.store.disk.files import Disk
-from broker.store.read.detect import check_is_store
 from broker.transaction.events import BY, WHY
 from recovery.humanize import moment, printable, who
 
 _NAP_S = 0.2  # between two looks at a store that others write to
 _BODY_SHOWN = 200
-
-
-def open_existing(path: str) -> broker.LiveStore:
-    """Open a store for writing that must be there: a path with a typing error becomes no new store.
-
-    Raises NotAStore, and what broker.open raises.
-    """
-    check_is_store(path, Disk())
-    return broker.open(path)
 
 
 # send
@@ -48,9 +37,9 @@ class Sent:
     unique_key: str
 
 
-def send(path: str, message: broker.Message, *, queue_id: int = 0) -> Sent:
-    """Append one message; durable when this returns. Raises BrokerError."""
-    with open_existing(path) as store:
+def send(path: str, message: broker.Message, *, queue_id: int = 0, create: bool = False) -> Sent:
+    """Append one message; durable when this returns. Raises NotAStore unless `create`, BrokerError."""
+    with broker.open(path, create=create) as store:
         placed = store.append(message, queue_id=queue_id)
         record = store.record(placed.commitlog_offset)
         unique_key = "" if record is None else record.property_map["UNIQ_KEY"]
@@ -215,7 +204,7 @@ def end(path: str, name: str, *, commit: bool, why: str, by: str = "") -> Decide
     `name` is a CommitLog offset, a unique key, or an offset message id. Raises AlreadyEnded when it was decided the
     other way, TransactionError when nothing has that name.
     """
-    with open_existing(path) as store:
+    with broker.open(path, create=False) as store:
         half = find_half(store, name)
         decide = store.transactions.commit if commit else store.transactions.rollback
         ended = decide(half, extra_properties={WHY: why, BY: by or who()})

@@ -16,7 +16,7 @@ import typer
 
 from broker.errors import BrokerError
 from recovery.cli.output import Bar, print_entry, print_json, print_json_list, show, warn
-from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail
+from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing
 
 if TYPE_CHECKING:
     from recovery.views.dump_commitlog import DumpEntry, DumpSelection
@@ -28,12 +28,13 @@ def verify(
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="List at most N findings.")] = None,
     spark: Annotated[
         str | None,
-        typer.Option(metavar="MASTER", help="On Spark: local[*], spark://HOST:PORT; the same answer."),
+        typer.Option(metavar="MASTER", help="Run on Spark: local[*], spark://HOST:PORT. The result is the same."),
     ] = None,
 ) -> None:
-    """Read everything, compare everything: which transactions are in doubt, lost, delivered twice?
+    """Read the whole CommitLog and compare every derived file with it.
 
-    Exits with 1 when there is a finding. Nothing on disk changes; a broker may be running.
+    Reports transactions that are in doubt, lost or delivered twice, and every difference. Changes nothing on disk; a
+    broker may be running. Exits with 1 when there is a finding.
     """
     from recovery.cli import tables as screen
     from recovery.verify.verifier import verify as judge
@@ -59,12 +60,12 @@ def verify(
 def pending(
     store: Store,
     as_json: AsJson = False,
-    parked: Annotated[bool, typer.Option("--parked", help="Also those that RocketMQ gave up asking about.")] = False,
+    parked: Annotated[bool, typer.Option("--parked", help="Include those that RocketMQ has given up.")] = False,
 ) -> None:
-    """List the transactions in doubt: half messages that nobody committed or rolled back.
+    """List the transactions in doubt: half messages without a commit or a rollback.
 
-    From the CommitLog; how often check-back asked is the catalog's word. Exits with 4 when the log is damaged: then an
-    end may be lost, and what is listed may have been settled.
+    Read from the CommitLog; the number of checks comes from the catalog. Exits with 4 when the log is damaged: an end
+    may be lost then, so that a listed transaction may have been settled.
     """
     from recovery.cli import tables as screen
     from recovery.transactions.in_doubt import Pending
@@ -90,12 +91,12 @@ def pending(
 
 
 def info(
-    store: Annotated[str | None, typer.Argument(metavar="STORE", help="The folder of the store.")] = None,
+    store: Annotated[str | None, typer.Argument(metavar="STORE", help="The directory of the store.")] = None,
     as_json: AsJson = False,
     count: Annotated[bool, typer.Option("--count", help="Read the whole log and count its records.")] = False,
-    environment: Annotated[bool, typer.Option("--environment", help="Look at this installation instead.")] = False,
+    environment: Annotated[bool, typer.Option("--environment", help="Check this installation instead.")] = False,
 ) -> None:
-    """Show what a store is: generation, segments, queues, consumer groups, checkpoint, who has it open."""
+    """Show what a store is: generation, segments, queues, consumer groups, checkpoint, processes that have it open."""
     if environment:
         _environment(as_json)
         return
@@ -136,17 +137,19 @@ def dump(
         str | None, typer.Argument(metavar="NAME", help="TOPIC/QUEUE, an index file, or a file under config/.")
     ] = None,
     as_json: AsJson = False,
-    as_hex: Annotated[bool, typer.Option("--hex", help="Each field with its place, bytes, name and meaning.")] = False,
+    as_hex: Annotated[bool, typer.Option("--hex", help="Print each field: position, bytes, name, meaning.")] = False,
     start: Annotated[
         int | None,
-        typer.Option("--from", min=0, metavar="N", help="A CommitLog offset; of a queue or table: a number."),
+        typer.Option("--from", min=0, metavar="N", help="From this CommitLog offset, unit or slot on."),
     ] = None,
-    end: Annotated[int | None, typer.Option("--to", min=0, metavar="N", help="Up to, not including.")] = None,
+    end: Annotated[int | None, typer.Option("--to", min=0, metavar="N", help="Up to this one, exclusive.")] = None,
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show at most N.")] = None,
-    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Records in a topic, or meant for it.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with a key or a unique key.")] = None,
+    topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Records in this topic, and half messages for it.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with this key or unique key.")] = None,
 ) -> None:
-    """Show what stands in a file, record by record; damage is shown in its place and passed over."""
+    """Print a file of the store, record by record. Damage is shown in its place, and reading continues after it."""
     from recovery.views.dump_commitlog import DumpSelection
 
     if topic is not None and what not in (What.COMMITLOG, What.INDEX):
@@ -167,26 +170,33 @@ def dump(
 
 def salvage(
     store: Store,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The new store: a folder that is empty or not there.")],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="The new store: a directory that is empty or does not exist.")
+    ],
     as_json: AsJson = False,
     segment_size: Annotated[
-        int | None, typer.Option(min=4096, metavar="BYTES", help="When the only segment was cut: its true size.")
+        int | None, typer.Option(min=4096, metavar="BYTES", help="Size of a segment, where the only one was truncated.")
     ] = None,
+    without_config: Annotated[
+        bool, typer.Option("--without-config", help="Go without topics, groups and positions that are in a RocksDB.")
+    ] = False,
 ) -> None:
-    """Copy what can be read of a corrupt store into a new one. The old one is only read.
+    """Copy the readable records of a corrupt store into a new one. The old store is only read.
 
-    Every whole record keeps its CommitLog offset. What is lost is bridged, so that RocketMQ reads on past it. The
-    ConsumeQueues and the other derived files are left out: a broker builds them when it starts.
+    Every whole record keeps its CommitLog offset. Lost ranges are bridged, so that RocketMQ reads past them. The
+    ConsumeQueues and the other derived files are left out: a broker builds them when it starts. Exits with 1 when
+    the new store lacks something that no broker can rebuild.
     """
     from recovery.cli import tables as screen
     from recovery.repair.salvage import salvage as copy
 
     with Bar("Copying") as progress:
-        report = copy(store, out, segment_size=segment_size, progress=progress)
+        report = copy(store, out, segment_size=segment_size, without_config=without_config, progress=progress)
     if as_json:
         print_json(report.as_json())
     else:
         show(screen.salvaged(report))
+    raise typer.Exit(FINDINGS if report.left_behind else WELL)
 
 
 def _entries(store: str, what: What, name: str | None, selection: DumpSelection) -> Iterator[DumpEntry]:
@@ -266,4 +276,4 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 def register(app: typer.Typer) -> None:
     """Put these verbs on the command line."""
     for verb, epilog in _EXAMPLES.items():
-        app.command(epilog=epilog)(verb)
+        app.command(epilog=epilog, **listing(verb.__name__))(verb)

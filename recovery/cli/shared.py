@@ -1,6 +1,6 @@
-"""What every verb of the command line shares: its exit codes, its arguments, and the way to say what is wrong.
+"""What every verb of the command line shares: its group and line in `--help`, exit codes, arguments, errors.
 
-The verbs themselves stand in `recovery.verbs_*`, a module for each kind of work; `recovery.cli.app` brings them
+The verbs themselves are in the modules beside this one, one for each kind of work; `recovery.cli.app` brings them
 together.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -19,8 +19,46 @@ WELL, FINDINGS, USAGE, LOCKED, CORRUPT, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1,
 
 DEBUG = "CHECKBACK_DEBUG"
 
-Store = Annotated[str, typer.Argument(metavar="STORE", help="The folder that a broker calls storePathRootDir.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output, and nothing else.")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help="The directory that a broker calls storePathRootDir.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+
+
+LOOK, WRITE, SETTLE = "Look", "Write", "Settle"
+REPAIR, ANALYSE, RUN = "Repair", "Analyse", "Run"
+
+# The verbs in the order of `checkback --help`: the group of each, and its line there.
+VERBS: dict[str, tuple[str, str]] = {
+    "info": (LOOK, "Show generation, segments, queues, groups, who has it open."),
+    "verify": (LOOK, "Compare every derived file with the CommitLog."),
+    "pending": (LOOK, "List the transactions in doubt."),
+    "dump": (LOOK, "Print a file of the store, record by record."),
+    "tail": (LOOK, "Print the messages of a topic, and follow it."),
+    "send": (WRITE, "Send one message."),
+    "topic": (WRITE, "List, show or create topics."),
+    "consumer": (WRITE, "Show or reset the positions of consumer groups."),
+    "dlq": (WRITE, "List dead letters, and send them again."),
+    "check-back": (SETTLE, "Query how transactions in doubt ended, and end them."),
+    "park-list": (SETTLE, "List the parked transactions."),
+    "resolve": (SETTLE, "Commit or roll back transactions manually."),
+    "recheck": (SETTLE, "Restart check-back for transactions."),
+    "end": (SETTLE, "Commit or roll back one half message manually."),
+    "policy": (SETTLE, "Explain the check-back policy of a topic."),
+    "ledger": (SETTLE, "Check a ledger's database; bind or accept it again."),
+    "recover": (REPAIR, "Plan the recovery after a crash; --apply does it."),
+    "rebuild": (REPAIR, "Rebuild the derived files; --apply replaces them."),
+    "retain": (REPAIR, "Show which old messages may go; --apply removes them."),
+    "salvage": (REPAIR, "Copy what is readable into a new store."),
+    "transactions": (ANALYSE, "Write one Parquet row for each transaction."),
+    "report": (ANALYSE, "Write a verification as one HTML page."),
+    "up": (RUN, "Start Airflow with all DAGs on this machine."),
+    "demo": (RUN, "Run a flash sale whose processes are killed at random."),
+}
+
+
+def listing(name: str) -> dict[str, Any]:
+    """Where a verb appears in `checkback --help`: arguments of `typer.Typer.command`."""
+    group, line = VERBS[name]
+    return {"rich_help_panel": group, "short_help": line}
 
 
 def examples(*lines: str) -> str:
@@ -36,6 +74,11 @@ def fail(sentence: str, code: int) -> NoReturn:
     if sentence:
         warn(sentence)
     raise typer.Exit(code)
+
+
+def secret(name: str) -> str | None:
+    """What the environment holds under a name: for what must not stand on the command line, where others see it."""
+    return os.environ.get(name) or None
 
 
 def _flush() -> None:

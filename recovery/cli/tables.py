@@ -222,9 +222,13 @@ def salvaged(report: SalvageReport) -> Iterator[Shown]:
     yield f"config        {', '.join(map(printable, report.config)) or 'none'}"
     yield f"left out      {', '.join(map(printable, report.left_out)) or 'nothing'}"
     yield f"segment size  {report.segment_size:,} bytes: set mappedFileSizeCommitLog of the broker to it"
+    if report.left_behind:
+        yield ""
+        yield Text("The new store lacks:", style="bold yellow")
+        yield from map(printable, report.left_behind)
     if not report.lost:
         yield ""
-        yield Text("Nothing was lost.", style="bold green")
+        yield Text("No message was lost." if report.left_behind else "Nothing was lost.", style="bold green")
         return
     yield ""
     losses = len(report.lost) + report.lost_omitted

@@ -1,15 +1,19 @@
-"""What `dlq`, `consumer` and `demo` show to people. It prints nothing; the verbs do."""
+"""What `dlq`, `consumer`, `retain` and `demo` show to people. It prints nothing; the verbs do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from broker.consuming.unread import Unread
+from broker.retainer import RetentionReport
+from broker.store.maintain.retention import Retention
 from recovery.demo.reconcile import Reconciliation
-from recovery.humanize import count, moment, printable
+from recovery.humanize import count, moment, printable, size, span
 from recovery.views.consumer_lag import GroupPosition
 from recovery.views.dead_letters import DeadLetter
 
@@ -69,3 +73,65 @@ def reconciliation(result: Reconciliation) -> Iterator[Shown]:
         yield Text("it adds up, but too few crashes hit to prove it: sell longer (--seconds)", style="bold yellow")
     else:
         yield Text("reconciled: nothing lost, nothing twice, nothing oversold", style="bold green")
+
+
+SPARE = Retention(keep_s=0)  # everything that everybody has read
+
+
+def retention(report: RetentionReport, theirs: Retention | None, history: Mapping[str, Any]) -> Iterator[Shown]:
+    """The plan or what was done, who has yet to read what, and what pins segments that are due."""
+    free = f"{size(report.disk_free_bytes)} free on its disk"
+    yield printable(f"{report.path}: {size(report.used_bytes)}, {free}; {_rules(report.retention)}")
+    if theirs is not None and theirs != report.retention:
+        yield f"The processes that have it open {_rules(theirs)}"
+    if report.unread:
+        yield table(
+            ("group", "topic", "unread", "of these go", "last seen"),
+            [_unread_row(one) for one in report.unread],
+            right=("unread", "of these go"),
+        )
+    kept = report.due - len(report.segments)
+    if kept:
+        pinned = count(kept, "segment that is due stays", "segments that are due stay")
+        yield f"{pinned}, pinned by:"
+        yield from (printable(f"  {pin.commitlog_offset:>20,}  {pin.text}") for pin in report.pins[:_PINS_SHOWN])
+        if len(report.pins) > _PINS_SHOWN:
+            yield f"  and {len(report.pins) - _PINS_SHOWN:,} more"
+    yield _retention_verdict(report)
+    if history.get("unread"):
+        total = sum(history["unread"].values())
+        since = f"until {moment(history['last_ms'])}" if "last_ms" in history else ""
+        yield f"Removed unread so far: {count(total, 'message')} {since}"
+
+
+_PINS_SHOWN = 20
+
+
+def _retention_verdict(report: RetentionReport) -> str:
+    gone = f"{count(len(report.segments), 'segment')}, {size(report.bytes)}"
+    unread = f", with {count(report.unread_gone, 'unread message')}" if report.unread_gone else ""
+    if report.applied:
+        return f"Removed {gone}{unread}" if report.segments else "Nothing was removed"
+    if not report.segments:
+        return "Nothing may go"
+    how = "give --keep and --apply" if report.retention == SPARE else "give the same options and --apply"
+    return f"May go: {gone}{unread}. To remove them {how}"
+
+
+def _unread_row(one: Unread) -> tuple[object, ...]:
+    seen = "" if one.idle_s is None else f"{span(one.idle_s)} ago"
+    group = one.group or ("(nobody)" if one.kind == "topic" else "")
+    return group, one.topic, one.waiting, one.going, f"{seen}, gone" if one.is_gone else seen
+
+
+def _rules(retention: Retention) -> str:
+    """What a retention keeps, in words."""
+    words = []
+    if retention.keep_s is not None:
+        words.append(f"{span(retention.keep_s)}" if retention.keep_s else "nothing that everybody has read")
+    if retention.max_bytes is not None:
+        words.append(f"at most {size(retention.max_bytes)}")
+    if retention.free_bytes is not None:
+        words.append(f"{size(retention.free_bytes)} of the disk free")
+    unread = "; even what is unread goes" if retention.even_unread else ""
+    return f"keep {', '.join(words)}{unread}"

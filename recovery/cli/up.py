@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recovery.cli.shared import DEFECT, examples, fail
+from recovery.cli.shared import DEFECT, examples, fail, listing
 
 if TYPE_CHECKING:
     from recovery.airflow.local.demo import Sale
@@ -27,28 +27,28 @@ _TELL_S = 5.0
 
 def up(
     store: Annotated[
-        str | None, typer.Argument(metavar="STORE", help="The folder of the store; made when it is not there.")
+        str | None, typer.Argument(metavar="STORE", help="The directory of the store; created when it does not exist.")
     ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Let the flash-sale demo write to the store.")] = False,
-    home: Annotated[str, typer.Option(metavar="DIR", help="Where Airflow keeps its files.")] = HOME,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of Airflow's user interface, on 127.0.0.1.")] = PORT,
+    demo: Annotated[bool, typer.Option("--demo", help="Run the flash-sale demo on the store.")] = False,
+    home: Annotated[str, typer.Option(metavar="DIR", help="The directory of Airflow's files.")] = HOME,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Airflow's user interface on 127.0.0.1.")] = PORT,
     stores: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The stores' settings (TOML), instead of one STORE.")
+        str | None, typer.Option(metavar="FILE", help="Settings of several stores (TOML), instead of STORE.")
     ] = None,
     database: Annotated[
-        str | None, typer.Option(metavar="URL", help="Airflow's database, SQLAlchemy URL; SQLite by default.")
+        str | None, typer.Option(metavar="URL", help="SQLAlchemy URL of Airflow's database; SQLite by default.")
     ] = None,
     ledger: Annotated[
-        str | None, typer.Option(metavar="URL", help="The application's database, with a ledger.")
+        str | None, typer.Option(metavar="URL", help="SQLAlchemy URL of the application's database with the ledger.")
     ] = None,
     resolver: Annotated[
-        str | None, typer.Option(metavar="WHO", help="Who is asked without a ledger: module:function, or a URL.")
+        str | None, typer.Option(metavar="NAME", help="Instead of a ledger: module:function, or a URL.")
     ] = None,
     seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
 ) -> None:
-    """Start Airflow with check-back, recovery, rebuild, verification and retention, and show what happens.
+    """Start Airflow with check-back, recovery, rebuild, verification and retention here, and show their runs.
 
-    On this machine only (127.0.0.1), with Airflow's files in a folder of their own. Ctrl-C stops all that was started.
+    It listens on 127.0.0.1 only. Ctrl-C stops everything that it started.
     """
     from recovery.airflow.local import preflight as surroundings
     from recovery.airflow.local.demo import Sale
@@ -186,4 +186,4 @@ _EPILOG = examples("up shop.store", "up shop.store --ledger postgresql+psycopg:/
 
 def register(app: typer.Typer) -> None:
     """Put this verb on the command line."""
-    app.command(epilog=_EPILOG)(up)
+    app.command(epilog=_EPILOG, **listing("up"))(up)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from recovery.cli.output import print_json, print_json_list, show, show_now
-from recovery.cli.shared import FINDINGS, AsJson, Store, examples, fail
+from recovery.cli.shared import FINDINGS, AsJson, Store, examples, fail, listing
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 
@@ -31,19 +31,21 @@ def send(
     store: Store,
     topic: Topic,
     body: Annotated[str, typer.Option("--body", metavar="TEXT", help="The body; - reads standard input.")] = "-",
-    tag: Annotated[str, typer.Option(metavar="TAG", help="What consumers select by.")] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="The tag that consumers select by.")] = "",
     keys: Annotated[
-        list[str] | None, typer.Option("--key", metavar="KEY", help="What it is found by; may be repeated.")
+        list[str] | None, typer.Option("--key", metavar="KEY", help="A key for the index; may be repeated.")
     ] = None,
     queue_id: Annotated[int, typer.Option("--queue", min=0, metavar="N", help="The queue.")] = 0,
     properties: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="May be repeated.")
     ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the store if there is none at the path.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send one message to a store. Writes to it; other processes may have it open.
+    """Send one message. Writes to the store; other processes may have it open.
 
-    When this ends, the message is on disk. A topic that is new takes the type of its first message.
+    The message is on disk when the command returns. A new topic gets the type of its first message. A path without a
+    store is refused; with --create a store is created there.
     """
     from broker import Message
     from recovery.cli import messages as sending
@@ -54,7 +56,7 @@ def send(
         raise typer.BadParameter(str(error), param_hint="--property") from None
     content = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
     message = Message(topic, content, tag=tag, keys=keys or (), properties=pairs)
-    sent = sending.send(store, message, queue_id=queue_id)
+    sent = sending.send(store, message, queue_id=queue_id, create=create)
     if as_json:
         print_json(asdict(sent))
     else:
@@ -65,16 +67,18 @@ def send(
 def tail(
     store: Store,
     topic: Topic,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with the messages to come.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new messages.")] = False,
     begin: Annotated[
         str, typer.Option("--from", metavar="WHERE", help="first, last, a time (ISO 8601, UTC) or milliseconds.")
     ] = "last",
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="How many --from last shows.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list; with --follow one object a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list; with --follow one object per line.")
+    ] = False,
 ) -> None:
-    """Show the messages of a topic, as consumers get them. Nothing on disk changes; a broker may be running.
+    """Print the messages of a topic as consumers receive them. Changes nothing on disk; a broker may be running.
 
-    Unlike a consumer it moves no group's position.
+    It does not move the position of any consumer group.
     """
     from recovery.cli import messages as sending
 
@@ -93,16 +97,16 @@ def tail(
 
 def topic(
     store: Store,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One topic; without it, all are listed.")] = None,
-    create: Annotated[bool, typer.Option("--create", help="Create it, or change it. Writes to the store.")] = False,
-    queues: Annotated[int, typer.Option(min=1, metavar="N", help="How many queues it is to have.")] = 4,
-    kind: Annotated[Kind, typer.Option("--type", help="Which messages it is to take.")] = Kind.NORMAL,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One topic; all topics without it.")] = None,
+    create: Annotated[bool, typer.Option("--create", help="Create or change it. Writes to the store.")] = False,
+    queues: Annotated[int, typer.Option(min=1, metavar="N", help="Number of queues.")] = 4,
+    kind: Annotated[Kind, typer.Option("--type", help="Type of messages that it accepts.")] = Kind.NORMAL,
     perm: Annotated[int, typer.Option(min=0, max=15, metavar="N", help="6 read and write, 4 read, 2 write.")] = 6,
     as_json: AsJson = False,
 ) -> None:
     """List the topics of a store, show one, or create one.
 
-    With --create a store that is not there is made, with RocketMQ's file sizes.
+    With --create a store that does not exist is created, in a directory that does.
     """
     from recovery.cli import messages as sending
 
@@ -131,15 +135,15 @@ def _topic_line(said: dict[str, object]) -> str:
 def end(
     store: Store,
     name: Annotated[str, typer.Argument(metavar="ID", help="A CommitLog offset, unique key or message id.")],
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Why: kept in the end record for ever.")],
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; stored in the end record.")],
     commit: Annotated[bool, typer.Option("--commit", help="Deliver the message.")] = False,
     rollback: Annotated[bool, typer.Option("--rollback", help="Never deliver it.")] = False,
-    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who decides; by default this user.")] = "",
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="The person who decides; by default this user.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Commit or roll back a half message by hand. Writes to the store; the first decision stands for ever.
+    """Commit or roll back one half message manually. Writes to the store; the first decision is final.
 
-    Exits with 1 when it was decided the other way before. See what is in doubt with: checkback pending STORE
+    Exits with 1 when the opposite decision was already recorded. To list what is in doubt: checkback pending STORE
     """
     from broker import AlreadyEnded
     from recovery.cli import messages as sending
@@ -163,6 +167,7 @@ def end(
 _EXAMPLES: dict[Callable[..., None], str] = {
     send: examples(
         "send shop.store orders --body 'paid' --tag new --key 4711",
+        "send new.store orders --body 'first' --create",
         "send shop.store orders --property colour=blue < order.json",
     ),
     tail: examples(
@@ -181,4 +186,4 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 def register(app: typer.Typer) -> None:
     """Put these verbs on the command line."""
     for verb, epilog in _EXAMPLES.items():
-        app.command(epilog=epilog)(verb)
+        app.command(epilog=epilog, **listing(verb.__name__))(verb)

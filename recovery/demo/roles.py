@@ -29,10 +29,10 @@ from broker.dedup import Processed
 from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
-from broker.producer import store_id
 from broker.testing.fixtures import SMALL
 from recovery.checkback.leader import Lease
 from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledgers.proof import Evidence
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.protocol import Answer, Outcome
 from recovery.checkback.round import CheckBack
@@ -205,7 +205,7 @@ def _process(
 
 
 def _check(store: LiveStore, engine: Engine, setting: Setting) -> None:
-    resolver = LedgerResolver(ledger(engine), store_id(store))
+    resolver = LedgerResolver(ledger(engine), Evidence(store))
     if TOMBSTONE in setting.off:
         resolver.decide = lambda *_, **__: Answer(Outcome.ROLLED_BACK, "no row")  # type: ignore[method-assign]
     if CHECK_BACK in setting.off:

@@ -18,17 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 import broker
 from broker.errors import BrokerError, StoreLocked
-from broker.store.disk.locks import AppendLock
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.paths import Paths
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
+    from broker.store.maintain.retention import Retention
     from recovery.checkback.catalog import Catalog
     from recovery.checkback.config import Resolvers, Setup
     from recovery.checkback.policy import Policy
 
 REPORTS = "reports"
 LATEST = "verify-latest.json"
+LATEST_RETENTION = "retain-latest.json"
+NEVER = "never"
 _RUN = re.compile(r"[a-z]+-(\d+)\.json")  # the report of the run of a time in ms
 
 
@@ -49,16 +52,14 @@ def opened(path: str, catalog: str | None = None, *, must_answer: bool = True, *
     Raises NotAStore where there is none (opening for writing would make one), and BrokerError when nobody is named who
     could answer, unless `must_answer` is false.
     """
-    from broker.producer import store_id
     from recovery.checkback.catalog import Catalog
 
-    broker.open(path, read_only=True).close()
     made = setup(**asked)
     if must_answer and not made.resolvers:
         text = "nobody is named who could answer: give the store's settings a ledger (a SQLAlchemy URL) or a resolver"
         raise BrokerError(f"{path}: {text}")
-    with broker.open(path) as store, made.open(store_id(store)) as resolvers:
-        kept = Catalog.open(path, store_id(store), catalog)
+    with broker.open(path, create=False) as store, made.open(store) as resolvers:
+        kept = Catalog.open(path, store.store_id, catalog)
         try:
             yield Opened(store, resolvers, made.policy, kept)
         finally:
@@ -69,7 +70,7 @@ def setup(
     *,
     ledger: str | None = None,
     resolver: str | None = None,
-    resolvers: Mapping[str, Mapping[str, str]] | None = None,
+    resolvers: Mapping[str, Mapping[str, Any]] | None = None,
     policy: Mapping[str, Any] | None = None,
 ) -> Setup:
     """Who is asked, and when. `resolvers` is by producer group; `ledger` (a SQLAlchemy URL) or `resolver`
@@ -87,6 +88,32 @@ def setup(
     for group, spec in found.items():
         check_spec(spec, f"resolvers.{group}")
     return Setup(parse_policy(policy or {}), found)
+
+
+def parse_retention(
+    keep: str | None,
+    max_bytes: str | int | None,
+    free_bytes: str | int | None,
+    gone_after: str | None,
+    *,
+    even_unread: bool,
+) -> Retention:
+    """A retention from text: durations as 72h, sizes as 20GiB; `gone_after` may be never. Raises BrokerError."""
+    from broker.store.maintain.retention import GONE_AFTER_S
+    from recovery.checkback.policy import parse_duration
+    from recovery.humanize import parse_size
+
+    try:
+        gone_after_s = GONE_AFTER_S if gone_after in (None, NEVER) else parse_duration(gone_after) / 1000
+        return broker.Retention(
+            keep_s=parse_duration(keep) / 1000 if keep else None,
+            max_bytes=parse_size(max_bytes) if max_bytes else None,
+            free_bytes=parse_size(free_bytes) if free_bytes else None,
+            gone_after_s=None if gone_after == NEVER else gone_after_s,
+            even_unread=even_unread,
+        )
+    except ValueError as error:
+        raise BrokerError(f"this retention cannot be: {error}") from None
 
 
 def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = LATEST) -> str | None:
@@ -143,10 +170,10 @@ def alone(path: str, work: str) -> Iterator[None]:
         lease.close()
 
 
-def last_report(path: str) -> dict[str, Any] | None:
-    """The last verification's report, as `recovery.jobs.tasks.verify` kept it; None when there is none."""
+def last_report(path: str, latest: str = LATEST) -> dict[str, Any] | None:
+    """The last report of a kind, as `recovery.jobs.tasks` kept it; by default of the verification. None without one."""
     try:
-        with open(os.path.join(Paths(path).own, REPORTS, LATEST), encoding="utf-8") as file:
+        with open(os.path.join(Paths(path).own, REPORTS, latest), encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError):
         return None

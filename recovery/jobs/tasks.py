@@ -15,11 +15,11 @@ from typing import Any
 
 import broker
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import is_held
 from broker.store.disk.paths import Paths
+from broker.store.disk.store_lock import is_held
 from broker.store.recover.survey import survey
 from broker.transaction.events import TransactionState
-from recovery.jobs.setup import alone, keep_report, opened, remove_reports, setup
+from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, setup
 
 FINDINGS_SHOWN = 50  # in a task's result; the report has all
 _DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild mends
@@ -213,7 +213,7 @@ def plan_recovery(path: str) -> dict[str, Any]:
         raise error
     lasting = crashed(path) is not None or (made.is_needed and not must_ask)
     needed = lasting and not made.survey.facts.in_use
-    steps = [step.text for step in made.steps] or [_TAKE_OVER if must_ask else "open the store and close it"]
+    steps = made.lines or [_TAKE_OVER if must_ask else "open the store and close it"]
     listed = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
     text = "\n".join([f"{made.case.label}: {made.case.sentence}.", "", *listed])
     return {"needed": needed, "must_ask": must_ask, "case": made.case.label, "text": text}
@@ -244,7 +244,8 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
 
     `asked` says who is asked and when: ledger, resolver, resolvers, policy (`recovery.jobs.setup.setup`). A store in
     which all is settled is not even opened for writing; one that crashed is left to the recovery. Two rounds at once do
-    not ask twice: the second does nothing.
+    not ask twice: the second does nothing. Raises WrongLedger, after the others were asked, when a database is not
+    certainly the ledger.
     """
     from recovery.views.overview import overview
 
@@ -254,6 +255,7 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
     if crashed(path):
         return {"did": "it crashed, and is recovered first", **counts}
     from recovery.checkback.leader import Lease
+    from recovery.checkback.ledgers.proof import WrongLedger
     from recovery.checkback.round import CheckBack
 
     lease = Lease(path)
@@ -262,7 +264,10 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
             return {"did": f"{lease.leader()} is asking", **counts}
         try:
             service = CheckBack(shop.store, shop.resolvers.router, policy=shop.policy, catalog=shop.catalog)
-            return {"did": "a round", **service.round(now_ms).as_json()}
+            report = service.round(now_ms)
+            if report.refusals:
+                raise WrongLedger(next(iter(report.refusals)))
+            return {"did": "a round", **report.as_json()}
         finally:
             lease.release()
 
@@ -317,28 +322,43 @@ def resolve(
 
 
 def retain(
-    path: str, *, now_ms: int, keep: str, disk_share: float = 1.0, catalog: str | None = None, **asked: Any
+    path: str,
+    *,
+    now_ms: int,
+    keep: str,
+    max_bytes: str | int | None = None,
+    free_bytes: str | int | None = None,
+    gone_after: str | None = None,
+    even_unread: bool = False,
+    catalog: str | None = None,
+    **asked: Any,
 ) -> dict[str, Any]:
     """Remove what is older than `keep` (as 72h): segments, ledger rows, reports; and the ended from the catalog.
 
-    While more of the disk than `disk_share` is in use, the oldest segments go whatever their age. `pinned` is the
-    transaction in doubt that keeps a segment which is due, with what a person needs to decide about it.
+    Above `max_bytes` (as 20GiB) of the store, or below `free_bytes` of its disk, the oldest segments go however young.
+    What somebody has yet to read stays, unless `even_unread`: `pins` says what, `unread` how much, by group and topic.
+    Processes that have the store open with a retention of their own are heard: the most careful counts.
     """
-    from broker.store.maintain.retention import expire
+    from broker.store.maintain.retention import most_careful
     from recovery.checkback.ledger_retention import expire_ledger
     from recovery.checkback.policy import parse_duration
+    from recovery.jobs.setup import parse_retention
 
-    keep_ms = parse_duration(keep)
+    wanted = parse_retention(keep, max_bytes, free_bytes, gone_after, even_unread=even_unread)
     with alone(path, "retention"), opened(path, catalog, must_answer=False, **asked) as shop:
-        gone = expire(shop.store.writer, keep_ms, now_ms=now_ms, disk_share=disk_share)
+        also = shop.store.retention
+        done = shop.store.retain(most_careful([wanted, also]) if also else wanted, now_ms=now_ms)
         rows = sum(expire_ledger(shop.store, ledger, now_ms) for ledger in shop.resolvers.ledgers.values())
         in_doubt = {half.commitlog_offset for half in shop.store.transactions.in_doubt()}
         forgotten = [at for at in shop.catalog.attempts() if at not in in_doubt]
         shop.catalog.remember((), forgotten)
-        reports = remove_reports(path, now_ms - keep_ms)
-    numbers = {"segments": len(gone.segments), "derived_files": len(gone.derived), "begin_offset": gone.begin}
-    rest = {"ledger_rows": rows, "catalog_rows": len(forgotten), "reports": reports}
-    return {**numbers, **rest, "pinned_by": gone.pinned_by}
+        reports = remove_reports(path, now_ms - parse_duration(keep))
+        said = done.as_json()
+        rest = {"ledger_rows": rows, "catalog_rows": len(forgotten), "reports": reports, "now_ms": now_ms}
+        kept = keep_report(path, f"retain-{now_ms}.json", {**said, **rest}, latest=LATEST_RETENTION)
+    counts = {"segments": len(done.segments), "derived_files": len(done.derived), "begin_offset": done.begin}
+    names = ("bytes", "due", "used_bytes", "disk_free_bytes", "pins", "unread", "unread_gone")
+    return {**counts, **{name: said[name] for name in names}, **rest, "report": kept}
 
 
 # A store as a connection describes it

@@ -91,7 +91,7 @@ class Inspection:
         self._listing = task.log.listing()
         self._comparing: SplitComparison | None = None
         if task.compare:
-            self._comparing = SplitComparison(task.log.place, task.cuts[split.number], split, self.summary.findings)
+            self._comparing = SplitComparison(task.log, task.cuts[split.number], split, self.summary.findings)
         self._builder = SplitBuilder(task.rebuild_plan) if task.rebuild_plan is not None else None
 
     def run(self) -> Iterator[tuple[str, int, Any]]:

@@ -43,7 +43,6 @@ from recovery.transactions.events import Names, Redeliveries, Rows
 from recovery.transactions.fingerprint import difference
 from recovery.transactions.outcomes import Joins, Outcomes
 from recovery.verify.state_table import StateTableComparison, TableClaims
-from recovery.verify.units import slot_units
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,10 @@ def _summarize(context: JoinContext, result: PartitionResult, found: list[Outcom
         result.states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
     result.digest = digest.total
     if context.with_table and context.prepared is Generation.STATE_TABLE:
-        table = StateTableComparison(slot_units(context.log.place.files()), names, 1, result.findings)
+        files = context.log.store_files()
+        table = StateTableComparison(
+            files.slot_units(), names, 1, result.findings, is_written=files.ignore_from is not None
+        )
         for outcomes in found:
             table.add(pick(outcomes.rows, outcomes.rows["generation"] == Generation.STATE_TABLE))
         result.table = table.claims(names.raw())

@@ -115,10 +115,14 @@ def _without_moved(files: Sequence[IndexFileView], parts: Sequence[tuple[Rows, R
 
 
 def merge_table(table: StateTableComparison, parts: Iterable[TableClaims], names: Names) -> None:
-    """Hand `table`, which numbers groups and topics by `names`, what each partition did not find in its place."""
+    """Hand `table` what each partition held back, and what it did not find in its place.
+
+    `table` numbers groups and topics by `names`.
+    """
     for part in parts:
         numbers = np.array([names.number(name) for name in part.names], np.int32)
         rows = part.elsewhere
         for column in ("group", "topic"):
             rows[column] = numbers[rows[column]]
         table.add_elsewhere(rows)
+        table.hold_back(part.held_back)

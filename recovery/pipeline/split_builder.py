@@ -25,12 +25,14 @@ import pyarrow as pa
 from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from broker.store.read.inventory import Misfit
+from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import NAME_DIGITS
-from broker.store.write.layout import StoreLayout
 from recovery.pipeline.blocks import SCHEMA, each_of, rows_of
 from recovery.pipeline.store_location import StoreLocation
 from recovery.rebuild.entries import SLOT, UNIT, Claim, owners, queue_runs, redo_units, set_due_times
 from recovery.rebuild.file_writers import IndexFiles
+from recovery.rebuild.misfits import misfits_of_records
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import joined
@@ -102,6 +104,7 @@ class EntryCounts:
 
     redo: int = 0
     items: int = 0
+    misfits: list[Misfit] = field(default_factory=list)
 
 
 @dataclass
@@ -137,9 +140,12 @@ class SplitBuilder:
         self._queues: dict[tuple[str, int], list[tuple[Ints, Rows]] | None] = {}
         self._redo: list[Rows] = []
         self._items: list[Rows] = []
+        self._misfits: list[Misfit] = []
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Make what these records have."""
+        if not self._misfits:
+            self._misfits += misfits_of_records(records, self._files, ours=self._plan.whole_records)
         for run in queue_runs(records, kinds):
             key = (run.topic, run.queue_id)
             if key not in self._queues:
@@ -154,7 +160,7 @@ class SplitBuilder:
 
     def counts(self) -> EntryCounts:
         """How many there are of what has no place yet."""
-        return EntryCounts(sum(map(len, self._redo)), sum(map(len, self._items)))
+        return EntryCounts(sum(map(len, self._redo)), sum(map(len, self._items)), self._misfits)
 
     def blocks(self, split_number: int) -> Iterator[tuple[str, int, Any]]:
         """Everything, once all was added."""

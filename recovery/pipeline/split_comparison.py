@@ -16,7 +16,7 @@ import numpy as np
 
 from recovery.findings import Findings
 from recovery.pipeline.splits import Split
-from recovery.pipeline.store_location import StoreLocation
+from recovery.pipeline.store_location import LogManifest
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import joined
@@ -24,11 +24,10 @@ from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Interval, UnitFile, first_sustained
 from recovery.transactions.events import Rows
 from recovery.verify.consume_queues import DelayedRecords, QueueComparison
-from recovery.verify.index import ITEM, IndexComparison, IndexFileView, match_items, open_index
+from recovery.verify.index import ITEM, IndexComparison, IndexFileView, match_items, open_index_of
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import IndexingRule, expected_items
 from recovery.verify.redo_log import RedoDifferences, RedoLogComparison
-from recovery.verify.units import expected_queue_units, redo_units
 
 _AHEAD = 1 << 16
 
@@ -59,8 +58,9 @@ def derived_ranges(files: StoreFiles, splits: Sequence[Split]) -> tuple[DerivedR
     Where the part of a segment ends is found as the local engine finds it, by reading on; within a segment by a search,
     and what a damaged unit puts into the wrong split comes together again (`recovery.pipeline.merging`).
     """
-    units, items = redo_units(files), NumberedItems(open_index(files.index, Findings()))
-    reader = IndexComparison(lambda wrong: open_index(files.index, wrong), Findings())
+    open_files = partial(open_index_of, files, files.index)
+    units, items = files.redo_units(), NumberedItems(open_files(Findings()))
+    reader = IndexComparison(open_files, Findings())
     ranges, redo, item = [], units.begin, 0
     for _, inside in groupby(splits, key=lambda split: split.base):
         of_segment = list(inside)
@@ -135,15 +135,15 @@ class NumberedItems:
 class SplitComparison:
     """Takes the records of one split."""
 
-    def __init__(self, location: StoreLocation, part: DerivedRange, split: Split, findings: Findings) -> None:
-        files = location.files()
+    def __init__(self, log: LogManifest, part: DerivedRange, split: Split, findings: Findings) -> None:
+        files = log.store_files()
         self._split = split
         self._queues: QueueComparison | None = None
         if files.has_queues:
             self._queues = QueueComparison(
-                partial(expected_queue_units, files), findings, has_ext=files.has_queue_ext, defers_delayed=True
+                files.expected_queue_units, findings, has_ext=files.has_queue_ext, defers_delayed=True
             )
-        self._redo = RedoLogComparison(redo_units(files), findings, part.redo) if files.has_redo_log else None
+        self._redo = RedoLogComparison(files.redo_units(), findings, part.redo) if files.has_redo_log else None
         self._index = _SplitIndex(files, part.items) if files.has_index else None
 
     def add(self, records: Records, kinds: Kinds) -> None:
@@ -171,7 +171,7 @@ class _SplitIndex:
     """The index items of one split, under each rule: which one holds is decided by all of a segment."""
 
     def __init__(self, files: StoreFiles, items: Interval) -> None:
-        self._files, self._items = open_index(files.index, Findings()), items
+        self._files, self._items = open_index_of(files, files.index, Findings()), items
         self._wanted: dict[IndexingRule, list[Rows]] = {rule: [] for rule in IndexingRule}
 
     def add(self, records: Records, kinds: Kinds) -> None:

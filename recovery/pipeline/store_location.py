@@ -23,9 +23,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from broker.errors import NotAStore, StoreError
-from broker.store.disk.files import Disk, Entry, Missing, OpenFiles, ReadFile
+from broker.store.disk.files import Disk, Entry, Missing, ReadFile
+from broker.store.disk.open_files import OpenFiles
 from broker.store.read.directory import Folder
 from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage
+from broker.store.recover.watermark import Watermark
 from recovery.scan.store_files import StoreFiles
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
@@ -49,6 +51,7 @@ class LogManifest:
     files: tuple[SegmentEntry, ...]
     segment_size: int
     damages: tuple[SegmentDamage, ...] = ()
+    watermark: Watermark | None = None  # up to where derived files are compared, on every machine
 
     @property
     def begin(self) -> int:
@@ -72,6 +75,10 @@ class LogManifest:
                 return file.path
         return os.path.dirname(self.files[0].path) if self.files else self.place.path
 
+    def store_files(self) -> StoreFiles:
+        """The other files of the store, as far as they are compared."""
+        return self.place.files(self.watermark)
+
     def is_compressed(self, file: SegmentEntry) -> bool:
         """Whether a segment can only be read as a whole."""
         return os.path.splitext(file.path)[1] in COMPRESSIONS
@@ -91,25 +98,31 @@ class StoreLocation:
     def is_local(self) -> bool:
         return "://" not in self.path
 
-    def files(self) -> StoreFiles:
+    @property
+    def inside(self) -> str:
+        """The path on the disk that the place is on."""
+        return _disk(self.path)[1]
+
+    def files(self, watermark: Watermark | None = None) -> StoreFiles:
         """The store. Raises NotAStore."""
         disk, path = _disk(self.path)
         if not self.is_local or _has_archives(disk, os.path.join(path, "commitlog")):
             if disk.entry(os.path.join(path, "commitlog")) is None:
                 text = f"{self.path} is no store, for it holds no commitlog/. Give the folder that a broker calls"
                 raise NotAStore(f"{text} storePathRootDir", path=self.path)
-            return StoreFiles(Folder(path, disk))
-        return StoreFiles.open(path)
+            return StoreFiles(Folder(path, disk), watermark)
+        return StoreFiles.open(path, watermark)
 
     def log(self) -> LogManifest:
         """The CommitLog as it is now. Raises NotAStore."""
-        return manifest_of(self, self.files().commitlog)
+        return manifest_of(self, self.files())
 
 
-def manifest_of(place: StoreLocation, listing: Listing) -> LogManifest:
-    """What executors need to know of a listing."""
+def manifest_of(place: StoreLocation, store: StoreFiles) -> LogManifest:
+    """What executors need to know of the part of a log that is compared."""
+    listing = store.judged
     files = tuple(SegmentEntry(segment.base, segment.size, segment.path) for segment in listing.segments)
-    return LogManifest(place, files, listing.segment_size, listing.damages)
+    return LogManifest(place, files, listing.segment_size, listing.damages, store.watermark)
 
 
 @cache

@@ -22,10 +22,9 @@ from recovery.scan.store_files import StoreFiles
 from recovery.transactions.events import Names
 from recovery.verify.conclusion import Comparisons, Conclusion, LogFacts, TransactionSums
 from recovery.verify.consume_queues import QueueComparison
-from recovery.verify.index import IndexComparison, open_index
+from recovery.verify.index import IndexComparison, open_live_index
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
-from recovery.verify.units import expected_queue_units, redo_units, slot_units
 
 Prepare = Callable[[tuple[Split, ...]], InspectionTask]
 
@@ -68,14 +67,14 @@ def _merged(files: StoreFiles, inspected: InspectedLog, findings: Findings) -> C
     parts = [summary.compared for summary in inspected.summaries if summary.compared is not None]
     ranges, comparisons = inspected.task.cuts, Comparisons()
     if files.has_queues:
-        queues = QueueComparison(partial(expected_queue_units, files), findings, has_ext=files.has_queue_ext)
+        queues = QueueComparison(files.expected_queue_units, findings, has_ext=files.has_queue_ext)
         merge_queues(queues, splits, parts)
         comparisons.queues = queues
     if files.index:
-        known = merge_index(open_index(files.index_now(), Findings()), splits, parts, ranges)
-        comparisons.index = IndexComparison(lambda wrong: open_index(files.index_now(), wrong), findings, known)
+        known = merge_index(open_live_index(files, Findings()), splits, parts, ranges)
+        comparisons.index = IndexComparison(partial(open_live_index, files), findings, known)
     if files.has_redo_log:
-        units = redo_units(files)
+        units = files.redo_units()
         behind = ranges[-1].redo[1] if ranges else units.begin
         known_redo = merge_redo(splits, parts, ranges)
         comparisons.redo_log = RedoLogComparison(units, findings, (behind, units.end), known_redo)
@@ -95,7 +94,9 @@ def _join(
     if files.has_state_table:
         claims, names = [result.table for result in results if result.table is not None], Names()
         claimed = [interval for part in claims for interval in part.claimed]
-        table = StateTableComparison(slot_units(files), names, 1, findings, claimed)
+        table = StateTableComparison(
+            files.slot_units(), names, 1, findings, claimed, is_written=files.ignore_from is not None
+        )
         merge_table(table, claims, names)
         comparisons.table = table
     return sums
@@ -103,6 +104,6 @@ def _join(
 
 def _damages_of_files(log: LogManifest) -> list[Damage]:
     """What is wrong with the segments as files; one in the middle may have gone, or been cut, while the tasks read."""
-    now = log.place.log().damages
+    now = log.store_files().judged.damages
     every = [*log.damages, *(damage for damage in now if damage not in log.damages)]
     return [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in every]

@@ -11,24 +11,30 @@ it any more. RocketMQ: DefaultMessageStore.doDispatch (3.1.4), whose own rebuild
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
 
+from broker.format.index import file_size as index_file_size
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.directory import Folder
+from broker.store.read.inventory import Misfit
+from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import Listing
-from broker.store.write.layout import StoreLayout
 from broker.transaction.events import Generation
 from recovery.rebuild.entries import Claim, claim_of, owners, queue_runs, redo_units, set_due_times, slots_of
 from recovery.rebuild.file_writers import SLOT, UNIT, IndexFiles, UnitFiles, filled_units
+from recovery.rebuild.misfits import misfits_of_queue, misfits_of_records
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Ints, Rows, UnitFile
 from recovery.transactions.tracker import TransactionTracker
 from recovery.verify.index_items import IndexingRule, expected_items
+
+_COPY_BYTES = 1 << 20
 
 
 class Build:
@@ -47,9 +53,12 @@ class Build:
         self.index = IndexFiles(
             disk, self.paths.index, sizes.index_slots, sizes.index_items, rule, names=known, whole_records=ours
         )
-        self._live_redo = UnitFile(files.redo_log, UNIT)
+        self.read_to = 0  # the CommitLog offset behind the last record that was taken
+        self._live_redo = files.redo_units()
         self.redo_units = _first_kept(self._live_redo, files.commitlog.begin)
         self.claims: list[Claim] = []
+        self.misfits: list[Misfit] = []  # of records, and of live queues
+        self.ours = ours
         self._slots_of_lost: dict[int, int] = {}
         for part in (self.paths.consumequeue, self.paths.index, self.paths.state_table, self.paths.redo_log):
             disk.create_folder(part)
@@ -62,6 +71,8 @@ class Build:
     def add(self, records: Records) -> None:
         """Take some records."""
         kinds = Kinds(records)
+        if not self.misfits:
+            self.misfits += misfits_of_records(records, self.files, ours=self.ours)
         self._judge(records, kinds)
         self._add_to_queues(records, kinds)
         self._add_to_redo_log(records, kinds)
@@ -75,7 +86,7 @@ class Build:
             queue = self._queue(run.topic, run.queue_id)
             if queue is not None:
                 if run.scheduled:
-                    set_due_times(run, UnitFile(self.files.queue(run.topic, run.queue_id), UNIT))
+                    set_due_times(run, self.files.queue_units(run.topic, run.queue_id))
                 queue.write(run.numbers, run.units)
 
     def _queue(self, topic: str, queue_id: int) -> UnitFiles | None:
@@ -96,6 +107,7 @@ class Build:
         for outcomes in self.tracker.outcomes():
             rows = outcomes.rows
             self._add_to_table(rows[rows["generation"] == Generation.STATE_TABLE])
+        self._look_at_live_queues()
         self._carry_over()
         self.index.finish()
         for files in (*self.queues.values(), self.redo_log, self.table):
@@ -122,16 +134,35 @@ class Build:
 
     # What no record says any more
 
+    def _look_at_live_queues(self) -> None:
+        """Nothing of a live queue may be lost: its units are known, or it is kept as it is."""
+        begin, path = self.files.commitlog.begin, self.files.path
+        read = range(begin, max(begin, self.read_to))
+        for topic, queue_id in StoreFiles.open(path).queues():
+            live = self.files.queue(topic, queue_id)
+            built = self.queues.get((topic, queue_id))
+            is_built = built is not None and built.begin >= 0
+            misfits = misfits_of_queue(path, topic, queue_id, live, read=read, is_built=is_built)
+            if misfits:
+                self.misfits += misfits
+            elif not is_built:
+                self._keep(topic, queue_id)
+
+    def _keep(self, topic: str, queue_id: int) -> None:
+        """The files of a queue all of whose records are gone: they say which number its next message gets."""
+        directory = self.paths.queue(topic, queue_id)
+        self._disk.create_folder(directory)
+        for entry in self._disk.entries(Paths(self.files.path).queue(topic, queue_id)):
+            if entry.is_file and entry.size:
+                copy_file(self._disk, entry.path, os.path.join(directory, entry.name), entry.size)
+
     def _carry_over(self) -> None:
         begin = self.files.commitlog.begin
         if not begin:
             return
-        parts = [(self.redo_log, self._live_redo), (self.table, UnitFile(self.files.state_table, SLOT))]
-        for topic, queue_id in self.files.queues():
-            live = UnitFile(self.files.queue(topic, queue_id), UNIT)
-            built = self._queue(topic, queue_id)
-            if built is not None:
-                parts.append((built, live))
+        parts = [(self.redo_log, self._live_redo), (self.table, self.files.slot_units())]
+        for (topic, queue_id), built in self.queues.items():
+            parts.append((built, self.files.queue_units(topic, queue_id)))
         for built, live in parts:
             stop = built.begin if built.begin >= 0 else live.end
             first = built.first_of_file() if built.begin >= 0 else live.begin
@@ -139,6 +170,16 @@ class Build:
                 stale = filled_units(rows) & (rows["commitlog_offset"] < begin) & (rows["size"] > 0)
                 which = np.flatnonzero(stale)
                 built.write(number + which, rows[which])
+
+    def file_sizes(self, part: str) -> set[int]:
+        """The sizes that files of a part have."""
+        sizes = self._sizes
+        return {
+            "consumequeue": {sizes.consume_queue_bytes},
+            "index": {index_file_size(sizes.index_slots, sizes.index_items)},
+            "statetable": {sizes.state_table_bytes},
+            "redolog": {sizes.redo_log_bytes},
+        }[part]
 
     def close(self) -> None:
         """Let go of all files."""
@@ -154,6 +195,21 @@ class Build:
         if self.generation is Generation.STATE_TABLE:
             yield "statetable", live.state_table, self.paths.state_table
             yield "redolog", live.redo_log, self.paths.redo_log
+
+
+def copy_file(disk: Disk, source: str, target: str, size: int) -> None:
+    """Copy the bytes of a file that may have holes, and flush them to disk."""
+    file = disk.open_read(source)
+    disk.allocate(target, size)
+    copy = disk.open_map(target, size)
+    try:
+        for start, stop in file.filled(0):
+            for at in range(start, stop, _COPY_BYTES):
+                raw = file.pread(min(_COPY_BYTES, stop - at), at)
+                copy.view[at : at + len(raw)] = raw
+        copy.sync()
+    finally:
+        copy.close()
 
 
 def listing_of(disk: Disk, folder: str) -> Listing:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.directory import Folder
 from broker.store.read.segments import Segment
+from broker.transaction.events import TransactionState
 from recovery.findings import Findings
 from recovery.rebuild.builder import Build, listing_of
 from recovery.rebuild.file_writers import SLOT, UNIT, filled_units
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Rows, UnitFile
 from recovery.verify.index import Chains, IndexFileView, open_index
+from recovery.verify.later_ends import SETTLED, is_settled_by, later_ends
 
 _AT_ONCE = 1 << 16
+_PREPARED = int(TransactionState.PREPARED)
+_SETTLED = (int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK))
 
 # Each kind with the sentence that explains it; docs/recovery.md prints this table.
 DIFFERENCES: dict[str, str] = {
@@ -57,21 +62,50 @@ def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Di
     """
     found: list[Difference] = []
     parts = [part for part, _, _ in build.parts()]
-    kept = (live.commitlog.begin, end)
-    for topic, queue_id in sorted({*build.queues, *live.queues()}):
+    now = StoreFiles.open(live.path, live.watermark)  # with the files that came and went while the log was read
+    kept = (now.commitlog.begin, end)
+    for topic, queue_id in sorted({*build.queues, *now.queues()}):
         folder = Paths(live.path).queue(topic, queue_id)
         ours = UnitFile(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT)
-        found += _of_units("consumequeue", folder, ours, UnitFile(listing_of(disk, folder), UNIT), kept)
+        found += _of_units("consumequeue", folder, ours, now.queue_units(topic, queue_id), kept)
     if "redolog" in parts:
-        for part, dtype in (("redolog", UNIT), ("statetable", SLOT)):
-            own = build.paths.redo_log if part == "redolog" else build.paths.state_table
-            folder = Paths(live.path).redo_log if part == "redolog" else Paths(live.path).state_table
-            ours = UnitFile(listing_of(disk, own), dtype)
-            found += _of_units(part, folder, ours, UnitFile(listing_of(disk, folder), dtype), kept)
-    return found + list(_of_index(build, live, disk, end))
+        ours = UnitFile(listing_of(disk, build.paths.redo_log), UNIT)
+        found += _of_units("redolog", Paths(live.path).redo_log, ours, now.redo_units(), kept)
+        ours = UnitFile(listing_of(disk, build.paths.state_table), SLOT)
+        settled = _SettledLater(now)
+        found += _of_units("statetable", Paths(live.path).state_table, ours, now.slot_units(), kept, settled)
+    return found + list(_of_index(build, now, disk, end))
 
 
-def _of_units(part: str, folder: str, ours: UnitFile, live: UnitFile, kept: tuple[int, int]) -> Iterator[Difference]:
+class _SettledLater:
+    """Which slots that differ were settled by an end behind the log that was read."""
+
+    def __init__(self, live: StoreFiles) -> None:
+        self._live = live
+
+    def __call__(self, made: Rows, held: Rows) -> npt.NDArray[np.bool_]:
+        """Of slots that differ; they were read before, so that their ends are published by now."""
+        mark = self._live.watermark
+        if mark is None or mark.ignore_from is None:
+            return np.zeros(len(made), np.bool_)
+        rows = np.zeros(len(made), SETTLED)
+        rows["half"], rows["state"] = held["commitlog_offset"], held["state"]
+        as_made = held.copy()
+        as_made["state"] = made["state"]
+        explained = (made["state"] == _PREPARED) & (made == as_made) & np.isin(held["state"], _SETTLED)
+        if explained.any():
+            explained &= is_settled_by(rows, later_ends(self._live))
+        return np.asarray(explained)
+
+
+def _of_units(
+    part: str,
+    folder: str,
+    ours: UnitFile,
+    live: UnitFile,
+    kept: tuple[int, int],
+    is_explained: Callable[[Rows, Rows], npt.NDArray[np.bool_]] | None = None,
+) -> Iterator[Difference]:
     counts = dict.fromkeys(("missing", "extra", "different"), 0)
     first: dict[str, int] = {}
     for start in range(min(ours.begin, live.begin), max(ours.end, live.end), _AT_ONCE):
@@ -82,10 +116,13 @@ def _of_units(part: str, folder: str, ours: UnitFile, live: UnitFile, kept: tupl
         stale = ((at >= 0) & (at < kept[0])) | (at >= kept[1])
         unequal = (made.view(np.uint8).reshape(count, -1) != held.view(np.uint8).reshape(count, -1)).any(axis=1)
         masks = {
-            "missing": has_made & ~has_held,
+            "missing": has_made & ~has_held & (made["commitlog_offset"] >= kept[0]),
             "extra": ~has_made & has_held & ~(stale & (held["size"] > 0)),
             "different": has_made & has_held & unequal,
         }
+        if is_explained is not None and masks["different"].any():
+            which = np.flatnonzero(masks["different"])
+            masks["different"][which[is_explained(made[which], held[which])]] = False
         for kind, mask in masks.items():
             if mask.any():
                 counts[kind] += int(mask.sum())
@@ -98,8 +135,8 @@ def _of_index(build: Build, live: StoreFiles, disk: Disk, end: int) -> Iterator[
     """Items one after another, wherever files begin; then whether the live files are right in themselves."""
     folder, findings = Paths(live.path).index, Findings()
     kept = (live.commitlog.begin, end)
-    made = _items(open_index(_index_of(build, disk), Findings()), kept)
-    held_files = open_index(live.index_now(), findings)
+    made = _items(open_index(_index_of(build, disk), Findings(), said=build.index.counts), kept)
+    held_files = open_index(live.index_now(), findings, is_growing=live.is_index_growing, said=live.index_counts)
     held = _items(held_files, kept)
     counts = dict.fromkeys(("missing", "extra", "different"), 0)
     first: dict[str, int] = {}

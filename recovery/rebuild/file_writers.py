@@ -100,6 +100,7 @@ class IndexFiles:
     ) -> None:  # fmt: skip
         self._disk, self._folder, self._slots, self._items = disk, folder, slots, items
         self._rule, self._names, self.whole_records = rule, list(names), whole_records
+        self.counts = slots, items
         self.numbers: list[int] = []
         self._map: Map | None = None
         self._newest = np.zeros(slots, np.int32)

@@ -35,14 +35,14 @@ def check_still(
     if found:
         who = " and ".join(f"process {one.pid} {one.how}" if one.pid else f"a process {one.how}" for one in found)
         raise StoreLocked(f"{path} is in use: {who}. Stop it first", path=path)
-    before = _shape(disk, path)
+    before = shape(disk, path)
     wait(still_s)
-    if _shape(disk, path) != before:
+    if shape(disk, path) != before:
         raise StoreLocked(f"{path} changed within {still_s:.0f} seconds: a broker is at work on it. {_SAY}", path=path)
 
 
-def _shape(disk: Disk, path: str) -> list[tuple[str, int, int]]:
-    """Every file with its size and time of change, our own folder left out."""
+def shape(disk: Disk, path: str) -> list[tuple[str, int, int]]:
+    """Every file of a store with its size and time of change in nanoseconds, sorted; our own directory left out."""
     found: list[tuple[str, int, int]] = []
     folders, own = [path], Paths(path).own
     while folders:

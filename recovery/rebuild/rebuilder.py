@@ -3,10 +3,12 @@
     report = rebuild("shop.store")                        compare only: nothing in the store is changed
     report = rebuild("shop.store", apply=True)            and put them in place, while applications go on
 
-What is built lies beside the live files (STORE/checkback/rebuild) until it is complete, forced and compared; then the
-folders are exchanged (`broker.store.write.directory_swap`). A store that another program wrote is changed only when
-that program is stopped: `recovery.rebuild.quiescence`. RocketMQ has no such tool; its own recovery of a 3.x store
-renumbers the slots, after which nothing in doubt can be settled.
+What is built lies beside the live files (STORE/checkback/rebuild) until it is complete, flushed and compared; then the
+directories that differ are exchanged (`broker.store.write.directory_swap`), and the old ones kept aside
+(`recovery.rebuild.replaced`, `recovery.rebuild.undo`). Nothing is exchanged that would be lost
+(`recovery.rebuild.misfits`). A store that another program wrote is changed only when that program is stopped:
+`recovery.rebuild.quiescence`. RocketMQ has no such tool; its own recovery of a 3.x store renumbers the slots, after
+which nothing in doubt can be settled.
 """
 
 from __future__ import annotations
@@ -14,97 +16,46 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from broker.errors import CorruptStore, StoreError
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.checkpoint import Checkpoint, encode
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import StoreLock
 from broker.store.disk.paths import Paths
+from broker.store.disk.store_lock import StoreLock
+from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.directory import Folder
-from broker.store.recover.load import write_checkpoint
-from broker.store.recover.survey import read_layout
+from broker.store.read.inventory import Misfit, refusal
+from broker.store.read.layout import StoreLayout, read_store_file
+from broker.store.recover.watermark import has_moved, log_begin, read_watermark
 from broker.store.write.control import Word
 from broker.store.write.directory_swap import begin_swap, finish_swap, remove_built
-from broker.store.write.layout import StoreLayout
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
 from recovery.findings import Findings
+from recovery.rebuild import replaced
 from recovery.rebuild.builder import Build
-from recovery.rebuild.diff import Difference, differences
-from recovery.rebuild.entries import Claim
+from recovery.rebuild.diff import differences
+from recovery.rebuild.misfits import misfits_of_store
 from recovery.rebuild.quiescence import STILL_S, check_still
+from recovery.rebuild.replaced import Replacement
+from recovery.rebuild.report import RebuildReport
 from recovery.scan.kinds import Kinds
 from recovery.scan.scanner import Damage, Scan
-from recovery.scan.store_files import StoreFiles
+from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.verify.index import open_index
 from recovery.verify.index_items import IndexingRule, expected_items
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
+_TRIES = 3
 _LEFT_OUT = {
     Generation.GAP: "prepared records of 3.1.5 to 4.2 have no slots: there is no state table to make",
     Generation.MIXED: "the store holds transactions of several generations: their slots cannot be told apart",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RebuildReport:
-    """What was made, where it differs from what was there, and whether it took its place."""
-
-    path: str
-    generation: str
-    records: int
-    end_offset: int
-    parts: tuple[str, ...]
-    left_out: str = ""  # why the state table and the redo log are not among the parts
-    differences: tuple[Difference, ...] = ()
-    claims: tuple[Claim, ...] = ()  # two halves with one slot
-    applied: bool = False
-    seconds: float = 0.0
-    aside: tuple[str, ...] = field(default=())  # damages of the log that were passed over: a torn tail
-
-    @property
-    def ok(self) -> bool:
-        """Whether the live files are what the log says, by now."""
-        return self.applied or not self.differences
-
-    @property
-    def refusal(self) -> str:
-        """Why the result may not be put in place; empty when it may. DECISIONS: two halves that claim one slot."""
-        doubtful = [one for one in self.claims if one.lost_in_doubt or one.owner_in_doubt]
-        if not doubtful:
-            return ""
-        one = doubtful[0]
-        text = f"{len(doubtful)} slots are claimed by two half messages each, of which one is in doubt: slot {one.slot}"
-        text = f"{text} by those at {one.lost_offset} and {one.owner_offset}, and nobody could settle both"
-        return f"{text}. Give each a slot of its own with --apply --move; checkback writes to the store from then on"
-
-    def as_json(self) -> dict[str, Any]:
-        """Its public form."""
-        counts: dict[str, int] = {}
-        for one in self.differences:
-            counts[f"{one.part}-{one.kind}"] = counts.get(f"{one.part}-{one.kind}", 0) + one.count
-        return {
-            "ok": self.ok,
-            "path": self.path,
-            "generation": self.generation,
-            "records": self.records,
-            "end_offset": self.end_offset,
-            "parts": list(self.parts),
-            "left_out": self.left_out,
-            "applied": self.applied,
-            "counts": dict(sorted(counts.items())),
-            "differences": [one.as_json() for one in self.differences],
-            "claims": [one.as_json() for one in self.claims],
-            "passed_over": list(self.aside),
-            "refusal": self.refusal,
-            "seconds": round(self.seconds, 3),
-        }
 
 
 def rebuild(
@@ -120,19 +71,41 @@ def rebuild(
     """Build, compare, and with `apply` put in place; `kind` is who reads the log (default: this process).
 
     Raises NotAStore, CorruptStore when the log itself is damaged, and with `apply` StoreError or StoreLocked when
-    another program may be at work on the store, or when two halves claim one slot and one is in doubt.
+    another program may be at work on the store, or when two halves claim one slot and one is in doubt, and
+    NotUnderstood when the store holds what checkback cannot make.
     """
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding
-    files = StoreFiles.open(text)
-    ours = read_layout(disk, Paths(text)) is not None
+    StoreFiles.open(text)  # a wrong path is said first
+    ours = read_store_file(disk, Paths(text)) is not None
     if not apply:
-        with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
-            return make(text, disk, progress, ours=ours).compare_only(files, folder, started)
+        return _compare(text, disk, lambda: make(text, disk, progress, ours=ours), started)
+    misfits = misfits_of_store(StoreFiles.open(text), disk)
+    if misfits:  # before a broker is stopped for it in vain
+        raise refusal(text, misfits)
     if ours:
         return make(text, disk, progress, ours=True).apply_to_ours(started)
     check_still(text, disk, broker_is_stopped=broker_is_stopped, still_s=still_s)
     return make(text, disk, progress, ours=False).apply_to_foreign(started)
+
+
+def _compare(
+    path: str,
+    disk: Disk,
+    make: Callable[[], Rebuilding],
+    started: float,
+    *,
+    is_again: bool = False,
+    tries: int = _TRIES,
+) -> RebuildReport:
+    """Build up to the watermark and compare; once more when something moved that the watermark does not allow for."""
+    mark = read_watermark(path, disk, while_written=is_again)
+    with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
+        report = make().compare_only(StoreFiles.open(path, mark), folder, started)
+    is_same_log = mark is None or log_begin(path, disk) == report.begin_offset
+    if report.ok or tries == 1 or (is_same_log and not has_moved(mark, path, disk)):
+        return report
+    return _compare(path, disk, make, started, is_again=True, tries=tries - 1)
 
 
 class Rebuilding:
@@ -147,34 +120,35 @@ class Rebuilding:
 
     def compare_only(self, files: StoreFiles, folder: str, started: float) -> RebuildReport:
         """The differences; nothing in the store is touched."""
+        misfits = misfits_of_store(files, self.disk)
         build = self._build(files, folder)
         try:
             self._read(build, files)
-            build.finish()
-            return self._report(build, files, started)
+            self._refuse_break(files)
+            self._finish(build)
+            return self._report(build, files, started, misfits)
         finally:
             build.close()
 
     def apply_to_ours(self, started: float) -> RebuildReport:
         """Build while others append; then, under the append lock, what they appended meanwhile, and the exchange."""
-        store = StoreWriter(self.path, self.disk, sync="os")
+        store = open_writer(self.path, self.disk, sync="os")
         try:
-            self._clear_place()
             files = StoreFiles.open(self.path)
+            self._clear_place()
             build = self._build(files, self.paths.rebuild)
             try:
                 self._read(build, files, end=store.control[Word.TAIL])
                 with store.append_lock:
                     store.appender.heal()
                     self._scan(build, StoreFiles.open(self.path), start=self._end, end=store.control[Word.TAIL])
-                    build.finish()
-                    report = self._report(build, StoreFiles.open(self.path), started, applied=True)
-                    self._refuse_claims(report)
-                    self._exchange(build, store)
+                    self._finish(build)
+                    report = self._report(build, StoreFiles.open(self.path), started)
+                    self._refuse(report)
+                    made = self._exchange(build, store, report)
             finally:
                 build.close()
-            remove_built(self.disk, self.paths)
-            return report
+            return self._applied(report, made)
         finally:
             store.close()
 
@@ -192,22 +166,25 @@ class Rebuilding:
             build = self._build(files, self.paths.rebuild)
             try:
                 self._read(build, files)
-                build.finish()
-                report = self._report(build, files, started, applied=True)
-                self._refuse_claims(report)
-                begin_swap(self.disk, self.paths, [(live, built) for _, live, built in build.parts()])
-                finish_swap(self.disk, self.paths)
-                self._close_as_rocketmq(build)
+                self._finish(build)
+                report = self._report(build, files, started)
+                self._refuse(report)
+                made = self._exchange_foreign(build, files, report)
             finally:
                 build.close()
+            return self._applied(report, made)
+        finally:
             remove_built(self.disk, self.paths)
             self._remove_own_if_empty()
-            return report
-        finally:
             lock.release()
+
+    def _finish(self, build: Build) -> None:
+        build.read_to = self._end
+        build.finish()
 
     def _clear_place(self) -> None:
         remove_built(self.disk, self.paths)
+        replaced.remove_unused(self.disk, self.paths)
         self.disk.create_folder(self.paths.rebuild)
 
     def _build(self, files: StoreFiles, folder: str) -> Build:
@@ -227,7 +204,7 @@ class Rebuilding:
 
     def _scan(self, build: Build, files: StoreFiles, *, start: int = 0, end: int | None = None) -> None:
         total = files.commitlog_bytes
-        scan = Scan(files.commitlog, start, end, progress=lambda done: self._progress(done, total))
+        scan = Scan(files.judged, start, end, progress=lambda done: self._progress(done, total))
         for records in scan:
             if len(records):
                 build.add(records)
@@ -241,41 +218,97 @@ class Rebuilding:
                 text = f"{damage.file} at CommitLog offset {damage.commitlog_offset}: {damage.reason}. What is derived "
                 raise CorruptStore(f"{text}from a damaged log is no better. Run: checkback salvage {self.path} OUT")
 
-    def _report(self, build: Build, files: StoreFiles, started: float, *, applied: bool = False) -> RebuildReport:
+    def _refuse_break(self, files: StoreFiles) -> None:
+        at = breaks_off(files, self._end)
+        if at is not None and files.watermark is not None:
+            text = (
+                f"{files.commitlog_file(at)} at CommitLog offset {at}: no record begins here, and the log was published"
+            )
+            text = f"{text} up to {files.watermark.dispatched}. What is derived from a damaged log is no better"
+            raise CorruptStore(f"{text}. Run: checkback salvage {self.path} OUT")
+
+    def _report(self, build: Build, files: StoreFiles, started: float, misfits: Sequence[Misfit] = ()) -> RebuildReport:
         return RebuildReport(
             path=self.path,
             generation=build.generation.label,
             records=build.tracker.records,
             end_offset=self._end,
+            begin_offset=files.commitlog.begin,
             parts=tuple(part for part, _, _ in build.parts()),
             left_out=_LEFT_OUT.get(build.generation, ""),
             differences=tuple(differences(build, files, self.disk, self._end)),
             claims=tuple(build.claims),
-            applied=applied,
             seconds=time.monotonic() - started,
             aside=tuple(f"{one.file} at {one.commitlog_offset}: {one.reason}" for one in self._damages),
+            misfits=(*misfits, *build.misfits),
+            kept=tuple(replaced.replacements(self.disk, self.paths)),
         )
 
-    def _refuse_claims(self, report: RebuildReport) -> None:
+    def _refuse(self, report: RebuildReport) -> None:
+        if report.misfits:
+            raise refusal(self.path, report.misfits)
         if report.refusal:
             raise StoreError(f"{self.path}: {report.refusal}", path=self.path)
 
-    def _exchange(self, build: Build, store: StoreWriter) -> None:
+    def _applied(self, report: RebuildReport, made: Replacement | None) -> RebuildReport:
+        """The report once all is in place; the copies are hashed now, when no append waits."""
+        remove_built(self.disk, self.paths)
+        if made is not None:
+            replaced.finish(self.disk, self.paths, made, is_ours=self.ours)
+        kept = tuple(replaced.replacements(self.disk, self.paths))
+        return replace(report, applied=True, replacement=made, kept=kept)
+
+    def _begin(
+        self, build: Build, report: RebuildReport, files: Sequence[str] = (), words: dict[str, int] | None = None,
+        *, is_open: bool = False,
+    ) -> Replacement | None:  # fmt: skip
+        """Keep aside the directories that differ, and small files; None when there is nothing to change."""
+        parts = [part for part in build.parts() if self._differs(build, report, *part[:2])]
+        if not parts and not is_open:
+            return None
+        return replaced.begin(
+            self.disk, self.paths, name=replaced.name_now(), command="checkback rebuild --apply", parts=parts,
+            files=files, reasons=[str(one) for one in report.differences], words=words, tail=self._end,
+        )  # fmt: skip
+
+    def _differs(self, build: Build, report: RebuildReport, part: str, live: str) -> bool:
+        """Whether a directory is to be exchanged: for what it says, or for the sizes of its files."""
+        if any(one.part == part for one in report.differences) or self.disk.entry(live) is None:
+            return True
+        sizes = build.file_sizes(part)
+        return any(size not in sizes for size in replaced.sizes_below(self.disk, live))
+
+    def _exchange(self, build: Build, store: StoreWriter, report: RebuildReport) -> Replacement | None:
         """The swap of a store that other processes have open; call under the append lock."""
         control = store.control
         words = {Word.INDEX.name: build.index.numbers[-1] if build.index.numbers else 0}
         if build.generation is Generation.STATE_TABLE:
             words[Word.REDO_UNITS.name] = build.redo_units
+        made = self._begin(build, report, words={name: control[Word[name]] for name in words})
+        if made is None:
+            return None
         if self.disk.entry(self.paths.own_checkpoint) is not None:
             self.disk.remove(self.paths.own_checkpoint)  # it speaks of the files that go
         control[Word.GENERATION] += 1  # odd: whoever takes the lock after we were killed from here on goes on
-        begin_swap(self.disk, self.paths, [(live, built) for _, live, built in build.parts()], words)
+        begin_swap(self.disk, self.paths, replaced.exchanges(self.paths, made), words)
         finish_swap(self.disk, self.paths, control)
         store.dispatcher.refresh()
         for (topic, queue_id), queue in build.queues.items():
             cell = store.cells.of(topic, queue_id)
             store.cells[cell] = max(store.cells[cell], queue.end)
-        write_checkpoint(store)
+        checkpoint_as_is(store.parts)
+        return made
+
+    def _exchange_foreign(self, build: Build, files: StoreFiles, report: RebuildReport) -> Replacement | None:
+        """The swap of a store that its broker has left, which then looks as a broker leaves it that closes well."""
+        damaged = files.damaged_small_files(build.tracker.last_store_ms)
+        is_open = self.disk.entry(self.paths.abort) is not None or any(one.file == files.checkpoint for one in damaged)
+        made = self._begin(build, report, ("checkpoint", "abort"), is_open=is_open)
+        if made is not None:
+            begin_swap(self.disk, self.paths, replaced.exchanges(self.paths, made))
+            finish_swap(self.disk, self.paths)
+            self._close_as_rocketmq(build)
+        return made
 
     def _close_as_rocketmq(self, build: Build) -> None:
         """A checkpoint that says that all is on disk, and no file abort: then the broker believes what it finds.
@@ -303,9 +336,9 @@ class Rebuilding:
 
 def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:
     """The sizes of a store's files: as its maker says, else as its files are, else RocketMQ's."""
-    said = read_layout(disk, Paths(files.path))
-    if said is not None:
-        return said
+    file = read_store_file(disk, Paths(files.path))
+    if file is not None:
+        return file.layout
     queues = [files.queue(topic, queue_id).segment_size for topic, queue_id in files.queues()]
     held = open_index(files.index, Findings())
     slots, items = (held[0].slots, held[0].items) if held else (index.SLOT_COUNT, index.ITEM_COUNT)

@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import StoreError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.detect import check_is_store
+from broker.store.read.inventory import refusal as not_understood
+from broker.store.read.layout import StoreFile
 from broker.store.recover.cases import Case, Verdict, case_of
-from broker.store.recover.load import Plan, plan, refusal, showing
+from broker.store.recover.load import Plan, misfits_in_the_way, plan, refusal
 from broker.store.recover.survey import Owner, Survey
 from broker.store.recover.survey import survey as look
 from broker.store.write.checkpoint_file import seal
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
+from recovery.rebuild import replaced
 from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.rebuild.rebuilder import Progress, rebuild, sizes_of
 from recovery.scan.store_files import StoreFiles
@@ -68,37 +70,45 @@ def apply(
     wait: Callable[[float], None] = time.sleep,
     move: bool = False,
 ) -> Report:
-    """Do what a plan says; a store that changed since is looked at again. The store is closed well afterwards.
+    """Do what a plan says, and close the store cleanly. Raises StoreError when it needs another plan by now.
 
     With `move` a store is taken over though two half messages claim one slot: `recovery.repair.slot_conflicts` sees
     to that next.
-    Raises CorruptStore when no crash explains the log, StoreLocked and StoreError when another program may be at work.
+    Raises CorruptStore when no crash explains the log, StoreLocked and StoreError when another program may be at work,
+    NotUnderstood when the store holds what checkback cannot make.
     """
     disk, started, path = disk or Disk(), time.monotonic(), made.survey.path
     if made.case.verdict is Verdict.NOTHING:
         return Report(made, applied=False)
+    misfits = misfits_in_the_way(made, disk)
+    if misfits:
+        raise not_understood(path, misfits)
     owner, error = made.survey.facts.owner, refusal(made)
     if error is not None and owner not in (Owner.STRANGER, Owner.FOREIGN):
         raise error
+    expected: Plan | None = made
+    before = set(_kept(disk, path))
     if owner in (Owner.STRANGER, Owner.FOREIGN):
         check_still(path, disk, broker_is_stopped=broker_is_stopped, still_s=still_s, wait=wait)
         _take_over(path, disk, made.survey, move=move)
-    before = set(_kept(disk, path))
-    with showing(progress):
-        StoreWriter(path, disk, sync="os").close()
+        expected = None  # the plan was to take it over; what remains is a recovery of our own
+    open_writer(path, disk, sync="os", progress=progress, expected=expected).close()
     kept = tuple(sorted(set(_kept(disk, path)) - before))
     return Report(made, applied=True, kept=kept, seconds=time.monotonic() - started)
 
 
 def _kept(disk: Disk, path: str) -> list[str]:
-    folder = Paths(path).torn
-    return [entry.path for entry in disk.entries(folder)] if disk.entry(folder) else []
+    """What recoveries kept: what was cut from the log, and what stood in place of the derived files."""
+    places = [place for place in (Paths(path).torn, Paths(path).replaced) if disk.entry(place)]
+    return [entry.path for place in places for entry in disk.entries(place)]
 
 
 def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
     """Accept what another program wrote: its records below the log's end are no strangers from now on."""
     paths = Paths(path)
     report = rebuild(path, disk=disk)
+    if report.misfits:
+        raise not_understood(path, report.misfits)
     if report.generation not in _TAKEN_OVER:
         text = f"{path} holds transactions of the generation {report.generation}, which this version only reads"
         raise StoreError(text, path=path)
@@ -108,9 +118,10 @@ def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
         disk.create_folder(paths.own)
     disk.write_file(paths.adopted, seal(json.dumps(max(report.end_offset, found.tail.end)).encode()))
     if found.facts.owner is Owner.FOREIGN:
-        layout = sizes_of(StoreFiles.open(path), disk)
-        said = {"version": 1, "id": secrets.token_hex(16), "layout": asdict(layout)}
-        disk.write_file(paths.store_json, json.dumps(said, indent=1).encode())
+        disk.write_file(paths.store_json, StoreFile.new(sizes_of(StoreFiles.open(path), disk)).encode())
+        reason = "checkback took the store over and made these files again"
+        made = replaced.set_aside(disk, paths, name=replaced.name_now(), command="checkback recover", reason=reason)
+        replaced.finish(disk, paths, made, state=replaced.TAKEN_OVER, is_ours=True)
 
 
-__all__ = ["Case", "Plan", "Report", "Survey", "apply", "case_of", "plan", "survey"]
+__all__ = ["Case", "Plan", "Report", "Survey", "apply", "case_of", "misfits_in_the_way", "plan", "survey"]

@@ -38,9 +38,11 @@ import numpy as np
 
 from broker.errors import StoreError
 from broker.format.commitlog import SEGMENT_SIZE
-from broker.store.disk.files import explained
+from broker.store.disk.files import Disk, explained
+from broker.store.read.inventory import Inventory, inventory
 from broker.store.read.segments import Listing, SegmentDamage
 from broker.transaction.events import EventKind, TransactionState
+from recovery.repair.left_behind import check_config, left_behind, numbered_by_queue
 from recovery.repair.queue_gaps import Gap, Numbering
 from recovery.repair.salvage_config import copy_config
 from recovery.repair.salvage_log import NOTHING, TOPIC, Bridge, NewLog
@@ -94,6 +96,7 @@ class SalvageReport:
     config: list[str] = field(default_factory=list)  # copied
     positions_lowered: int = 0
     left_out: list[str] = field(default_factory=list)
+    left_behind: list[str] = field(default_factory=list)  # of that, what no broker can make again from the log
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -104,14 +107,18 @@ def salvage(
     out: str | os.PathLike[str],
     *,
     segment_size: int | None = None,
+    without_config: bool = False,
     progress: Progress | None = None,
 ) -> SalvageReport:
     """Copy the store at `path` into the folder `out`, which must be empty or not there yet.
 
     Give `segment_size` when the files do not say it, because the only one was cut: RocketMQ opens a store only when
-    its files have the size that the broker is set to.
+    its files have the size that the broker is set to. Raises NotUnderstood, with nothing written, when topics, groups
+    or positions are in a RocksDB, unless `without_config` says to go without them.
     """
     files = StoreFiles.open(path)
+    contents = inventory(files.path, Disk())
+    check_config(contents, without_config=without_config)
     out_path = os.fspath(out).rstrip(os.sep) or os.sep
     _check_out(files.path, out_path)
     unfinished = f"{out_path}{_UNFINISHED}"
@@ -125,7 +132,7 @@ def salvage(
     except OSError as error:
         raise explained(error, unfinished) from error
     try:
-        report = _Salvage(files, out_path, unfinished, segment_size, progress).run()
+        report = _Salvage(files, contents, out_path, unfinished, segment_size, progress).run()
         _sync_folders(unfinished)
         os.rename(unfinished, out_path)
     except OSError as error:
@@ -150,8 +157,10 @@ class _Salvage:
     """One salvage: the scan copies, then the bridges are built, then the small files follow."""
 
     def __init__(
-        self, files: StoreFiles, out: str, folder: str, segment_size: int | None, progress: Progress | None
-    ) -> None:
+        self, files: StoreFiles, contents: Inventory, out: str, folder: str, segment_size: int | None,
+        progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self._contents = contents
         self._files, self._folder, self._progress = files, folder, progress
         listing = _with_size(patient(files.commitlog), segment_size)
         self._scan = Scan(listing, progress=self._advance)
@@ -249,7 +258,8 @@ class _Salvage:
         report.not_bridged = sum(bridge.how == NOTHING for bridge in bridges)
         report.records, report.bytes = self._judgement.records, self._judgement.bytes
         report.end_offset = self._at
-        report.queues = self._numbering.gaps([(loss.commitlog_offset, loss.size) for loss in losses])
+        gaps = self._numbering.gaps([(loss.commitlog_offset, loss.size) for loss in losses])
+        report.queues = numbered_by_queue(gaps, self._contents)
         self._judge(max((loss.commitlog_offset + loss.size for loss in losses), default=0))
 
     def _judge(self, loss_end: int) -> None:
@@ -264,6 +274,7 @@ class _Salvage:
     def _finish(self) -> None:
         """The files that belong to the store as a whole."""
         report = self._report
+        report.left_behind = left_behind(self._contents, report.config, is_lossy=bool(report.lost))
         report.left_out = sorted(set(os.listdir(self._files.path)) - _COPIED)
         with open(os.path.join(self._folder, "abort"), "xb"):
             pass

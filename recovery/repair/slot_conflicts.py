@@ -21,7 +21,7 @@ import numpy as np
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.write.pending_record import check_size
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.ends import moved
 from broker.transaction.events import MOVED_FROM
 from recovery.humanize import who
@@ -68,7 +68,7 @@ def move(
     made = crash.plan(crash.survey(text, disk=disk))
     if made.is_needed:
         crash.apply(made, broker_is_stopped=broker_is_stopped, disk=disk, still_s=still_s, wait=wait, move=True)
-    store = StoreWriter(text, disk, sync="group")
+    store = open_writer(text, disk, sync="group")
     try:
         with store.upkeep_lock:  # of two that move at once the second finds nothing left to do
             store.sync_now()

@@ -7,23 +7,30 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
 
 from broker.errors import CorruptRecord, StoreError
 from broker.format import checkpoint, config
-from broker.format.consumequeue import UNIT_SIZE
+from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK
+from broker.format.consumequeue import UNIT_SIZE, Unit
 from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import Slot
 from broker.store.disk.files import Disk, Entry, Missing
-from broker.store.disk.locks import is_held
+from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import Folder
-from broker.store.read.segments import Listing, Segment
+from broker.store.read.layout import read_layout
+from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of
+from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
 from recovery.findings import Finding
 from recovery.scan.records import Bytes
+from recovery.scan.units import UnitFile
 from recovery.scan.windows import WINDOW_BYTES
+
+_UNIT, _SLOT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE)
 
 
 def _check_topics(raw: bytes) -> None:
@@ -50,31 +57,38 @@ _CONFIGS = {
 
 
 class StoreFiles:
-    """A store folder as it was when it was opened; the CommitLog's end is fixed by whoever scans it."""
+    """A store folder as it was when it was opened; the CommitLog's end is fixed by whoever scans it.
 
-    def __init__(self, folder: Folder) -> None:
-        self.path, self._folder = folder.path, folder
+    Who judges a store of ours reads its watermark first, and gives it here: `judged`, `queue_units`, `redo_units`,
+    `slot_units` and the index files then leave out what no writer has finished.
+    """
+
+    def __init__(self, folder: Folder, watermark: Watermark | None = None) -> None:
+        self.path, self._folder, self.watermark = folder.path, folder, watermark
         paths = folder.paths
         self.opened_ms, self.was_held = time.time_ns() // 1_000_000, False
         with contextlib.suppress(StoreError):  # whoever asks at the end is told why it cannot be looked at
             self.was_held = is_held(paths.lock)
         self.commitlog = self._listing(paths.commitlog)
+        self.judged = judged_part(self.commitlog, watermark, paths.commitlog)
         self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(paths.state_table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
         self.has_queues, self.has_index = self._is_folder(paths.consumequeue), self._is_folder(paths.index)
         self.has_queue_ext = self._is_folder(paths.consumequeue + "_ext")
         self.has_redo_log, self.has_state_table = self._is_folder(paths.redo_log), self._is_folder(paths.state_table)
         self.index = self._numbered(paths.index) if self.has_index else []
+        layout = read_layout(folder.disk, paths)  # of a store of ours
+        self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None
         self._topics = self._known_topics()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: str | os.PathLike[str], watermark: Watermark | None = None) -> Self:
         """The store at a path. Raises NotAStore, or StoreError where this user may not look."""
         text = os.fspath(path)
         text = text if text == os.sep else text.rstrip(os.sep)
         disk = Disk()
         check_is_store(text, disk)
-        return cls(Folder(text, disk))
+        return cls(Folder(text, disk), watermark)
 
     def _listing(self, folder: str) -> Listing:
         return self._folder.segments(folder).listing(fresh=True)
@@ -92,6 +106,9 @@ class StoreFiles:
     def _numbered(self, folder: str) -> list[Segment]:
         """The files of the index, which are named by the time at which they were made."""
         entries = [entry for entry in self._entries(folder) if entry.is_file and entry.name.isdecimal()]
+        counts = self.watermark.counts if self.watermark is not None else None
+        if counts is not None:  # a file behind the one in use was only begun
+            entries = [entry for entry in entries if int(entry.name) <= counts.index]
         return [Segment(int(entry.name), entry.size, entry.path, entry.inode, self._folder.files) for entry in entries]
 
     def _known_topics(self) -> frozenset[str] | None:
@@ -114,6 +131,11 @@ class StoreFiles:
         """The path of the segment that holds an offset, or would."""
         segment = self.commitlog.at(commitlog_offset)
         return segment.path if segment else self._folder.paths.commitlog
+
+    @property
+    def disk(self) -> Disk:
+        """The disk that the store lies on."""
+        return self._folder.disk
 
     @property
     def checkpoint(self) -> str:
@@ -141,6 +163,43 @@ class StoreFiles:
                 if queue.is_folder and queue.name.isdecimal():
                     yield topic.name, int(queue.name)
 
+    # The units that may be judged
+
+    def queue_units(self, topic: str, queue_id: int) -> UnitFile:
+        """The units of a ConsumeQueue. A directory that belongs to no queue of ours is judged as a whole."""
+        limits, stop = self._limits, None
+        if limits is not None:
+            stop = limits.queues.get((topic, queue_id))
+            if stop is None and (topic, queue_id) in queue_ends(self.path, self._folder.disk):
+                stop = 0  # made since the watermark was read
+        return UnitFile(self.queue(topic, queue_id), _UNIT, stop)
+
+    def expected_queue_units(self, topic: str, queue_id: int) -> UnitFile | None:
+        """The units of a ConsumeQueue that should be there; None where there need not be one."""
+        return self.queue_units(topic, queue_id) if self.expects_queue(topic, queue_id) else None
+
+    def redo_units(self) -> UnitFile:
+        """The units of the redo log."""
+        return UnitFile(self.redo_log, _UNIT, self._limits.redo_units if self._limits else None)
+
+    def slot_units(self) -> UnitFile:
+        """The slots of the state table."""
+        return UnitFile(self.state_table, _SLOT, self._limits.slots if self._limits else None)
+
+    @property
+    def _limits(self) -> DerivedCounts | None:
+        return self.watermark.limits if self.watermark is not None else None
+
+    @property
+    def ignore_from(self) -> int | None:
+        """The CommitLog offset from which on records are not compared, as the watermark says."""
+        return self.watermark.ignore_from if self.watermark is not None else None
+
+    @property
+    def is_index_growing(self) -> bool:
+        """Whether the last file of the index may be written to while it is read."""
+        return self.watermark is not None and not self.watermark.is_at_rest
+
     def expects_queue(self, topic: str, queue_id: int) -> bool:
         """Whether a queue should be there: a topic that was deleted takes its queues along, its records stay."""
         on_disk = self._is_folder(self._folder.paths.queue(topic, queue_id))
@@ -148,10 +207,14 @@ class StoreFiles:
 
     def wrong_sizes(self) -> Iterator[Finding]:
         """Files of the derived queues that were cut, or are missing between others."""
-        queues = [self.queue(topic, queue_id) for topic, queue_id in self.queues()]
+        counts = self.watermark.counts if self.watermark is not None else None
+        ends = counts.queues if counts else {}
+        queues = [_begun_left_out(self.queue(*name), UNIT_SIZE, ends.get(name)) for name in self.queues()]
         yield from _wrong_sizes(queues, UNIT_SIZE)
-        yield from _wrong_sizes([self.redo_log], UNIT_SIZE)
-        yield from _wrong_sizes([self.state_table], Slot.SIZE)
+        redo_log = _begun_left_out(self.redo_log, UNIT_SIZE, counts.redo_units if counts else None)
+        yield from _wrong_sizes([redo_log], UNIT_SIZE)
+        table = _begun_left_out(self.state_table, Slot.SIZE, counts.slots if counts else None)
+        yield from _wrong_sizes([table], Slot.SIZE)
         sizes = Counter(segment.size for segment in self.index)
         for segment in self.index:
             if segment.size != max(sizes, key=lambda size: (sizes[size], size)):
@@ -159,11 +222,21 @@ class StoreFiles:
                 yield Finding("segment-size", 0, text, segment.path)
 
     def damaged_small_files(self, last_store_ms: int) -> Iterator[Finding]:
-        """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time."""
+        """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time.
+
+        The checkpoint of a store of ours may be of a later record than those that are judged.
+        """
         for name, decode in _CONFIGS.items():
             yield from self._damaged(self._folder.paths.config(name), decode)
         path = self._folder.paths.checkpoint
-        yield from self._damaged(path, lambda raw: _check_checkpoint(raw, last_store_ms, self._index_headers()))
+        yield from self._damaged(
+            path, lambda raw: _check_checkpoint(raw, self._newest_ms(last_store_ms), self._index_headers())
+        )
+
+    def _newest_ms(self, last_store_ms: int) -> int:
+        if self.watermark is None:
+            return last_store_ms
+        return max(last_store_ms, published(self.path, self._folder.disk)[1])
 
     def _index_headers(self) -> list[IndexHeader]:
         """What the files of the index say of themselves, in order."""
@@ -200,6 +273,50 @@ def _check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) 
     expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms
     if said_ms and index and said_ms not in ends and not expired:
         raise CorruptRecord(f"its index_timestamp_ms {said_ms} is the end of no index file: one of the two was changed")
+
+
+def judged_part(listing: Listing, mark: Watermark | None, path: str) -> Listing:
+    """What of a CommitLog may be judged: up to the watermark, and with the segments that it says must be there."""
+    if mark is None:
+        return listing
+    published_segments = [segment for segment in listing.segments if segment.base < mark.dispatched]
+    damages = damages_of(published_segments, mark.segment_bytes)
+    end = published_segments[-1].base + mark.segment_bytes if published_segments else 0
+    if end < mark.dispatched and not mark.is_copy:
+        reason = f"the log was published up to {mark.dispatched}, and its segments end at {end}"
+        damages.append(SegmentDamage("segment-missing", end, mark.dispatched, path, reason))
+    if mark.is_at_rest:
+        return replace(listing, segment_size=mark.segment_bytes, damages=tuple(damages))
+    cut = [replace(one, size=min(one.size, mark.dispatched - one.base)) for one in published_segments]
+    return replace(listing, segments=tuple(cut), segment_size=mark.segment_bytes, damages=tuple(damages))
+
+
+def breaks_off(files: StoreFiles, end_offset: int) -> int | None:
+    """Where a log whose last record was found to end at an offset lacks records that were published; None for nowhere.
+
+    Zeros at the end of a log say nothing by themselves; behind a watermark they do.
+    """
+    mark, at = files.watermark, end_offset
+    if mark is None or mark.is_copy:
+        return None
+    while at < mark.dispatched:
+        segment = files.commitlog.at(at)
+        raw = files.read(segment, at - segment.base, BLANK_SIZE).tobytes() if segment is not None else b""
+        following = at - at % mark.segment_bytes + mark.segment_bytes
+        is_blank = int.from_bytes(raw[4:8], "big", signed=True) == MAGIC_BLANK
+        if not is_blank or int.from_bytes(raw[:4], "big", signed=True) != following - at:
+            return at
+        at = following
+    return None
+
+
+def _begun_left_out(listing: Listing, unit_size: int, units: int | None) -> Listing:
+    """A queue without the files behind its last unit, in whose making a process may have been killed."""
+    if units is None:
+        return listing
+    kept = tuple(segment for segment in listing.segments if segment.base < units * unit_size)
+    damages = tuple(one for one in listing.damages if one.start < units * unit_size)
+    return replace(listing, segments=kept, damages=damages)
 
 
 def _wrong_sizes(listings: list[Listing], unit_size: int) -> Iterator[Finding]:

@@ -22,11 +22,15 @@ _GAP = 256  # units that are read for nothing rather than read twice
 class UnitFile:
     """Unit n lies at byte n * size of the queue, as RocketMQ's logical offsets say."""
 
-    def __init__(self, listing: Listing, dtype: Any) -> None:
+    def __init__(self, listing: Listing, dtype: Any, stop: int | None = None) -> None:
+        """Units from `stop` on do not count."""
         self.listing, self.dtype = listing, np.dtype(dtype)
         width = self.dtype.itemsize
         self.begin = -(-listing.begin // width)
         self.end = max((segment.base + segment.size for segment in listing.segments), default=0) // width
+        self._stop = None if stop is None else stop * width  # in bytes
+        if stop is not None:
+            self.end = min(self.end, stop)
 
     def __bool__(self) -> bool:
         return bool(self.listing.segments)
@@ -42,10 +46,11 @@ class UnitFile:
         return os.path.join(os.path.dirname(self.listing.segments[0].path), f"{at // size * size:0{NAME_DIGITS}}")
 
     def read(self, first: int, count: int) -> Rows:
-        """Units first … first + count - 1; those that no file holds are zero."""
+        """Units first … first + count - 1; those that no file holds, or that do not count, are zero."""
         rows = np.zeros(count, self.dtype)
         raw, width = rows.view(np.uint8), self.dtype.itemsize
         start, stop = first * width, (first + count) * width
+        stop = stop if self._stop is None else min(stop, self._stop)
         for segment in self.listing.segments:
             low, high = max(start, segment.base), min(stop, segment.base + segment.size)
             if low < high:

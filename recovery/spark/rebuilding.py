@@ -46,8 +46,9 @@ from recovery.pipeline.splits import SPLIT_BYTES
 from recovery.pipeline.stages import InspectedLog, inspect_log
 from recovery.pipeline.store_location import LogManifest, StoreLocation, manifest_of
 from recovery.rebuild.builder import Build
-from recovery.rebuild.rebuilder import Progress, Rebuilding, RebuildReport
+from recovery.rebuild.rebuilder import Progress, Rebuilding
 from recovery.rebuild.rebuilder import rebuild as rebuild_by
+from recovery.rebuild.report import RebuildReport
 from recovery.scan.kinds import Kinds
 from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
@@ -121,7 +122,7 @@ class _OnSpark(Rebuilding):
 
     def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
         assert isinstance(build, SparkBuild)
-        log = _up_to(manifest_of(StoreLocation(self.path), files.commitlog), end)
+        log = _up_to(manifest_of(StoreLocation(self.path), files), end)
         with watched(self._spark, self._progress, log.bytes):
             executor = SparkExecutor(self._spark)
             try:
@@ -153,6 +154,7 @@ class SparkBuild(Build):
         tracker.evidence, tracker.records = inspected.evidence, inspected.records
         tracker.bytes, tracker.last_store_ms = inspected.bytes, inspected.last_store_ms
         counts = [summary.made for summary in summaries if summary.made is not None]
+        self.misfits += [misfit for one in counts for misfit in one.misfits]
         with_table = self.generation is Generation.STATE_TABLE
         redo = prefix_sums([one.redo for one in counts], self.redo_units)
         items = prefix_sums([one.items for one in counts])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.store.recover.watermark import Watermark
 from recovery.findings import Report
 from recovery.pipeline.splits import SPLIT_BYTES
 from recovery.pipeline.store_location import StoreLocation, manifest_of
@@ -15,6 +16,7 @@ from recovery.spark.executor import SparkExecutor
 from recovery.spark.progress import Progress, watched
 from recovery.spark.sessions import session
 from recovery.spark.shipping import ship
+from recovery.verify.verifier import verify_by
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,10 +32,15 @@ def verify(
     """Verify a store on Spark. Raises NotAStore; whatever is wrong with a store that can be read is a finding."""
     ship(spark)
     location = StoreLocation(path)
-    files = location.files()
-    log = manifest_of(location, files.commitlog)
-    with watched(spark, progress, log.bytes):
-        return verify_in_stages(SparkExecutor(spark), files, log, split_bytes=split_bytes)
+    location.files()  # a wrong path is reported before the watermark is looked for
+
+    def verify_up_to(mark: Watermark | None) -> Report:
+        files = location.files(mark)
+        log = manifest_of(location, files)
+        with watched(spark, progress, log.bytes):
+            return verify_in_stages(SparkExecutor(spark), files, log, split_bytes=split_bytes)
+
+    return verify_by(location.inside, location.disk(), verify_up_to)
 
 
 def verify_with(master: str, path: str, progress: Progress | None = None) -> Report:

@@ -10,25 +10,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from broker.store.disk.locks import is_held
+from broker.store.disk.store_lock import is_held
+from broker.store.recover.watermark import published
 from broker.transaction.events import Evidence, Generation, generation
 from recovery.findings import Finding, Findings, Report
 from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
-from recovery.scan.store_files import StoreFiles
+from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES, Outcomes
 from recovery.verify.comparison import FinishContext
 from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
+from recovery.verify.later_ends import later_ends
 from recovery.verify.live_writes import LAG_MS, Unfinished
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
-from recovery.verify.units import queue_units
 
 
 @dataclass
@@ -83,7 +85,7 @@ class Conclusion:
         self._finish()
         self._report_damages()
         live = self.is_live()
-        if live:
+        if live and self.files.watermark is None:
             self._drop_unfinished()
         states = {name: sums.states[state] for state, name in STATE_NAMES.items()}
         return Report(
@@ -104,18 +106,24 @@ class Conclusion:
         """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan."""
         if self.files.was_held or is_held(self.files.lock):
             return True
+        if self.files.watermark is not None:
+            return published(self.files.path, self.files.disk)[0] > self.files.watermark.tail
         end, now = self.log.end_offset, self.files.commitlog_now()
         later = [segment.base for segment in now.segments if segment.base > end]
         return any(record_at(now, at) is not None for at in (end, *later[:1]))
 
     def _finish(self) -> None:
         """Let each comparison report what stayed wrong; what a live broker appended since is not compared."""
-        parts = self.comparisons
+        parts, files = self.comparisons, self.files
+        ignore_from = files.ignore_from
+        if files.watermark is None and self.is_live():
+            ignore_from = self.log.end_offset
         context = FinishContext(
-            self.files.commitlog.begin,
-            self.log.end_offset if self.is_live() else None,
+            files.commitlog.begin,
+            ignore_from,
             self.look,
-            tuple((topic, number, queue_units(self.files, topic, number)) for topic, number in self.files.queues()),
+            tuple((topic, number, files.queue_units(topic, number)) for topic, number in files.queues()),
+            partial(later_ends, files),
         )
         if parts.queues is not None:
             parts.queues.finish(context)
@@ -141,18 +149,31 @@ class Conclusion:
         for directory, missing in wanted.items():
             if missing:
                 path = os.path.join(self.files.path, directory)
-                text = f"{directory} is not there: a broker that starts with an empty file abort builds it"
+                text = f"{directory} is not there, though the log holds records for it"
                 yield Finding("files-missing", begin, text, path)
         if parts.index is None and self.log.has_keys and not self.files.index_now():
             text = "there is no index: no query by key finds anything. That is right where messageIndexEnable=false"
-            text += "; any other broker builds it when it starts with an empty file abort"
             yield Finding("files-missing", begin, text, os.path.join(self.files.path, "index"))
 
     def _report_damages(self) -> None:
-        for damage in self.log.damages:
+        for damage in self._damages():
             text = f"{damage.reason} ({damage.size} bytes)" if damage.size else damage.reason
             self.findings.add(Finding(damage.kind, damage.commitlog_offset, text, damage.file, {"size": damage.size}))
         self._add(self.files.wrong_sizes())
+
+    def _damages(self) -> list[Damage]:
+        """What is wrong with the log; where it breaks off below what was published, its end is not just torn."""
+        found, mark = self.log.damages, self.files.watermark
+        at = breaks_off(self.files, self.log.end_offset)
+        if mark is None or at is None:
+            return found
+        if any(one.commitlog_offset <= at < one.commitlog_offset + one.size for one in found
+               if one.kind != "torn-tail"):  # fmt: skip
+            return found
+        stop = mark.dispatched
+        kept = [one for one in found if one.kind != "torn-tail" or one.commitlog_offset >= stop]
+        reason = f"no record begins here, and the log was published up to {stop}"
+        return [*kept, Damage("corrupt-region", at, stop - at, reason, self.files.commitlog_file(at))]
 
     def _drop_unfinished(self) -> None:
         known = [file.path for file in self.files.index]

@@ -6,8 +6,9 @@ RocketMQ: IndexService.buildIndex, IndexFile.putKey (5.3.3; 3.1.4).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from broker.store.read.segments import Segment
 from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
+from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Ints, Rows, first_sustained
 from recovery.verify.comparison import FinishContext
 from recovery.verify.index_items import IndexingRule, expected_items
@@ -30,6 +32,7 @@ _ON_DISK = np.dtype(IndexItem.DTYPE)
 _AT_LEAST, _AT_ONCE = 1 << 12, 1 << 18
 _SAME = ("commitlog_offset", "key_hash")
 _SECONDS_MAX = (1 << 31) - 1
+_PAUSES_S = (0.001, 0.01, 0.1)  # an item is written in less
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class IndexFileView:
     header: IndexHeader
     slots: int
     items: int  # that fit
+    is_growing: bool = False  # items may be added while it is read: what lies behind the counted ones is nobody's
 
     @property
     def used(self) -> int:
@@ -53,15 +57,39 @@ class IndexFileView:
         return rows
 
 
-def open_index(segments: Sequence[Segment], findings: Findings) -> list[IndexFileView]:
-    """The index files that can be read, in order; a finding for each that cannot."""
+def open_live_index(files: StoreFiles, findings: Findings) -> list[IndexFileView]:
+    """The index files of a store as they are now, as `open_index`."""
+    return open_index_of(files, files.index_now(), findings)
+
+
+def open_index_of(files: StoreFiles, segments: Sequence[Segment], findings: Findings) -> list[IndexFileView]:
+    """These index files of a store, as `open_index`."""
+    return open_index(segments, findings, is_growing=files.is_index_growing, said=files.index_counts)
+
+
+def open_index(
+    segments: Sequence[Segment],
+    findings: Findings,
+    *,
+    is_growing: bool = False,
+    said: tuple[int, int] | None = None,
+) -> list[IndexFileView]:
+    """The index files that can be read, in order; a finding for each that cannot. Of a growing index the last grows.
+
+    `said` are the numbers of slots and items that a store of ours states; others are worked out from the contents.
+    """
     files: list[IndexFileView] = []
     for segment in segments:
+        grows = is_growing and segment is segments[-1]
         try:
             header = IndexHeader.unpack_from(segment.read(0, HEADER_SIZE))
+            if grows:  # the count is raised last: what the header says after it was read holds for all that it counts
+                counted = header.item_count
+                header = replace(IndexHeader.unpack_from(segment.read(0, HEADER_SIZE)), item_count=counted)
             file = segment.files.get(segment.path, segment.inode)
-            found = work_out(file, header, segment.size, os.path.dirname(os.path.dirname(segment.path)))
-            files.append(IndexFileView(segment, header, found.slots, found.items))
+            store_path = os.path.dirname(os.path.dirname(segment.path))
+            found = work_out(file, header, segment.size, store_path, said=said)
+            files.append(IndexFileView(segment, header, found.slots, found.items, grows))
             if header.next_item - 1 > found.items:
                 raise CorruptRecord(f"its header counts {header.next_item - 1} items, {found.items} fit")
         except Missing:
@@ -216,7 +244,8 @@ class IndexComparison:
                 facts = {"item": int(stray["number"]), "key_hash": int(stray["key_hash"])}
                 text = f"item {stray['number']} belongs to no key of a record, or states another time than the record"
                 self._report("index-orphan", offset, text, facts, self._files[stray["file"]].segment.path)
-        for file in self._files[: -1 if ignore_from is not None else None]:
+        is_growing = bool(self._files) and self._files[-1].is_growing  # then it is known what of the last file is whole
+        for file in self._files[: -1 if ignore_from is not None and not is_growing else None]:
             Chains(file, self._findings).check()
 
     def _look_again(self) -> None:
@@ -278,7 +307,8 @@ def right_times(file: IndexFileView, items: Ints, live: Rows, store_ms: Ints) ->
     if not fits.all():
         fits |= stated_s == np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
     fits &= (items != 1) | (store_ms == header.begin_timestamp_ms)
-    fits &= (items != file.used) | (store_ms == header.end_timestamp_ms)
+    if not file.is_growing:
+        fits &= (items != file.used) | (store_ms == header.end_timestamp_ms)
     return np.asarray(fits)
 
 
@@ -333,12 +363,40 @@ class Chains:
         return previous
 
     def _check_slots(self) -> None:
-        held = np.zeros(self._file.slots, ">i4")
-        self._file.segment.read_into(slot_at(0), held.view(np.uint8).data)
+        held = self._newest_counted()
+        for pause_s in _PAUSES_S if self._file.is_growing else ():
+            if (held == self._newest).all():
+                break
+            time.sleep(pause_s)
+            held = self._newest_counted()
         for slot in np.flatnonzero(held != self._newest):
             self._report(f"slot {slot} names item {held[slot]}, its newest is {self._newest[slot]}", 0)
 
+    def _newest_counted(self) -> Ints:
+        """The item that each slot names; in a file that grows, the first that is counted in the chain of that one.
+
+        An item is written before its slot names it, and is counted after that. So what a slot names is whole, counted
+        or not, unless its writer was killed and another one writes it again at this moment: then looking again helps.
+        """
+        file = self._file
+        held = np.zeros(file.slots, ">i4")
+        file.segment.read_into(slot_at(0), held.view(np.uint8).data)
+        newest = held.astype(np.int64)
+        if not file.is_growing or int(newest.max(initial=0)) <= file.used:
+            return newest
+        last = min(int(newest.max()), file.items)
+        previous = file.read(file.used + 1, last - file.used)["previous"].astype(np.int64)
+        while len(later := np.flatnonzero((newest > file.used) & (newest <= last))):
+            items = newest[later]
+            before = previous[items - file.used - 1]
+            newest[later] = np.where(before < items, before, 0)
+        return newest
+
     def _check_header(self, first: Any, last: Any) -> None:
+        if self._file.is_growing:  # its counts and its end are of a later item than the last one that was read
+            if first is not None and self._file.header.begin_commitlog_offset != first["commitlog_offset"]:
+                self._report("the header begins with another record than its first item", 0)
+            return
         header, used_slots = self._file.header, int(np.count_nonzero(self._newest))
         if header.used_slots not in (used_slots, self._file.used):
             self._report(f"the header counts {header.used_slots} used slots, {used_slots} are", 0)
@@ -354,6 +412,8 @@ class Chains:
         file, segment = self._file, self._file.segment
         if file.read(0, 1).view(np.uint8).any():
             self._report("item 0, which is never used, is not zero", 0)
+        if file.is_growing:
+            return
         at = segment.next_data(item_at(file.used + 1, file.slots))
         while at < segment.size:
             rest = np.zeros(min(_AT_ONCE * _ON_DISK.itemsize, segment.size - at), np.uint8)

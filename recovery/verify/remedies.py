@@ -8,12 +8,10 @@ from __future__ import annotations
 _SALVAGE = (
     "do not start a broker on it, which would cut the log there; copy what can be read: checkback salvage STORE OUT"
 )
-_REDISPATCH = (
-    "stop the broker, move {folder} and checkpoint away and create an empty file abort: its next start builds {folder} "
-    "anew"
-)
-_QUEUES = _REDISPATCH.format(folder="consumequeue/")
-_INDEX = _REDISPATCH.format(folder="index/")
+# Only `rebuild` may replace derived files: it refuses what it cannot make, and keeps what it replaced.
+_REBUILD = "see what checkback rebuild STORE says. It replaces them with --apply"
+_STOPPED = "; stop a RocketMQ broker first, and say so with --broker-is-stopped"
+_DERIVED = f"{_REBUILD}{_STOPPED}. It refuses a store that it does not understand: leave that one to its broker"
 _SETTLE = (
     "believe the CommitLog, and keep a 3.x broker from recovering this store, which would compact the table; ask the "
     "producers about what checkback pending STORE lists"
@@ -23,16 +21,17 @@ _LOOK = "look at the record: checkback dump STORE --from OFFSET --limit 1"
 
 NEXT_STEPS: dict[str, str] = {
     "segment-missing": "put the segment back from a backup or a replica; without one: checkback salvage STORE OUT",
-    "segment-overlap": "find out which of the files belongs to this store, and move the other one away",
+    "segment-overlap": "stop the broker, copy both files elsewhere, find out which of them belongs to this store, and "
+    "take the other one out",
     "segment-size": "put the file back from a backup or a replica. Without one, a segment of the CommitLog: checkback "
-    "salvage STORE OUT; any other file: treat it as missing",
+    "salvage STORE OUT; any other file is derived: checkback rebuild STORE",
     "corrupt-region": _SALVAGE,
     "torn-tail": "nothing: the broker cuts it when it starts; where every write is forced it was never acknowledged",
     "crc-mismatch": _SALVAGE,
     "record-implausible": f"the byte is one that no CRC covers, or no broker wrote the record: {_LOOK}",
-    "files-missing": "start a broker with an empty file abort in the store: it builds the folder anew",
-    "file-damaged": "stop the broker. Under config/: move the file away, and the broker takes the .bak beside it. The "
-    "checkpoint: move it away, and the broker reads the whole log once",
+    "files-missing": _DERIVED,
+    "file-damaged": "stop the broker and copy the file elsewhere. Under config/: put a copy of the .bak beside it in "
+    "its place, after a look into it. The checkpoint: checkback rebuild STORE --apply writes another",
     "slot-missing": _SETTLE,
     "slot-wrong-state": _SETTLE,
     "slot-wrong-field": _SETTLE,
@@ -41,11 +40,11 @@ NEXT_STEPS: dict[str, str] = {
     "table-compacted": _SETTLE,
     "redo-missing": _SETTLE,
     "redo-orphan": "nothing in the log is affected; a 3.x broker that recovers may take it for a transaction",
-    "queue-missing": _QUEUES,
-    "queue-orphan": _QUEUES,
-    "index-missing": _INDEX,
-    "index-orphan": _INDEX,
-    "index-damaged": _INDEX,
+    "queue-missing": _DERIVED,
+    "queue-orphan": _DERIVED,
+    "index-missing": _DERIVED,
+    "index-orphan": _DERIVED,
+    "index-damaged": _DERIVED,
     "end-without-half": f"if its half message was lost, the message itself was not; {_LOOK}",
     "end-differs": f"consumers get what the end says; {_LOOK}, and the half message that it names",
     "double-end": "nothing; where a commit was repeated, delivered-twice names the messages",
@@ -57,12 +56,9 @@ NEXT_STEPS: dict[str, str] = {
 }
 
 
-_COMPACTS = "With 3.x such a start compacts the state table as well: first settle what checkback pending STORE lists"
-
 # What holds besides for stores with a state table.
 WITH_STATE_TABLE: dict[str, str] = {
-    **dict.fromkeys(("queue-missing", "queue-orphan", "index-missing", "index-orphan", "index-damaged"), _COMPACTS),
-    "files-missing": "No version of 3.x builds a right state table or redo log: keep a copy of the CommitLog",
+    "files-missing": "No version of 3.x builds a right state table or redo log: let none recover the store",
 }
 
 

@@ -19,8 +19,10 @@ from recovery.scan.units import Interval, IntervalSet, Ints, Rows, UnitFile
 from recovery.transactions.events import Names
 from recovery.transactions.outcomes import OUTCOME
 from recovery.verify.comparison import FinishContext
+from recovery.verify.later_ends import SETTLED, is_settled_by
 
 _PREPARED = int(TransactionState.PREPARED)
+_SETTLED = (int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK))
 _FIELDS = ("size", "store_time_s", "group_hash")
 
 
@@ -29,19 +31,31 @@ class TableClaims(NamedTuple):
 
     claimed: list[Interval]
     elsewhere: Rows  # shape (n,), dtype OUTCOME; groups and topics as numbers of `names`
+    held_back: Rows  # shape (n,), dtype SETTLED: slots that an end behind the watermark may have settled
     names: list[bytes]
 
 
 class StateTableComparison:
     """Takes the outcomes of prepared records and says what the table holds instead.
 
-    `claimed` are the slots that other comparisons of this table claimed already.
+    `claimed` are the slots that other comparisons of this table claimed already. With `is_written` ends may come after
+    the outcomes: a slot that is settled where its outcome says prepared is held back, and compared with the later ends
+    by `finish`.
     """
 
     def __init__(
-        self, units: UnitFile, names: Names, partitions: int, findings: Findings, claimed: Iterable[Interval] = ()
+        self,
+        units: UnitFile,
+        names: Names,
+        partitions: int,
+        findings: Findings,
+        claimed: Iterable[Interval] = (),
+        *,
+        is_written: bool = False,
     ) -> None:
         self._units, self._names, self._findings, self._count = units, names, findings, partitions
+        self._is_written = is_written
+        self._held_back = [np.zeros(0, SETTLED)]
         self._claimed = IntervalSet(claimed)
         self._elsewhere = Spill(OUTCOME, partitions)  # outcomes whose slot holds something else
         self._unclaimed = Spill([*units.dtype.descr, ("slot", "i8")], partitions)
@@ -62,11 +76,16 @@ class StateTableComparison:
 
     def claims(self, names: list[bytes]) -> TableClaims:
         """What is left of a comparison with one partition; `names` are those behind the numbers."""
-        return TableClaims(self._claimed.within(self._units.begin, self._units.end), self._elsewhere.take(0), names)
+        claimed = self._claimed.within(self._units.begin, self._units.end)
+        return TableClaims(claimed, self._elsewhere.take(0), np.concatenate(self._held_back), names)
 
     def add_elsewhere(self, rows: Rows) -> None:
         """Take over outcomes whose slot holds something else."""
         self._elsewhere.add(rows, self._partition(rows["half"]))
+
+    def hold_back(self, rows: Rows) -> None:
+        """Take over slots that an end behind the watermark may have settled: shape (n,), dtype SETTLED."""
+        self._held_back.append(rows)
 
     def _partition(self, offsets: Ints) -> Ints:
         return np.asarray((offsets // PARTITION_BYTES) % self._count)
@@ -81,11 +100,16 @@ class StateTableComparison:
             "store_time_s": (outcomes["store_ms"] // 1000).astype(np.int32),
             "group_hash": hashes[np.searchsorted(groups, outcomes["group"])],
         }
-        for index in np.flatnonzero(slots["state"] != state):
-            held, true = _state(slots["state"][index]), _state(state[index])
-            text = f"slot {numbers[index]} says {held}, the CommitLog says {true}"
-            facts = {"slot": int(numbers[index]), "found": held, "expected": true}
-            self._report("slot-wrong-state", int(outcomes["half"][index]), text, facts)
+        wrong = slots["state"] != state
+        if self._is_written:
+            later = wrong & (state == _PREPARED) & np.isin(slots["state"], _SETTLED)
+            rows = np.zeros(int(later.sum()), SETTLED)
+            rows["half"], rows["state"], rows["slot"] = outcomes["half"][later], slots["state"][later], numbers[later]
+            self.hold_back(rows)
+            wrong &= ~later
+        for index in np.flatnonzero(wrong):
+            half, held = int(outcomes["half"][index]), int(slots["state"][index])
+            self._report_state(half, held, int(state[index]), int(numbers[index]))
         for name in _FIELDS:
             for index in np.flatnonzero(slots[name] != expected[name]):
                 found, true_value = int(slots[name][index]), int(expected[name][index])
@@ -93,14 +117,27 @@ class StateTableComparison:
                 facts = {"slot": int(numbers[index]), "field": name, "found": found, "expected": true_value}
                 self._report("slot-wrong-field", int(outcomes["half"][index]), text, facts)
 
+    def _report_state(self, half: int, held: int, true: int, number: int) -> None:
+        text = f"slot {number} says {_state(held)}, the CommitLog says {_state(true)}"
+        facts = {"slot": number, "found": _state(held), "expected": _state(true)}
+        self._report("slot-wrong-state", half, text, facts)
+
     def _hash(self, group: int) -> int:
         if group not in self._hashes:
             self._hashes[group] = string_hash(self._names[group])
         return self._hashes[group]
 
     def finish(self, context: FinishContext) -> None:
-        """Join what was not in its place with what nobody claimed."""
+        """Join what was not in its place with what nobody claimed.
+
+        The ends behind the watermark are read once all slots were: a slot that was settled meanwhile was settled by one
+        of them.
+        """
         begin_offset, ignore_from = context.begin_offset, context.ignore_from
+        held_back = np.concatenate(self._held_back)
+        if len(held_back):
+            for row in held_back[~is_settled_by(held_back, context.later_ends())]:
+                self._report_state(int(row["half"]), int(row["state"]), _PREPARED, int(row["slot"]))
         for first, stop in self._claimed.gaps(self._units.begin, self._units.end):
             for number, rows in self._units.filled(first, stop):
                 filled = np.flatnonzero(rows.view(np.uint8).reshape(len(rows), -1).any(axis=1))

@@ -3,6 +3,9 @@
     report = verify("shop.store")
     report.ok, report.transactions, report.findings
 
+A store of ours is judged up to its watermark (`broker.store.recover.watermark`), so that writers may go on, and be
+killed, meanwhile. What a store of another program may not have finished is taken back (`live_writes`).
+
 Nothing on disk is changed, and no write permission is needed. Memory is bounded whatever the size: a window of the log,
 one partition of its events (`recovery.scan.spill`), and the findings that are listed. RocketMQ has no such tool.
 """
@@ -17,6 +20,8 @@ from functools import partial
 from typing import Protocol
 
 from broker.format import properties as names
+from broker.store.disk.files import Disk
+from broker.store.recover.watermark import Watermark, has_moved, log_begin, read_watermark
 from broker.transaction.events import Generation
 from recovery.findings import Findings, Report
 from recovery.scan.kinds import Kinds
@@ -31,15 +36,20 @@ from recovery.transactions.tracker import TransactionTracker
 from recovery.verify.comparison import Comparison
 from recovery.verify.conclusion import Comparisons, Conclusion, LogFacts, TransactionSums
 from recovery.verify.consume_queues import QueueComparison
-from recovery.verify.index import IndexComparison, open_index
+from recovery.verify.index import IndexComparison, open_live_index
 from recovery.verify.record_checks import wrong_crcs, wrong_fields
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
-from recovery.verify.units import expected_queue_units, redo_units, slot_units
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _PROPERTIES = (names.KEYS, names.TAGS, names.PGROUP, names.UNIQ_KEY)
+_TRIES = 3
+# What a record that is gone has left behind, or takes with it.
+_OF_RECORDS = frozenset({
+    "segment-missing", "corrupt-region", "queue-missing", "index-missing", "redo-missing", "slot-missing",
+    "slot-wrong-state", "queue-orphan", "index-orphan", "redo-orphan", "slot-orphan", "end-without-half",
+})  # fmt: skip
 
 
 class Observer(Protocol):
@@ -63,7 +73,44 @@ def verify(
     The log is read once, in bounded memory. Raises NotAStore or another StoreError when there is nothing to
     verify; whatever is wrong with a store that can be read is a finding.
     """
-    return Verification(StoreFiles.open(path), progress, observers).run()
+
+    def verify_up_to(mark: Watermark | None) -> Report:
+        return Verification(StoreFiles.open(path, mark), progress, observers).run()
+
+    return verify_by(os.fspath(path), Disk(), verify_up_to)
+
+
+def verify_by(
+    path: str,
+    disk: Disk,
+    verify_up_to: Callable[[Watermark | None], Report],
+    *,
+    is_again: bool = False,
+    tries: int = _TRIES,
+) -> Report:
+    """Verify a store up to its watermark; once more when something moved that the watermark does not allow for.
+
+    Retention took a segment, a rebuild exchanged the derived files, or a store at rest was opened: what was found may
+    come of that. A healthy report stands either way.
+    """
+    mark = read_watermark(path, disk, while_written=is_again)
+    report = verify_up_to(mark)
+    if report.ok:
+        return report
+    begin = log_begin(path, disk)
+    if mark is not None:
+        drop_expired(report.findings, begin)
+    has_changed = has_moved(mark, path, disk) or (mark is not None and begin != report.begin_offset)
+    if len(report.findings) and has_changed and tries > 1:
+        return verify_by(path, disk, verify_up_to, is_again=True, tries=tries - 1)
+    return report
+
+
+def drop_expired(findings: Findings, begin_offset: int) -> None:
+    """Take back what is about records that retention removed while they were compared."""
+    findings.drop(
+        lambda one: one.kind in _OF_RECORDS and int(one.facts.get("half_offset", one.commitlog_offset)) < begin_offset
+    )
 
 
 def _prepare(records: Records) -> None:
@@ -78,11 +125,11 @@ def _prepare(records: Records) -> None:
 def comparisons_of(files: StoreFiles, findings: Findings) -> Comparisons:
     """The comparisons in log order, of what the store has; the state table's needs the transactions first."""
     return Comparisons(
-        QueueComparison(partial(expected_queue_units, files), findings, has_ext=files.has_queue_ext)
+        QueueComparison(files.expected_queue_units, findings, has_ext=files.has_queue_ext)
         if files.has_queues
         else None,
-        IndexComparison(lambda wrong: open_index(files.index_now(), wrong), findings) if files.index else None,
-        RedoLogComparison(redo_units(files), findings) if files.has_redo_log else None,
+        IndexComparison(partial(open_live_index, files), findings) if files.index else None,
+        RedoLogComparison(files.redo_units(), findings) if files.has_redo_log else None,
     )
 
 
@@ -91,7 +138,7 @@ class Verification:
 
     def __init__(self, files: StoreFiles, progress: Progress, observers: Sequence[Observer] = ()) -> None:
         self.files, self.findings, self._observers = files, Findings(), observers
-        self.scan = Scan(files.commitlog, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
+        self.scan = Scan(files.judged, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
         self.tracker = TransactionTracker(
             files, self.findings, lambda half, end: difference(self._look(half), self._look(end))
         )
@@ -100,8 +147,9 @@ class Verification:
         if files.has_state_table:
             tracker = self.tracker
             self.comparisons.table = StateTableComparison(
-                slot_units(files), tracker.names, tracker.partitions, self.findings
-            )
+                files.slot_units(), tracker.names, tracker.partitions, self.findings,
+                is_written=files.ignore_from is not None,
+            )  # fmt: skip
 
     def run(self) -> Report:
         """The report; call once."""

@@ -77,7 +77,7 @@ def dump_index(path: str, name: str | None, selection: DumpSelection) -> Iterato
         raise no_such(f"index file {name}" if name else "index", path, [segment.name for segment in files.index])
     if selection.key is not None and selection.topic is None:
         raise StoreError("The index holds hashes of TOPIC#KEY: give --topic together with --key", path=path)
-    return selection.first(_index(segments, selection))
+    return selection.first(_index(segments, files.index_counts, selection))
 
 
 def dump_checkpoint(path: str) -> Iterator[DumpEntry]:
@@ -190,10 +190,10 @@ def _say_slot(slot: Slot) -> tuple[str, str]:
     return "slot", f"{place}  {state:<11}  group hash {slot.group_hash}"
 
 
-def _index(segments: list[Segment], selection: DumpSelection) -> Iterator[DumpEntry]:
+def _index(segments: list[Segment], said: tuple[int, int] | None, selection: DumpSelection) -> Iterator[DumpEntry]:
     for segment in segments:
         findings = Findings()
-        opened = open_index([segment], findings)
+        opened = open_index([segment], findings, said=said)
         for finding in findings:
             values = {"kind": "damaged", "file": finding.file, "reason": finding.text}
             line = f"!! {printable(finding.file)}: {printable(finding.text)}"

@@ -53,7 +53,8 @@ class WaitingTransaction:
     checks: int
     why: str | None = None  # it was parked; None while it is not
 
-    last: str = ""  # what the last one who was asked said
+    last: str = ""  # what the last one who was asked said, or why nobody could be asked
+    outcome: str = ""  # of that: unknown, running, down, refused; empty before the first time
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -185,10 +186,9 @@ def _read(
     said = half.property_map
     age_s = max(0, now_ms - half.store_timestamp_ms) / 1000
     keys = names.keys(said)
-    checks, last = (attempt.checks, attempt.why) if attempt else (0, "")
-    return WaitingTransaction(
-        commitlog_offset, slot, said.get(names.PGROUP, ""), half.topic, keys, age_s, checks, why, last
-    )
+    checks, last, outcome = (attempt.checks, attempt.why, attempt.outcome) if attempt else (0, "", "")
+    group = said.get(names.PGROUP, "")
+    return WaitingTransaction(commitlog_offset, slot, group, half.topic, keys, age_s, checks, why, last, outcome)
 
 
 def _from_log(path: str, now_ms: int, limit: int) -> Overview:

@@ -27,7 +27,7 @@ from typing import Any
 
 import broker
 from broker.format.sysflag import TransactionType
-from broker.store.disk.locks import is_held
+from broker.store.disk.store_lock import is_held
 from recovery.jobs import tasks
 from recovery.views.overview import overview
 from tests.house.tree import ROOT
@@ -122,7 +122,9 @@ WORKS = {
     "rebuild": Work(spoiled, lambda path: tasks.rebuild_table(path, now_ms=3), lambda told: not told["applied"]),
     "resolve": Work(parked, decide, lambda told: {one["result"] for one in told} == {"unchanged"}),
     "retain": Work(
-        aged, lambda path: tasks.retain(path, now_ms=late_ms(), keep="1s"), lambda told: told["segments"] == 0
+        aged,
+        lambda path: tasks.retain(path, now_ms=late_ms(), keep="1s", even_unread=True),
+        lambda told: told["segments"] == 0,
     ),
     "verify": Work(half_done, lambda path: tasks.verify(path, now_ms=4), lambda told: told["ok"]),
     "compare": Work(half_done, lambda path: tasks.compare_table(path, now_ms=5), lambda told: not told["needed"]),

@@ -25,6 +25,13 @@ def test_a_toml_file_names_the_stores(tmp_path: Path) -> None:
     assert shop.target()["store"] == "shop"
 
 
+def test_limits_of_retention_are_sizes() -> None:
+    """Text with a unit, or bytes; by default there is none."""
+    (shop,) = read_stores('{"stores": {"shop": {"path": "/srv/a", "max_bytes": "20GiB", "free_bytes": 1000}}}')
+    assert (shop.retention()["max_bytes"], shop.retention()["free_bytes"]) == ("20GiB", 1000)
+    assert StoreSettings(name="other", path="/srv/b").retention()["max_bytes"] is None
+
+
 def test_the_setting_itself_may_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through Airflow's configuration, where it is an environment variable."""
     monkeypatch.setenv("AIRFLOW__CHECKBACK__STORES", json.dumps({"stores": {"shop": {"path": "/srv/shop.store"}}}))
@@ -38,6 +45,8 @@ def test_the_setting_itself_may_be_json(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("/nowhere/stores.toml", "No such file"),
         ('{"stores": ', "cannot be read"),
+        ('{"stores": {"shop": {"path": "/srv/a", "disk_share": 0.5}}}', "give max_bytes of the store"),
+        ('{"stores": {"shop": {"path": "/srv/a", "max_bytes": "much"}}}', "max_bytes cannot be 'much'"),
         ('{"stores": []}', "a table for each store"),
         ('{"stores": {"a b": {"path": "/x"}}}', "cannot name a store"),
         ('{"stores": {"a": 1}}', "a table of settings"),

@@ -13,7 +13,7 @@ import broker
 from broker.format.config import decode_topics
 from broker.format.java import parse_unique_key
 from broker.live import open_live
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.uniquekey import new_unique_key
 from broker.testing.crash_disk import CrashDisk
 from recovery.verify.verifier import verify
@@ -34,12 +34,11 @@ def end(store: broker.LiveStore) -> int:
 def test_what_is_sent_is_found(tmp_path: Path) -> None:
     with opened(tmp_path, sync="each") as store:
         sent = broker.Message("orders", b"paid", tag="new", keys=["4711"], properties={"colour": "blue"})
-        placed = [store.append(sent, queue_id=1), store.append(sent, queue_id=1, born_timestamp_ms=1234, flag=7)]
+        placed = [store.append(sent, queue_id=1), store.append(sent, queue_id=1)]
         assert [one.queue_offset for one in placed] == [0, 1]
         found = store.message("orders", 1, 1)
         assert found is not None
         assert (found.body, found.tag, found.keys) == (b"paid", "new", ("4711",))
-        assert (found.born_timestamp_ms, found.flag) == (1234, 7)
         assert len(store.by_key("orders", "4711")) == 2
         assert store.queue_range("orders", 1) == (0, 2)
         assert [one.commitlog_offset for one in store.records()] == [one.commitlog_offset for one in placed]
@@ -53,7 +52,7 @@ def test_every_message_gets_a_key_of_its_own(tmp_path: Path) -> None:
     with opened(tmp_path, sync="os") as store:
         for _ in range(3):
             store.append(broker.Message("orders", b"x"))
-        store.append(broker.Message("orders", b"x"), unique_key="MINE")
+        store.append(broker.Message("orders", b"x"), extra_properties={"UNIQ_KEY": "MINE"})
         keys = [record.property_map["UNIQ_KEY"] for record in store.records()]
         assert len(set(keys)) == 4
         assert keys[3] == "MINE"
@@ -82,6 +81,7 @@ def test_unique_keys_stay_apart() -> None:
 
 def test_a_batch_is_all_or_none(tmp_path: Path) -> None:
     with opened(tmp_path, sync="each") as store:
+        store.create_topic("orders", message_type="NORMAL")
         messages = [broker.Message("orders", b"%d" % number) for number in range(5)]
         placed = store.append_batch(messages, queue_id=3)
         assert [one.queue_offset for one in placed] == [0, 1, 2, 3, 4]
@@ -128,25 +128,12 @@ def test_what_rocketmq_refuses_is_refused(tmp_path: Path) -> None:
             with pytest.raises(broker.MessageRejected, match=f"queues 0 to 3, and no queue {queue_id}"):
                 store.append(good, queue_id=queue_id)
         with pytest.raises(broker.MessageRejected, match="the broker's own topic"):
-            store.append(good, topic="TRANS_CHECK_MAX_TIME_TOPIC")
+            store.append(broker.Message("TRANS_CHECK_MAX_TIME_TOPIC", b"1"))
         with pytest.raises(broker.MessageRejected, match="0x01 or 0x02"):
             store.append(good, extra_properties={"a": "b\x01"})
         assert end(store) == 0
         assert not (tmp_path / "store" / "config").exists() or store.topic("orders") is None
     assert verify(tmp_path / "store").ok
-
-
-def test_the_library_may_write_to_system_topics(tmp_path: Path) -> None:
-    with opened(tmp_path, sync="each") as store:
-        store.append(broker.Message("orders", b"x"), topic="SCHEDULE_TOPIC_XXXX", queue_id=17, system=True)
-        store.append(broker.Message("%RETRY%shop", b"x"), system=True, reconsume_times=3)
-        found = store.message("%RETRY%shop", 0, 0)
-        assert found is not None
-        assert found.reconsume_times == 3
-        schedule, retry = store.topic("SCHEDULE_TOPIC_XXXX"), store.topic("%RETRY%shop")
-        assert schedule is not None
-        assert retry is not None
-        assert (schedule.write_queue_count, retry.write_queue_count) == (18, 1)
 
 
 def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
@@ -159,9 +146,6 @@ def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
             assert found is not None
             assert found.properties.items() >= {"REAL_TOPIC": "later", "REAL_QID": "1", "DELAY": level}.items()
         assert store.message("later", 1, 0) is None
-        topic = store.topic("later")
-        assert topic is not None
-        assert topic.message_type == "DELAY"
         before = end(store)
         for wrong in ({"DELAY": "soon"}, {"TIMER_DELAY_MS": "5"}):
             with pytest.raises(broker.MessageRejected, match="level"):
@@ -169,27 +153,31 @@ def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
         assert end(store) == before
 
 
-def test_a_topic_takes_the_type_of_its_first_message(tmp_path: Path) -> None:
-    """And no other: consumers rely on it. MIXED takes all."""
+def test_a_topic_that_was_not_declared_takes_every_message(tmp_path: Path) -> None:
+    """As with RocketMQ. One that was declared takes its type and no other; MIXED takes all."""
     with opened(tmp_path) as store:
-        plain, ordered = broker.Message("orders", b"1"), {"__SHARDINGKEY": "4711"}
-        store.append(plain)
+        plain, ordered, delayed = broker.Message("orders", b"1"), {"__SHARDINGKEY": "4711"}, {"DELAY": "3"}
+        for _ in ("undeclared", "mixed"):
+            store.append(plain)
+            store.append(plain, extra_properties=ordered)
+            store.append(plain, extra_properties=delayed)
+            store.transactions.rollback(store.transactions.prepare(plain, "shop"))
+            store.create_topic("orders", message_type="MIXED", queues=6)
         topic = store.topic("orders")
         assert topic is not None
-        assert (topic.message_type, topic.write_queue_count, topic.perm) == ("NORMAL", 4, 6)
+        assert (topic.write_queue_count, topic.perm) == (6, 6)
+        store.create_topic("plain", message_type="NORMAL")
+        plain = broker.Message("plain", b"1")
         with pytest.raises(broker.MessageRejected, match="takes NORMAL messages, and this is a TRANSACTION one"):
             store.transactions.prepare(plain, "shop")
         with pytest.raises(broker.MessageRejected, match="this is a FIFO one"):
             store.append(plain, extra_properties=ordered)
         with pytest.raises(broker.MessageRejected, match="this is a DELAY one"):
-            store.append(plain, extra_properties={"DELAY": "3"})
+            store.append(plain, extra_properties=delayed)
+        store.create_topic("half", message_type="TRANSACTION")
         store.transactions.rollback(store.transactions.prepare(broker.Message("half", b"1"), "shop"))
         with pytest.raises(broker.MessageRejected, match="takes TRANSACTION messages, and this is a NORMAL one"):
             store.append(broker.Message("half", b"1"))
-        store.create_topic("orders", message_type="MIXED", queues=6)
-        store.append(plain, queue_id=5)
-        store.append(plain, extra_properties=ordered)
-        store.transactions.rollback(store.transactions.prepare(plain, "shop"))
 
 
 def test_topics_are_created_and_changed(tmp_path: Path) -> None:

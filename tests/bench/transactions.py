@@ -27,9 +27,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 import broker
 from broker.ledger import LEDGER_KEY, Ledger, new_key
 from broker.live import LiveStore
-from broker.producer import Producer, store_id
+from broker.producer import Producer
 from recovery.checkback.catalog import Catalog
 from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledgers.proof import Evidence
 from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.round import CheckBack
 
@@ -83,7 +84,7 @@ def left_in_doubt(store: LiveStore, ledger: Ledger, count: int, *, rolled_back: 
         store.transactions.prepare(message, "shop", queue_id=number % 4, extra_properties={LEDGER_KEY: key})
     store.sync_now()
     rows = [
-        {"ledger_key": key, "state": 8, "producer_group": "shop", "store_id": store_id(store), "decided_by": None}
+        {"ledger_key": key, "state": 8, "producer_group": "shop", "store_id": store.store_id, "decided_by": None}
         for key in keys[rolled_back:]
     ]
     with ledger.engine.begin() as connection:
@@ -97,10 +98,10 @@ def settle(count: int) -> None:
             engine = database(path / "shop.db")
             ledger = Ledger(engine)
             ledger.create_all()
-            with broker.open(path / "store", sync="os") as store:
+            with broker.open(path / "store", sync="os", layout=broker.StoreLayout.rocketmq()) as store:
                 left_in_doubt(store, ledger, count, rolled_back=rolled_back)
             with broker.open(path / "store", sync="group") as store:
-                check = CheckBack(store, LedgerResolver(ledger, store_id(store)), limit=count)
+                check = CheckBack(store, LedgerResolver(ledger, Evidence(store)), limit=count)
                 wall, cpu = time.perf_counter(), time.process_time()
                 report = check.round(time.time_ns() // 1_000_000 + LATER_MS)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -117,14 +118,14 @@ def round_over_settled(settled: int, in_doubt: int) -> None:
         engine = database(path / "shop.db")
         ledger = Ledger(engine)
         ledger.create_all()
-        with broker.open(path / "store", sync="os") as store:
+        with broker.open(path / "store", sync="os", layout=broker.StoreLayout.rocketmq()) as store:
             every = settled // in_doubt
             for number in range(settled + in_doubt):
                 half = store.transactions.prepare(broker.Message("orders", b"x"), "shop", queue_id=number % 4)
                 if number % (every + 1):
                     store.transactions.rollback(half)
             resolver = _Unknown()
-            check = CheckBack(store, resolver, catalog=Catalog.open(str(path / "store"), store_id(store)))
+            check = CheckBack(store, resolver, catalog=Catalog.open(str(path / "store"), store.store_id))
             now_ms = time.time_ns() // 1_000_000
             for name, at in (
                 ("nothing is due", now_ms),
@@ -157,7 +158,7 @@ def purchase(seconds: float) -> None:
                 Base.metadata.create_all(engine)
             ledger = Ledger(ours)
             ledger.create_all()
-            with broker.open(path / "store", sync="group") as store:
+            with broker.open(path / "store", sync="group", layout=broker.StoreLayout.rocketmq()) as store:
                 producer = store.producer("shop", topics=["orders"], ledger=ledger)
                 log = BareLog(path / "log", share=min(threads, 3))  # so many purchases share one, as ours do
                 works = {"outbox": partial(with_outbox, outbox), "message": partial(with_message, ours, producer)}

@@ -24,19 +24,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from broker.format.sysflag import TransactionType
 from broker.live import LiveStore, open_live
 from broker.message import Message
 from broker.store.disk.files import Disk
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import draft, end_draft
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 from tests.bench.yardstick import Yardstick
 
 BODY = b"x" * 1024
-LAYOUT = StoreLayout(segment_bytes=1 << 28)  # that of the yardstick
+LAYOUT = replace(StoreLayout.rocketmq(), segment_bytes=1 << 28)  # that of the yardstick
 PREPARED, COMMIT, ROLLBACK = TransactionType.PREPARED, TransactionType.COMMIT, TransactionType.ROLLBACK
 TURNS = 3
 
@@ -77,7 +78,7 @@ def called(store: LiveStore, first: int, count: int) -> None:
 
 def write(path: str, sync: str, count: str, threads: str, leave: str) -> None:
     """Seconds for so many transactions; then close the store, or leave it as a crash does."""
-    store = StoreWriter(path, Disk(), LAYOUT, sync=sync)
+    store = open_writer(path, Disk(), LAYOUT, sync=sync)
     each = int(count) // int(threads)
     transactions(store, 0, 200)
     print("ready", flush=True)
@@ -106,7 +107,7 @@ def call(path: str, count: str) -> None:
 def open_once(path: str) -> None:
     """Seconds, bytes read and pages touched to open a store."""
     read, faults, started = _bytes_read(), _faults(), time.perf_counter()
-    store = StoreWriter(path, Disk())
+    store = open_writer(path, Disk())
     said = {"seconds": time.perf_counter() - started, "bytes": _bytes_read() - read, "pages": _faults() - faults}
     store.close()
     print(json.dumps(said))

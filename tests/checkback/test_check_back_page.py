@@ -12,6 +12,7 @@ from pathlib import Path
 from sqlalchemy import create_engine
 
 from broker.ledger import LEDGER_KEY, Ledger
+from broker.ledger_binding import LEDGER_BINDING
 from recovery.checkback.config import load
 from recovery.checkback.ledger_resolver import LOCK_TIMEOUT_MS
 from recovery.checkback.policy import NAMES, PRESETS, ROCKETMQ_5, Rule, parse_policy
@@ -52,7 +53,8 @@ def test_the_file_is_the_default_and_has_every_name(tmp_path: Path) -> None:
 
 def test_the_table_of_the_ledger_is_described(tmp_path: Path) -> None:
     ledger = Ledger(create_engine(f"sqlite:///{tmp_path / 'x.db'}"))
-    for column in (*ledger.rows.columns, *ledger.marks.columns):
+    for column in (*ledger.rows.columns, *ledger.marks.columns, *ledger.bindings.columns):
         assert f"`{column.name}`" in PAGE or column.name == "low_water_ms"
     assert f"`{LEDGER_KEY}`" in PAGE
+    assert f"`{LEDGER_BINDING}`" in PAGE
     assert f"a lock time-out of {LOCK_TIMEOUT_MS} ms" in PAGE

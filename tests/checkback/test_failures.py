@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from broker.enlisting.enlistment import Stage
 from broker.errors import StoreFull, SyncFailed, TransactionError, UnknownOutcome
-from broker.local_transaction import SessionTransaction, Stage
+from broker.local_transaction import SessionTransaction
+from broker.testing.fixtures import lose_the_commit
 from tests.checkback.shop import Shop, announce, raiser
 
 
@@ -112,14 +112,12 @@ def test_the_end_of_a_rollback_is_lost_so_check_back_discards(shop: Shop, monkey
 @pytest.mark.parametrize("took_place", [True, False])
 def test_commit_itself_raises_so_check_back_finds_out(shop: Shop, took_place: bool) -> None:
     """The connection broke during COMMIT, which did or did not take place: nobody can tell from the error."""
-    broken = raiser(OperationalError("COMMIT", {}, Exception("the connection is lost")))
     found: list[SessionTransaction] = []
-    with pytest.raises(UnknownOutcome, match="the connection is lost"):
-        shop.buy(
-            1,
-            watch=lambda session: event.listen(session, "after_commit" if took_place else "before_commit", broken),
-            in_between=lambda _, transaction: found.append(transaction),
-        )
+    with (
+        lose_the_commit(shop.ledger.engine, committed=took_place),
+        pytest.raises(UnknownOutcome, match="the connection was lost"),
+    ):
+        shop.buy(1, in_between=lambda _, transaction: found.append(transaction))
     assert found[0].stage is Stage.LEFT
     assert (shop.announced(), shop.in_doubt()) == ([], 1)
     report = shop.check_back()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import func, select
 
-from broker.producer import store_id
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
+from recovery.checkback.ledgers.proof import Evidence
 from tests.checkback.shop import Shop, leave_in_doubt
 
 DAY_MS = 86_400_000
 
 
 def resolver(shop: Shop) -> LedgerResolver:
-    return LedgerResolver(shop.resolvers_ledger, store_id(shop.store))
+    return LedgerResolver(shop.resolvers_ledger, Evidence(shop.store))
 
 
 def rows(shop: Shop) -> int:

@@ -12,7 +12,6 @@ from broker.errors import BrokerError
 from broker.format import properties as names
 from broker.ledger import LEDGER_KEY, new_key
 from broker.live import LiveStore
-from broker.producer import store_id
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog, attempts_of, path_of
@@ -61,7 +60,7 @@ class Room:
 
     def round(self, after_ms: int, *, rule: Rule = RULE, dry_run: bool = False, **options: int | None) -> RoundReport:
         """One round of a process that was just started, `after_ms` after the last half message was stored."""
-        catalog = Catalog.open(self.store.path, store_id(self.store))
+        catalog = Catalog.open(self.store.path, self.store.store_id)
         self.catalogs.append(catalog)
         check = CheckBack(self.store, self.told, policy=Policy(rule), catalog=catalog, by="test", **options)  # type: ignore[arg-type]
         return check.round(self.stored_ms + after_ms, dry_run=dry_run)
@@ -298,7 +297,7 @@ def test_the_catalog_may_lie_in_another_database(room: Room, url: object) -> Non
 
     assert isinstance(url, URL)
     (half,) = room.prepare()
-    catalog = Catalog.open(room.store.path, store_id(room.store), url.render_as_string(hide_password=False))
+    catalog = Catalog.open(room.store.path, room.store.store_id, url.render_as_string(hide_password=False))
     room.catalogs.append(catalog)
     check = CheckBack(room.store, room.told, catalog=catalog, policy=Policy(RULE), by="test")
     check.round(room.stored_ms + MINUTE)
@@ -310,7 +309,7 @@ def test_the_catalog_may_lie_in_another_database(room: Room, url: object) -> Non
 
 def test_a_catalog_that_cannot_be_used_is_a_sentence(room: Room) -> None:
     with pytest.raises(BrokerError, match="cannot be used"):
-        Catalog.open(room.store.path, store_id(room.store), "sqlite:////proc/nowhere/catalog.db")
+        Catalog.open(room.store.path, room.store.store_id, "sqlite:////proc/nowhere/catalog.db")
 
 
 def test_a_round_that_finds_nothing_leaves_no_trace(room: Room) -> None:
@@ -320,7 +319,7 @@ def test_a_round_that_finds_nothing_leaves_no_trace(room: Room) -> None:
 
 def test_only_the_last_runs_are_kept(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recovery.checkback.catalog._RUNS_KEPT", 3)
-    catalog = Catalog.open(room.store.path, store_id(room.store))
+    catalog = Catalog.open(room.store.path, room.store.store_id)
     room.catalogs.append(catalog)
     for number in range(6):
         catalog.note_run(number, "test", {"asked": number})
@@ -344,7 +343,7 @@ def _full(*_: object, **__: object) -> None:
 
 
 def test_the_store_id_is_the_stores(room: Room) -> None:
-    assert len(store_id(room.store)) == 32
+    assert len(room.store.store_id) == 32
 
 
 def test_readers_of_a_store_make_no_catalog(tmp_path: Path, golden: Callable[[str], Path]) -> None:

@@ -13,7 +13,6 @@ from sqlalchemy import URL
 from typer.testing import CliRunner
 
 import broker
-from broker.producer import store_id
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog, attempts_of
@@ -225,7 +224,7 @@ def test_a_person_decides_and_the_end_record_says_who_and_why(
             record for record in store.records() if record.prepared_transaction_offset == halves[1].commitlog_offset
         ]
         assert (end.property_map[WHY], end.property_map[BY]) == ("paid, ticket 12", "ada")
-        catalog = Catalog.open(str(path), store_id(store))
+        catalog = Catalog.open(str(path), store.store_id)
         (decision,) = catalog.decisions()
         catalog.close()
     assert (decision["decision"], decision["decided_by"], decision["why"]) == ("committed", "ada", "paid, ticket 12")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from recovery.cli import app as cli
 from recovery.cli import shared as verbs
-from recovery.cli.app import app as cli
 from recovery.findings import KINDS
 from recovery.verify.remedies import NEXT_STEPS, WITH_STATE_TABLE, next_step
 
@@ -38,8 +38,16 @@ def test_every_kind_has_a_next_step() -> None:
 
 
 def test_advice_about_the_state_table_is_for_stores_that_have_one() -> None:
-    assert "3.x" in next_step("queue-missing", "state-table")
-    assert "3.x" not in next_step("queue-missing", "half-op")
+    assert "3.x" in next_step("files-missing", "state-table")
+    assert "3.x" not in next_step("files-missing", "half-op")
+
+
+def test_no_advice_destroys_what_a_broker_cannot_make_again() -> None:
+    """Whatever replaces a derived file is a rebuild, which refuses stores that it does not understand."""
+    for kind, step in NEXT_STEPS.items():
+        assert not re.search(r"move .*(away|aside)|delete|rm |abort", step), kind
+        if kind.startswith(("queue-", "index-", "files-")):
+            assert "checkback rebuild STORE" in step, kind
 
 
 def test_every_exit_code_is_explained() -> None:

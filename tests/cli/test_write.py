@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import broker
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.transaction.events import BY, WHY
 from recovery.cli import messages as sending
 from recovery.verify.verifier import verify

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import broker
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 
 if TYPE_CHECKING:
     from broker.live import LiveStore

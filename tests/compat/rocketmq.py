@@ -23,6 +23,7 @@ from typing import Any, Self
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("CHECKBACK_ROCKETMQ", HERE.parents[1] / ".cache" / "rocketmq"))
 VERSIONS = ("3.1.4", "5.3.3")
+_PROGRAMS = {"5.4.0": "5.3.3", "5.5.0": "5.3.3"}  # whose Java programs a version runs, where it has none of its own
 NAME_SERVER = "5.3.3"  # serves both generations; that of 3.1.4 is not in Maven Central
 
 STATE_TABLE_PROPERTIES: dict[str, object] = {
@@ -57,6 +58,7 @@ COMMON_PROPERTIES: dict[str, object] = {
     "messageDelayLevel": "1s 1s 2s 2s 3s 3s",
 }
 PROGRAM_SECONDS = 400
+BOOT_SECONDS = 240  # a 5.x broker takes 10 s of processor time, of which a busy machine gives little
 OPENED = ("java.nio", "java.lang", "java.net", "sun.nio.ch", "jdk.internal.ref")
 
 
@@ -113,7 +115,8 @@ def install(version: str, cache: Path = CACHE) -> Installation:
     place.mkdir(parents=True, exist_ok=True)
     if not (place / "complete").exists():
         _fetch_jars(version, place)
-    sources = sorted((HERE / "java" / "common").glob("*.java")) + sorted((HERE / "java" / version).glob("*.java"))
+    folders = (HERE / "java" / "common", HERE / "java" / _PROGRAMS.get(version, version))
+    sources = [source for folder in folders for source in sorted(folder.glob("*.java"))]
     classes = place / "classes"
     stamp = classes / "stamp"
     if not stamp.exists() or any(source.stat().st_mtime > stamp.stat().st_mtime for source in sources):
@@ -223,7 +226,7 @@ class Cluster:
         main = f"{serving.package}.namesrv.NamesrvStartup"
         server = Java("namesrv", serving.command(self.home, main, "-c", str(settings), heap="128m"), self.home)
         self._others.append(server)
-        server.await_text("boot success")
+        server.await_text("boot success", BOOT_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -249,7 +252,7 @@ class Cluster:
         file = self._write("broker.properties", settings)
         main = f"{self.installation.package}.broker.BrokerStartup"
         self.broker = Java("broker", self.installation.command(self.home, main, "-c", str(file)), self.home)
-        self.broker.await_text("boot success")
+        self.broker.await_text("boot success", BOOT_SECONDS)
         return self.broker
 
     def start(self, program: str, truth: Path, **options: object) -> Java:

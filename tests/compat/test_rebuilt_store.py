@@ -9,7 +9,7 @@ import pytest
 
 from broker.errors import StoreError
 from broker.store.disk.files import Disk
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from recovery.rebuild.rebuilder import rebuild
 from recovery.repair import crash
 from recovery.transactions.in_doubt import Pending
@@ -74,12 +74,12 @@ def test_we_go_on_with_our_store_after_the_real_broker_wrote_to_it(tmp_path: Pat
     settled = verify(store)
     assert settled.transactions["in_doubt"] == 0
     with pytest.raises(StoreError, match="--broker-is-stopped"):
-        StoreWriter(str(store), Disk())
+        open_writer(str(store), Disk())
     crash.apply(crash.plan(crash.survey(store)), broker_is_stopped=True)
     after = verify(store)
     assert after.ok, after.as_json()["counts"]
     assert (after.digest, after.transactions) == (settled.digest, settled.transactions)
-    writer = StoreWriter(str(store), Disk(), sync="os")
+    writer = open_writer(str(store), Disk(), sync="os")
     fill(writer, 0, 30)
     writer.close()
     last = verify(store)

@@ -8,7 +8,7 @@ from pathlib import Path
 import broker
 from broker.consuming.positions import Positions
 from broker.live import open_live
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk, Crashed
 
 TINY = StoreLayout(

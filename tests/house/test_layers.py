@@ -76,7 +76,7 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.analytics", "recovery.cli.up",
+    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.up",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -107,24 +107,39 @@ OUTSIDE = {
     "typer": {"recovery.cli.app": "the terminal", **dict.fromkeys(VERBS, "verbs of the command line")},
     "sqlalchemy": {
         "broker.ledger": "a row in the application's database",
+        "broker.django": "check-back reads the database that Django's settings name",
+        "broker.enlisting": "joins the application's transaction",
+        "broker.ledger_binding": "whose ledger it is",
+        "broker.ledger_identity": "which database it is",
         "broker.tables": "makes the tables of those two",
         "broker.dedup": "a row in the consumer's database",
         "broker.consuming.processing": "commits it",
         "recovery.demo": "an application, with a database",
         "recovery.checkback.ledger_resolver": "asks the ledger",
+        "recovery.checkback.ledgers.proof": "asks whose ledger it is",
+        "recovery.checkback.ledgers.doctor": "asks the ledger how it is",
+        "recovery.checkback.ledgers.routing": "asks several ledgers",
+        "recovery.checkback.ledgers.database_errors": "what an error of the ledger's database means",
         "recovery.checkback.catalog": "the catalog is a database",
         "recovery.checkback.config": "opens the ledger's database",
+        "recovery.cli.ledger": "opens the ledger's database",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
     },
-    "tenacity": {"recovery": "asks again", "broker.producer": "sends again"},
-    "httpx": {"recovery.checkback.resolvers": "asks an endpoint of the application"},
+    "tenacity": {
+        "recovery.checkback.ledger_resolver": "a database that is briefly away",
+        "recovery.checkback.http_resolver": "an endpoint that is briefly away",
+    },
+    "httpx": {"recovery.checkback.http_resolver": "asks an endpoint of the application"},
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
+    "django": {"broker.django": "the adapter for Django's transactions"},
     "broker.testing": {"broker.testing": "for tests, ours and users'", "recovery.demo": "the demo kills itself"},
 }
 
 # Only these may load together with `broker`; the rest of OUTSIDE waits for its first use, inside a function.
 LOADED_WITH_BROKER = {"struct"}
+# Nothing in `broker` imports this room, so what it loads is loaded already.
+LOADED_ALONE = {"broker.django": "django"}
 
 # What a pure room may use: no files, no clock, no logging, no environment.
 PURE = {
@@ -217,7 +232,10 @@ def test_imports_from_outside_stay_in_their_rooms() -> None:
                     place = f"{module.path}:{line}"
                     if not under(module.name, set(rooms)):
                         yield f"{place}: only {', '.join(rooms)} may import {outside}"
-                    is_late = outside in LOADED_WITH_BROKER or outside.startswith("broker")
+                    free = LOADED_WITH_BROKER | {
+                        LOADED_ALONE[room] for room in LOADED_ALONE if under(module.name, {room})
+                    }
+                    is_late = outside in free or outside.startswith("broker")
                     if module.room == "broker" and not is_late and (name, line) in at_load:
                         yield f"{place}: import {outside} inside the function that needs it"
 
@@ -241,6 +259,14 @@ def test_pure_rooms_are_pure() -> None:
                     yield f"{module.path}:{node.lineno}: {ast.unparse(node.func)}()"
 
     report(offenders())
+
+
+def test_rooms_that_load_alone_are_imported_by_nobody() -> None:
+    """Only an application that has Django imports the adapter for it."""
+    for module in product():
+        for name, line in imports(module):
+            for room in LOADED_ALONE:
+                assert under(module.name, {room}) or not under(name, {room}), f"{module.path}:{line}: imports {room}"
 
 
 def test_no_import_goes_in_a_circle() -> None:

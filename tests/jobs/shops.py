@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import broker
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 
 SMALL = StoreLayout(1 << 20, 6000, 2400, 2000, 100, 400)  # files that cost no time to make
 ANSWERS = "tests.jobs.shops:answer"

@@ -12,7 +12,7 @@ import pytest
 
 import broker
 from recovery.jobs import tasks
-from recovery.jobs.setup import alone
+from recovery.jobs.setup import LATEST_RETENTION, alone, last_report
 from tests.jobs.shops import ANSWERS, LATE_MS, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
 
 
@@ -179,14 +179,51 @@ def test_retention_takes_whole_segments_and_names_what_pins_one(tmp_path: Path) 
     with broker.open(str(path)) as store:
         for _ in range(12):
             store.append(broker.Message("filler", bytes(100_000)))
-    kept = tasks.retain(str(path), now_ms=later, keep="1s")
-    assert kept["segments"] == 0
-    half = kept["pinned_by"]
+    kept = tasks.retain(str(path), now_ms=later, keep="1s", even_unread=True)
+    assert (kept["segments"], kept["due"]) == (0, 1)
+    (pin,) = kept["pins"]
+    half = pin["commitlog_offset"]
     tasks.resolve(str(path), commitlog_offset=half, decision="rollback", now_ms=later, why="old", by="ada")
-    gone = tasks.retain(str(path), now_ms=later, keep="1s")
+    gone = tasks.retain(str(path), now_ms=later, keep="1s", even_unread=True)
     assert gone["segments"] >= 1
-    assert gone["pinned_by"] is None
+    assert gone["pins"] == []
+    assert gone["unread_gone"] > 0
     assert tasks.verify(str(path), now_ms=1)["ok"]
+
+
+def test_retention_waits_for_a_group_and_says_how_far_it_is(tmp_path: Path) -> None:
+    """The report of the job has bytes, segments, what pins, and the unread of each group; the last one is kept."""
+    path, later = shop(tmp_path / "shop", orders=0), now_ms() + LATE_MS
+    with broker.open(str(path)) as store:
+        for _ in range(30):
+            store.append(broker.Message("filler", bytes(100_000)))
+        with store.consumer("billing", "filler") as consumer:
+            for _ in range(12):
+                message = consumer.receive(5)
+                assert message is not None
+                consumer.ack(message)
+    kept = tasks.retain(str(path), now_ms=later, keep="1s")
+    assert (kept["segments"], kept["due"], kept["bytes"]) == (1, 2, 1 << 20)
+    assert [(one["group"], one["waiting"], one["going"]) for one in kept["unread"]] == [("billing", 18, 0)]
+    assert "group billing" in kept["pins"][0]["text"]
+    last = last_report(str(path), LATEST_RETENTION)
+    assert last is not None
+    assert last["pins"] == kept["pins"]
+    assert kept["used_bytes"] > 3 << 20
+
+
+def test_retention_by_size_looks_at_the_store_alone(tmp_path: Path) -> None:
+    """However full others make the disk, and nothing younger than `keep` goes unless the store is too large."""
+    path = shop(tmp_path / "shop", orders=0)
+    with broker.open(str(path)) as store:
+        for _ in range(30):
+            store.append(broker.Message("filler", bytes(100_000)))
+    kept = tasks.retain(str(path), now_ms=now_ms(), keep="72h", max_bytes="1GiB", even_unread=True)
+    assert (kept["segments"], kept["due"]) == (0, 0)
+    gone = tasks.retain(str(path), now_ms=now_ms(), keep="72h", max_bytes="3 MiB", even_unread=True)
+    assert gone["segments"] == 1
+    with pytest.raises(broker.BrokerError, match="a size is a number"):
+        tasks.retain(str(path), now_ms=now_ms(), keep="72h", max_bytes="much")
 
 
 def test_retention_takes_old_reports_and_leaves_the_latest(tmp_path: Path) -> None:
@@ -196,4 +233,4 @@ def test_retention_takes_old_reports_and_leaves_the_latest(tmp_path: Path) -> No
         assert tasks.verify(str(path), now_ms=at_ms)["report"]
     assert tasks.retain(str(path), now_ms=3_500, keep="1s")["reports"] == 2
     left = {file.name for file in (path / "checkback" / "reports").iterdir()}
-    assert left == {"verify-3000.json", "verify-latest.json"}
+    assert left == {"verify-3000.json", "verify-latest.json", "retain-3500.json", "retain-latest.json"}

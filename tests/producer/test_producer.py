@@ -97,42 +97,8 @@ def test_a_batch_of_two_topics_is_refused(store: LiveStore) -> None:
         store.producer("web").send_batch([broker.Message("carts", BODY), broker.Message("users", BODY)])
 
 
-@pytest.mark.parametrize("failures", [1, 2])
-def test_a_locked_store_is_tried_again_on_the_next_queue(
-    store: LiveStore, monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
-    append, tried = store.append, []
-
-    def sometimes(message: broker.Message, *, queue_id: int, **named: object):  # type: ignore[no-untyped-def]
-        tried.append(queue_id)
-        if len(tried) <= failures:
-            raise StoreLocked("a recovery runs")
-        return append(message, queue_id=queue_id, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(store, "append", sometimes)
-    result = store.producer("web").send(broker.Message("carts", BODY))
-    assert len(tried) == failures + 1
-    assert len(set(tried)) == len(tried)
-    assert result.queue_id == tried[-1]
-
-
-def test_a_store_that_stays_locked_is_given_up_after_two_retries(
-    store: LiveStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
-
-    def never(message: broker.Message, *, queue_id: int, **_: object) -> None:
-        tried.append(queue_id)
-        raise StoreLocked("a recovery runs")
-
-    monkeypatch.setattr(store, "append", never)
-    with pytest.raises(StoreLocked):
-        store.producer("web").send(broker.Message("carts", BODY))
-    assert len(tried) == 3
-
-
-@pytest.mark.parametrize("error", [StoreFull("no room"), MessageRejected("too large")])
-def test_what_a_retry_cannot_help_is_raised_at_once(
+@pytest.mark.parametrize("error", [StoreFull("no room"), MessageRejected("too large"), StoreLocked("a recovery runs")])
+def test_what_the_store_raises_is_raised_once(
     store: LiveStore, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     tried: list[object] = []
@@ -188,8 +154,11 @@ def test_a_transactional_group_is_for_nothing_else(store: LiveStore) -> None:
 
 def test_a_topic_that_was_not_named_is_refused(store: LiveStore) -> None:
     producer = store.producer("shop", topics=["orders"], resolver=was_saved)
-    with producer.begin_transaction() as transaction, pytest.raises(TransactionError, match="not one that"):
+    transaction = producer.begin_transaction()
+    with pytest.raises(TransactionError, match="not one that"):
         producer.send(broker.Message("ordres", BODY), transaction)
+    with pytest.raises(TransactionError, match="not one that"):
+        transaction.commit()
 
 
 def test_a_transaction_of_another_group_is_refused(store: LiveStore) -> None:
@@ -248,7 +217,7 @@ def _fail_inside(producer: broker.Producer) -> None:
 
 
 def test_messages_of_a_transaction_keep_the_order_of_their_commits(store: LiveStore) -> None:
-    """Same sharding key, same queue; the order is that of the commits (DECISIONS 17)."""
+    """Same sharding key, same queue; the order is that of the commits (decision 0017)."""
     producer = store.producer("shop", topics=["orders"], resolver=was_saved)
     transactions = [producer.begin_transaction() for _ in range(3)]
     for number, transaction in enumerate(transactions):

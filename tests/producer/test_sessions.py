@@ -7,15 +7,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
+from sqlalchemy.engine.interfaces import PoolProxiedConnection
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import broker
-from broker.errors import TransactionError
 from broker.ledger import LEDGER_KEY, Ledger
 from broker.live import LiveStore
-from broker.local_transaction import SessionTransaction, Stage
+from broker.local_transaction import SessionTransaction
 from broker.transaction.events import TransactionState
 from tests.producer.delivered import delivered
 
@@ -29,13 +29,13 @@ def test_the_half_message_is_on_disk_before_commit(
 ) -> None:
     """At the moment of COMMIT the log is durable beyond it."""
     durable = []
-    commit = Session.commit
+    commit = engine.dialect.do_commit
 
-    def watched(session: Session) -> None:
+    def watched(connection: PoolProxiedConnection) -> None:
         durable.append(store.visible_end >= transaction.halves[-1].end)
-        commit(session)
+        commit(connection)
 
-    monkeypatch.setattr(Session, "commit", watched)
+    monkeypatch.setattr(engine.dialect, "do_commit", watched)
     producer = producer_of(store, ledger)
     for _ in range(20):
         with Session(engine) as session, producer.begin_transaction(session) as transaction:
@@ -101,6 +101,20 @@ def test_one_session_may_do_many_transactions(store: LiveStore, ledger: Ledger, 
     assert sorted(delivered(store)) == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_a_message_costs_the_database_no_more_than_its_row(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
+    """An INSERT, and where that came early a SELECT that it is still there; nothing for the second message."""
+    producer, statements = producer_of(store, ledger), []
+    event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2].split()[0]))
+    for turn in range(2):  # what is asked once for a process, is asked in the first
+        statements.clear()
+        with Session(engine) as session:
+            producer.send(broker.Message("orders", b"1"), session)
+            producer.send(broker.Message("orders", b"2"), session)
+            session.commit()
+        if turn:
+            assert statements == (["INSERT", "SELECT"] if ledger.holds_a_lock else ["INSERT"])
+
+
 def test_what_the_session_did_before_belongs_to_it(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
     """A session that has begun already: its rows and the messages share one COMMIT."""
     with engine.begin() as connection:
@@ -111,32 +125,6 @@ def test_what_the_session_did_before_belongs_to_it(store: LiveStore, ledger: Led
         with producer.begin_transaction(session) as transaction:
             producer.send(broker.Message("orders", b"1"), transaction)
         assert session.execute(text("SELECT count(*) FROM orders")).scalar() == 1
-
-
-@pytest.mark.parametrize("name", ["commit", "rollback"])
-def test_the_sessions_own_end_inside_of_the_block_is_noticed(
-    store: LiveStore, ledger: Ledger, engine: Engine, name: str
-) -> None:
-    """Nobody here knows then what was saved: the messages are left to check-back, and the caller is told."""
-    producer = producer_of(store, ledger)
-    with Session(engine) as session:
-        transaction = producer.begin_transaction(session)
-        producer.send(broker.Message("orders", b"1"), transaction)
-        getattr(session, name)()
-        with pytest.raises(TransactionError, match="inside of begin_transaction"):
-            transaction.commit()
-    assert transaction.stage is Stage.LEFT
-    assert delivered(store) == []
-    assert len(store.transactions.in_doubt_slots()) == 1
-
-
-def test_a_savepoint_inside_is_fine(store: LiveStore, ledger: Ledger, engine: Engine) -> None:
-    producer = producer_of(store, ledger)
-    with Session(engine) as session, producer.begin_transaction(session) as transaction:
-        with session.begin_nested() as savepoint:
-            savepoint.rollback()
-        producer.send(broker.Message("orders", b"1"), transaction)
-    assert delivered(store) == [b"1"]
 
 
 def test_a_transaction_without_messages_is_a_plain_one(store: LiveStore, ledger: Ledger, engine: Engine) -> None:

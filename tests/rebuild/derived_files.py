@@ -7,8 +7,8 @@ from pathlib import Path
 from broker.format.commitlog import encode, make_record
 from broker.format.properties import encode as encode_properties
 from broker.store.disk.files import Disk
-from broker.store.write.layout import StoreLayout
-from broker.store.writer import StoreWriter
+from broker.store.read.layout import StoreLayout
+from broker.store.writer import open_writer
 from tests.store.build import HOST
 from tests.store.filled import SMALL, fill
 
@@ -26,7 +26,7 @@ def derived(path: Path) -> dict[str, bytes]:
 
 def store_of(path: Path, count: int, layout: StoreLayout = SMALL) -> Path:
     """A closed store of ours with transactions that were committed, rolled back, left in doubt."""
-    store = StoreWriter(str(path), Disk(), layout, sync="os")
+    store = open_writer(str(path), Disk(), layout, sync="os")
     fill(store, 0, count)
     store.close()
     return path

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,18 @@ from broker.errors import CorruptStore, StoreError, StoreLocked
 from broker.format.commitlog import encode, make_record
 from broker.format.properties import encode as encode_properties
 from broker.format.statetable import Slot
-from broker.store.disk.files import Disk, NotSupported
-from broker.store.write.layout import StoreLayout
-from broker.store.writer import StoreWriter
+from broker.store.disk.files import Disk
+from broker.store.read.layout import StoreLayout
+from broker.store.writer import StoreWriter, open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
-from recovery.rebuild.diff import DIFFERENCES
+from recovery.rebuild import rebuilder
+from recovery.rebuild.builder import Build
+from recovery.rebuild.diff import DIFFERENCES, Difference
 from recovery.rebuild.quiescence import check_still
 from recovery.rebuild.rebuilder import rebuild
 from recovery.verify.verifier import verify
 from tests.rebuild.derived_files import derived, prepared, store_of
+from tests.rebuild.dying import Deaf, Killed, dying
 from tests.store.build import HOST, Log
 from tests.store.filled import SMALL, assert_right, fill
 
@@ -135,21 +138,35 @@ def test_what_lies_below_a_shortened_log_is_carried_over(tmp_path: Path) -> None
     assert {name for name in after if not name.startswith("index")} <= units
     whole = [name for name in units if name in after and before[name] == after[name]]
     assert len(whole) == len([name for name in units if name in after])
-    store = StoreWriter(str(path), Disk(), sync="os")
+    store = open_writer(str(path), Disk(), sync="os")
     fill(store, 200, 3)
     store.close()
     assert verify(path).ok
     for name in ("control", "checkpoint"):
         (path / "checkback" / name).unlink()
-    StoreWriter(str(path), Disk(), sync="os").close()
+    open_writer(str(path), Disk(), sync="os").close()
     assert verify(path).ok
 
 
 # The exchange
 
 
+def all_differ(build: Build, *_: object) -> list[Difference]:
+    """A difference in each part."""
+    return [Difference(part, "different", 1, live, 0) for part, live, _ in build.parts()]
+
+
+@pytest.fixture
+def _all_differ() -> Iterator[None]:
+    """Directories are exchanged though they are equal, so that nothing else changes with them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rebuilder, "differences", all_differ)
+        yield
+
+
+@pytest.mark.usefixtures("_all_differ")
 def test_applications_go_on_while_files_are_exchanged(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 90)
     stop, done = threading.Event(), [90]
 
@@ -173,13 +190,6 @@ def test_applications_go_on_while_files_are_exchanged(tmp_path: Path) -> None:
     assert not (tmp_path / "checkback" / "rebuild").exists()
 
 
-class Deaf(Disk):
-    """A file system that cannot exchange two names."""
-
-    def _exchange(self, path_a: str, path_b: str) -> None:
-        raise NotSupported(f"{path_a} and {path_b}: no", path=path_a)
-
-
 def test_without_an_atomic_exchange_it_takes_two_steps(tmp_path: Path) -> None:
     path = store_of(tmp_path / "store", 60)
     good = derived(path)
@@ -189,23 +199,7 @@ def test_without_an_atomic_exchange_it_takes_two_steps(tmp_path: Path) -> None:
     assert verify(path).ok
 
 
-class Killed(BaseException):
-    """The process is gone; nothing of it is tidied up."""
-
-
-def dying(base: type[Disk], name: str, call: int) -> Disk:
-    """A disk whose user is gone at the nth call of a name: the files stay as they are then."""
-    left = [call]
-
-    def counted(self: Disk, *arguments: object, **named: object) -> object:
-        left[0] -= 1
-        if left[0] == 0:
-            raise Killed
-        return getattr(base, name)(self, *arguments, **named)
-
-    return type("Dying", (base,), {name: counted})()
-
-
+@pytest.mark.usefixtures("_all_differ")
 @pytest.mark.parametrize("base", [Disk, Deaf])
 @pytest.mark.parametrize("name", ["_exchange", "_rename", "_force_folder", "_write"])
 def test_whoever_is_killed_in_an_exchange_is_followed_by_another(
@@ -215,7 +209,7 @@ def test_whoever_is_killed_in_an_exchange_is_followed_by_another(
     kills = 0
     for call in range(1, 40, 2):
         path = tmp_path / f"{name}-{call}"
-        keeper = StoreWriter(str(path), Disk(), SMALL, sync="os")
+        keeper = open_writer(str(path), Disk(), SMALL, sync="os")
         fill(keeper, 0, 30)
         disk = dying(base, name, call)
         monkeypatch.setattr(StoreWriter, "close", lambda self: self.lock.release())  # who is killed closes nothing
@@ -235,11 +229,12 @@ def test_whoever_is_killed_in_an_exchange_is_followed_by_another(
     assert kills or (base is Deaf and name == "_exchange")
 
 
+@pytest.mark.usefixtures("_all_differ")
 @pytest.mark.parametrize("part", range(3))
 def test_a_power_cut_in_an_exchange(tmp_path: Path, part: int) -> None:
     """Whichever files survive, the store is right when it is open again. Every second step, from the journal on."""
     source = CrashDisk(tmp_path / "source")
-    store = StoreWriter(str(source.root / "store"), source, TINY, sync="os")
+    store = open_writer(str(source.root / "store"), source, TINY, sync="os")
     fill(store, 0, 12)
     store.close()
     dry = CrashDisk(shutil.copytree(source.root, tmp_path / "dry"))
@@ -252,7 +247,7 @@ def test_a_power_cut_in_an_exchange(tmp_path: Path, part: int) -> None:
             rebuild(disk.root / "store", apply=True, disk=disk)
         for seed in (0, 2 + step):
             image = disk.survivors(seed) / "store"
-            StoreWriter(str(image), Disk(), sync="os").close()
+            open_writer(str(image), Disk(), sync="os").close()
             report = verify(image)
             assert report.ok, (step, seed, [str(finding) for finding in report.findings][:4])
             assert report.transactions["total"] == 12
@@ -272,7 +267,7 @@ def test_a_recovered_store_of_rocketmq_is_right_afterwards_and_looks_closed(gold
     assert after.ok, [str(finding) for finding in after.findings][:4]
     assert (after.digest, after.transactions) == (before.digest, before.transactions)
     assert not (path / "abort").exists()
-    assert not (path / "checkback").exists()
+    assert [entry.name for entry in (path / "checkback").iterdir()] == ["replaced"]
 
 
 def test_nobody_else_may_be_at_work_on_it(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:

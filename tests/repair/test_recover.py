@@ -16,7 +16,7 @@ from broker.errors import CorruptStore, StoreError
 from broker.format.commitlog import encode
 from broker.store.disk.files import Disk
 from broker.store.recover.cases import CASES
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from recovery.cli import repair as verbs_repair
 from recovery.repair import crash
 from recovery.verify.verifier import verify
@@ -34,7 +34,7 @@ def run(*words: object) -> Any:
 
 
 def closed(path: Path, count: int = 30) -> Path:
-    store = StoreWriter(str(path), Disk(), SMALL, sync="os")
+    store = open_writer(str(path), Disk(), SMALL, sync="os")
     fill(store, 0, count)
     store.close()
     return path
@@ -68,7 +68,7 @@ def test_apply_does_it_and_a_second_time_there_is_nothing_to_do(tmp_path: Path) 
 
 
 def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 3)
     made = crash.plan(crash.survey(tmp_path))
     assert made.case.label == "in use"
@@ -110,12 +110,12 @@ def test_a_store_of_rocketmq_3_is_taken_over_and_written_to(golden_copy: Callabl
     path = golden_copy(name)
     before = verify(path)
     with pytest.raises(StoreError, match="another program"):
-        StoreWriter(str(path), Disk())
+        open_writer(str(path), Disk())
     crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True, still_s=0)
     after = verify(path)
     assert after.ok, [str(finding) for finding in after.findings][:4]
     assert (after.digest, after.transactions) == (before.digest, before.transactions)
-    store = StoreWriter(str(path), Disk(), sync="os")
+    store = open_writer(str(path), Disk(), sync="os")
     fill(store, 0, 30)
     store.close()
     report = verify(path)

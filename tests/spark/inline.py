@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from broker.store.recover.watermark import Watermark
 from recovery.findings import Report
 from recovery.pipeline.in_memory import InMemoryExecutor
 from recovery.pipeline.inspection import InspectionTask, SplitSummary
@@ -15,6 +16,7 @@ from recovery.pipeline.splits import Split
 from recovery.pipeline.stages import Join
 from recovery.pipeline.store_location import StoreLocation, manifest_of
 from recovery.pipeline.verification import verify_in_stages
+from recovery.verify.verifier import verify_by
 
 
 class ShuffledExecutor:
@@ -43,9 +45,13 @@ def _shuffled(function: Callable[..., Any], *arguments: Iterable[Any]) -> list[A
 def verify_inline(path: str, split_bytes: int, before: Callable[[], None] = lambda: None) -> Report:
     """The report that Spark would give."""
     location = StoreLocation(path)
-    files = location.files()
-    log = manifest_of(location, files.commitlog)
-    return verify_in_stages(ShuffledExecutor(before), files, log, split_bytes=split_bytes)
+
+    def verify_up_to(mark: Watermark | None) -> Report:
+        files = location.files(mark)
+        log = manifest_of(location, files)
+        return verify_in_stages(ShuffledExecutor(before), files, log, split_bytes=split_bytes)
+
+    return verify_by(location.inside, location.disk(), verify_up_to)
 
 
 def comparable(report: Report) -> dict[str, Any]:

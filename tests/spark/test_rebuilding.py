@@ -13,13 +13,20 @@ import pytest
 from broker.errors import CorruptStore, StoreError
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import end_draft
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
+from recovery.pipeline.split_builder import RebuildPlan, SplitBuilder
 from recovery.pipeline.stages import InspectedLog, inspect_log
+from recovery.pipeline.store_location import StoreLocation
 from recovery.rebuild.rebuilder import rebuild as local_rebuild
+from recovery.rebuild.rebuilder import sizes_of
+from recovery.scan.kinds import Kinds
+from recovery.scan.scanner import Scan
+from recovery.scan.store_files import StoreFiles
 from recovery.spark import rebuild
 from recovery.transactions.in_doubt import Pending
+from recovery.verify.index_items import IndexingRule
 from recovery.verify.verifier import verify
 from tests.rebuild.derived_files import derived, store_of
 from tests.store.filled import fill, half
@@ -82,7 +89,7 @@ def test_what_is_appended_while_spark_reads_is_in_it(
 
     def inspect_and_append(*arguments: Any, **options: Any) -> InspectedLog:
         inspected = inspect_log(*arguments, **options)
-        store = StoreWriter(str(path), Disk(), layout, sync="os")
+        store = open_writer(str(path), Disk(), layout, sync="os")
         store.append([end_draft(half(2), halves[2], 2, TransactionType.COMMIT)])
         fill(store, 90, 60)
         store.append([end_draft(half(5), halves[5], 5, TransactionType.ROLLBACK)])
@@ -111,3 +118,17 @@ def test_a_damaged_log_is_no_ground_to_build_on(spark: SparkSession, golden_copy
         rebuild(spark, str(path), split_bytes=50_000)
     with pytest.raises(StoreError, match="mounted"):
         rebuild(spark, "s3://bucket/store")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("batchcq", "a record that holds a batch"), ("lmq", "a record of light messages"), ("plain", "")]
+)
+def test_a_task_notes_records_that_nothing_is_built_for(golden: Callable[[str], Path], name: str, what: str) -> None:
+    """A split counts them, and the driver refuses before anything is exchanged."""
+    path = golden(f"kinds/rocketmq-5.3.3-{name}")
+    files = StoreFiles.open(path)
+    plan = RebuildPlan(StoreLocation(str(path)), "", sizes_of(files, Disk()), IndexingRule.V5, whole_records=False)
+    builder = SplitBuilder(plan)
+    for records in Scan(files.commitlog):
+        builder.add(records, Kinds(records))
+    assert [misfit.what[: len(what)] for misfit in builder.counts().misfits] == [what] * bool(what)

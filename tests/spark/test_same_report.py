@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import broker
 from broker.format.consumequeue import UNIT_SIZE
 from broker.live import LiveStore, open_live
+from broker.store.read.layout import StoreLayout
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
 from recovery.pipeline import splits
 from recovery.pipeline.inspection import InspectionTask
 from recovery.pipeline.store_location import StoreLocation, manifest_of
@@ -217,7 +217,7 @@ def test_a_store_that_is_written_to_meanwhile(
         log_files.allocate(store.writer.control[Word.TAIL] // segment_bytes * segment_bytes + segment_bytes)  # ahead
         place = StoreLocation(str(tmp_path / "store"))
         files = place.files()
-        log = manifest_of(place, files.commitlog)
+        log = manifest_of(place, files)
 
         def meanwhile(planned: tuple[splits.Split, ...]) -> InspectionTask:
             task = comparing(files, log)(planned)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker.store.disk.files import Disk
+from broker.store.read.layout import StoreLayout
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 from tests.store.filled import SMALL, fill
 
 
 def abandoned(path: Path, closed: int, then: int, layout: StoreLayout = SMALL) -> int:
     """A store that was closed after some transactions and went on; the machine stopped. Returns the log's end."""
-    store = StoreWriter(str(path), Disk(), layout, sync="os")
+    store = open_writer(str(path), Disk(), layout, sync="os")
     fill(store, 0, closed)
     store.close()
-    store = StoreWriter(str(path), Disk(), sync="os")
+    store = open_writer(str(path), Disk(), sync="os")
     fill(store, closed, then)
     end = store.control[Word.TAIL]
     left(store, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker.format.sysflag import TransactionType
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import PendingRecord, draft, end_draft
 from broker.store.writer import StoreWriter
 from recovery.verify.verifier import verify

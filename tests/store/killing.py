@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import broker
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from recovery.verify.verifier import verify
 from tests.compat.witness import records
 

@@ -18,14 +18,14 @@ from broker.errors import CorruptStore, StoreError, SyncFailed
 from broker.format.commitlog import encode
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk, ReadFile
+from broker.store.read.layout import StoreLayout
 from broker.store.recover.load import Plan, plan
 from broker.store.recover.survey import Owner, Survey, survey
 from broker.store.recover.tail import TailKind
 from broker.store.write.checkpoint_file import seal
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import end_draft
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.verify.verifier import verify
 from tests.store.build import record
@@ -44,14 +44,14 @@ def planned(path: Path) -> Plan:
 
 
 def reopened(path: Path) -> None:
-    StoreWriter(str(path), Disk(), sync="os").close()
+    open_writer(str(path), Disk(), sync="os").close()
 
 
 # Cases
 
 
 def test_a_closed_store_needs_no_more_than_belief(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 30)
     store.close()
     (tmp_path / "checkback" / "control").unlink()
@@ -92,11 +92,11 @@ def test_what_is_made_again_is_what_was_there_byte_for_byte(tmp_path: Path, poin
 
 def test_a_slot_whose_end_record_was_lost_is_in_doubt_again(tmp_path: Path) -> None:
     """The page with the slot reached the disk as committed, the commit record did not."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     one = half(2)
     (placed,) = store.append([one])
     store.close()
-    store = StoreWriter(str(tmp_path), Disk(), sync="os")
+    store = open_writer(str(tmp_path), Disk(), sync="os")
     (end,) = store.append([end_draft(one, placed.commitlog_offset, placed.queue_offset, TransactionType.COMMIT)])
     assert store.dispatcher.slot(0).state == TransactionType.COMMIT
     left(store, tmp_path)
@@ -139,7 +139,7 @@ def test_opening_a_closed_store_reads_as_much_whatever_its_size(tmp_path: Path) 
 
     sizes, layout = [], StoreLayout(1 << 18, 60_000, 240_000, 200_000, 100, 40_000)
     for name, count in (("small", 40), ("large", 4000)):
-        store = StoreWriter(str(tmp_path / name), Disk(), layout, sync="os")
+        store = open_writer(str(tmp_path / name), Disk(), layout, sync="os")
         fill(store, 0, count)
         for slot in range(2, count, 3):  # a checkpoint lists what is in doubt: here nothing is, in either store
             held = store.dispatcher.slot(slot)
@@ -148,7 +148,7 @@ def test_opening_a_closed_store_reads_as_much_whatever_its_size(tmp_path: Path) 
         store.close()
         (tmp_path / name / "checkback" / "control").unlink()
         disk = Counting()
-        StoreWriter(str(tmp_path / name), disk, sync="os").close()
+        open_writer(str(tmp_path / name), disk, sync="os").close()
         sizes.append(disk.read_bytes)
     assert sizes[1] < sizes[0] + 4096
 
@@ -185,7 +185,7 @@ def test_a_changed_byte_before_whole_records_is_refused(tmp_path: Path, which: i
     write_at(tmp_path, at + 60, b"\x77")
     before = min((tmp_path / "commitlog").iterdir()).read_bytes()
     with pytest.raises(CorruptStore, match=rf"commitlog/0+.*{at}.*checkback salvage"):
-        StoreWriter(str(tmp_path), Disk(), sync="os")
+        open_writer(str(tmp_path), Disk(), sync="os")
     assert min((tmp_path / "commitlog").iterdir()).read_bytes() == before
     assert not (tmp_path / "checkback" / "torn").exists()
 
@@ -196,7 +196,7 @@ def test_zeros_where_the_log_was_durable_are_no_torn_tail(tmp_path: Path) -> Non
     last, size = offsets(tmp_path)[-1]
     write_at(tmp_path, last, bytes(size))
     with pytest.raises(CorruptStore, match=rf"{last}.*durable up to {end}"):
-        StoreWriter(str(tmp_path), Disk(), sync="os")
+        open_writer(str(tmp_path), Disk(), sync="os")
 
 
 def test_the_same_zeros_above_that_are_lost_records_that_nobody_was_promised(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_the_same_zeros_above_that_are_lost_records_that_nobody_was_promised(tmp
 
 @pytest.mark.parametrize("which", ["all", "the last"])
 def test_segments_that_are_gone_are_no_empty_log(tmp_path: Path, which: str) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), TINY, sync="os")
+    store = open_writer(str(tmp_path), Disk(), TINY, sync="os")
     fill(store, 0, 60)
     store.close()
     (tmp_path / "checkback" / "control").unlink()
@@ -221,7 +221,7 @@ def test_segments_that_are_gone_are_no_empty_log(tmp_path: Path, which: str) -> 
     table = next((tmp_path / "transaction" / "statetable").iterdir())
     before = table.read_bytes()
     with pytest.raises(CorruptStore, match="not there"):
-        StoreWriter(str(tmp_path), Disk(), sync="os")
+        open_writer(str(tmp_path), Disk(), sync="os")
     assert table.read_bytes() == before
 
 
@@ -229,7 +229,7 @@ def test_segments_that_are_gone_are_no_empty_log(tmp_path: Path, which: str) -> 
 
 
 def test_records_of_another_program_are_not_taken_over_without_a_word(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 30)
     end = store.control[Word.TAIL]
     queue_end = 0
@@ -238,9 +238,9 @@ def test_records_of_another_program_are_not_taken_over_without_a_word(tmp_path: 
     found = seen(tmp_path)
     assert found.facts.owner is Owner.STRANGER
     with pytest.raises(StoreError, match="--broker-is-stopped"):
-        StoreWriter(str(tmp_path), Disk(), sync="os")
+        open_writer(str(tmp_path), Disk(), sync="os")
     (tmp_path / "checkback" / "adopted").write_bytes(seal(b"%d" % found.tail.end))
-    store = StoreWriter(str(tmp_path), Disk(), sync="os")
+    store = open_writer(str(tmp_path), Disk(), sync="os")
     fill(store, 30, 3)
     store.close()
     assert_right(tmp_path, 11, 11, 11)
@@ -254,7 +254,7 @@ def test_what_a_failed_forced_write_may_have_lost_is_written_again(tmp_path: Pat
     """After the recovery a power cut takes nothing that was there; before it, the store refuses in every process."""
     disk = CrashDisk(tmp_path / "disk")
     path = str(tmp_path / "disk" / "store")
-    store = StoreWriter(path, disk, TINY, sync="each")
+    store = open_writer(path, disk, TINY, sync="each")
     fill(store, 0, 6)
     disk.fail_next_sync("store/commitlog/*")
     with pytest.raises(SyncFailed):
@@ -263,7 +263,7 @@ def test_what_a_failed_forced_write_may_have_lost_is_written_again(tmp_path: Pat
         store.append([half(7)])
     store.close()
     assert seen(Path(path)).facts.poisoned
-    again = StoreWriter(path, disk, sync="each")
+    again = open_writer(path, disk, sync="each")
     again.append([half(8)])
     for seed in range(6):
         image = disk.survivors(seed) / "store"
@@ -280,10 +280,10 @@ def crashed_image(tmp_path: Path) -> Path:
     """A store whose machine lost its power in mode `os`, with a checkpoint behind it, a torn tail and lost blocks."""
     disk = CrashDisk(tmp_path / "life")
     path = str(tmp_path / "life" / "store")
-    store = StoreWriter(path, disk, TINY, sync="os")
+    store = open_writer(path, disk, TINY, sync="os")
     fill(store, 0, 9)
     store.close()
-    store = StoreWriter(path, disk, sync="os")
+    store = open_writer(path, disk, sync="os")
     fill(store, 9, 9)
     return disk.survivors(5)
 
@@ -292,14 +292,14 @@ def crashed_image(tmp_path: Path) -> Path:
 def test_a_power_cut_at_every_step_of_a_recovery_and_at_one_of_the_next(tmp_path: Path, part: int) -> None:
     first = crashed_image(tmp_path)
     dry = CrashDisk(shutil.copytree(first, tmp_path / "dry"))
-    StoreWriter(str(dry.root / "store"), dry, sync="os")
+    open_writer(str(dry.root / "store"), dry, sync="os")
     assert dry.steps > 20
     for step in range(1 + part, dry.steps + 1, 3):
         image = shutil.copytree(first, tmp_path / f"cut-{step}")
         for again in (step, dry.steps - step + 1):
             disk = CrashDisk(image, crash_at=again)
             with contextlib.suppress(Crashed):  # the second recovery may have fewer steps: then the power goes after it
-                StoreWriter(str(disk.root / "store"), disk, sync="os")
+                open_writer(str(disk.root / "store"), disk, sync="os")
             image = disk.survivors(step)
         reopened(image / "store")
         report = verify(image / "store")
@@ -309,7 +309,7 @@ def test_a_power_cut_at_every_step_of_a_recovery_and_at_one_of_the_next(tmp_path
 _KILLED = """
 import os, signal, sys
 from broker.store.disk.files import Disk
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 
 class Deadly(Disk):
     left = int(sys.argv[2])
@@ -328,7 +328,7 @@ def deadly(name):
 for name in "make_folder create reserve write map force force_folder rename remove_file".split():
     name = "_" + name
     setattr(Deadly, name, deadly(name))
-StoreWriter(sys.argv[1], Deadly(), sync="os")
+open_writer(sys.argv[1], Deadly(), sync="os")
 """
 
 

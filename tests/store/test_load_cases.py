@@ -6,7 +6,8 @@ import enum
 import itertools
 from typing import get_type_hints
 
-from broker.store.recover.cases import CASES, Action, Verdict, case_of
+from broker.store.recover.cases import CASES, Verdict, case_of
+from broker.store.recover.steps import CUT_DERIVED, CUT_LOG, EMPTY_DERIVED, KEEP_ASIDE, REPLAY, TRUST
 from broker.store.recover.survey import Facts
 
 
@@ -39,9 +40,9 @@ def test_what_is_cut_is_kept_aside_first() -> None:
     """And derived files are never cut without a replay, nor is a page trusted before the checkpoint."""
     for case in CASES:
         steps = list(case.steps)
-        if Action.CUT_LOG in steps:
-            assert steps.index(Action.KEEP_ASIDE) < steps.index(Action.CUT_LOG)
-        if {Action.CUT_DERIVED, Action.EMPTY_DERIVED} & set(steps):
-            assert Action.REPLAY in steps
+        if CUT_LOG in steps:
+            assert steps.index(KEEP_ASIDE) < steps.index(CUT_LOG)
+        if CUT_DERIVED in steps or EMPTY_DERIVED in steps:
+            assert REPLAY in steps
         if steps:
-            assert steps[-1] is Action.TRUST
+            assert steps[-1] is TRUST

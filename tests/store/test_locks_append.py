@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from broker.errors import StoreError
-from broker.store.disk import locks
+from broker.store.disk import append_lock
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk, Map
-from broker.store.disk.locks import AppendLock
+from broker.store.disk.lock_calls import flock_keeping_gil
 
 # From 3.12 on Python warns of a fork while other threads run, which is just what is tried here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -72,7 +73,7 @@ def test_nothing_is_counted_twice(lock: AppendLock, counter: Map, method: str) -
 def test_without_the_c_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's own flock does it all then."""
     monkeypatch.setitem(sys.modules, "ctypes", None)
-    monkeypatch.setattr(locks, "_flock_at_once", locks._flock_at_once.__wrapped__)
+    monkeypatch.setattr(append_lock, "flock_keeping_gil", flock_keeping_gil.__wrapped__)
     lock, other = AppendLock(str(tmp_path / "lock")), AppendLock(str(tmp_path / "lock"))
     for _ in range(2):
         with lock:
@@ -292,7 +293,7 @@ def test_a_lock_file_that_was_moved_is_still_the_one_of_a_child(lock: AppendLock
 
 def test_a_lone_process_keeps_it_until_another_wants_it(lock: AppendLock) -> None:
     other, alone = AppendLock(lock.path), [True]
-    lock.keep(lambda: alone[0])
+    lock.hold_across_appends(lambda: alone[0])
     for _ in range(3):
         with lock:
             pass
@@ -310,21 +311,21 @@ def test_a_lone_process_keeps_it_until_another_wants_it(lock: AppendLock) -> Non
 def test_what_was_kept_is_let_go(lock: AppendLock) -> None:
     """At once when nobody is inside; else when they leave."""
     other = AppendLock(lock.path)
-    lock.keep(lambda: True)
+    lock.hold_across_appends(lambda: True)
     with lock:
         pass
-    lock.let_go()
+    lock.release_kept()
     assert other.try_acquire()
     other.release()
-    lock.keep(lambda: True)
+    lock.hold_across_appends(lambda: True)
     with lock:
-        letting = threading.Thread(target=lock.let_go)
+        letting = threading.Thread(target=lock.release_kept)
         letting.start()
         letting.join()
         assert not other.try_acquire()
     assert other.try_acquire()
     other.release()
-    lock.keep(lambda: True)
+    lock.hold_across_appends(lambda: True)
     with lock:
         pass
     lock.close()
@@ -333,14 +334,14 @@ def test_what_was_kept_is_let_go(lock: AppendLock) -> None:
 
 
 def test_a_child_does_not_have_what_its_parent_kept(lock: AppendLock) -> None:
-    lock.keep(lambda: True)
+    lock.hold_across_appends(lambda: True)
     with lock:
         pass
     pid = os.fork()
     if pid == 0:
         os._exit(int(lock.try_acquire()))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    lock.let_go()
+    lock.release_kept()
     pid = os.fork()
     if pid == 0:
         os._exit(int(lock.try_acquire()))

@@ -19,7 +19,7 @@ import pytest
 
 from broker.errors import StoreLocked
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import StoreLock, is_held
+from broker.store.disk.store_lock import StoreLock, is_held
 
 # From 3.12 on Python warns of a fork while other threads run, which is just what is tried here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -233,7 +233,7 @@ def test_a_child_of_who_is_alone_holds_nothing(path: str) -> None:
 
 def test_without_open_file_description_locks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """macOS: flock, which there conflicts with a POSIX lock too."""
-    monkeypatch.setattr("broker.store.disk.locks._HAS_OFD", False)
+    monkeypatch.setattr("broker.store.disk.lock_calls._HAS_OFD", False)
     test_two_of_one_process_are_kept_apart(path)
     lock = StoreLock(path)
     assert lock.try_share()

@@ -11,10 +11,10 @@ import pytest
 
 import broker
 from broker.format.sysflag import TransactionType
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import end_draft
 from broker.store.write.sync import Syncer
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.verify.verifier import verify
 from tests.store.filled import half
@@ -25,7 +25,7 @@ KINDS = (TransactionType.COMMIT, TransactionType.ROLLBACK, None)
 
 def live(disk: CrashDisk, path: str, acknowledged: dict[str, int], count: int = 8) -> None:
     """A short life of a store; notes what was acknowledged: by unique key, the last type that was."""
-    store = StoreWriter(path, disk, TINY, sync="each")
+    store = open_writer(path, disk, TINY, sync="each")
     for number in range(count):
         one = half(number)
         (placed,) = store.append([one])
@@ -44,7 +44,7 @@ def live(disk: CrashDisk, path: str, acknowledged: dict[str, int], count: int = 
 def judge(path: Path, acknowledged: dict[str, int]) -> None:
     """Open what survived, and compare it with what was promised."""
     again = CrashDisk(path)
-    store = StoreWriter(str(path / "store"), again, TINY, sync="os")
+    store = open_writer(str(path / "store"), again, TINY, sync="os")
     report = verify(path / "store")
     assert report.ok, [str(finding) for finding in report.findings][:4]
     store.append([half(99)])

@@ -16,8 +16,8 @@ import pytest
 
 import broker
 from broker.live import LiveStore, open_live
+from broker.store.read.layout import StoreLayout
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.sync import Syncer
 from broker.store.writer import StoreWriter
@@ -121,7 +121,7 @@ class Life:
             store.close()
 
     def promise_end(self, kind: int, half_offset: int) -> None:
-        """An end is left for later in mode `group` (DESIGN): check-back would make it again."""
+        """An end is left for later in mode `group` (decision 0033): check-back would make it again."""
         if self.sync == "each":
             self.promised.add((kind, half_offset))
 

@@ -9,7 +9,8 @@ import pytest
 import broker
 from broker.format.consumequeue import FILLER
 from broker.format.statetable import Slot
-from broker.store.disk.files import Disk, OpenFiles
+from broker.store.disk.files import Disk
+from broker.store.disk.open_files import OpenFiles
 from broker.store.read.directory import Folder
 from broker.store.read.segments import SegmentQueue, segment_size
 from broker.store.read.statetable import StateTable

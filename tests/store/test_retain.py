@@ -1,4 +1,4 @@
-"""Retention: by age and by the disk, whole segments, and never one that holds a half message in doubt."""
+"""Retention: by age, size and free space, whole segments, and never one that holds a half message in doubt."""
 
 from __future__ import annotations
 
@@ -9,22 +9,31 @@ import pytest
 
 import broker
 from broker.format.sysflag import TransactionType
+from broker.live import LiveStore, open_live
 from broker.store.disk.files import Disk
-from broker.store.maintain.retention import Old, due_segments, expire
+from broker.store.maintain.retention import OldSegment, Retention, due_segments, going_segments, most_careful
 from broker.store.write.control import Word
 from broker.store.write.pending_record import end_draft
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify
 from tests.store.filled import SMALL, half
 
-HOUR_MS = 3_600_000
+HOUR_S = 3600.0
+ALL = Retention(keep_s=0, even_unread=True)  # nobody consumes here
+DERIVED = (
+    ("commitlog",),
+    ("index",),
+    ("consumequeue", "Orders", "1"),
+    ("transaction", "statetable"),
+    ("transaction", "redolog", "TRANSACTION_REDOLOG_TOPIC_XXXX", "0"),
+)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[StoreWriter]:
+def store(tmp_path: Path) -> Iterator[LiveStore]:
     """Some segments of settled transactions."""
-    opened = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
-    settled(opened, 0, 1400)
+    opened = open_live(tmp_path, layout=SMALL, sync="os")
+    settled(opened.writer, 0, 1400)
     yield opened
     opened.close()
 
@@ -37,95 +46,135 @@ def settled(store: StoreWriter, first: int, count: int) -> None:
         store.append_one(end_draft(one, placed.commitlog_offset, placed.queue_offset, kind))
 
 
-def later_ms(store: StoreWriter) -> int:
-    return store.control[Word.STORE_MS] + 1
+def later_ms(store: LiveStore) -> int:
+    return store.writer.control[Word.STORE_MS] + 1
 
 
 def names(path: Path, *parts: str) -> list[str]:
     return sorted(item.name for item in path.joinpath(*parts).iterdir())
 
 
-def test_old_segments_go_and_what_is_derived_from_them(store: StoreWriter, tmp_path: Path) -> None:
+def test_old_segments_go_and_what_is_derived_from_them(store: LiveStore, tmp_path: Path) -> None:
     before = {part: len(names(tmp_path, *part)) for part in DERIVED}
-    done = expire(store, 0, now_ms=later_ms(store))
+    used = Disk().used_bytes(str(tmp_path))
+    done = store.retain(ALL, now_ms=later_ms(store))
     assert len(names(tmp_path, "commitlog")) == 1
-    assert done.segments
-    assert done.pinned_by is None
+    assert (len(done.segments), done.due, done.pins) == (before["commitlog",] - 1, len(done.segments), [])
     assert done.begin == int(names(tmp_path, "commitlog")[0])
+    assert done.used_bytes == used
+    assert Disk().used_bytes(str(tmp_path)) <= used - done.bytes
     for part in DERIVED:
         assert 0 < len(names(tmp_path, *part)) < before[part], part
-    settled(store, 1400, 60)
+    settled(store.writer, 1400, 60)
     report = verify(tmp_path)
     assert report.ok, [str(finding) for finding in report.findings][:4]
     with broker.open(tmp_path, read_only=True) as reader:
         assert reader.begin_offset == done.begin
 
 
-DERIVED = (
-    ("commitlog",),
-    ("index",),
-    ("consumequeue", "Orders", "1"),
-    ("transaction", "statetable"),
-    ("transaction", "redolog", "TRANSACTION_REDOLOG_TOPIC_XXXX", "0"),
-)
+def test_a_dry_run_says_the_same_and_removes_nothing(store: LiveStore, tmp_path: Path) -> None:
+    before = names(tmp_path, "commitlog")
+    now_ms = later_ms(store)
+    told = store.retain(ALL, dry_run=True, now_ms=now_ms)
+    assert names(tmp_path, "commitlog") == before
+    done = store.retain(ALL, now_ms=now_ms)
+    assert (told.segments, told.begin, told.unread) == (done.segments, done.begin, done.unread)
+    assert (told.applied, done.applied) == (False, True)
 
 
-def test_what_is_young_stays(store: StoreWriter) -> None:
-    assert expire(store, HOUR_MS, now_ms=later_ms(store)).segments == []
+def test_what_is_young_stays(store: LiveStore) -> None:
+    assert store.retain(Retention(keep_s=HOUR_S, even_unread=True), now_ms=later_ms(store)).segments == []
 
 
-def test_a_half_message_in_doubt_keeps_its_segment(store: StoreWriter, tmp_path: Path) -> None:
-    pin = store.append_one(half(5000))
-    settled(store, 2000, 1200)
-    done = expire(store, 0, now_ms=later_ms(store))
+def test_a_half_message_in_doubt_keeps_its_segment(store: LiveStore) -> None:
+    """Whatever `even_unread` says; parked or not."""
+    writer = store.writer
+    pin = writer.append_one(half(5000))
+    settled(writer, 2000, 1200)
+    done = store.retain(ALL, now_ms=later_ms(store))
     assert done.segments
     assert done.begin <= pin.commitlog_offset < done.begin + SMALL.segment_bytes
-    assert done.pinned_by == pin.commitlog_offset
-    assert store.dispatcher.slot(pin.queue_offset).state == TransactionType.PREPARED
-    store.append_one(end_draft(half(5000), pin.commitlog_offset, pin.queue_offset, TransactionType.COMMIT))
-    assert expire(store, 0, now_ms=later_ms(store)).begin > pin.commitlog_offset
+    assert [(one.kind, one.commitlog_offset) for one in done.pins] == [("half message", pin.commitlog_offset)]
+    assert writer.dispatcher.slot(pin.queue_offset).state == TransactionType.PREPARED
+    writer.append_one(end_draft(half(5000), pin.commitlog_offset, pin.queue_offset, TransactionType.COMMIT))
+    assert store.retain(ALL, now_ms=later_ms(store)).begin > pin.commitlog_offset
 
 
-def test_what_the_caller_pins_stays(store: StoreWriter) -> None:
-    done = expire(store, 0, now_ms=later_ms(store), pinned=[SMALL.segment_bytes + 5])
-    assert (done.begin, done.pinned_by) == (SMALL.segment_bytes, SMALL.segment_bytes + 5)
-
-
-def test_a_full_disk_takes_the_oldest(store: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However young: two segments are above the share that is allowed."""
-    size = 100 * SMALL.segment_bytes
-    monkeypatch.setattr(Disk, "used_share", lambda self, path: (0.5 + 1.5 / 100, size))
-    done = expire(store, HOUR_MS, now_ms=later_ms(store), disk_share=0.5)
+def test_a_store_above_its_limit_takes_the_oldest(store: LiveStore, tmp_path: Path) -> None:
+    """However young; as many segments as are above it, and no more."""
+    used = Disk().used_bytes(str(tmp_path))
+    limit = used - SMALL.segment_bytes - 1
+    done = store.retain(Retention(keep_s=HOUR_S, max_bytes=limit, even_unread=True), now_ms=later_ms(store))
     assert done.begin == 2 * SMALL.segment_bytes
+    assert Disk().used_bytes(str(tmp_path)) <= limit
+
+
+def test_a_disk_that_others_filled_takes_nothing_younger(store: LiveStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless space on the disk is what the retention asks for."""
+    monkeypatch.setattr(Disk, "free_bytes", lambda self, path: 1000)
+    now_ms = later_ms(store)
+    limits = {"max_bytes": 1 << 30, "keep_s": HOUR_S}
+    assert store.retain(Retention(**limits, even_unread=True), now_ms=now_ms).due == 0
+    asked = Retention(**limits, free_bytes=1000 + SMALL.segment_bytes, even_unread=True)
+    assert store.retain(asked, now_ms=now_ms).begin == SMALL.segment_bytes
 
 
 def test_segments_are_due_one_after_another() -> None:
     """A young one keeps those behind it, old as they may say they are."""
-    old = [Old(0, 10), Old(100, 20), Old(200, 90), Old(300, 30)]
+    old = [OldSegment(0, 10), OldSegment(100, 20), OldSegment(200, 90), OldSegment(300, 30)]
     assert due_segments(old, 100, 50, 0) == [0, 100]
     assert due_segments(old, 100, 50, 250) == [0, 100, 200, 300]
     assert due_segments(old, 100, 0, -5) == []
+    assert going_segments([0, 100, 200], 100, 250) == [0, 100]
+    assert going_segments([0, 100], 100, None) == [0, 100]
+    assert going_segments([0, 100], 100, 0) == []
 
 
-def test_a_store_recovers_after_retention(store: StoreWriter, tmp_path: Path) -> None:
+def test_the_most_careful_settings_count() -> None:
+    """A rule that one process lacks removes nothing for that one, so it removes nothing."""
+    short = Retention(keep_s=10, max_bytes=1000, free_bytes=50, gone_after_s=5, even_unread=True)
+    long = Retention(keep_s=99, max_bytes=5000, free_bytes=10, gone_after_s=None)
+    assert most_careful([short, long]) == Retention(keep_s=99, max_bytes=5000, free_bytes=10, gone_after_s=None)
+    assert most_careful([short, Retention(keep_s=20)]) == Retention(keep_s=20)
+    assert most_careful([Retention(keep_s=20), Retention(max_bytes=1000)]) is None
+    assert most_careful([]) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"keep_s": -1}, {"keep_s": "72h"}, {"keep_s": True}, {"keep_s": float("nan")}, {"max_bytes": 0},
+     {"max_bytes": 1.5}, {"free_bytes": -1}, {"keep_s": 1, "gone_after_s": -1}, {"keep_s": 1, "even_unread": 1}],
+)  # fmt: skip
+def test_settings_that_make_no_sense_get_a_sentence(wrong: dict[str, object]) -> None:
+    with pytest.raises(broker.BrokerError, match=r"seconds|bytes|True or False|needs a rule"):
+        Retention(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_limit_that_the_layout_cannot_keep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(broker.BrokerError, match="two segments"):
+        broker.open(tmp_path / "store", layout=SMALL, retention=Retention(max_bytes=SMALL.segment_bytes))
+
+
+def test_a_store_recovers_after_retention(store: LiveStore, tmp_path: Path) -> None:
     """With a checkpoint that speaks of what is kept, and without any."""
-    expire(store, 0, now_ms=later_ms(store))
-    settled(store, 1400, 30)
+    store.retain(ALL, now_ms=later_ms(store))
+    settled(store.writer, 1400, 30)
     store.close()
     for lost in ("control", "checkpoint"):
         (tmp_path / "checkback" / "control").unlink()
         (tmp_path / "checkback" / lost).unlink(missing_ok=True)
-        again = StoreWriter(str(tmp_path), Disk(), sync="os")
+        again = open_writer(str(tmp_path), Disk(), sync="os")
         settled(again, 3000, 30)
         again.close()
         report = verify(tmp_path)
         assert report.ok, [str(finding) for finding in report.findings][:4]
 
 
-def test_an_end_whose_half_is_gone_settles_nothing(store: StoreWriter, tmp_path: Path) -> None:
+def test_an_end_whose_half_is_gone_settles_nothing(store: LiveStore) -> None:
     """Killed before it was dispatched: the next process finds no half, and goes on."""
-    expire(store, 0, now_ms=later_ms(store))
-    store.append_one(end_draft(half(0), 0, 0, TransactionType.COMMIT))
-    store.control[Word.DISPATCHED] = store.control[Word.TAIL] - len(half(0).raw)
-    store.append_one(half(7000))
-    assert store.dispatcher.slot(store.control[Word.SLOTS] - 1).state == TransactionType.PREPARED
+    store.retain(ALL, now_ms=later_ms(store))
+    writer = store.writer
+    writer.append_one(end_draft(half(0), 0, 0, TransactionType.COMMIT))
+    writer.control[Word.DISPATCHED] = writer.control[Word.TAIL] - len(half(0).raw)
+    writer.append_one(half(7000))
+    assert writer.dispatcher.slot(writer.control[Word.SLOTS] - 1).state == TransactionType.PREPARED

@@ -15,10 +15,10 @@ from broker.errors import StoreFull
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.maintain.background import BackgroundTasks
+from broker.store.read.layout import StoreLayout
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import PendingRecord, draft, end_draft
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify
 from tests.store.filled import half
 
@@ -97,7 +97,7 @@ def transactions(store: StoreWriter, first: int, stop: int, seen: dict[int, int]
 @pytest.mark.usefixtures("no_upkeep")
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_each_kind_of_file_refuses_and_goes_on(small: Path, kind: str) -> None:
-    store = StoreWriter(str(small / "store"), Disk(), LAYOUTS[kind], sync="os")
+    store = open_writer(str(small / "store"), Disk(), LAYOUTS[kind], sync="os")
     seen: dict[int, int] = {}
     transactions(store, 0, 20, seen)
     filler = fill_disk(small)
@@ -127,15 +127,15 @@ def test_each_kind_of_file_refuses_and_goes_on(small: Path, kind: str) -> None:
 def test_no_room_for_a_new_store(small: Path) -> None:
     filler = fill_disk(small)
     with pytest.raises(StoreFull):
-        StoreWriter(str(small / "store"), Disk(), LAYOUTS["commitlog"])
+        open_writer(str(small / "store"), Disk(), LAYOUTS["commitlog"])
     filler.unlink()
-    StoreWriter(str(small / "store"), Disk(), LAYOUTS["commitlog"]).close()
+    open_writer(str(small / "store"), Disk(), LAYOUTS["commitlog"]).close()
 
 
 @pytest.mark.usefixtures("no_upkeep")
 def test_no_room_for_a_checkpoint(small: Path) -> None:
     """The old one stays, appends go on in the files that are there, and the next one works."""
-    store = StoreWriter(str(small / "store"), Disk(), LAYOUTS["commitlog"], sync="os")
+    store = open_writer(str(small / "store"), Disk(), LAYOUTS["commitlog"], sync="os")
     transactions(store, 0, 5, {})
     store.checkpoint()
     before = (small / "store" / "checkback" / "checkpoint").read_bytes()

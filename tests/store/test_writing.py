@@ -19,26 +19,26 @@ from broker.store.disk.files import Disk
 from broker.store.write import appender
 from broker.store.write.control import Word
 from broker.store.write.pending_record import draft, end_draft, index_code
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
 from tests.store.filled import SMALL, assert_right, fill, half
 
 
 def test_a_closed_store_is_right_and_opens_again(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 900)
     store.close()
     assert not (tmp_path / "abort").exists()
     assert_right(tmp_path, 300, 300, 300)
-    again = StoreWriter(str(tmp_path), Disk(), sync="group")
+    again = open_writer(str(tmp_path), Disk(), sync="group")
     fill(again, 900, 30)
     again.close()
     assert_right(tmp_path, 310, 310, 310)
 
 
 def test_our_own_reader_reads_it(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="each")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="each")
     fill(store, 0, 30)
     with broker.open(tmp_path, read_only=True) as reader:
         (found,) = [message for message in reader.by_key("Orders", "k3") if message.transaction_type == 8]
@@ -48,7 +48,7 @@ def test_our_own_reader_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_batch_comes_together(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     plain = [draft("T", b"x", {"UNIQ_KEY": f"P{n}"}, queue_id=0, born_timestamp_ms=1) for n in range(5)]
     placed = store.append(plain)
     assert [one.queue_offset for one in placed] == [0, 1, 2, 3, 4]
@@ -59,7 +59,7 @@ def test_a_batch_comes_together(tmp_path: Path) -> None:
 
 def test_an_end_counts_once(tmp_path: Path) -> None:
     """The slot keeps the first decision; a second end is a record, and a finding, but no second state."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     one = half(1)
     (placed,) = store.append([one])
     for kind in (TransactionType.COMMIT, TransactionType.ROLLBACK):
@@ -72,10 +72,10 @@ def test_an_end_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", ["control", "control and checkpoint", "everything of ours but the sizes"])
 def test_recovery_without_the_control_page(tmp_path: Path, lost: str) -> None:
     """As after a machine crash in which every page survived: the derived files are made again from the log."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 300)
     store.close()
-    store = StoreWriter(str(tmp_path), Disk(), sync="os")
+    store = open_writer(str(tmp_path), Disk(), sync="os")
     fill(store, 300, 300)
     store.lock.release()
     own = tmp_path / "checkback"
@@ -84,7 +84,7 @@ def test_recovery_without_the_control_page(tmp_path: Path, lost: str) -> None:
         (own / "checkpoint").unlink()
     if lost.startswith("everything"):
         (own / "queues").unlink()
-    recovered = StoreWriter(str(tmp_path), Disk(), sync="os")
+    recovered = open_writer(str(tmp_path), Disk(), sync="os")
     assert_right(tmp_path, 200, 200, 200)
     fill(recovered, 600, 30)
     recovered.close()
@@ -92,7 +92,7 @@ def test_recovery_without_the_control_page(tmp_path: Path, lost: str) -> None:
 
 
 def test_half_a_record_at_the_end_is_kept_aside_and_cut(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 30)
     end = store.control[Word.TAIL]
     store.close()
@@ -101,14 +101,14 @@ def test_half_a_record_at_the_end_is_kept_aside_and_cut(tmp_path: Path) -> None:
     with open(segment, "r+b") as file:
         file.seek(end)
         file.write(bytes.fromhex("000000ffdaa320a7") + b"torn")
-    StoreWriter(str(tmp_path), Disk(), sync="os").close()
+    open_writer(str(tmp_path), Disk(), sync="os").close()
     assert_right(tmp_path, 10, 10, 10)
     assert (tmp_path / "checkback" / "torn" / f"{end:020}").read_bytes().endswith(b"torn")
 
 
 def test_an_intent_that_was_never_published_leaves_no_trace(tmp_path: Path) -> None:
     """A process killed between the intent and the tail: the next one clears what it began."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 3)
     tail = store.control[Word.TAIL]
     view, at = store.appender.log.at(tail)
@@ -124,7 +124,7 @@ def test_the_time_of_the_newest_record_is_that_of_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool
 ) -> None:
     """An append that is killed before its record exists leaves no time of it, and one killed behind that does."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 6)
     newest = store.control[Word.STORE_MS]
     time.sleep(0.003)
@@ -158,15 +158,15 @@ def test_the_hash_of_a_key_is_the_formats() -> None:
 def test_a_store_of_another_program_is_not_written_to(tmp_path: Path, golden_copy: object) -> None:
     path = golden_copy("rocketmq-3.1.5-clean")  # type: ignore[operator]
     with pytest.raises(StoreError, match="another program"):
-        StoreWriter(str(path), Disk())
+        open_writer(str(path), Disk())
 
 
 def test_processes_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
     """Three processes append and end transactions; one after another is killed with SIGKILL at a random instant."""
     path, notes = tmp_path / "store", tmp_path / "notes"
-    StoreWriter(str(path), Disk(), SMALL, sync="os").close()
+    open_writer(str(path), Disk(), SMALL, sync="os").close()
     chance = random.Random(1)
-    keeper = StoreWriter(str(path), Disk(), sync="os")
+    keeper = open_writer(str(path), Disk(), sync="os")
     for number in range(12):
         command = [sys.executable, "-m", "tests.store.writing_worker", str(path), str(notes), str(number)]
         workers = [subprocess.Popen(command) for _ in range(3)]

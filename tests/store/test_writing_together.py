@@ -19,7 +19,7 @@ from broker.store.disk import maps
 from broker.store.disk.files import Disk
 from broker.store.write.control import Word
 from broker.store.write.pending_record import end_draft
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify
 from tests.store.filled import SMALL, assert_right, fill, half
 
@@ -36,13 +36,13 @@ def work(store: StoreWriter, first: int, count: int) -> None:
 
 
 def work_spawned(path: str, first: int, count: int) -> None:
-    work(StoreWriter(path, Disk(), sync="group"), first, count)
+    work(open_writer(path, Disk(), sync="group"), first, count)
 
 
 @pytest.mark.parametrize("sync", ["os", "group"])
 def test_forked_children_go_on_with_their_parents_store(tmp_path: Path, sync: str) -> None:
     """The very object that the parent made, in use before and after."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync=sync)
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync=sync)
     fill(store, 0, 30)
     children = [FORK.Process(target=work, args=(store, 1000 * n, 60)) for n in range(1, 4)]
     for child in children:
@@ -61,7 +61,7 @@ def test_a_lone_writer_makes_room_for_one_who_joins(tmp_path: Path) -> None:
     begun, idle = FORK.Event(), FORK.Event()
 
     def write() -> None:
-        store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+        store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
         first = 0
         while not idle.is_set():
             fill(store, first, 30)
@@ -74,7 +74,7 @@ def test_a_lone_writer_makes_room_for_one_who_joins(tmp_path: Path) -> None:
     child.start()
     assert begun.wait(60)
     started = time.monotonic()
-    store = StoreWriter(str(tmp_path), Disk(), sync="os")
+    store = open_writer(str(tmp_path), Disk(), sync="os")
     fill(store, 1_000_000, 30)
     idle.set()
     fill(store, 2_000_000, 30)
@@ -90,7 +90,7 @@ def test_who_joins_is_told_of_a_process_that_is_stopped(tmp_path: Path, monkeypa
     """Stopped while it keeps the append lock it would keep everybody waiting for ever; one sentence names it."""
 
     def write() -> None:
-        store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+        store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
         first = 0
         while True:
             fill(store, first, 30)
@@ -107,7 +107,7 @@ def test_who_joins_is_told_of_a_process_that_is_stopped(tmp_path: Path, monkeypa
     for _ in range(20):  # it lets go now and then: stop it until it is inside
         os.kill(child.pid, signal.SIGSTOP)
         try:
-            StoreWriter(str(tmp_path), Disk(), sync="os").close()
+            open_writer(str(tmp_path), Disk(), sync="os").close()
         except StoreLocked as error:
             told = error
         os.kill(child.pid, signal.SIGCONT)
@@ -117,11 +117,11 @@ def test_who_joins_is_told_of_a_process_that_is_stopped(tmp_path: Path, monkeypa
     child.kill()
     child.join()
     assert told is not None
-    assert f"process {child.pid} is inside of an append" in str(told)
+    assert f"process {child.pid} has held the append lock" in str(told)
 
 
 def test_the_last_to_leave_may_be_a_child(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     gone = FORK.Event()
 
     def outlive() -> None:
@@ -140,7 +140,7 @@ def test_the_last_to_leave_may_be_a_child(tmp_path: Path) -> None:
 
 
 def test_spawned_processes_open_their_own(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="group")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="group")
     others = [SPAWN.Process(target=work_spawned, args=(str(tmp_path), 1000 * n, 60)) for n in range(1, 3)]
     for other in others:
         other.start()
@@ -154,7 +154,7 @@ def test_spawned_processes_open_their_own(tmp_path: Path) -> None:
 
 def test_threads_share_forced_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen threads wait for the disk; most records become durable by a write that another thread waited for."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="group")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="group")
     forced: list[int] = []
     slow = threading.Event()
 
@@ -185,12 +185,12 @@ def test_a_failed_sync_stops_every_process_until_the_store_was_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What another process appended and what was acknowledged is there afterwards."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="group")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="group")
     fill(store, 0, 30)
     asked, answers = FORK.Event(), FORK.SimpleQueue()
 
     def other() -> None:
-        theirs = StoreWriter(str(tmp_path), Disk(), sync="os")
+        theirs = open_writer(str(tmp_path), Disk(), sync="os")
         fill(theirs, 100, 30)
         answers.put("ready")
         asked.wait()
@@ -217,10 +217,10 @@ def test_a_failed_sync_stops_every_process_until_the_store_was_recovered(
     asked.set()
     assert "failed" in answers.get()
     with pytest.raises(StoreError, match="failed"):
-        StoreWriter(str(tmp_path), Disk(), sync="os")
+        open_writer(str(tmp_path), Disk(), sync="os")
     child.join()
     store.close()
-    again = StoreWriter(str(tmp_path), Disk(), sync="group")
+    again = open_writer(str(tmp_path), Disk(), sync="group")
     fill(again, 300, 30)
     again.close()
     report = verify(tmp_path)
@@ -229,30 +229,30 @@ def test_a_failed_sync_stops_every_process_until_the_store_was_recovered(
 
 
 def test_a_process_of_another_version_is_kept_out(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL)
+    store = open_writer(str(tmp_path), Disk(), SMALL)
     store.control[Word.VERSION] = 99
     with pytest.raises(StoreLocked, match="another version"):
-        StoreWriter(str(tmp_path), Disk())
+        open_writer(str(tmp_path), Disk())
     store.control[Word.VERSION] = 1
     store.close()
 
 
 def test_the_files_of_another_version_are_left_alone(tmp_path: Path) -> None:
-    StoreWriter(str(tmp_path), Disk(), SMALL).close()
+    open_writer(str(tmp_path), Disk(), SMALL).close()
     said = tmp_path / "checkback" / "store.json"
     said.write_text(said.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(StoreError, match="update it"):
-        StoreWriter(str(tmp_path), Disk())
+        open_writer(str(tmp_path), Disk())
 
 
 def test_a_foreign_writer_is_noticed(tmp_path: Path) -> None:
     """A broker of 3.x, which knows no lock, appended to our log since we closed it: its record is at our tail."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 3)
     tail = store.control[Word.TAIL]
     store.close()
     copy = tmp_path.parent / "copy"
-    theirs = StoreWriter(str(copy), Disk(), SMALL, sync="os")
+    theirs = open_writer(str(copy), Disk(), SMALL, sync="os")
     fill(theirs, 0, 3)
     theirs.append([half(3)])
     end = theirs.control[Word.TAIL]
@@ -262,13 +262,13 @@ def test_a_foreign_writer_is_noticed(tmp_path: Path) -> None:
         segment.seek(tail)
         segment.write(raw)
     with pytest.raises(StoreError):
-        StoreWriter(str(tmp_path), Disk())
+        open_writer(str(tmp_path), Disk())
 
 
 def test_a_process_killed_in_the_index_loses_no_chain(tmp_path: Path) -> None:
     """A slot that names an item which was never counted: the next record goes behind what the item follows."""
     layout = type(SMALL)(1 << 18, 6000, 2400, 2000, 1, 400)  # one slot: all keys are in one chain
-    store = StoreWriter(str(tmp_path), Disk(), layout, sync="os")
+    store = open_writer(str(tmp_path), Disk(), layout, sync="os")
     fill(store, 0, 3)
     index = store.dispatcher.index
     view = index._newest().view
@@ -284,9 +284,9 @@ def test_a_process_killed_in_the_index_loses_no_chain(tmp_path: Path) -> None:
 
 def test_an_end_from_the_log_is_the_end_from_the_draft(tmp_path: Path) -> None:
     """What this process remembers of a half is what the log holds of it."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     placed = store.append_one(half(1))
-    known: Any = store.appender.recent(placed.commitlog_offset, placed.queue_offset)
+    known: Any = store.appender.cached_half(placed.commitlog_offset, placed.queue_offset)
     assert end_draft(known, 0, 0, TransactionType.COMMIT) == end_draft(half(1), 0, 0, TransactionType.COMMIT)
-    assert store.appender.recent(placed.commitlog_offset + 1, placed.queue_offset) is None
+    assert store.appender.cached_half(placed.commitlog_offset + 1, placed.queue_offset) is None
     store.close()

@@ -13,11 +13,11 @@ from broker.errors import BrokerError
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk, ReadFile
 from broker.store.maintain import background as upkeep
+from broker.store.read.layout import StoreLayout
 from broker.store.write.checkpoint_file import Checkpoint, read_number, read_point
 from broker.store.write.control import Word
-from broker.store.write.layout import StoreLayout
 from broker.store.write.pending_record import draft, end_draft
-from broker.store.writer import StoreWriter
+from broker.store.writer import open_writer
 from recovery.verify.verifier import verify
 from tests.store.filled import SMALL, assert_right, fill, half
 
@@ -37,7 +37,7 @@ def until(true: Callable[[], bool]) -> None:
 
 @pytest.mark.usefixtures("still")
 def test_the_next_segment_is_there_before_it_is_needed(tmp_path: Path) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     folder = tmp_path / "commitlog"
     while store.control[Word.TAIL] < SMALL.segment_bytes * 3 // 4:
         store.upkeep.make_segment_ahead()
@@ -63,7 +63,7 @@ def test_the_log_is_read_ahead_of_one_who_appends_fast(tmp_path: Path, monkeypat
     monkeypatch.setattr(upkeep, "WARM_BYTES", 65_536)
     read: list[tuple[int, int]] = []
     monkeypatch.setattr(ReadFile, "warm", lambda file, start, stop: read.append((start, stop)))
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     look = store.upkeep._share
     fill(store, 0, 1)
     look()
@@ -83,7 +83,7 @@ def test_the_log_is_read_ahead_of_one_who_appends_fast(tmp_path: Path, monkeypat
 @pytest.mark.usefixtures("still")
 def test_a_checkpoint_while_appends_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes while it forces is not in it; a recovery from it brings everything back."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     one = half(900)
     placed = store.append_one(one)
     fill(store, 0, 60)
@@ -110,13 +110,13 @@ def test_a_checkpoint_while_appends_go_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(found.in_doubt) == 41
     store.lock.release()
     (tmp_path / "checkback" / "control").unlink()
-    StoreWriter(str(tmp_path), Disk(), sync="os").close()
+    open_writer(str(tmp_path), Disk(), sync="os").close()
     assert_right(tmp_path, 51, 50, 50)
 
 
 @pytest.mark.usefixtures("still")
 def test_a_checkpoint_across_a_swap_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 6)
     store.checkpoint()
     fill(store, 6, 6)
@@ -137,7 +137,7 @@ def test_a_checkpoint_across_a_swap_is_not_kept(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.usefixtures("still")
 def test_swapped_files_are_mapped_anew(tmp_path: Path) -> None:
     """Another process exchanged a folder for a copy of it, under the append lock, and raised `generation`."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 30)
     held = store.dispatcher.table.last[1]
     with store.append_lock:
@@ -166,7 +166,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def test_what_nobody_forces_becomes_visible(tmp_path: Path) -> None:
     """An end that its writer did not wait for: consumers see it a moment later."""
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="group")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="group")
     store.append_one(half(0))
     placed = store.appender.append_one(half(1))
     until(lambda: store.visible_end >= placed.end)
@@ -176,7 +176,7 @@ def test_what_nobody_forces_becomes_visible(tmp_path: Path) -> None:
 
 def test_the_bound_of_what_is_durable_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "BOUND_EVERY_S", 0.0)
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="group")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="group")
     placed = store.append_one(half(0))
     until(lambda: read_number(store.disk, store.paths.durable) >= placed.end)
     assert read_number(store.disk, store.paths.durable) <= store.control[Word.DURABLE]
@@ -186,7 +186,7 @@ def test_the_bound_of_what_is_durable_is_on_disk(tmp_path: Path, monkeypatch: py
 def test_checkpoints_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By growth; those of mode os force the log first."""
     monkeypatch.setattr(upkeep, "CHECKPOINT_BYTES", 5000)
-    store = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 60)
     until(lambda: store.control[Word.CHECKPOINTED] > 0)
     assert store.control[Word.DURABLE] >= store.control[Word.CHECKPOINTED]
@@ -196,8 +196,8 @@ def test_checkpoints_come_by_themselves(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_consumers_see_depends_on_the_mode(tmp_path: Path) -> None:
-    with_os = StoreWriter(str(tmp_path), Disk(), SMALL, sync="os")
-    with_group = StoreWriter(str(tmp_path), Disk(), sync="group")
+    with_os = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
+    with_group = open_writer(str(tmp_path), Disk(), sync="group")
     placed = with_os.appender.append_one(half(0))
     assert with_os.visible_end == placed.end
     assert with_group.visible_end == 0

@@ -11,7 +11,7 @@ import sys
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.write.pending_record import draft, end_draft
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 
 _ENDS = (TransactionType.COMMIT, TransactionType.ROLLBACK, None)
 
@@ -43,7 +43,7 @@ def main() -> None:
     """Open the store and work."""
     path, notes, number = sys.argv[1:4]
     descriptor = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    work(StoreWriter(path, Disk(), sync="os"), descriptor, int(number))
+    work(open_writer(path, Disk(), sync="os"), descriptor, int(number))
 
 
 if __name__ == "__main__":

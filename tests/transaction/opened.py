@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import broker
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 
 SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)
 

@@ -1,6 +1,6 @@
 """What the derived files must hold, made again by hand from bytes: it judges the writer and shares no code with it.
 
-DECISIONS 4: the state table equals f(redo log) and f(CommitLog). The redo log's units choose the records, the records
+decision 0004: the state table equals f(redo log) and f(CommitLog). The redo log's units choose the records, the records
 supply verdict, time and group; f(CommitLog) never opens the redo log.
 """
 

@@ -11,7 +11,7 @@ import pytest
 import broker
 from broker.format.sysflag import TransactionType
 from broker.live import LiveStore, open_live
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import draft
 from broker.testing.crash_disk import CrashDisk, Crashed, FakeClock
 from broker.transaction.events import BY, WHY
@@ -52,7 +52,8 @@ def test_the_delay_counts_from_the_commit(
     tmp_path: Path, checkback_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However old the half message is; delivered once, as it was sent, by a record that is no end."""
-    monkeypatch.setattr("broker.store.write.appender._now_ns", checkback_clock.time_ns)  # records follow the clock, too
+    for module in ("appender", "fast_append"):  # records follow the clock, too
+        monkeypatch.setattr(f"broker.store.write.{module}._now_ns", checkback_clock.time_ns)
     with opened(tmp_path, sync="os") as store, store.consumer("billing", "orders") as consumer:
         half = prepare(store)
         checkback_clock.advance(3600)
@@ -189,7 +190,7 @@ def test_properties_alone_do_not_delay_what_another_program_prepared(tmp_path: P
     """3.x delays no transaction: a half that it wrote with DELAY, but without the place, is delivered by its commit."""
     with opened(tmp_path, sync="each") as store:
         half = store.transactions.prepare(broker.Message("orders", b"x"), "shop", extra_properties={"KEYS": "k"})
-        plain = store.writer.appender.recent(half.commitlog_offset, half.slot)
+        plain = store.writer.appender.cached_half(half.commitlog_offset, half.slot)
         assert plain is not None
         assert plain.delay_queue == -1
         said = {"PGROUP": "shop", "TRAN_MSG": "true", "DELAY": "3"}

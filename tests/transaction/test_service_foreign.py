@@ -9,6 +9,7 @@ import pytest
 import broker
 from broker.format.commitlog import encode, make_record
 from broker.format.topics import HALF_TOPIC
+from broker.store.write.pending_record import draft
 from broker.transaction.events import WHY
 from recovery.rebuild.rebuilder import rebuild
 from recovery.repair import crash
@@ -59,7 +60,7 @@ def test_a_table_that_is_swapped_is_seen_at_once(tmp_path: Path) -> None:
 def test_a_store_that_4_wrote_to_as_well_is_only_read(tmp_path: Path) -> None:
     """Half messages of both generations: each says otherwise how they ended."""
     with opened(tmp_path) as store:
-        store.append(message(), topic=HALF_TOPIC, system=True)
+        store.writer.append([draft(HALF_TOPIC, b"half", {}, queue_id=0, born_timestamp_ms=1)])
     with pytest.raises(broker.StoreError, match=r"\(mixed\)"):
         opened(tmp_path)
     with broker.open(tmp_path / "store", read_only=True) as reader:

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import broker
 from broker.live import LiveStore, open_live
-from broker.store.write.layout import StoreLayout
+from broker.store.read.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk
 from recovery.verify.verifier import verify
 from tests.transaction.rebuilt import COMMIT, PREPARED, Seen, assert_one_truth

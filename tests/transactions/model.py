@@ -1,4 +1,4 @@
-"""What became of each transaction, by DECISIONS 1-3 and 5, in plain dicts: it judges the engine and shares no code.
+"""What became of each transaction, by decisions 0001 to 0003 and 0005: it judges the engine and shares no code.
 
 A log is a list of dicts, one for each record that says something, in log order:
 
@@ -96,7 +96,7 @@ def _of(log: list[Entry], says: str) -> list[Entry]:
 
 
 def _ends_by_half(log: list[Entry], begin: int, answer: Judgement) -> dict[int, list[Entry]]:
-    """DECISIONS 1: an end names an earlier half with its group and topic, a commit also with its body and born time."""
+    """Decision 0001: an end names an earlier half with its group and topic, a commit also its body and born time."""
     halves = {entry["offset"]: entry for entry in log if entry["says"] in ("prepared", "half")}
     found: dict[int, list[Entry]] = {}
     for end in log:
@@ -119,7 +119,7 @@ def _fits(half: Entry, end: Entry) -> bool:
 
 
 def _judge_prepared(generation: int, half: Entry, ends: list[Entry], parks: list[Entry], answer: Judgement) -> None:
-    """DECISIONS 2: the first end in log order."""
+    """decision 0002: the first end in log order."""
     state = IN_DOUBT
     if parks:
         state = PARKED if parks[-1]["on"] else IN_DOUBT
@@ -133,7 +133,7 @@ def _judge_prepared(generation: int, half: Entry, ends: list[Entry], parks: list
 
 
 def _judge_halves(log: list[Entry], halves: list[Entry], ends: dict[int, list[Entry]], answer: Judgement) -> None:
-    """DECISIONS 2: delivered, else parked, else its last half named by an op, else in doubt."""
+    """decision 0002: delivered, else parked, else its last half named by an op, else in doubt."""
     ops: Counter[tuple[int, int]] = Counter()
     least: dict[int, int] = {}
     places = {(half["queue"], half["place"]) for half in halves}

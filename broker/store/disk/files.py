@@ -29,7 +29,7 @@ from broker.store.disk.os_errors import Missing as Missing
 from broker.store.disk.os_errors import NotSupported as NotSupported
 from broker.store.disk.os_errors import explained as explained
 from broker.store.disk.os_errors import free_bytes, refused
-from broker.store.disk.syscalls import Calls
+from broker.store.disk.syscalls import CAN_RESERVE, Calls
 
 _WARM_PIECE_BYTES = 1 << 20
 
@@ -164,13 +164,19 @@ class Disk(Calls):
         """What may still be written on the disk where a path lies or will lie."""
         return free_bytes(path)
 
-    def used_share(self, path: str) -> tuple[float, int]:
-        """How much of the disk of a path is in use, from 0 to 1, and the size of the disk in bytes."""
+    def used_bytes(self, path: str) -> int:
+        """The blocks that a file, or a directory and all in it, take on the disk, in bytes; links are not followed.
+
+        What vanishes meanwhile counts as nothing.
+        """
         try:
-            found = os.statvfs(path)
+            found = os.lstat(path)
+            used, names = found.st_blocks * 512, os.listdir(path) if stat.S_ISDIR(found.st_mode) else []
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
         except OSError as error:
             raise explained(error, path) from error
-        return 1 - found.f_bavail / max(1, found.f_blocks), found.f_blocks * found.f_frsize
+        return used + sum(self.used_bytes(os.path.join(path, name)) for name in names)
 
     def file_system(self, path: str) -> str:
         """The kind of file system that a path lies on; empty when the system does not tell."""
@@ -210,9 +216,7 @@ class Disk(Calls):
         Raises StoreFull, and StoreError when the file is larger.
         """
         found = self.entry(path)
-        if found is not None and found.size > size:
-            text = f"{path} has {found.size} bytes where {size} are expected: another program made it"
-            raise StoreError(text, path=path)
+        self._check_size(found, size)
         descriptor = self._create(path) if found is None else self._open(path, os.O_RDWR)
         try:
             try:
@@ -227,6 +231,37 @@ class Disk(Calls):
             os.close(descriptor)
         if durable:
             self._force_folder(_above(path))
+
+    def allocate_head(self, path: str, size: int, head: int) -> None:
+        """See that there is a file of this size with a block for each of its first `head` bytes; the rest is a hole.
+
+        For a table that fills from its front: `reserve` gives it more blocks before more of it is written to. Where
+        the system cannot do that, it gets all of its blocks now. Raises StoreFull, StoreError as `allocate` does.
+        """
+        found = self.entry(path)
+        self._check_size(found, size)
+        descriptor = self._create(path) if found is None else self._open(path, os.O_RDWR)
+        try:
+            if found is None or found.size < size:  # killed in here: it is short, and nothing was written to it
+                try:
+                    self._reserve(descriptor, path, min(head, size) if CAN_RESERVE else size)
+                    self._cut(descriptor, path, size)
+                except StoreError:
+                    if found is None:
+                        self._remove_file(path)
+                    raise
+            self._force(descriptor, path)
+        finally:
+            os.close(descriptor)
+        self._force_folder(_above(path))
+
+    def reserve(self, path: str, stop: int) -> None:
+        """Have a block for each byte below `stop` of a file that `allocate_head` made. Raises StoreFull."""
+        descriptor = self._open(path, os.O_RDWR)
+        try:
+            self._reserve(descriptor, path, stop)
+        finally:
+            os.close(descriptor)
 
     def open_map(self, path: str, size: int) -> Map:
         """Map a file, which must be allocated. Raises Missing, and StoreError when it has another size."""
@@ -284,6 +319,12 @@ class Disk(Calls):
                 self._force(descriptor, path)
         finally:
             os.close(descriptor)
+
+    @staticmethod
+    def _check_size(found: Entry | None, size: int) -> None:
+        if found is not None and found.size > size:
+            text = f"{found.path} has {found.size} bytes where {size} are expected: another program made it"
+            raise StoreError(text, path=found.path)
 
     # Changing names
 
@@ -347,43 +388,3 @@ def _entry(path: str, found: os.stat_result) -> Entry:
         inode=found.st_ino,
         changed_ns=found.st_mtime_ns,
     )
-
-
-class OpenFiles:
-    """The files used lately, kept open: a store may have more segments than a process may have open files.
-
-    No lock: one operation on a dict is atomic, and of a file that two threads open at once, one closes when its reader
-    lets go. So a fork in the middle of a read leaves nothing locked in the child.
-    """
-
-    def __init__(self, disk: Disk, limit: int = 128) -> None:
-        self._disk = disk
-        self._limit = limit
-        self._open: dict[tuple[str, int], ReadFile] = {}
-        self._closed = False
-
-    def get(self, path: str, inode: int) -> ReadFile:
-        """The file with this inode at this path. Raises Missing when it is not there (any more)."""
-        if self._closed:
-            raise StoreError(f"{path} belongs to a store that was closed: open it again with broker.open", path=path)
-        file = self._open.get((path, inode))
-        if file is None:
-            file = self._open[path, inode] = self._disk.open_read(path)
-            while len(self._open) > self._limit:
-                self._drop_oldest()
-        return file
-
-    def forget(self, path: str, inode: int) -> None:
-        """Let go of a file that was deleted: while it is open, its space is not free."""
-        self._open.pop((path, inode), None)
-
-    def _drop_oldest(self) -> None:
-        try:
-            self._open.pop(next(iter(self._open)), None)
-        except (RuntimeError, StopIteration):  # another thread opened or dropped one at this moment
-            pass
-
-    def close(self) -> None:
-        """Let go of every file; the store is closed."""
-        self._closed = True
-        self._open.clear()

@@ -29,6 +29,7 @@ class Map:
         """Takes the descriptor over, but not when it raises OSError or ValueError."""
         self.path = path
         self.size = size
+        self.inode = os.fstat(descriptor).st_ino
         self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
         self._file: _OpenFile | None = _OpenFile(descriptor)
         self.view = memoryview(self._map)

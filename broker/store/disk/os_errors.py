@@ -21,6 +21,9 @@ class NotSupported(StoreError):
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+_DEPTH = 6  # how far a file lies below its store at most
+
+
 def explained(error: OSError | ValueError, path: str) -> StoreError:
     """Why a file cannot be read, with a next step. No file has a name that is too long or holds a zero."""
     if isinstance(error, FileNotFoundError | NotADirectoryError | ValueError) or error.errno == errno.ENAMETOOLONG:
@@ -58,12 +61,28 @@ def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
 def full(error: OSError, path: str, needed_bytes: int) -> StoreFull:
     """The disk has no room: how much was asked, how much there is, and what limits it."""
     free = free_bytes(path)
+    store = _store_above(path)
+    spare = f", or see what the store can spare with: checkback retain {store}" if store else ""
     room = {
-        errno.EDQUOT: "the quota of this user leaves no room for them. Delete files or raise the quota",
+        errno.EDQUOT: f"the quota of this user leaves no room for them. Raise it, or delete other files{spare}",
         errno.EFBIG: "no file of this process may grow so large. Raise the limit with: ulimit -f",
-    }.get(error.errno or 0, f"the disk has {free} bytes free. Delete files or lower the retention")
+    }.get(error.errno or 0, f"the disk has {free} bytes free. Delete other files{spare}")
     text = f"{path} needs {needed_bytes} bytes, and {room}; nothing was lost, and sends work again when there is space"
     return StoreFull(text, path=path, needed_bytes=needed_bytes, free_bytes=free)
+
+
+def _store_above(path: str) -> str:
+    """The store of ours that a file lies in, with messages that could go; empty when there is none."""
+    above = os.path.dirname(os.path.abspath(path))
+    for _ in range(_DEPTH):
+        if os.path.exists(os.path.join(above, "checkback", "store.json")):
+            try:
+                segments = len(os.listdir(os.path.join(above, "commitlog")))
+            except OSError:
+                return ""
+            return above if segments > 1 else ""
+        above = os.path.dirname(above)
+    return ""
 
 
 def free_bytes(path: str) -> int:

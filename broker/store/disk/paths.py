@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from broker.errors import BrokerError
 from broker.format import redolog
 
 # Names by which a store is recognised when its CommitLog is missing.
@@ -37,6 +38,10 @@ class Paths:
     @property
     def index(self) -> str:
         return self._join("index")
+
+    @property
+    def transaction(self) -> str:
+        return self._join("transaction")
 
     @property
     def state_table(self) -> str:
@@ -109,6 +114,22 @@ class Paths:
         return self._join("checkback", "adopted")
 
     @property
+    def consumers(self) -> str:
+        return self._join("checkback", "consumers")
+
+    @property
+    def reserve(self) -> str:
+        return self._join("checkback", "reserve")
+
+    @property
+    def retention(self) -> str:
+        return self._join("checkback", "retention")
+
+    @property
+    def retention_json(self) -> str:
+        return self._join("checkback", "retention.json")
+
+    @property
     def swap(self) -> str:
         return self._join("checkback", "swap")
 
@@ -116,11 +137,27 @@ class Paths:
     def rebuild(self) -> str:
         return self._join("checkback", "rebuild")
 
+    @property
+    def replaced(self) -> str:
+        return self._join("checkback", "replaced")
+
     def config(self, name: str) -> str:
         return self._join("config", name)
 
     def _join(self, *names: str) -> str:
         return os.path.join(self.store, *names)
+
+
+def path_of_store(path: object) -> str:
+    """The path that a caller gave, as text without a slash at its end.
+
+    Raises BrokerError for what is no path: None, bytes, an empty text.
+    """
+    text = path if isinstance(path, str) else path.__fspath__() if isinstance(path, os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        kind = "an empty text" if path == "" else f"{path!r:.60}"
+        raise BrokerError(f"the path of a store is a str or a pathlib.Path, not {kind}")
+    return text.rstrip(os.sep) or os.sep
 
 
 def is_topic_folder(topic: str) -> bool:

@@ -12,6 +12,8 @@ from broker.store.disk import platform_info as machine
 from broker.store.disk.maps import Map, force
 from broker.store.disk.os_errors import free_bytes, refused, sync_failed
 
+CAN_RESERVE = hasattr(os, "posix_fallocate")  # blocks in the middle of a file; macOS only appends zeros
+
 
 class Calls:
     """What errors they raise: StoreFull, SyncFailed (`force…`), Missing, else StoreError."""

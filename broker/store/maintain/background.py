@@ -6,6 +6,7 @@
     every second    the log is forced                                                             (mode os)
                     a lower bound of what is durable is put on disk: STORE/checkback/durable
     when due        the next segment is made before the log needs it
+                    old segments are removed, in a process that has a retention   (broker.retainer)
                     a checkpoint, so that a recovery has little to replay
 
 Each process has its own threads, from its first append on; a lock lets one of them work at a time. Whoever is killed
@@ -21,19 +22,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from broker.errors import BrokerError
 from broker.store.disk.files import ReadFile
-from broker.store.disk.locks import AppendLock
+from broker.store.maintain.checkpointing import checkpoint
 from broker.store.write.checkpoint_file import seal
 from broker.store.write.control import Word
-
-if TYPE_CHECKING:
-    from broker.store.writer import StoreWriter
+from broker.store.write.parts import StoreParts
 
 SHARE_EVERY_S = SYNC_EVERY_S = 0.02
 CARE_EVERY_S = 0.1
+RETAIN_LOOK_S = 1.0  # whether a round of retention is due
 FORCE_EVERY_S = 1.0  # in mode os
 BOUND_EVERY_S = 0.5
 LOOK_EVERY_S = 5.0  # for files that retention removed
@@ -42,16 +41,18 @@ CHECKPOINT_EVERY_S = 60.0  # or when it grew at all
 WARM_BYTES = 16 << 20  # are ready ahead of who appends
 WARM_RATE = 1 << 20  # bytes in SHARE_EVERY_S: who appends less fast does not wait for pages
 _CROWD = int(Word.SHARED)
-_AHEAD_SHARE = 4  # the next segment is made when less than a quarter is left of this one
+_AHEAD_SHARE = 4  # the next segment is made when less than a quarter is left of this one,
+_AHEAD_LOOKS = 4  # or less than what is appended between so many looks
 
 
 class BackgroundTasks:
-    """The threads of one process. `lock` keeps those of other processes out."""
+    """The threads of one process. The upkeep lock keeps those of other processes out."""
 
-    def __init__(self, writer: StoreWriter, lock: AppendLock) -> None:
-        self._writer, self._lock = writer, lock
-        self._kept = (writer.append_lock, writer.syncer.lock)
-        self._words, self._disk, self._paths = writer.control.words, writer.disk, writer.paths
+    def __init__(self, parts: StoreParts, sync: str) -> None:
+        self._parts, self._lock, self._is_os = parts, parts.upkeep_lock, sync == "os"
+        self._kept = (parts.append_lock, parts.syncer.lock)
+        self._words, self._disk, self._paths = parts.control.words, parts.disk, parts.paths
+        self.retain: Callable[[], None] | None = None  # a round of retention if it is due; set before `start`
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -61,8 +62,9 @@ class BackgroundTasks:
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._bound = self._seen = self._warm = 0
+        self._care_tail = -1  # where the log ended at the last look
         self._warmed: ReadFile | None = None
-        self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = time.monotonic()
+        self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = self._checked_s = time.monotonic()
 
     def start(self) -> None:
         """Begin, once; on a disk that counts its steps there is no background."""
@@ -73,8 +75,10 @@ class BackgroundTasks:
             if not self._disk.background:
                 return
             loops = [(self._care, CARE_EVERY_S), (self._share, SHARE_EVERY_S)]
-            if self._writer.sync != "os":
+            if not self._is_os:
                 loops.append((self._sync, SYNC_EVERY_S))
+            if self.retain is not None:
+                loops.append((self._retain, RETAIN_LOOK_S))
             for work, every_s in loops:
                 thread = threading.Thread(
                     target=self._loop, args=(work, every_s), name=f"checkback{work.__name__}", daemon=True
@@ -90,19 +94,20 @@ class BackgroundTasks:
                     work()
         finally:
             for lock in self._kept:
-                lock.let_go()
+                lock.release_kept()
 
     def _share(self) -> None:
         """Let others have both locks, and keep them while this process is alone and appends one after another.
 
         A call of the system to lock a file lets another thread run meanwhile, and that one does not hurry.
         """
+        self._parts.clock.now_ms()  # so that it is known when the wall clock is set back
         tail = self._words[Word.TAIL]
         keeps = tail != self._seen and not self._words[Word.SHARED] and not self._stop.is_set()
         for lock in self._kept:
-            lock.let_go()
+            lock.release_kept()
             if keeps:
-                lock.keep(self._is_alone)
+                lock.hold_across_appends(self._is_alone)
         grown, self._seen = tail - self._seen, tail
         if grown < WARM_RATE:
             self._warmed = None
@@ -111,7 +116,7 @@ class BackgroundTasks:
 
     def _warm_up(self, tail: int) -> None:
         """Read what the log will come to. A new page must be cleared first, which here is done on another core."""
-        log = self._writer.appender.log
+        log = self._parts.appender.log
         base = tail - tail % log.file_size
         start, stop = max(tail, self._warm), min(tail + WARM_BYTES, base + log.file_size)
         if stop - start < WARM_BYTES // 4:
@@ -128,18 +133,23 @@ class BackgroundTasks:
     def _sync(self) -> None:
         """Force what nobody waits for."""
         if self._words[Word.DURABLE] < self._words[Word.TAIL]:
-            self._writer.syncer.force_now()
+            self._parts.syncer.force_now()
 
     def _care(self) -> None:
         """Everything else that is due, unless another process is at it."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
-            self._writer.forget_removed()
+            self._parts.forget_removed()
+        if now_s - self._checked_s >= BOUND_EVERY_S:
+            self._checked_s = now_s
+            self._parts.check_files()
         if self._words[Word.POISON] or not self._lock.try_acquire():
             return
         try:
-            self.make_segment_ahead()
+            tail, before = self._words[Word.TAIL], self._care_tail
+            self._care_tail = tail
+            self.make_segment_ahead(tail - before if before >= 0 else 0)
             if now_s - self._forced_s >= FORCE_EVERY_S:
                 self._forced_s = now_s
                 self._sync()
@@ -149,7 +159,16 @@ class BackgroundTasks:
             grown = self._words[Word.TAIL] - self._words[Word.CHECKPOINTED]
             if grown >= CHECKPOINT_BYTES or (grown and now_s - self._checkpoint_s >= CHECKPOINT_EVERY_S):
                 self._checkpoint_s = now_s
-                self._writer.checkpoint_alone()
+                checkpoint(self._parts)
+        finally:
+            self._lock.release()
+
+    def _retain(self) -> None:
+        """A round of retention, unless another process is at it."""
+        if self.retain is None or self._words[Word.POISON] or not self._lock.try_acquire():
+            return
+        try:
+            self.retain()
         finally:
             self._lock.release()
 
@@ -160,19 +179,21 @@ class BackgroundTasks:
             self._disk.write_file(self._paths.durable, seal(b"%d" % bound))
             self._bound = bound
 
-    def make_segment_ahead(self) -> None:
+    def make_segment_ahead(self, grown: int = 0) -> None:
         """Make the next segment if the log will soon need it: aside, and put in its place under the append lock.
 
-        Raises StoreFull.
+        `grown`: the bytes that were appended since the last look. Raises StoreFull.
         """
-        segment, log = self._writer.layout.segment_bytes, self._writer.appender.log
+        segment, log = self._parts.layout.segment_bytes, self._parts.appender.log
         tail = self._words[Word.TAIL]
         following = tail - tail % segment + segment
-        if (following - tail) * _AHEAD_SHARE > segment or self._disk.entry(log.path_of(following)) is not None:
+        left = following - tail
+        is_far = left * _AHEAD_SHARE > segment and left > grown * _AHEAD_LOOKS
+        if is_far or self._disk.entry(log.path_of(following)) is not None:
             return
         beside = os.path.join(self._paths.own, "next-segment")
         self._disk.allocate(beside, segment)
-        with self._writer.append_lock:  # under which everybody makes segments
+        with self._parts.append_lock:  # under which everybody makes segments
             if self._disk.entry(log.path_of(following)) is None:
                 self._disk.rename(beside, log.path_of(following), durable=False)
         self._disk.sync_folder(log.folder)

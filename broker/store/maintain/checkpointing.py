@@ -1,15 +1,16 @@
-"""A checkpoint while the store is in use: appends wait only while a few numbers are copied.
+"""The checkpoint: up to where the derived files are on disk. One writer of it, for a store in use and for a recovery.
 
-    under the append lock     copy the numbers: where the log ends, how far each derived file goes, what is in doubt
-    outside                   force the log up to there, then the derived files, then the checkpoint beside its place
-    under the append lock     put it in its place, unless the derived files were swapped meanwhile
+    capture    copy the numbers: where the log ends, how far each derived file goes, which slots are in doubt
+    flush      fsync the log up to there, then the derived files, then the checkpoint beside its place
+    publish    put it in its place, unless the derived directories were exchanged meanwhile
 
-By the time they are forced the derived files hold more than the checkpoint says. Recovery cuts that off.
+Appends wait only for the capture and for the last step, which take the append lock. By the time of the fsync the
+derived files hold more than the checkpoint states; recovery truncates that.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
 
 from broker.errors import SyncFailed
 from broker.format.checkpoint import Checkpoint as RocketCheckpoint
@@ -21,76 +22,102 @@ from broker.store.disk.files import Missing
 from broker.store.write.checkpoint_file import Checkpoint, landmarks
 from broker.store.write.control import Word
 from broker.store.write.mapped import MappedQueue
-
-if TYPE_CHECKING:
-    from broker.store.writer import StoreWriter
+from broker.store.write.parts import StoreParts
 
 _PREPARED = int(TransactionType.PREPARED)
 _LAST_OF_STATE = SLOT_SIZE - 1
 
 
-def checkpoint(writer: StoreWriter) -> None:
-    """Write a checkpoint of a store in use. Raises SyncFailed, which poisons the store, and StoreFull."""
-    disk, paths = writer.disk, writer.paths
-    before = _last_one(writer)
-    with writer.append_lock:
-        writer.appender.heal()
-        generation = writer.control[Word.GENERATION]
-        made = _copied(writer, before)
-    writer.syncer.wait_durable(made.commitlog_offset)
-    try:
-        _force(writer, before, made)
-    except SyncFailed:
-        writer.poison()
-        raise
-    made.landmarks.extend(landmarks(disk, paths, made))
-    beside = f"{paths.own_checkpoint}.next"
-    disk.write_file(beside, made.encode())
-    with writer.append_lock:
-        if writer.control[Word.GENERATION] != generation:
+def checkpoint(parts: StoreParts) -> None:
+    """Write a checkpoint of a store in use; the caller holds the upkeep lock. Raises SyncFailed, StoreFull.
+
+    SyncFailed poisons the store: nobody knows what of a derived file is on disk.
+    """
+    with parts.append_lock:
+        parts.appender.heal()
+        captured, generation = _capture(parts), parts.control[Word.GENERATION]
+    _flush(parts, captured)
+    with parts.append_lock:
+        if parts.control[Word.GENERATION] != generation:
             return
-        disk.rename(beside, paths.own_checkpoint, durable=False)
-        writer.control[Word.CHECKPOINTED] = made.commitlog_offset
-    disk.sync_folder(paths.own)
-    disk.write_file(paths.checkpoint, encode_rocket(RocketCheckpoint(made.store_ms, made.store_ms)))
+        _publish(parts, captured)
+    _finish(parts, captured)
 
 
-def _last_one(writer: StoreWriter) -> Checkpoint:
-    """What the last checkpoint speaks of need not be forced again, and its slots not be looked at again."""
-    try:
-        found = Checkpoint.decode(writer.disk.read(writer.paths.own_checkpoint))
-    except Missing:
-        found = None
-    if found is None or found.commitlog_offset != writer.control[Word.CHECKPOINTED]:
-        return Checkpoint(0)
-    return found
+def checkpoint_as_is(parts: StoreParts) -> None:
+    """The same for a caller that is alone, or that holds the append lock; `dispatched` may be short of the tail."""
+    captured = _capture(parts)
+    _flush(parts, captured)
+    _publish(parts, captured)
+    _finish(parts, captured)
 
 
-def _copied(writer: StoreWriter, before: Checkpoint) -> Checkpoint:
-    """The state of a healed store, under the append lock."""
-    control, cells = writer.control, writer.cells
+def _capture(parts: StoreParts) -> Checkpoint:
+    """The state of the derived files, as numbers; call alone, or under the append lock."""
+    control, cells = parts.control, parts.cells
     return Checkpoint(
         control[Word.DISPATCHED],
         control[Word.SLOTS],
         control[Word.REDO_UNITS],
         control[Word.STORE_MS],
-        slots_in_doubt(writer, before),
+        slots_in_doubt(parts, last_checkpoint(parts)),
         [(*cells.queue(cell), cells[cell]) for cell in range(len(cells))],
-        writer.dispatcher.index.state(),
+        parts.dispatcher.index.state(),
     )
 
 
-def slots_in_doubt(writer: StoreWriter, before: Checkpoint) -> list[int]:
+def _flush(parts: StoreParts, captured: Checkpoint) -> None:
+    """Have everything on disk that a captured checkpoint speaks of, and the checkpoint beside its place."""
+    parts.syncer.wait_durable(captured.commitlog_offset)
+    try:
+        _sync_derived(parts, last_checkpoint(parts), captured)
+    except SyncFailed:
+        parts.poison()
+        raise
+    captured.landmarks.extend(landmarks(parts.disk, parts.paths, captured))
+    parts.disk.write_file(_beside(parts), captured.encode())
+
+
+def _publish(parts: StoreParts, captured: Checkpoint) -> None:
+    """Put a flushed checkpoint in its place; call alone, or under the append lock. Its name is not durable yet."""
+    parts.disk.rename(_beside(parts), parts.paths.own_checkpoint, durable=False)
+    parts.control[Word.CHECKPOINTED] = captured.commitlog_offset
+
+
+def _finish(parts: StoreParts, captured: Checkpoint) -> None:
+    """Make the published name durable, and write RocketMQ's own checkpoint."""
+    disk, paths = parts.disk, parts.paths
+    disk.sync_folder(paths.own)
+    disk.write_file(paths.checkpoint, encode_rocket(RocketCheckpoint(captured.store_ms, captured.store_ms)))
+
+
+def _beside(parts: StoreParts) -> str:
+    return f"{parts.paths.own_checkpoint}.next"
+
+
+def last_checkpoint(parts: StoreParts) -> Checkpoint:
+    """The checkpoint in force: what it speaks of is on disk, and its settled slots stay settled."""
+    try:
+        on_disk = Checkpoint.decode(parts.disk.read(parts.paths.own_checkpoint))
+    except Missing:
+        on_disk = None
+    if on_disk is None or on_disk.commitlog_offset != parts.control[Word.CHECKPOINTED]:
+        return Checkpoint(0)
+    return on_disk
+
+
+def slots_in_doubt(parts: StoreParts, before: Checkpoint) -> list[int]:
     """The slots of transactions that nobody ended, in order, given an earlier checkpoint of this store.
 
-    A slot that was settled by then stays so; of the slots since then only the states are looked at.
+    A slot that was settled by then stays so; of the slots since then only the states are read.
     """
-    table, stop = writer.dispatcher.table, writer.control[Word.SLOTS] * SLOT_SIZE
-    found = []
+    table, stop = parts.dispatcher.table, parts.control[Word.SLOTS] * SLOT_SIZE
+    slots = []
     for slot in before.in_doubt:
-        view, at = table.existing(slot * SLOT_SIZE)  # retention keeps what is in doubt
-        if view[at + _LAST_OF_STATE] == _PREPARED:
-            found.append(slot)
+        with contextlib.suppress(Missing):  # retention keeps what is in doubt: it was settled, and has expired since
+            view, at = table.existing(slot * SLOT_SIZE)
+            if view[at + _LAST_OF_STATE] == _PREPARED:
+                slots.append(slot)
     place = before.slots * SLOT_SIZE
     while place < stop:
         try:
@@ -102,31 +129,31 @@ def slots_in_doubt(writer: StoreWriter, before: Checkpoint) -> list[int]:
         states = bytes(view[at + _LAST_OF_STATE : end : SLOT_SIZE])
         number = states.find(_PREPARED)
         while number >= 0:
-            found.append(place // SLOT_SIZE + number)
+            slots.append(place // SLOT_SIZE + number)
             number = states.find(_PREPARED, number + 1)
         place += end - at
-    return found
+    return slots
 
 
-def _force(writer: StoreWriter, before: Checkpoint, made: Checkpoint) -> None:
-    """Force what the derived files got between two checkpoints."""
-    disk, paths, layout = writer.disk, writer.paths, writer.layout
-    forced = {(topic, queue_id): following for topic, queue_id, following in before.queues}
-    for topic, queue_id, following in made.queues:
+def _sync_derived(parts: StoreParts, before: Checkpoint, captured: Checkpoint) -> None:
+    """fsync what the derived files got between two checkpoints."""
+    disk, paths, layout = parts.disk, parts.paths, parts.layout
+    flushed = {(topic, queue_id): following for topic, queue_id, following in before.queues}
+    for topic, queue_id, following in captured.queues:
         queue = MappedQueue(disk, paths.queue(topic, queue_id), layout.consume_queue_bytes)
-        _force_range(writer, queue, forced.get((topic, queue_id), 0) * UNIT_SIZE, following * UNIT_SIZE)
+        _sync_range(parts, queue, flushed.get((topic, queue_id), 0) * UNIT_SIZE, following * UNIT_SIZE)
     redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
-    _force_range(writer, redo_log, before.redo_units * UNIT_SIZE, made.redo_units * UNIT_SIZE)
+    _sync_range(parts, redo_log, before.redo_units * UNIT_SIZE, captured.redo_units * UNIT_SIZE)
     table = MappedQueue(disk, paths.state_table, layout.state_table_bytes)
-    _force_range(writer, table, before.slots * SLOT_SIZE, made.slots * SLOT_SIZE)
+    _sync_range(parts, table, before.slots * SLOT_SIZE, captured.slots * SLOT_SIZE)
     settled = {slot * SLOT_SIZE // table.file_size * table.file_size for slot in before.in_doubt}
     for base in sorted(settled):
-        _force_range(writer, table, base, base + 1)
-    writer.dispatcher.index.force()
+        _sync_range(parts, table, base, base + 1)
+    parts.dispatcher.index.force()
 
 
-def _force_range(writer: StoreWriter, queue: MappedQueue, start: int, stop: int) -> None:
+def _sync_range(parts: StoreParts, queue: MappedQueue, start: int, stop: int) -> None:
     """By the names of the files, so that no map is made for it; one that retention removed needs none."""
     for base in range(start - start % queue.file_size, stop, queue.file_size):
-        if writer.disk.entry(queue.path_of(base)) is not None:
-            writer.disk.sync_file(queue.path_of(base))
+        if parts.disk.entry(queue.path_of(base)) is not None:
+            parts.disk.sync_file(queue.path_of(base))

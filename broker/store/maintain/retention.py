@@ -1,81 +1,103 @@
-"""Retention: old segments go, whole, by age and by how full the disk is; never one that holds a half message in doubt.
+"""What may go: the settings of a store's retention, and which segments they make due. Pure.
 
-What is derived from them goes too: files of ConsumeQueues, redo log, state table and index in which nothing speaks of a
-record that is kept. The newest file of each kind stays.
+    broker.open("shop.store", retention=broker.Retention(keep_s=3 * 86_400))
 
-Files go one after another, oldest first, each before the next: a power cut leaves no hole. Readers in all processes
-find a file missing and say so; a process that maps one lets go of it within seconds.
-
-RocketMQ: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService (5.3.3), which takes half messages along.
+A rule makes the oldest segments due. What goes is what is due and not pinned, see `broker.retainer`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from broker.errors import CorruptRecord
-from broker.format.commitlog import decode
-from broker.format.consumequeue import UNIT_SIZE, Unit
-from broker.format.index import HEADER_SIZE, IndexHeader
-from broker.format.statetable import SLOT_SIZE, Slot
-from broker.store.maintain.checkpointing import slots_in_doubt
-from broker.store.write.checkpoint_file import Checkpoint, is_base
-from broker.store.write.control import Word
+from broker.errors import BrokerError
 
-if TYPE_CHECKING:
-    from broker.store.writer import StoreWriter
+GONE_AFTER_S = 7 * 86_400.0  # a group that was stopped over the holidays finds everything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """When the oldest segments of a store may go. Give at least one of `keep_s`, `max_bytes` and `free_bytes`.
+
+    A segment goes when one of these rules makes it due and nothing pins it: no consumer group has yet to acknowledge a
+    message of it, no message of it waits for a group that may still come, and no half message of it is in doubt or
+    parked. Raises BrokerError for what makes no sense.
+    """
+
+    keep_s: float | None = None
+    """Seconds for which messages are kept, those that everybody has read, too. None: for ever."""
+    max_bytes: int | None = None
+    """Bytes of disk that the store may use, all its files counted. Above it the oldest segments go, however young."""
+    free_bytes: int | None = None
+    """Bytes that are to stay free on the store's disk. Below it the oldest segments go, however young, whoever filled
+    the disk."""
+    gone_after_s: float | None = GONE_AFTER_S
+    """Seconds after which a group of which no consumer was seen is let go. A message for which no group is left waits
+    as long for one. None: nobody is ever let go."""
+    even_unread: bool = False
+    """Whether messages go that nobody has read. Half messages in doubt stay even so."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep_s", "gone_after_s"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value, int | float) and math.isfinite(value) and value >= 0):
+                raise BrokerError(f"{name} is a number of seconds, 0 or more, not {value!r:.40}")
+        for name in ("max_bytes", "free_bytes"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value, int) and value > 0):
+                raise BrokerError(f"{name} is a number of bytes above 0, not {value!r:.40}")
+        if not isinstance(self.even_unread, bool):
+            raise BrokerError(f"even_unread is True or False, not {self.even_unread!r:.40}")
+        if not self.has_rule:
+            raise BrokerError("a retention needs a rule: keep_s, max_bytes or free_bytes. Without one leave it out")
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether anything can ever be due."""
+        return (self.keep_s, self.max_bytes, self.free_bytes) != (None, None, None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields by name; `Retention(**fields)` is equal."""
+        return asdict(self)
+
+
+def most_careful(settings: Iterable[Retention]) -> Retention | None:
+    """The retention that removes no more than each of them would; None when that is nothing, or when there are none.
+
+    A rule that one of them lacks removes nothing for that one, so it holds for all: processes with different settings
+    do not fight, and the order in which they opened the store does not matter.
+    """
+    found = list(settings)
+    if not found:
+        return None
+    rules = {name: _widest([getattr(one, name) for one in found], max) for name in ("keep_s", "max_bytes")}
+    rules["free_bytes"] = _widest([one.free_bytes for one in found], min)
+    if set(rules.values()) == {None}:
+        return None
+    gone_after_s = _widest([one.gone_after_s for one in found], max)
+    return Retention(**rules, gone_after_s=gone_after_s, even_unread=all(one.even_unread for one in found))
+
+
+def _widest(values: list[Any], widest: Any) -> Any:
+    return None if None in values else widest(values)
+
+
+def _is_number(value: object, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
-    """What retention did."""
-
-    begin: int  # the log begins here now
-    segments: list[str] = field(default_factory=list)  # paths of those that are gone
-    derived: list[str] = field(default_factory=list)
-    pinned_by: int | None = None  # CommitLog offset of the half message that keeps a segment which is due
-
-
-@dataclass(frozen=True, slots=True)
-class Old:
+class OldSegment:
     """A segment behind which the log goes on."""
 
     base: int  # CommitLog offset of its first byte
     newest_ms: int  # no record in it is younger
 
 
-def expire(
-    writer: StoreWriter, keep_ms: int, *, now_ms: int, disk_share: float = 1.0, pinned: Iterable[int] = ()
-) -> Expired:
-    """Remove the segments of a store in use whose records are all older than `keep_ms`.
-
-    While more of the disk than `disk_share` is in use, the oldest go whatever their age. `pinned` are CommitLog offsets
-    that must stay, beside the half messages that are in doubt by the state table. Raises StoreError.
-    """
-    with writer.upkeep_lock:
-        old = _old_segments(writer)
-        pins = [*pinned, *(writer.dispatcher.slot(slot).commitlog_offset for slot in _in_doubt(writer))]
-        used_share, total = writer.disk.used_share(writer.path)
-        surplus = int((used_share - disk_share) * total)
-        due = due_segments(old, writer.layout.segment_bytes, now_ms - keep_ms, surplus)
-        kept = min(pins, default=None)
-        going = [base for base in due if kept is None or base + writer.layout.segment_bytes <= kept]
-        begin = going[-1] + writer.layout.segment_bytes if going else _begin(writer)
-        if going and writer.control[Word.CHECKPOINTED] < begin:
-            writer.checkpoint_alone()  # one that speaks of removed records would be worth nothing
-        segments = [writer.appender.log.path_of(base) for base in going]
-        for path in segments:
-            writer.disk.remove(path)
-        derived = _expire_derived(writer, begin)
-    writer.forget_removed()
-    return Expired(begin, segments, derived, kept if len(going) < len(due) else None)
-
-
-def due_segments(old: Sequence[Old], segment_bytes: int, before_ms: int, surplus_bytes: int) -> list[int]:
-    """The oldest segments, one after another, as long as each is too old or the disk too full."""
+def due_segments(old: Iterable[OldSegment], segment_bytes: int, before_ms: int, surplus_bytes: int) -> list[int]:
+    """The oldest segments, one after another, as long as each is too old or there are too many bytes."""
     due: list[int] = []
     for segment in old:
         if segment.newest_ms >= before_ms and len(due) * segment_bytes >= surplus_bytes:
@@ -84,78 +106,6 @@ def due_segments(old: Sequence[Old], segment_bytes: int, before_ms: int, surplus
     return due
 
 
-def _begin(writer: StoreWriter) -> int:
-    return min(_bases(writer, writer.paths.commitlog), default=0)
-
-
-def _bases(writer: StoreWriter, folder: str) -> list[int]:
-    """The positions at which the files of a queue of files begin."""
-    if writer.disk.entry(folder) is None:
-        return []
-    return [int(entry.name) for entry in writer.disk.entries(folder) if entry.is_file and is_base(entry.name)]
-
-
-def _in_doubt(writer: StoreWriter) -> list[int]:
-    with writer.append_lock:
-        writer.appender.heal()
-        return slots_in_doubt(writer, Checkpoint(0))
-
-
-def _old_segments(writer: StoreWriter) -> list[Old]:
-    """The segments that the log has left behind; the first record of the next is no older than any in it."""
-    log, tail = writer.appender.log, writer.control[Word.TAIL]
-    old = []
-    for base in _bases(writer, log.folder):
-        following = base + log.file_size
-        if following >= tail:
-            break
-        try:
-            newest_ms = decode(writer.appender.read(following), check_crc=False).store_timestamp_ms
-        except CorruptRecord:  # of an unknown age
-            newest_ms = writer.control[Word.STORE_MS]
-        old.append(Old(base, newest_ms))
-    return old
-
-
-def _expire_derived(writer: StoreWriter, begin: int) -> list[str]:
-    """Remove the derived files that speak only of records below the log's beginning."""
-    disk, paths, layout = writer.disk, writer.paths, writer.layout
-    removed = []
-    for topic in disk.entries(paths.consumequeue):
-        for queue in disk.entries(topic.path) if topic.is_folder else []:
-            removed += _expire_units(writer, queue.path, layout.consume_queue_bytes, UNIT_SIZE, _unit_offset, begin)
-    removed += _expire_units(writer, paths.redo_log, layout.redo_log_bytes, UNIT_SIZE, _unit_offset, begin)
-    removed += _expire_units(writer, paths.state_table, layout.state_table_bytes, SLOT_SIZE, _slot_offset, begin)
-    index = writer.dispatcher.index
-    for number in index.numbers()[:-1]:
-        header = IndexHeader.unpack_from(disk.open_read(index.path(number)).pread(HEADER_SIZE, 0))
-        if header.end_commitlog_offset >= begin:
-            break
-        disk.remove(index.path(number))
-        removed.append(index.path(number))
-    return removed
-
-
-def _unit_offset(raw: bytes) -> int:
-    return Unit.unpack_from(raw).commitlog_offset
-
-
-def _slot_offset(raw: bytes) -> int:
-    return Slot.unpack_from(raw).commitlog_offset
-
-
-def _expire_units(
-    writer: StoreWriter, folder: str, file_size: int, unit_size: int, offset_of: Callable[[bytes], int], begin: int
-) -> list[str]:
-    """A file goes when its last unit names a record that is gone.
-
-    RocketMQ: MappedFileQueue.deleteExpiredFileByOffset (5.3.3).
-    """
-    removed = []
-    for base in _bases(writer, folder)[:-1]:
-        path = os.path.join(folder, f"{base:020}")
-        if offset_of(writer.disk.open_read(path).pread(unit_size, file_size - unit_size)) >= begin:
-            break
-        writer.disk.remove(path)
-        removed.append(path)
-    return removed
+def going_segments(due: Iterable[int], segment_bytes: int, pinned: int | None) -> list[int]:
+    """Those of the due segments that lie below the lowest CommitLog offset that must stay."""
+    return [base for base in due if pinned is None or base + segment_bytes <= pinned]

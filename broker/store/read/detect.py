@@ -20,6 +20,19 @@ def check_is_store(path: str, disk: Disk) -> None:
         raise NotAStore(fault, path=path)
 
 
+def check_place(path: str, disk: Disk, *, create: bool) -> None:
+    """Raises NotAStore where a store may not be opened for writing: there is none and none is to be made, or the
+    directory in which it would be made is missing, be it for a typing error or a volume that is not mounted."""
+    if not create:
+        check_is_store(path, disk)
+    if disk.entry(path) is None:
+        parent = os.path.dirname(os.path.abspath(path))
+        found = disk.entry(parent)
+        if found is None or not found.is_folder:
+            text = f"{path} cannot be made, for there is no directory {parent}. {_where_it_ends(path, disk)}"
+            raise NotAStore(f"{text}. Correct the path, mount the volume, or make the directory", path=path)
+
+
 def _fault(path: str, disk: Disk) -> str | None:
     found = disk.entry(path)
     if found is None:

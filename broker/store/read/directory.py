@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker.store.disk.files import Disk, OpenFiles
+from broker.store.disk.files import Disk
+from broker.store.disk.open_files import OpenFiles
 from broker.store.disk.paths import Paths
 from broker.store.read.segments import SegmentQueue
 

@@ -19,6 +19,7 @@ from broker.format.index import (
     SLOT_SIZE,
     IndexHeader,
     IndexItem,
+    file_size,
     find_counts,
     item_at,
     key_hash,
@@ -29,6 +30,7 @@ from broker.format.index import (
 )
 from broker.store.disk.files import Entry, Missing, ReadFile
 from broker.store.read.directory import Folder
+from broker.store.read.layout import read_layout
 
 _CHUNK_BYTES = 1 << 20
 _PAUSES_S = (0.0, 0.001, 0.004)  # the broker writes item, slot and header one after the other
@@ -92,6 +94,8 @@ class Index:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._counts: tuple[int, int] | None = None  # of the last file that told: usually those of all
+        layout = read_layout(folder.disk, folder.paths)  # of a store of ours nothing has to be worked out
+        self._said = (layout.index_slots, layout.index_items) if layout is not None else None
 
     def files(self) -> list[IndexFile]:
         """The files, newest first; one that RocketMQ has only begun is left out."""
@@ -129,7 +133,7 @@ class Index:
             if used_items == 0:
                 return None
             with suppress(CorruptRecord):
-                found = work_out(file, header, entry.size, self._folder.path, self._counts)
+                found = work_out(file, header, entry.size, self._folder.path, self._counts, self._said)
                 if found.is_confirmed():
                     self._counts = (found.slots, found.items)
                     return found
@@ -139,14 +143,22 @@ class Index:
 
 
 def work_out(
-    file: ReadFile, header: IndexHeader, size: int, store_path: str, given: tuple[int, int] | None = None
+    file: ReadFile,
+    header: IndexHeader,
+    size: int,
+    store_path: str,
+    given: tuple[int, int] | None = None,
+    said: tuple[int, int] | None = None,
 ) -> IndexFile:
     """An index file of `size` bytes with its numbers of slots and items: those that its newest item confirms.
 
-    `given` are those of another file, which are tried first. Where none is confirmed, as in a damaged file, it is the
-    most likely. Reads an item, a slot and the end of what is used, never the whole file. Raises CorruptRecord when no
-    numbers fit.
+    `said` are those of the store's own layout, which hold where they fit: the contents of a file that is being written
+    lead astray. `given` are those of another file, which are tried first. Where none is confirmed, as in a damaged
+    file, it is the most likely. Reads an item, a slot and the end of what is used, never the whole file. Raises
+    CorruptRecord when no numbers fit.
     """
+    if said is not None and file_size(*said) == size:
+        return IndexFile(file, header, *said, store_path)
     likely = solve_counts(size, given)
     found = IndexFile(file, header, *likely, store_path) if likely else None
     if found is not None and found.is_confirmed():

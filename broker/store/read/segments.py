@@ -19,7 +19,8 @@ from itertools import pairwise
 from typing import Any
 
 from broker.errors import CorruptStore
-from broker.store.disk.files import Disk, Entry, Missing, OpenFiles, ReadFile
+from broker.store.disk.files import Disk, Entry, Missing, ReadFile
+from broker.store.disk.open_files import OpenFiles
 
 NAME_DIGITS = 20
 
@@ -137,7 +138,7 @@ class SegmentQueue:
         )
         others = tuple(entry.path for entry in entries if not _is_segment(entry))
         size = segment_size(segments)
-        return Listing(segments, size, tuple(_damages(segments, size)), others, stamp)
+        return Listing(segments, size, tuple(damages_of(segments, size)), others, stamp)
 
     def read(self, position: int, size: int) -> bytes:
         """The bytes from a position on: fewer where the queue or what is whole of it ends, none outside of it.
@@ -190,10 +191,11 @@ def segment_size(segments: Sequence[Segment]) -> int:
 
 
 def _is_segment(entry: Entry) -> bool:
-    return entry.is_file and len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdecimal()
+    return entry.is_file and is_base(entry.name)
 
 
-def _damages(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
+def damages_of(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
+    """What no live queue shows, among segments of one size."""
     found = []
     for index, segment in enumerate(segments):
         following = segments[index + 1] if index + 1 < len(segments) else None
@@ -215,3 +217,8 @@ def _damages(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
             reason = f"the segment begins inside the one before it, which ends at {end}"
             found.append(SegmentDamage("segment-overlap", following.base, end, following.path, reason))
     return found
+
+
+def is_base(name: str) -> bool:
+    """Whether a file in a queue's folder is named as a segment is."""
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()

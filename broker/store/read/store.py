@@ -22,6 +22,7 @@ from broker.format.config import ConsumerOffsets, Topics
 from broker.format.topics import LMQ_PREFIX
 from broker.message import ReceivedMessage
 from broker.store.disk.files import Disk
+from broker.store.disk.paths import path_of_store
 from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.commitlog import CommitLog
 from broker.store.read.config import read_consumer_offsets, read_topics
@@ -39,14 +40,14 @@ _CLOCK_STEP_MS = 60_000  # how far a broker's clock may have been set back witho
 
 def open_store(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Store:
     """Open the store in a folder for reading. See `broker.open`."""
-    return Store(os.fspath(path), disk or Disk())
+    return Store(path_of_store(path), disk or Disk())
 
 
 class Store:
     """A store, open for reading. Close it, or use it in a `with` statement; threads may share it."""
 
     def __init__(self, path: str, disk: Disk) -> None:
-        path = path if path == os.sep else path.rstrip(os.sep)
+        path = path_of_store(path)
         check_is_store(path, disk)
         self.path = path
         self._folder = Folder(path, disk)

@@ -9,24 +9,22 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.store.recover.steps import (
+    BELIEVE,
+    CHECKPOINT,
+    CUT_DERIVED,
+    CUT_LOG,
+    EMPTY_DERIVED,
+    FINISH_SWAP,
+    FLUSH,
+    KEEP_ASIDE,
+    REPLAY,
+    TRUST,
+    WRITE_AGAIN,
+    Step,
+)
 from broker.store.recover.survey import Ending, Facts, Owner, Point
 from broker.store.recover.tail import TailKind
-
-
-class Action(enum.Enum):
-    """A step of a recovery. Each may be done again after it was done in part."""
-
-    FINISH_SWAP = "finish the exchange of derived folders that was begun"
-    KEEP_ASIDE = "keep a copy of what lies behind the last whole record, and list the whole records in it"
-    CUT_LOG = "clear the log behind its last whole record"
-    WRITE_AGAIN = "write the segments again that a failed forced write may have lost"
-    CUT_DERIVED = "cut the derived files at the checkpoint and set what was in doubt back to prepared"
-    EMPTY_DERIVED = "remove the derived files"
-    BELIEVE = "take the numbers from the checkpoint"
-    REPLAY = "make the derived files again from the log"
-    FORCE = "force the log"
-    CHECKPOINT = "force the derived files and write a checkpoint"
-    TRUST = "make the control page this boot's, and take the marks of the failure away"
 
 
 class Verdict(enum.Enum):
@@ -45,7 +43,7 @@ class Case:
     sentence: str
     verdict: Verdict
     when: dict[str, frozenset[Any]] = field(default_factory=dict)
-    steps: tuple[Action, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def fits(self, facts: Facts) -> bool:
         """Whether the row is about these facts."""
@@ -64,10 +62,10 @@ def _when(**facts: Any) -> dict[str, frozenset[Any]]:
 _SOUND = frozenset([TailKind.WHOLE, TailKind.TORN])
 _OURS: dict[str, Any] = {"owner": Owner.US, "in_use": False}
 _CRASHED: dict[str, Any] = {**_OURS, "vouched": False, "poisoned": False}
-_TAIL = (Action.FINISH_SWAP, Action.KEEP_ASIDE, Action.CUT_LOG)
-_END = (Action.FORCE, Action.REPLAY, Action.CHECKPOINT, Action.TRUST)
-_AFTER_CUT = (*_TAIL, Action.CUT_DERIVED, *_END)
-_FROM_NOTHING = (*_TAIL, Action.EMPTY_DERIVED, *_END)
+_TAIL = (FINISH_SWAP, KEEP_ASIDE, CUT_LOG)
+_END = (FLUSH, REPLAY, CHECKPOINT, TRUST)
+_AFTER_CUT = (*_TAIL, CUT_DERIVED, *_END)
+_FROM_NOTHING = (*_TAIL, EMPTY_DERIVED, *_END)
 
 CASES: tuple[Case, ...] = (
     Case(
@@ -81,7 +79,7 @@ CASES: tuple[Case, ...] = (
         "the store has no log yet: it is made when it is opened",
         Verdict.RECOVER,
         _when(in_use=False, owner=Owner.NOBODY),
-        (Action.FINISH_SWAP, Action.EMPTY_DERIVED, *_END),
+        (FINISH_SWAP, EMPTY_DERIVED, *_END),
     ),
     Case(
         "foreign",
@@ -118,14 +116,14 @@ CASES: tuple[Case, ...] = (
         "a forced write failed: what the system holds may not be on the disk, so it is written again",
         Verdict.RECOVER,
         _when(**_OURS, poisoned=True, tail=_SOUND),
-        (*_TAIL, Action.WRITE_AGAIN, Action.EMPTY_DERIVED, *_END),
+        (*_TAIL, WRITE_AGAIN, EMPTY_DERIVED, *_END),
     ),
     Case(
         "closed",
         "the store was closed well",
         Verdict.RECOVER,
         _when(**_CRASHED, ending=Ending.CLOSED, point=Point.END, tail=TailKind.WHOLE),
-        (Action.FINISH_SWAP, Action.BELIEVE, Action.TRUST),
+        (FINISH_SWAP, BELIEVE, TRUST),
     ),
     Case(
         "closed, and more behind it",

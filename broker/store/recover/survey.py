@@ -7,18 +7,20 @@ found.facts            a value for each question that CASES asks     (broker.sto
 from __future__ import annotations
 
 import enum
-import json
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from broker.store.disk.files import Disk, Missing
-from broker.store.disk.locks import is_held
+from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
-from broker.store.recover.tail import LogReader, Tail, TailKind, find_tail, record_begins
-from broker.store.write.checkpoint_file import Checkpoint, is_base, read_number, read_point
-from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word
+from broker.store.disk.store_lock import is_held
+from broker.store.read.layout import StoreLayout, read_layout
+from broker.store.read.log_reader import LogReader
+from broker.store.read.segments import is_base
+from broker.store.recover.tail import Tail, TailKind, find_tail, record_begins
+from broker.store.recover.watermark import durable_in_this_boot
+from broker.store.write.checkpoint_file import Checkpoint, read_number, read_point
+from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words
 from broker.store.write.directory_swap import pending_swaps
-from broker.store.write.layout import StoreLayout
 
 
 class Owner(enum.Enum):
@@ -119,11 +121,14 @@ def _looked(
         point = None
     adopted = read_number(disk, paths.adopted)
     durable = max(read_number(disk, paths.durable), point.commitlog_offset if point else 0, log.begin)
+    durable = max(durable, durable_in_this_boot(path, disk))
     start = point.commitlog_offset if point else log.begin
     tail = find_tail(log, start, durable, adopted=adopted, quick=closed and point is not None)
     lost = log.missing(durable)
     if lost is not None:
-        tail = replace(tail, end=lost, kind=TailKind.CORRUPT, reason="the segment that begins here is not there")
+        tail = replace(
+            tail, end=lost, kind=TailKind.CORRUPT, reason="the segment that begins here is not there, or was cut"
+        )
     where = Point.NONE if point is None else Point.END if point.commitlog_offset == tail.end else Point.BEHIND
     grown = closed and point is not None and tail.end > max(point.commitlog_offset, adopted)
     if not log.files and lost is None:
@@ -139,22 +144,13 @@ def _ending(*, closed: bool) -> Ending:
     return Ending.CLOSED if closed else Ending.OPEN
 
 
-def read_layout(disk: Disk, paths: Paths) -> StoreLayout | None:
-    """The sizes that checkback made the store with; None when it did not make it."""
-    try:
-        return StoreLayout(**json.loads(disk.read(paths.store_json))["layout"])
-    except (Missing, KeyError, TypeError, ValueError):
-        return None
-
-
 def _page(disk: Disk, paths: Paths, layout: StoreLayout) -> memoryview[int] | None:
     """The words of a control page that can be of this boot and these files; None for any other."""
     entry = disk.entry(paths.control)
     if entry is None or entry.size != PAGE_SIZE:
         return None
     words = memoryview(disk.read(paths.control)).cast("Q")
-    number = int(disk.boot_id().replace("-", "") or "0", 16)
-    boot = (number >> 64, number & ((1 << 64) - 1))
+    boot = boot_words(disk)
     here = (MAGIC, VERSION, *boot, entry.inode, layout.segment_bytes)
     said = (Word.MAGIC, Word.VERSION, Word.BOOT_HIGH, Word.BOOT_LOW, Word.INODE, Word.SEGMENT_SIZE)
     in_order = words[Word.DISPATCHED] <= words[Word.TAIL] <= words[Word.INTENT]
@@ -171,4 +167,4 @@ def _last_segment_fits(disk: Disk, paths: Paths, intent: int, layout: StoreLayou
     return last >= used
 
 
-__all__ = ["Ending", "Facts", "Owner", "Point", "Survey", "TailKind", "read_layout", "survey"]
+__all__ = ["Ending", "Facts", "Owner", "Point", "Survey", "TailKind", "survey"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
 
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.properties import UNIQ_KEY
@@ -12,13 +11,13 @@ from broker.format.statetable import STATE_AT, Slot
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
-from broker.store.recover.tail import LogReader, Tail, whole_records
+from broker.store.read.log_reader import LogReader
+from broker.store.read.segments import is_base
+from broker.store.recover.tail import Tail, whole_records
 from broker.store.recover.truncate_index import cut_index
-from broker.store.write.checkpoint_file import Checkpoint, is_base
+from broker.store.write.checkpoint_file import Checkpoint
 from broker.store.write.mapped import MappedQueue
-
-if TYPE_CHECKING:
-    from broker.store.writer import StoreWriter
+from broker.store.write.parts import StoreParts
 
 PIECE_BYTES = 1 << 20
 
@@ -113,12 +112,12 @@ def empty_derived(disk: Disk, paths: Paths) -> None:
         disk.create_folder(folder)
 
 
-def cut_derived(store: StoreWriter, point: Checkpoint) -> None:
+def cut_derived(parts: StoreParts, point: Checkpoint) -> None:
     """Take everything out of the derived files that a checkpoint does not vouch for.
 
     Slots that were in doubt then are prepared again: an end that settled one may have been lost with the log's tail.
     """
-    disk, paths, layout = store.disk, store.paths, store.layout
+    disk, paths, layout = parts.disk, parts.paths, parts.layout
     _remove_other_queues(disk, paths, {(topic, str(queue_id)) for topic, queue_id, _ in point.queues})
     for topic, queue_id, following in point.queues:
         queue = MappedQueue(disk, paths.queue(topic, queue_id), layout.consume_queue_bytes)

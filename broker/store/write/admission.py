@@ -98,7 +98,7 @@ class Admission:
             self.check_role()
         rules = self.topics.rules(topic, now_ms)
         if rules is None:
-            rules = self._first_use(topic, message_type(properties, prepared=prepared), now_ms, system=system)
+            rules = self._first_use(topic, now_ms, system=system)
         if not system:
             if topic in SEND_REFUSED_TOPICS:
                 raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
@@ -111,30 +111,30 @@ class Admission:
             reason = f"queues 0 to {rules.write_queues - 1}, and no queue {queue_id}"
             raise MessageRejected(f"the topic {topic} has {reason}")
 
-    def _first_use(self, topic: str, kind: str, now_ms: int, *, system: bool) -> Rules:
+    def _first_use(self, topic: str, now_ms: int, *, system: bool) -> Rules:
         """A topic that is new here: another process may have made it a moment ago.
 
-        It takes the type of its first message.
+        It has no type and takes every message, as with RocketMQ: only a topic that was declared has a type.
         RocketMQ: TopicConfigManager.createTopicInSendMessageMethod, createTopicInSendMessageBackMethod (5.3.3).
         """
         with self._lock:
             self.topics.look(now_ms)
             if self.topics.rules(topic, now_ms) is None:
-                self.topics.put(_first(topic, kind, system=system), now_ms)
+                self.topics.put(_first(topic, system=system), now_ms)
         rules = self.topics.rules(topic, now_ms)
         if rules is None:  # config/topics.json was taken away between two lines
             raise BrokerError(f"config/topics.json does not keep the topic {topic}: who else writes to it?")
         return rules
 
 
-def _first(topic: str, kind: str, *, system: bool) -> TopicConfig:
+def _first(topic: str, *, system: bool) -> TopicConfig:
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         return new_topic(topic, 1)
     if not system and (topic in SEND_REFUSED_TOPICS):
         raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
     if topic == SCHEDULE_TOPIC:
         return new_topic(topic, len(parse_delay_levels()))
-    return new_topic(topic, 1) if system or is_system_topic(topic) else new_topic(topic, DEFAULT_QUEUES, kind)
+    return new_topic(topic, 1) if system or is_system_topic(topic) else new_topic(topic, DEFAULT_QUEUES)
 
 
 def _wrong_type(topic: str, said: str, kind: str) -> str:

@@ -23,7 +23,7 @@ from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import STATE_AT, Slot
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
-from broker.store.read.segments import NAME_DIGITS
+from broker.store.read.segments import is_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,3 @@ def _last(disk: Disk, folder: str, stop: int, size: int, kept: int) -> str:
     except Missing:
         return ""
     return raw.hex() if any(raw) else ""
-
-
-def is_base(name: str) -> bool:
-    """Whether a file in a queue's folder is named as a segment is."""
-    return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()

@@ -12,7 +12,8 @@ from __future__ import annotations
 import enum
 import struct
 
-from broker.store.disk.files import Map
+from broker.store.disk.files import Disk
+from broker.store.disk.maps import Map
 
 PAGE_SIZE = 4096
 MAGIC = 0x31304B4342_545243  # "CRT" "BCK01", native order: a page of another byte order is not ours
@@ -54,7 +55,7 @@ class ControlPage:
     """The words by name, on the map that all processes share."""
 
     def __init__(self, page: Map) -> None:
-        self._map = page
+        self.page = page
         self.words = page.words
         self.view = page.view
 
@@ -85,4 +86,14 @@ class ControlPage:
         self.words[Word.MAGIC] = MAGIC
 
     def close(self) -> None:
-        self._map.close()
+        self.page.close()
+
+
+def two_words(number: int) -> tuple[int, int]:
+    """A 128-bit number as the control page holds it: the high and the low 64 bits."""
+    return number >> 64, number & ((1 << 64) - 1)
+
+
+def boot_words(disk: Disk) -> tuple[int, int]:
+    """This boot's id in the same form; (0, 0) where the system does not tell it."""
+    return two_words(int(disk.boot_id().replace("-", "") or "0", 16))

@@ -1,7 +1,7 @@
 """Exchange derived folders for ones that were built beside them, while other processes have the store open.
 
-    STORE/checkback/rebuild/...    what was built, and afterwards what it replaced, until it is removed
-    STORE/checkback/swap           the journal: which folders are being exchanged (sealed as a checkpoint is)
+    STORE/checkback/replaced/TIME/...  what was built, and afterwards what it replaced (recovery.rebuild.replaced)
+    STORE/checkback/swap               the journal: which folders are being exchanged (sealed as a checkpoint is)
 
 Each exchange is one step of the file system where it has such a step, two renames elsewhere. Whoever finds the journal
 goes on where its writer was killed: the inode of a folder says whether it is there already. The control word GENERATION
@@ -28,7 +28,7 @@ class Exchange:
 
     live: str  # relative to the store, as all names in the journal: a store may be moved
     built: str
-    inode: int
+    inode: int  # 0 when nothing takes its place: the live one goes
 
 
 def begin_swap(
@@ -39,11 +39,16 @@ def begin_swap(
     `words` are the values that the control page must have afterwards, by their names.
     """
     exchanges = [
-        asdict(Exchange(os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), disk.inode(built)))
+        asdict(Exchange(os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), _inode(disk, built)))
         for live, built in folders
     ]
     said = {"exchanges": exchanges, "words": words or {}}
     disk.write_file(paths.swap, seal(json.dumps(said).encode()))
+
+
+def _inode(disk: Disk, path: str) -> int:
+    entry = disk.entry(path)
+    return entry.inode if entry is not None else 0
 
 
 def _journal(disk: Disk, paths: Paths) -> tuple[list[Exchange], dict[str, int]]:
@@ -70,9 +75,10 @@ def finish_swap(disk: Disk, paths: Paths, control: ControlPage | None = None) ->
     exchanges, words = _journal(disk, paths)
     for exchange in exchanges:
         live, built = os.path.join(paths.store, exchange.live), os.path.join(paths.store, exchange.built)
-        found = disk.entry(live)
-        if found is None or found.inode != exchange.inode:
-            _put_in_place(disk, live, built)
+        if _inode(disk, live) != exchange.inode:
+            _put_in_place(disk, live, built, goes=exchange.inode == 0)
+        if disk.entry(f"{built}.old") is not None:
+            disk.rename(f"{built}.old", built)
     if control is not None:
         for name, value in words.items():
             control[Word[name]] = value
@@ -83,8 +89,12 @@ def finish_swap(disk: Disk, paths: Paths, control: ControlPage | None = None) ->
     return [exchange.live for exchange in exchanges]
 
 
-def _put_in_place(disk: Disk, live: str, built: str) -> None:
-    """The built folder under the live name; what was there goes beside."""
+def _put_in_place(disk: Disk, live: str, built: str, *, goes: bool) -> None:
+    """The built folder under the live name, and what was there under the name of the built one."""
+    if disk.entry(built) is None:
+        if goes:
+            disk.rename(live, built)
+        return
     if disk.entry(os.path.dirname(live)) is None:
         disk.create_folder(os.path.dirname(live))
     if disk.entry(live) is None:
@@ -92,13 +102,12 @@ def _put_in_place(disk: Disk, live: str, built: str) -> None:
         return
     try:
         disk.exchange(live, built)
-    except NotSupported:
-        disk.remove_tree(f"{built}.old")
+    except NotSupported:  # the caller brings the old one to its name
         disk.rename(live, f"{built}.old")
         disk.rename(built, live)
 
 
 def remove_built(disk: Disk, paths: Paths) -> None:
-    """Remove what a rebuild left beside the store: what was not used, or what was replaced."""
+    """Remove what a rebuild built and did not use."""
     if disk.entry(paths.rebuild) is not None and disk.entry(paths.swap) is None:
         disk.remove_tree(paths.rebuild)

@@ -18,10 +18,10 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms, parse_delay_levels
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from broker.store.read.layout import StoreLayout
 from broker.store.write.control import ControlPage, Word
 from broker.store.write.directory_swap import finish_swap
 from broker.store.write.indexwriter import IndexWriter
-from broker.store.write.layout import StoreLayout
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import PendingRecord
 from broker.store.write.queue_offsets import NextOffsets

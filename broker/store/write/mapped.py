@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from broker.store.disk.files import Disk, Map
+from broker.store.disk.files import Disk, Map, Missing
 from broker.store.read.segments import NAME_DIGITS
 
 _OPEN_MAPS = 64
@@ -20,7 +20,7 @@ class MappedQueue:
 
     def __init__(self, disk: Disk, folder: str, file_size: int) -> None:
         self.folder, self.file_size = folder, file_size
-        self._disk = disk
+        self.disk = disk
         self._maps: dict[int, Map] = {}
         # Where the file of the last position begins, and its bytes: most positions lie there. Of use to one who writes
         # under a lock; it is replaced as one, so that `at` needs none.
@@ -44,12 +44,12 @@ class MappedQueue:
     def _open(self, base: int, *, allocate: bool) -> Map:
         path = self.path_of(base)
         if allocate:
-            entry = self._disk.entry(path)
+            entry = self.disk.entry(path)
             if entry is None or entry.size != self.file_size:  # whoever began it may have been killed
-                if self._disk.entry(self.folder) is None:
-                    self._disk.create_folder(self.folder)
-                self._disk.allocate(path, self.file_size)
-        opened = self._disk.open_map(path, self.file_size)
+                if self.disk.entry(self.folder) is None:
+                    self.disk.create_folder(self.folder)
+                self.disk.allocate(path, self.file_size)
+        opened = self.disk.open_map(path, self.file_size)
         self._maps[base] = opened
         while len(self._maps) > _OPEN_MAPS:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread opened one at this moment
@@ -69,13 +69,28 @@ class MappedQueue:
         return bytes(view[at : at + size])
 
     def sync(self, start: int, stop: int) -> None:
-        """Force [start, stop) to disk. Raises SyncFailed."""
+        """Force [start, stop) to disk. Raises SyncFailed, and Missing when a file is not there that should be."""
         while start < stop:
             base = start - start % self.file_size
             end = min(stop, base + self.file_size)
-            mapped = self._maps.get(base) or self._open(base, allocate=True)
-            mapped.sync(start - base, end - base)
+            try:
+                mapped = self._maps.get(base) or self._open(base, allocate=False)
+                mapped.sync(start - base, end - base)
+            except Missing:
+                if not self.is_expired(base):
+                    raise
             start = end
+
+    def mapped(self) -> list[tuple[int, Map]]:
+        """Where each file begins that is mapped here, and its map."""
+        return list(self._maps.items())
+
+    def is_expired(self, base: int) -> bool:
+        """Whether a file that is not there may have been removed by retention: then none older is there, but newer."""
+        if self.disk.entry(self.folder) is None:
+            return False
+        names = [entry.name for entry in self.disk.entries(self.folder) if entry.name.isdecimal()]
+        return bool(names) and base < min(int(name) for name in names)
 
     def forget(self) -> None:
         """Let go of every map: the files of these names are others now, or are gone.
@@ -86,7 +101,7 @@ class MappedQueue:
 
     def forget_removed(self) -> None:
         """Let go of files that were removed: while one is mapped, its space is not free."""
-        removed = [base for base in list(self._maps) if self._disk.entry(self.path_of(base)) is None]
+        removed = [base for base in list(self._maps) if self.disk.entry(self.path_of(base)) is None]
         for base in removed:
             self._maps.pop(base, None)
             if self.last[0] == base:

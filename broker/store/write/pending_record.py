@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.errors import MessageRejected
 from broker.format import properties as names
@@ -120,6 +120,19 @@ class PendingRecord:
         return len(self.raw)
 
 
+class Appended(NamedTuple):
+    """Where a record went."""
+
+    commitlog_offset: int
+    queue_offset: int  # in its ConsumeQueue; of a prepared record its slot
+    size: int
+    store_timestamp_ms: int
+
+    @property
+    def end(self) -> int:
+        return self.commitlog_offset + self.size
+
+
 def draft(
     topic: str,
     body: bytes,
@@ -202,7 +215,7 @@ def end_draft(half: PendingRecord, half_offset: int, slot: int, kind: Transactio
 
 
 def _delayed_commit(half: PendingRecord, half_offset: int, slot: int) -> PendingRecord:
-    """The same into the schedule topic: the delay counts from here. Its delivery, of type 0, is no end (DECISIONS 17).
+    """The same into the schedule topic: the delay counts from here. Its delivery, of type 0, is no end (decision 0017).
 
     REAL_TOPIC and REAL_QID stand in the half message already, so that properties are a copy here, too.
     """

@@ -16,23 +16,32 @@ from broker.store.write.control import ControlPage, Word
 
 CELL_SIZE = 512
 CELLS = 16_384
+_AT_ONCE = 128  # cells for which the disk gives blocks together
 _HEAD = struct.Struct("=Qiq")  # the next offset is a native word: it changes under the eyes of others
 _TOPIC_AT = 24
 CELL_WORDS = CELL_SIZE // 8
+
+
+def cell_at(cells: memoryview[int] | bytes, cell: int) -> tuple[int, str, int]:
+    """Next offset, topic and queue id of a cell. Raises UnicodeDecodeError when it holds no topic."""
+    at = cell * CELL_SIZE
+    following, queue_id, size = _HEAD.unpack_from(cells, at)
+    return following, bytes(cells[at + _TOPIC_AT : at + _TOPIC_AT + size]).decode(), queue_id
 
 
 class NextOffsets:
     """Finds, makes and reads cells; call under the append lock."""
 
     def __init__(self, disk: Disk, path: str, control: ControlPage) -> None:
-        disk.allocate(path, CELL_SIZE * CELLS)
+        self._disk, self._path = disk, path
+        disk.allocate_head(path, CELL_SIZE * CELLS, CELL_SIZE * _AT_ONCE)
         self._map: Map = disk.open_map(path, CELL_SIZE * CELLS)
         self.words = self._map.words
         self._control = control
         self.known: dict[tuple[str, int], int] = {}  # the cells that this process has met; grows, is never replaced
 
     def of(self, topic: str, queue_id: int) -> int:
-        """The cell of a queue, made on first use."""
+        """The cell of a queue, made on first use. Raises StoreFull."""
         cell = self.known.get((topic, queue_id))
         if cell is None:
             self._learn()
@@ -54,14 +63,15 @@ class NextOffsets:
 
     def queue(self, cell: int) -> tuple[str, int]:
         """Topic and queue id of a cell."""
-        at = cell * CELL_SIZE
-        _, queue_id, size = _HEAD.unpack_from(self._map.view, at)
-        return bytes(self._map.view[at + _TOPIC_AT : at + _TOPIC_AT + size]).decode(), queue_id
+        _, topic, queue_id = cell_at(self._map.view, cell)
+        return topic, queue_id
 
     def _make(self, topic: str, queue_id: int) -> int:
         cell, raw = self._control[Word.QUEUES], topic.encode()
         if cell >= CELLS:
             raise StoreError(f"{self._map.path}: a store has room for {CELLS} queues, and all are taken")
+        if cell % _AT_ONCE == 0:
+            self._disk.reserve(self._path, CELL_SIZE * (cell + _AT_ONCE))
         at = cell * CELL_SIZE
         _HEAD.pack_into(self._map.view, at, 0, queue_id, len(raw))
         self._map.view[at + _TOPIC_AT : at + _TOPIC_AT + len(raw)] = raw

@@ -10,26 +10,37 @@ RocketMQ: CommitLog.GroupCommitService (5.3.3) does this for the threads of one 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
 from broker.errors import SyncFailed
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
-from broker.store.disk.locks import AppendLock
 from broker.store.write.control import ControlPage, Word
 from broker.store.write.mapped import MappedQueue
+from broker.store.write.presence import Poison, files_lost
 
 _DURABLE, _TAIL, _POISON = int(Word.DURABLE), int(Word.TAIL), int(Word.POISON)
 
 
 class Syncer:
-    """Makes a CommitLog durable. `on_failure` marks the store as poisoned for all processes."""
+    """Makes a CommitLog durable. `on_failure` marks the store as poisoned for all processes.
+
+    `check_files` raises StoreError, and does the same, when a file that was forced is not in its place any more.
+    """
 
     def __init__(
-        self, disk: Disk, log: MappedQueue, control: ControlPage, lock: AppendLock, on_failure: Callable[[], None]
+        self,
+        disk: Disk,
+        log: MappedQueue,
+        control: ControlPage,
+        lock: AppendLock,
+        on_failure: Callable[[], None],
+        check_files: Callable[[], None],
     ) -> None:
         self._disk, self.log, self._words = disk, log, control.words
-        self.lock, self._on_failure = lock, on_failure
+        self.lock, self._on_failure, self._check_files = lock, on_failure, check_files
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -39,7 +50,10 @@ class Syncer:
         self._waiting: list[tuple[int, threading.Lock]] = []
 
     def wait_durable(self, commitlog_offset: int) -> None:
-        """Return when everything below an offset is on disk. Raises SyncFailed when that can no longer be known."""
+        """Return when everything below an offset is on disk.
+
+        Raises SyncFailed when that can no longer be known, StoreError when files of the store were deleted or cut.
+        """
         words = self._words
         while words[_DURABLE] < commitlog_offset:
             with self._mutex:
@@ -91,16 +105,22 @@ class Syncer:
     def _force(self) -> None:
         """Force the log from what is durable to what is published; call under the sync lock."""
         words, log = self._words, self.log
+        if words[_POISON] == Poison.FILES_LOST:
+            self._check_files()
+            raise files_lost(os.path.dirname(log.folder))
         if words[_POISON]:  # pages that failed once are clean now, and lost: a sync that works would prove nothing
             text = f"{log.folder}: a forced write failed before. Close the store in every process, see to the disk, and"
             raise SyncFailed(f"{text} open it again: it recovers what is there")
         start, stop = words[_DURABLE], words[_TAIL]
         try:
-            log.sync(start, stop)
+            try:
+                log.sync(start, stop)
+            finally:
+                self._check_files()  # before anybody is told that it is durable
             if start // log.file_size != (stop - 1) // log.file_size or start % log.file_size == 0:
                 self._disk.sync_folder(log.folder)  # the name of a new segment
         except SyncFailed:
-            words[_POISON] = 1
+            words[_POISON] = Poison.SYNC_FAILED
             self._on_failure()
             raise
         words[_DURABLE] = stop

@@ -1,24 +1,21 @@
-"""Make the derived files again from the log: every record of a stretch, in order, to the dispatcher.
+"""Dispatch a stretch of the log again: after a crash, and after a process was killed between append and dispatch.
 
 After a crash this is what takes the time, so the usual record (V1, IPv4) is read by its fixed places, and an end takes
-from its half what both have in common.
+from its half what both have in common. There is one rule for which slot an end settles, `Replay._slot_of`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from broker.errors import CorruptRecord, CorruptStore
 from broker.format import properties as names
 from broker.format.commitlog import BODY_AT, MAGIC_BLANK, MAGIC_V1, RecordHead, RecordMiddle
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
-from broker.store.recover.tail import WINDOW_BYTES, LogReader
-from broker.store.write.control import Word
+from broker.store.read.log_reader import WINDOW_BYTES, LogReader
+from broker.store.write.control import ControlPage, Word
+from broker.store.write.dispatch import Dispatcher
 from broker.store.write.pending_record import PendingRecord, draft_of, group_hash, index_code, tag_hash, target_topic
-
-if TYPE_CHECKING:
-    from broker.store.writer import StoreWriter
 
 _HEAD, _MIDDLE = RecordHead.STRUCT, RecordMiddle.STRUCT
 _BODY_AT = BODY_AT[False, False]
@@ -36,19 +33,25 @@ _Half = tuple[int, bytes, bytes, PendingRecord, int, int]
 
 
 class Replay:
-    """Dispatches the records of a log again. The derived files must be cut at where it begins."""
+    """Dispatches the records of a log again. The derived files must be cut at where it begins.
 
-    def __init__(self, store: StoreWriter) -> None:
-        self._store, self._dispatcher = store, store.dispatcher
-        self._log = LogReader(store.disk, store.paths.commitlog, store.layout.segment_bytes)
+    With `again`, where the derived files may hold parts of the first record: what is there already is left as it is,
+    and `dispatched` is raised after each record, so that no record is begun twice.
+    """
+
+    def __init__(self, log: LogReader, control: ControlPage, dispatcher: Dispatcher, *, again: bool = False) -> None:
+        self._log, self._control, self._dispatcher, self._again = log, control, dispatcher, again
         self._halves: dict[int, _Half] = {}
         self._topics: dict[bytes, str] = {}
-        self._slots = store.control[Word.SLOTS]
+        self._slots = control[Word.SLOTS]
         self.records = 0
 
-    def run(self, start: int, end: int, told: Callable[[int], None]) -> None:
-        """Dispatch all of [start, end), and say after each window how far that is. Raises CorruptStore, StoreFull."""
-        control, at = self._store.control, start
+    def run(self, start: int, end: int, progress: Callable[[int], None] = lambda _: None) -> None:
+        """Dispatch all of [start, end); after each window, call `progress` with the offset reached.
+
+        Raises CorruptStore where no record begins, StoreFull.
+        """
+        control, at = self._control, start
         while at < end:
             window, base = self._log.read(at, min(WINDOW_BYTES, end - at)), at
             at = self._window(window, base)
@@ -57,14 +60,15 @@ class Replay:
                 at = self._window(self._log.read(base, max(size, 0)), base)
             if at == base:
                 path = self._log.path_of(at)
-                text = f"{path}: no record begins at CommitLog offset {at}, where one was a moment ago"
-                raise CorruptStore(f"{text}. Run: checkback recover {self._store.path}", path=path)
+                text = f"{path}: no record begins at CommitLog offset {at}, where one was published"
+                raise CorruptStore(f"{text}. Run: checkback verify STORE, then checkback salvage STORE OUT", path=path)
             control[Word.DISPATCHED] = min(at, end)
-            told(min(at, end))
+            progress(min(at, end))
 
     def _window(self, window: bytes, base: int) -> int:
         """Dispatch the records that lie whole in a window; returns the offset behind the last of them."""
         unpack, dispatch, reserve = _HEAD.unpack_from, self._dispatcher.dispatch, self._dispatcher.index.reserve
+        again, words = self._again, self._control.words
         at, size_all = 0, len(window)
         while at + 8 <= size_all:
             size = int.from_bytes(window[at : at + 4], "big", signed=True)
@@ -79,21 +83,23 @@ class Replay:
             else:
                 draft = self._draft(window, at, size, place, sys_flag & 0xC, queue_id, queue_offset, body_crc, born_ms)
                 store_ms = int.from_bytes(window[at + _STORE_TIME_AT : at + _STORE_TIME_AT + 8], "big")
-            if draft.index_codes:
+            if draft.index_codes and not again:  # else the process that appended it has reserved the room
                 reserve(len(draft.index_codes))
-            dispatch(draft, base + at, queue_offset, store_ms)
+            dispatch(draft, base + at, queue_offset, store_ms, again=again)
             if draft.kind == _PREPARED:
                 self._keep_slots(queue_offset + 1)
-            if store_ms > self._store.control.words[_STORE_MS]:
-                self._store.control.words[_STORE_MS] = store_ms
+            if store_ms > words[_STORE_MS]:
+                words[_STORE_MS] = store_ms
             at += size
+            if again:
+                words[_DISPATCHED] = base + at
             self.records += 1
         return base + at
 
     def _keep_slots(self, following: int) -> None:
         """Once RocketMQ 3.x compacted a table it counts from a lower slot on: the table ends behind the highest."""
         if following < self._slots:
-            self._store.control.words[_SLOTS] = self._slots
+            self._control.words[_SLOTS] = self._slots
         else:
             self._slots = following
 
@@ -149,7 +155,7 @@ class Replay:
 
     def _slot_of(self, end: PendingRecord, half_offset: int, body_crc: int, born_ms: int) -> int:
         """The slot that an end settles; -1 when it names no half of its own. `events.names_half` says the rule."""
-        if not self._log.begin <= half_offset < self._store.control[Word.TAIL]:
+        if not self._log.begin <= half_offset < self._control[Word.TAIL]:
             return -1
         head = self._log.read(half_offset, 4)
         try:
@@ -161,7 +167,7 @@ class Replay:
         return record.queue_offset if own and same else -1
 
 
-_STORE_MS, _SLOTS = int(Word.STORE_MS), int(Word.SLOTS)
+_STORE_MS, _SLOTS, _DISPATCHED = int(Word.STORE_MS), int(Word.SLOTS), int(Word.DISPATCHED)
 _CRC_MARK = f"{names.CRC32}\x01".encode()
 
 

@@ -1,0 +1,148 @@
+"""Drives the enlistment of a Django connection's transaction: what stands before its COMMIT, and what follows it.
+
+Django has no hook before COMMIT, and `on_commit` alone is not enough: PostgreSQL answers the COMMIT of a transaction in
+which a statement failed with a silent ROLLBACK, and `on_commit` would deliver. So `commit`, `rollback` and `close` of
+the connection object are wrapped, at the first message that is sent on it. `Atomic.__exit__` and `transaction.commit()`
+call these methods. A COMMIT in plain SQL does not, and is sound as well: a row goes in before its half message is
+stored, and the half message is durable before another statement can run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from django.db import DatabaseError, Error, InternalError
+
+from broker.enlisting.enlistment import Branch, Enlistment, LedgerRows, deliver
+from broker.errors import TransactionError
+from broker.transaction.service import TransactionalMessageService
+
+_ATTRIBUTE = "_checkback_watch"
+_places = itertools.count(1)
+
+
+class ConnectionWatch:
+    """The messages of the transaction that a connection is in. Belongs to one thread, as the connection does."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._enlistment: Enlistment | None = None
+        self._failure: BaseException | None = None  # of a send, outside of any savepoint that could take it back
+        self._commit, self._rollback, self._close = connection.commit, connection.rollback, connection.close
+        connection.commit, connection.rollback, connection.close = self.commit, self.rollback, self.close
+
+    @contextlib.contextmanager
+    def failing_makes_commit_impossible(self) -> Iterator[None]:
+        """Mark the transaction, or its innermost savepoint, for rollback when a message could not be sent.
+
+        Django's own mark: further statements raise, and the block is rolled back even if the error is swallowed.
+        """
+        connection = self._connection
+        try:
+            yield
+        except BaseException as error:
+            if connection.in_atomic_block:
+                connection.set_rollback(True)
+                connection.rollback_exc = error
+                if not any(connection.savepoint_ids):
+                    self._failure = error
+            raise
+
+    def branch(
+        self, rows: LedgerRows, producer_group: str, service: TransactionalMessageService, *, store_id: str
+    ) -> Branch:
+        """A branch for one message: each has a ledger row of its own.
+
+        So the database itself says which messages a ROLLBACK TO took with it, also one by
+        `transaction.savepoint_rollback` or in plain SQL, of which nothing is seen here.
+        """
+        if self._enlistment is None:
+            self._enlistment = Enlistment()
+        place, connection = (producer_group, service), self._connection
+        return self._enlistment.branch(connection, rows, *place, store_id=store_id, savepoint=next(_places))
+
+    def deliver_in_tests(self, branch: Branch) -> None:
+        """Deliver at `captureOnCommitCallbacks(execute=True)` of a TestCase, which never commits.
+
+        After a real COMMIT the message is delivered before Django calls this.
+        """
+        self._connection.on_commit(partial(self._deliver, branch), robust=True)
+
+    def _deliver(self, branch: Branch) -> None:
+        if self._enlistment is not None and branch in self._enlistment.branches:
+            deliver(branch.service, branch.halves)
+            branch.halves.clear()
+
+    # In place of the methods of the connection
+
+    def commit(self) -> None:
+        """See that the rows are in place, COMMIT, end the messages."""
+        enlistment, self._failure = self._enlistment, None
+        if enlistment is None:
+            self._commit()
+            return
+        try:
+            enlistment.seal(self._connection)
+        except BaseException as error:
+            self._roll_back_at_once()
+            if isinstance(error, InternalError):
+                text = "nothing was saved: a statement of the transaction failed, and its error was swallowed"
+                raise TransactionError(f"{text} ({error})") from error
+            raise
+        try:
+            self._commit()
+        except DatabaseError:
+            raise  # a deferred constraint, say: Django calls `rollback` next, where the ledger is asked
+        except BaseException:
+            self._leave("COMMIT was interrupted")
+            raise
+        self._enlistment = None
+        enlistment.committed()
+
+    def rollback(self) -> None:
+        """ROLLBACK, discard the messages; an error of `send` that was swallowed is raised again in other words."""
+        failure, self._failure = self._failure, None
+        self._rollback()
+        if self._enlistment is not None:
+            try:
+                self._enlistment.rolled_back_by(self._connection)
+            except Error as error:
+                self._leave(f"the database does not say whether the transaction was rolled back ({error})")
+            finally:
+                self._enlistment = None
+                self._rollback()  # PostgreSQL: asking the ledger began a transaction
+        if failure is not None and sys.exc_info()[1] is None:
+            text = "nothing was saved: a message could not be sent, and its error was swallowed"
+            raise TransactionError(f"{text} ({type(failure).__name__}: {failure})") from failure
+
+    def close(self) -> None:
+        """Close; what was not committed is lost with the connection, and check-back discards its messages."""
+        self._failure = None
+        self._leave("the connection was closed in its transaction")
+        self._close()
+
+    def _leave(self, why: str) -> None:
+        if self._enlistment is not None:
+            self._enlistment.leave(why)
+            self._enlistment = None
+
+    def _roll_back_at_once(self) -> None:
+        """Before an error leaves `commit`: after one that is not the database's, Django would COMMIT on SQLite."""
+        try:
+            self.rollback()
+        except Error:
+            self.close()
+
+
+def watch_of(connection: Any) -> ConnectionWatch:
+    """The watch of a connection, which it keeps for as long as it lives."""
+    known = connection.__dict__.get(_ATTRIBUTE)
+    if not isinstance(known, ConnectionWatch):
+        known = ConnectionWatch(connection)
+        setattr(connection, _ATTRIBUTE, known)
+    return known

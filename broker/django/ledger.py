@@ -1,0 +1,110 @@
+"""DjangoLedger: the ledger in a database of Django's settings. Its rows go through Django's own connection.
+
+    producer = store.producer("shop", topics=["orders"], ledger=DjangoLedger(using="default"))
+
+Check-back reads the same tables through SQLAlchemy, with the settings of the same alias.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from broker.django.connection_watch import watch_of
+from broker.django.rows import DjangoRows
+from broker.errors import TransactionError
+from broker.ledger import Ledger
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from broker.enlisting.enlistment import Branch
+    from broker.transaction.service import TransactionalMessageService
+
+_VENDORS = ("postgresql", "sqlite")
+_DJANGOS_OPTIONS = {  # of OPTIONS, what Django takes for itself and the driver does not know
+    "assume_role", "init_command", "isolation_level", "pool", "prepare_threshold", "server_side_binding",
+    "transaction_mode",
+}  # fmt: skip
+
+
+class DjangoLedger(Ledger):
+    """The tables `checkback_ledger` and `checkback_ledger_mark` in the database of an alias of Django's settings.
+
+    Make it at first use, not while Django loads its settings. Raises TransactionError for a database other than SQLite
+    and PostgreSQL, BrokerError for an SQLite database in memory that is not the test runner's.
+    """
+
+    joins_by_itself = True
+
+    def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
+        self.using = using
+        connection = connections[using]
+        if connection.vendor not in _VENDORS:
+            raise TransactionError(f"the ledger for Django takes {' and '.join(_VENDORS)}, not {connection.vendor}")
+        self._database = str(connection.settings_dict["NAME"])
+        super().__init__(_engine(connection))
+        self._rows = DjangoRows(self.rows.name)
+
+    def __repr__(self) -> str:
+        return f"<broker.django.DjangoLedger {self.using!r}: {self._engine.url!r}>"
+
+    @contextlib.contextmanager
+    def joining(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Iterator[Branch]:
+        """Around the storing of one half message in the transaction that this thread's connection is in.
+
+        Its row is inserted here. The caller stores the half message durably before it leaves: then a COMMIT may come
+        from anywhere. What is raised inside makes COMMIT impossible.
+        """
+        connection = connections[self.using]
+        watch = watch_of(connection)
+        with watch.failing_makes_commit_impossible():
+            self._check(connection)
+            branch = watch.branch(self._rows, producer_group, service, store_id=store_id)
+            yield branch
+            watch.deliver_in_tests(branch)
+
+    def _check(self, connection: Any) -> None:
+        """Refuse, before anything is stored, a connection that has no transaction to join."""
+        where = f"the database {self.using!r}"
+        if not connection.in_atomic_block:
+            text = f"no transaction.atomic() is active on {where}, so there is no COMMIT that the message could join"
+            text = f"{text}: send inside transaction.atomic(), or set ATOMIC_REQUESTS"
+            raise TransactionError(f"{text} (from async code: await sync_to_async(function)(), with both inside)")
+        if not connection.commit_on_exit:
+            text = (
+                f"{where} is in manual transaction management (set_autocommit(False)), where atomic() does not commit"
+            )
+            raise TransactionError(f"{text}: turn autocommit on, and send inside transaction.atomic()")
+        if str(connection.settings_dict["NAME"]) != self._database:
+            text = (
+                f"the ledger was made for {self._database!r}, and {where} is {connection.settings_dict['NAME']!r} now"
+            )
+            raise TransactionError(f"{text}: make the DjangoLedger at first use, in a function, and not at import")
+
+
+def _engine(connection: Any) -> Engine:
+    """An engine for the database that a connection of Django's is configured for; nothing connects yet."""
+    from sqlalchemy import URL, NullPool, create_engine
+
+    chosen = connection.settings_dict
+    options = {name: value for name, value in chosen["OPTIONS"].items() if name not in _DJANGOS_OPTIONS}
+    database = str(chosen["NAME"])
+    if connection.vendor == "sqlite":
+        url = URL.create("sqlite", database=database, query={"uri": "true"} if database.startswith("file:") else {})
+    else:
+        from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+        driver = "psycopg" if is_psycopg3 else "psycopg2"
+        url = URL.create(
+            f"postgresql+{driver}",
+            chosen["USER"] or None,
+            chosen["PASSWORD"] or None,
+            chosen["HOST"] or None,
+            int(chosen["PORT"]) if chosen["PORT"] else None,
+            database,
+        )
+    return create_engine(url, poolclass=NullPool, connect_args=options)

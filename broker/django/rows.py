@@ -1,0 +1,85 @@
+"""The ledger's table as a connection of Django's sees it in its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import Error
+
+from broker.errors import TransactionError
+from broker.ledger import COMMITTED
+
+_BATCH = 500  # keys in one SELECT: any database takes so many parameters
+_UNDEFINED_TABLE = "42P01"  # SQLSTATE
+_PATHS = "SELECT current_setting('search_path'), reset_val FROM pg_settings WHERE name = 'search_path'"
+
+
+class DjangoRows:
+    """Implements `broker.enlisting.enlistment.LedgerRows` for a connection of Django's.
+
+    The row goes in at the send, on SQLite too: there is no hook that could insert it just before any kind of COMMIT. So
+    SQLite's write lock is held from the send on, and protects the transaction from check-back as a row lock does.
+    """
+
+    holds_a_lock = True
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self._home: int | None = None  # PostgreSQL's id of the table that check-back reads
+
+    def insert(self, connection: Any, key: str, producer_group: str, store_id: str) -> None:
+        """See LedgerRows. Raises TransactionError when the table is missing or another than check-back's."""
+        columns = "ledger_key, state, producer_group, store_id"
+        statement = f"INSERT INTO {self._quoted(connection)} ({columns}) VALUES (%s, %s, %s, %s)"  # noqa: S608 - ours
+        has_ids = connection.vendor == "postgresql"
+        try:
+            with connection.cursor() as cursor:
+                returning = " RETURNING tableoid::bigint" if has_ids else ""
+                cursor.execute(statement + returning, [key, COMMITTED, producer_group, store_id])
+                if has_ids and (table_id := int(cursor.fetchone()[0])) != self._home:
+                    self._check_home(cursor, table_id)
+        except Error as error:
+            if "no such table" in str(error) or _sqlstate(error) == _UNDEFINED_TABLE:
+                where = f"the database {connection.alias!r} has no table {self._table}"
+                raise TransactionError(f"{where}: run manage.py migrate checkback") from error
+            raise
+
+    def present(self, connection: Any, keys: Sequence[str]) -> set[str]:
+        """See LedgerRows."""
+        found: set[str] = set()
+        with connection.cursor() as cursor:
+            for start in range(0, len(keys), _BATCH):
+                chunk = list(keys[start : start + _BATCH])
+                wanted = ", ".join(["%s"] * len(chunk))
+                name = self._quoted(connection)
+                cursor.execute(f"SELECT ledger_key FROM {name} WHERE ledger_key IN ({wanted})", chunk)  # noqa: S608
+                found.update(key for (key,) in cursor.fetchall())
+        return found
+
+    def _check_home(self, cursor: Any, table_id: int) -> None:
+        """Raises TransactionError when the search_path, of a tenant say, leads to another table than check-back's.
+
+        Check-back connects with the same settings, so it has the search_path that a new connection gets: what
+        PostgreSQL calls the reset value.
+        """
+        cursor.execute(_PATHS)
+        current, default = cursor.fetchone()
+        if current != default:
+            cursor.execute("SELECT set_config('search_path', %s, true)", [default])
+            cursor.execute("SELECT to_regclass(%s)::oid::bigint", [self._table])
+            home = cursor.fetchone()[0]
+            cursor.execute("SELECT set_config('search_path', %s, true)", [current])
+            if home != table_id:
+                text = f"the search_path {current!r} leads to another table {self._table} than the one that"
+                text = f"{text} check-back reads, with search_path {default!r}"
+                raise TransactionError(f"{text}: keep the ledger in a schema that all tenants share")
+        self._home = table_id
+
+    def _quoted(self, connection: Any) -> str:
+        return str(connection.ops.quote_name(self._table))
+
+
+def _sqlstate(error: Error) -> object:
+    cause = error.__cause__
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)  # psycopg, psycopg2

@@ -1,0 +1,282 @@
+"""What is staged in one database transaction, and what becomes of it when that ends. Knows no database library.
+
+    half messages appended ─► fsync ─► ledger rows ─► COMMIT ─► end records
+                                                        │
+                                raises: the outcome is unknown, and check-back asks the ledger
+
+Before COMMIT every failure rolls back, here and in the database. After it nothing can fail: an end record that cannot
+be written now is written by check-back.
+
+RocketMQ: DefaultMQProducerImpl.sendMessageInTransaction, endTransaction (5.3.3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.ledger import LEDGER_KEY, new_key
+from broker.transaction.service import Half, TransactionalMessageService
+
+_log = logging.getLogger("broker")
+
+
+class Stage(enum.Enum):
+    """How far a transaction has come."""
+
+    ACTIVE = "active"
+    SEALED = "about to commit"  # its rows are in place and COMMIT is next: the outcome is unknown until it returns
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    LEFT = "left to check-back"
+
+
+class LedgerRows(Protocol):
+    """A ledger's table as a database transaction sees it; `connection` is whatever the adapter passes to `Enlistment`.
+
+    `holds_a_lock`: the database locks a single row, so the row is inserted at the first send and protects a running
+    transaction from check-back. Otherwise (SQLite, one writer) it is inserted just before COMMIT.
+    """
+
+    @property
+    def holds_a_lock(self) -> bool: ...
+
+    def insert(self, connection: Any, key: str, producer_group: str, store_id: str) -> None:
+        """Insert "committed". Raises AlreadyEnded when check-back's tombstone stands there, TransactionError."""
+
+    def present(self, connection: Any, keys: Sequence[str]) -> set[str]:
+        """The keys that have a row "committed" in this transaction's view."""
+
+
+@dataclass(eq=False)
+class Branch:
+    """The messages of one producer group in one savepoint, or outside of any: they share one ledger row.
+
+    The row is inserted inside the savepoint, so the database itself says which branches survived.
+    """
+
+    rows: LedgerRows
+    producer_group: str
+    store_id: str
+    service: TransactionalMessageService
+    savepoint: Hashable | None
+    key: str = field(default_factory=lambda: new_key(time.time_ns() // 1_000_000))
+    is_inserted: bool = False
+    halves: list[Half] = field(default_factory=list)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What each half message of the branch carries."""
+        return {LEDGER_KEY: self.key}
+
+
+class Enlistment:
+    """The messages in one transaction of a database connection. An adapter calls, in this order:
+
+    - `branch(...)` for each send, with a value that identifies the innermost open savepoint (None outside of any);
+      it appends the half message to the branch it gets, and calls `doom(...)` when anything in the send fails.
+    - `savepoint_rolled_back(savepoint)` after a ROLLBACK TO: what failed inside does not matter any more.
+    - `check()` and `wait_durable()` before COMMIT, ideally before the database takes its write lock; then
+      `seal(connection)` as the last step before COMMIT.
+    - `committed()` when COMMIT returned; `rolled_back()` when the transaction is known to be rolled back, or
+      `rolled_back_by(connection)` where a COMMIT behind the adapter's back is possible; `leave(...)` when the outcome
+      is unknown, which check-back then finds out. The first of these calls counts; later ones do nothing.
+
+    Not thread-safe, as a database transaction is not.
+    """
+
+    def __init__(self) -> None:
+        self.stage = Stage.ACTIVE
+        self.branches: list[Branch] = []
+        self.releases = contextlib.ExitStack()  # what is held until COMMIT returned: turns at SQLite's write lock
+        self._dooms: list[tuple[Hashable | None, str]] = []
+        self._durable: dict[int, int] = {}  # by service: up to which CommitLog offset it was waited for
+
+    def __repr__(self) -> str:
+        return f"<Enlistment, {self.stage.value}, {len(self.halves)} messages>"
+
+    @property
+    def halves(self) -> list[Half]:
+        return [half for branch in self.branches for half in branch.halves]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the transaction has not ended, as far as is known here."""
+        return self.stage in (Stage.ACTIVE, Stage.SEALED)
+
+    # Before COMMIT
+
+    def branch(
+        self,
+        connection: Any,
+        rows: LedgerRows,
+        producer_group: str,
+        service: TransactionalMessageService,
+        *,
+        store_id: str,
+        savepoint: Hashable | None,
+    ) -> Branch:
+        """The branch that a message belongs to; a new one inserts its ledger row here where `LedgerRows` says so."""
+        for known in reversed(self.branches):
+            if (
+                known.savepoint == savepoint
+                and known.rows is rows
+                and known.producer_group == producer_group
+                and known.store_id == store_id
+                and known.service is service
+            ):
+                return known
+        made = Branch(rows, producer_group, store_id, service, savepoint)
+        if rows.holds_a_lock or savepoint is not None:
+            rows.insert(connection, made.key, producer_group, store_id)
+            made.is_inserted = True
+        self.branches.append(made)
+        return made
+
+    def doom(self, reason: str, savepoint: Hashable | None = None) -> None:
+        """Make COMMIT impossible: a send failed, and whoever catches its error must not commit without the message."""
+        self._dooms.append((savepoint, reason))
+
+    def savepoint_rolled_back(self, savepoint: Hashable) -> None:
+        """What the savepoint did was undone; its ledger rows went with it, which `seal` sees."""
+        self._dooms = [doom for doom in self._dooms if doom[0] != savepoint]
+
+    def check(self) -> None:
+        """Raises TransactionError when the transaction must not commit."""
+        if self._dooms:
+            raise TransactionError(
+                f"the transaction cannot commit, since a message could not be sent in it: {self._dooms[0][1]}. Nothing "
+                "was saved: roll it back and do it again, or put the send that may fail into a savepoint"
+            )
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether `wait_durable` has waited for all half messages."""
+        return all(self._is_durable(branch) for branch in self.branches)
+
+    def _is_durable(self, branch: Branch) -> bool:
+        return not branch.halves or branch.halves[-1].end <= self._durable.get(id(branch.service), -1)
+
+    def wait_durable(self) -> None:
+        """Return when all half messages are as durable as the store's sync mode says. Raises SyncFailed."""
+        for branch in self.branches:
+            if not self._is_durable(branch):
+                branch.service.wait_durable(branch.halves[-1])
+                self._durable[id(branch.service)] = branch.halves[-1].end
+
+    def seal(self, connection: Any) -> None:
+        """Put the ledger rows in place: the last step before COMMIT.
+
+        Raises AlreadyEnded when check-back rolled the transaction back meanwhile, TransactionError when a row that was
+        inserted is not there, SyncFailed.
+        """
+        self.check()
+        self.wait_durable()
+        for branch in self._vanished(connection):
+            if branch.savepoint is None:
+                raise TransactionError(
+                    f"the ledger row {branch.key} is gone from its own transaction, which was rolled back past the "
+                    "session: nothing more is saved"
+                )
+            self.branches.remove(branch)
+            _discard(branch)
+        for branch in self.branches:
+            if branch.halves and not branch.is_inserted:
+                branch.rows.insert(connection, branch.key, branch.producer_group, branch.store_id)
+                branch.is_inserted = True
+        self.stage = Stage.SEALED
+
+    def _vanished(self, connection: Any) -> list[Branch]:
+        """The branches whose rows were inserted and are not there."""
+        inserted = [branch for branch in self.branches if branch.is_inserted]
+        present: set[str] = set()
+        for rows in {id(branch.rows): branch.rows for branch in inserted}.values():
+            present |= rows.present(connection, [branch.key for branch in inserted if branch.rows is rows])
+        return [branch for branch in inserted if branch.key not in present]
+
+    # The end
+
+    def committed(self) -> None:
+        """Deliver every message; what cannot be ended now is left to check-back, which ends it the same way."""
+        if self._ends(Stage.COMMITTED):
+            for branch in self.branches:
+                _deliver(branch)
+
+    def rolled_back(self) -> None:
+        """Never deliver the messages; likewise."""
+        if self._ends(Stage.ROLLED_BACK):
+            for branch in self.branches:
+                _discard(branch)
+
+    def rolled_back_by(self, connection: Any) -> None:
+        """The same after a ROLLBACK on a connection that still works, once it is sure that nothing was committed.
+
+        A row that is there says that a COMMIT went past the session. Its branch is delivered, as check-back would.
+        """
+        inserted = [branch for branch in self.branches if branch.is_inserted]
+        vanished = self._vanished(connection)
+        if len(vanished) == len(inserted):
+            self.rolled_back()
+        elif self._ends(Stage.COMMITTED):
+            _log.error("a COMMIT went past the session: %s", self._ids("delivered, since their ledger row is saved:"))
+            for branch in self.branches:
+                _discard(branch) if branch in vanished else _deliver(branch)
+
+    def leave(self, why: str) -> None:
+        """Let check-back find out how the transaction ended."""
+        if self._ends(Stage.LEFT) and self.halves:
+            _log.warning("%s: %s", why, self._ids("left to check-back:"))
+
+    def park(self, why: str) -> None:
+        """Let a person decide: the ledger cannot say how the transaction ended."""
+        if self._ends(Stage.LEFT):
+            _log.error("%s: %s", why, self._ids("parked until `checkback resolve` decides:"))
+            for branch in self.branches:
+                for half in branch.halves:
+                    with contextlib.suppress(BrokerError):  # check-back will ask, then
+                        branch.service.park(half, why)
+
+    def _ends(self, stage: Stage) -> bool:
+        """Enter a last stage; False when the transaction has ended before."""
+        if not self.is_open:
+            return False
+        self.stage = stage
+        self.releases.close()
+        return True
+
+    def _ids(self, what: str) -> str:
+        return f"{what} {', '.join(half.message_id for half in self.halves) or 'no message'}"
+
+
+def _deliver(branch: Branch) -> None:
+    deliver(branch.service, branch.halves)
+
+
+def _discard(branch: Branch) -> None:
+    discard(branch.service, branch.halves)
+
+
+def deliver(service: TransactionalMessageService, halves: Iterable[Half]) -> None:
+    """Commit half messages; one that cannot be ended now is left to check-back."""
+    _end(service.commit, halves, "commit")
+
+
+def discard(service: TransactionalMessageService, halves: Iterable[Half]) -> None:
+    """Roll half messages back; likewise."""
+    _end(service.rollback, halves, "roll back")
+
+
+def _end(end: Callable[[Half], object], halves: Iterable[Half], verb: str) -> None:
+    for half in halves:
+        try:
+            end(half)
+        except AlreadyEnded as error:
+            _log.error("%s, although its local transaction says %s", error, verb)
+        except BrokerError as error:
+            _log.warning("check-back will %s %s, which could not be ended now: %s", verb, half.message_id, error)

@@ -1,0 +1,145 @@
+"""What is refused at the send, before anything is saved: sessions in which a message and its row could part.
+
+Each check raises TransactionError with a sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from broker.enlisting.sqlalchemy_rows import in_transaction
+from broker.errors import TransactionError
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy.orm import Session
+
+    from broker.ledger import Ledger
+
+_PORTS = {"postgresql": 5432, "mysql": 3306}
+_FAMILIES = {"mariadb": "mysql"}
+_ONE_DATABASE = "a message and its rows need one COMMIT"
+
+
+def check_session(session: Session, ledger: Ledger) -> None:
+    """What can be refused before the session has a connection."""
+    if session.twophase:
+        raise TransactionError(
+            "the session has twophase=True, where COMMIT is split in two: send in a session of its own without it"
+        )
+    for engine in _engines(session):
+        _check_engine(engine, ledger, "the session is also bound to")
+    from sqlalchemy.exc import UnboundExecutionError
+
+    try:
+        bind = session.get_bind(clause=ledger.rows)
+    except UnboundExecutionError:
+        raise TransactionError(
+            "the session has no bind for the ledger's table: give it the ledger's engine, Session(engine)"
+        ) from None
+    _check_engine(bind.engine, ledger, "the session writes to")
+
+
+def check_owned(session: Session, connection: Connection) -> None:
+    """Raises TransactionError when session.commit() would not be the COMMIT of the connection's transaction."""
+    root: Any = session.get_transaction()
+    entry = getattr(root, "_connections", {}).get(connection)
+    if entry is None:
+        return
+    _, transaction, should_commit, _ = entry
+    if not should_commit or transaction is not connection.get_transaction():
+        raise TransactionError(
+            "the session is a part of an outer transaction, so its commit() is no COMMIT: send with the connection "
+            "that began it, producer.send(message, connection), or let the session begin its own transaction"
+        )
+
+
+def check_only_database(session: Session, ledger: Ledger) -> None:
+    """Before COMMIT: whatever `get_bind` said, no connection of the session's transaction leads elsewhere."""
+    root: Any = session.get_transaction()
+    entries = getattr(root, "_connections", {})
+    if len(entries) > 2:  # each connection is there twice: by itself, and by its engine
+        for connection, *_ in entries.values():
+            _check_engine(connection.engine, ledger, "the session's transaction also has a connection to")
+
+
+def check_connection(connection: Connection, ledger: Ledger) -> None:
+    """What a connection must be, once it is in its transaction."""
+    from sqlalchemy import TwoPhaseTransaction
+
+    _check_engine(connection.engine, ledger, "the connection leads to")
+    if isinstance(connection.get_transaction(), TwoPhaseTransaction):
+        raise TransactionError("the connection is in a two-phase transaction: send in a plain one, connection.begin()")
+    _check_autocommit(connection)
+    _check_translation(connection, ledger)
+
+
+def _check_autocommit(connection: Connection) -> None:
+    raw: Any = connection.connection.dbapi_connection
+    if connection.dialect.name == "sqlite":
+        # A driver in isolation_level None may yet be in a transaction: SQLAlchemy's recipe emits BEGIN by itself.
+        loose = connection.dialect.detect_autocommit_setting(raw) or getattr(raw, "autocommit", None) is True
+        loose = loose and not in_transaction(connection)
+    else:
+        loose = connection.dialect.detect_autocommit_setting(raw)
+    if loose:
+        raise TransactionError(
+            "the session is in AUTOCOMMIT, where each statement is saved alone and there is no COMMIT to take part in: "
+            "send in a session whose engine and driver have another isolation_level"
+        )
+
+
+def _check_translation(connection: Connection, ledger: Ledger) -> None:
+    """A schema_translate_map must not move the ledger's table: check-back knows nothing of it."""
+    translated = connection.get_execution_options().get("schema_translate_map") or {}
+    schema = ledger.rows.schema
+    if schema in translated and translated[schema] != schema:
+        raise TransactionError(
+            f"the schema_translate_map moves the ledger's table from schema {schema!r} to {translated[schema]!r}, "
+            f"where check-back does not look: name the schema, Ledger(engine, schema={translated[schema]!r}), one "
+            "ledger and one producer for each tenant"
+        )
+
+
+def _engines(session: Session) -> Iterator[Engine]:
+    """The engines that the session was given, for all mappers or for some."""
+    if session.bind is not None:
+        yield session.bind.engine
+    binds: dict[Any, Any] = getattr(session, "binds", None) or getattr(session, "_Session__binds", {})  # 2.1, 2.0
+    for bind in binds.values():
+        yield bind.engine
+
+
+def _check_engine(engine: Engine, ledger: Ledger, what: str) -> None:
+    if not same_database(engine, ledger.session_engine):
+        raise TransactionError(
+            f"{what} {engine.url!r}, and the ledger is in {ledger.session_engine.url!r}: {_ONE_DATABASE}, so use a "
+            "session that is bound to the ledger's engine alone"
+        )
+
+
+def same_database(one: Engine, other: Engine) -> bool:
+    """Whether two engines lead to one database, by pool or by URL. Drivers, users and passwords may differ."""
+    if one is other or one.pool is other.pool:
+        return True
+    place = _place(one.url)
+    return place is not None and place == _place(other.url)
+
+
+def _place(url: URL) -> tuple[object, ...] | None:
+    """Where a database is; None when the URL does not say, since an engine's `creator` connects."""
+    family = url.get_backend_name()
+    family = _FAMILIES.get(family, family)
+    query = {name: value for name, value in url.query.items() if isinstance(value, str)}
+    database = url.database or query.get("dbname")
+    if not database:
+        return None
+    if family == "sqlite":
+        path = unquote(database.removeprefix("file:").partition("?")[0]) if database.startswith("file:") else database
+        return family, os.path.realpath(path)
+    host = url.host or query.get("host") or query.get("unix_socket")
+    port = url.port or int(query.get("port") or _PORTS.get(family, 0))
+    return family, host, port, database, query.get("service")

@@ -1,0 +1,253 @@
+"""Messages join the transaction of a SQLAlchemy session or connection, and end with it, whoever commits.
+
+    Session.before_commit     refuse what is doomed; take a turn (SQLite); fsync the half messages; flush
+    Engine "commit"           the ledger rows: the last step before COMMIT
+    Session.after_commit      deliver
+    Engine "rollback"         discard
+    Session.after_transaction_end   what is neither, is left to check-back
+
+A `Connection` that no session commits has no event after COMMIT. There the listener of "commit" sends COMMIT itself,
+and SQLAlchemy's own that follows finds no transaction.
+
+Listeners are registered once, for the class Session and for each engine that was seen: on each session they would cost
+more than the ledger's row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from broker.enlisting import sqlalchemy_checks as checks
+from broker.enlisting.enlistment import Stage
+from broker.enlisting.sqlalchemy_enlistments import (
+    SessionEnlistment,
+    check_still_open,
+    of_connection,
+    of_session,
+    savepoint_of,
+)
+from broker.enlisting.sqlalchemy_rows import in_transaction
+from broker.errors import TransactionError, UnknownOutcome
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.orm import Session
+    from sqlalchemy.orm import SessionTransaction as OrmTransaction
+
+_COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+_ENDS = re.compile(  # with a savepoint that SQLAlchemy did not set: its own have names of one kind
+    _COMMENTS + r"(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|SAVEPOINT(?!\s+\W?sa_savepoint_)"
+    r"|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\s+(?:SAVEPOINT\s+)?\W?sa_savepoint_))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_MYSQL_COMMITS = re.compile(  # statements that MySQL and MariaDB commit before
+    _COMMENTS
+    + r"(?:BEGIN|START\s+TRANSACTION|(?:CREATE|DROP)\s+(?!TEMPORARY)|ALTER|TRUNCATE|RENAME|LOCK\s+TABLES|GRANT)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+_watched: weakref.WeakSet[Engine] = weakref.WeakSet()
+_watching = threading.Lock()
+
+
+def watch(engine: Engine) -> bool:
+    """Listen to an engine's transactions; False when somebody did before."""
+    from sqlalchemy import event
+
+    watch_sessions()
+    engine = getattr(engine, "_proxied", engine)  # engine.execution_options() shares the listeners of its engine
+    if engine in _watched:
+        return False
+    with _watching:
+        if engine in _watched:
+            return False
+        event.listen(engine, "commit", _on_commit)
+        event.listen(engine, "prepare_twophase", _on_twophase)
+        event.listen(engine, "commit_twophase", _on_twophase)
+        event.listen(engine, "rollback", _on_rollback)
+        event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
+        event.listen(engine, "before_cursor_execute", _on_statement)
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "savepoint", _on_sqlite_savepoint)
+        _watched.add(engine)
+    return True
+
+
+def watch_sessions() -> None:
+    """Listen to all sessions of the process."""
+    from sqlalchemy import event
+    from sqlalchemy.orm import Session
+
+    if not event.contains(Session, "before_commit", _before_commit):
+        with _watching:
+            event.listen(Session, "after_transaction_end", _after_transaction_end)
+            event.listen(Session, "after_commit", _after_commit)
+            event.listen(Session, "before_commit", _before_commit)
+
+
+def _before_commit(session: Session) -> None:
+    enlistments = of_session.get(session)
+    if not enlistments or session.in_nested_transaction():
+        return
+    for one in enlistments:
+        one.check()
+    try:
+        for one in enlistments:
+            _take_turns(one)
+            if not one.is_durable:
+                one.run(one.wait_durable)
+        session.flush()  # here and not by the session, which would look at its connections before the flush
+        for one in enlistments:
+            for ledger in one.ledgers:
+                checks.check_only_database(session, ledger)
+            one.session_commits = True
+    except BaseException:
+        for one in enlistments:
+            one.releases.close()
+        raise
+
+
+def _take_turns(enlistment: SessionEnlistment) -> None:
+    """At SQLite's write lock, before the flush takes it. See `Ledger.turn`: who has the lock already does not wait."""
+    connection = enlistment.connection
+    if enlistment.is_async or connection is None or not any(not one.is_inserted for one in enlistment.branches):
+        return
+    if not in_transaction(connection):
+        for ledger in sorted(enlistment.ledgers, key=id):  # in one order, or two threads would wait for each other
+            enlistment.releases.enter_context(ledger.turn())
+
+
+def _on_commit(connection: Connection) -> None:
+    """Just before the driver's COMMIT."""
+    enlistment = of_connection.get(connection)
+    if enlistment is None or enlistment.stage is not Stage.ACTIVE:
+        return
+    enlistment.begin(connection)
+    try:
+        enlistment.check()
+        if not enlistment.is_durable:
+            enlistment.run(enlistment.wait_durable)
+        check_still_open(enlistment, connection)
+        enlistment.seal(connection)
+    except BaseException:
+        # SQLAlchemy takes the transaction for ended now and would not roll it back before the connection is closed.
+        with contextlib.suppress(Exception):
+            _roll_back(connection, enlistment)
+        raise
+    if not enlistment.session_commits:
+        _commit(connection, enlistment)
+
+
+def _on_twophase(connection: Connection, xid: object, is_prepared: bool = False) -> None:
+    """A two-phase transaction takes no message: after a send that was refused it cannot commit."""
+    if (enlistment := of_connection.get(connection)) is not None and enlistment.is_open:
+        try:
+            enlistment.check()
+        except TransactionError:
+            connection.dialect.do_rollback_twophase(connection, xid, is_prepared)
+            raise
+
+
+def _commit(connection: Connection, enlistment: SessionEnlistment) -> None:
+    """COMMIT for a connection that no session commits: nobody would say that it returned."""
+    try:
+        connection.dialect.do_commit(connection.connection)
+    except BaseException as error:
+        enlistment.leave("COMMIT failed")
+        if isinstance(error, Exception):
+            raise unknown_outcome(error) from error
+        raise
+    of_connection.pop(connection, None)
+    enlistment.run(enlistment.committed)
+
+
+def _after_commit(session: Session) -> None:
+    enlistments = of_session.get(session)
+    if not enlistments:
+        return
+    sealed = [one for one in enlistments if one.stage is Stage.SEALED]
+    for one in sealed:
+        one.releases.close()
+        enlistments.remove(one)
+    for one in sealed:
+        one.run(one.committed)
+
+
+def _on_rollback(connection: Connection) -> None:
+    """Just before the driver's ROLLBACK."""
+    enlistment = of_connection.pop(connection, None)
+    if enlistment is None or not enlistment.is_of(connection.get_transaction()):
+        return
+    try:
+        _roll_back(connection, enlistment)
+    except Exception as error:  # noqa: BLE001 - a broken connection cannot say how its transaction ended
+        enlistment.leave(f"the database does not say whether the transaction was rolled back ({_short(error)})")
+
+
+def _roll_back(connection: Connection, enlistment: SessionEnlistment) -> None:
+    """ROLLBACK, and make sure that it was one: a COMMIT could have gone past the session."""
+    if not any(branch.is_inserted for branch in enlistment.branches):
+        if enlistment.was_in_transaction and in_transaction(connection) is False:
+            enlistment.run(lambda: enlistment.park("a COMMIT or ROLLBACK went past the session"))
+        connection.dialect.do_rollback(connection.connection)
+        enlistment.run(enlistment.rolled_back)
+        return
+    connection.dialect.do_rollback(connection.connection)
+    enlistment.rolled_back_by(connection)
+
+
+def _on_rollback_savepoint(connection: Connection, _name: str, _context: None) -> None:
+    enlistment = of_connection.get(connection)
+    savepoint = savepoint_of(connection)
+    if enlistment is not None and savepoint is not None:
+        enlistment.savepoint_rolled_back(savepoint)
+
+
+def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:
+    """Python's driver begins no transaction before a savepoint, and the RELEASE of an outermost one commits."""
+    if in_transaction(connection) is False:
+        connection.exec_driver_sql("BEGIN")
+
+
+def _on_statement(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+    """Refuse to end the transaction in SQL: SQLAlchemy would not know of it."""
+    if connection not in of_connection:
+        return
+    ends = _ENDS.match(statement)
+    if ends is None and connection.dialect.name in ("mysql", "mariadb"):
+        ends = _MYSQL_COMMITS.match(statement)
+    if ends is not None and of_connection[connection].is_open:
+        raise TransactionError(
+            f"{' '.join(ends.group().split())} in SQL would go past the messages of the transaction: call commit(), "
+            "rollback() or begin_nested() of the session or the connection"
+        )
+
+
+def _after_transaction_end(session: Session, transaction: OrmTransaction) -> None:
+    """The end of a session's transaction, however it came: what is not known by now is left to check-back."""
+    if transaction.parent is not None or session not in of_session:
+        return
+    for one in of_session.pop(session):
+        failed = "COMMIT failed" if one.stage is Stage.SEALED else "the transaction ended without COMMIT or ROLLBACK"
+        one.leave(f"{failed}, and its outcome is unknown")
+        one.releases.close()
+        if (connection := one.connection) is not None and of_connection.get(connection) is one:
+            del of_connection[connection]
+
+
+# What a user is told
+
+
+def unknown_outcome(error: BaseException) -> UnknownOutcome:
+    """The error of a COMMIT that failed."""
+    text = "COMMIT failed, and nobody knows yet whether it took place: check-back will find out, and deliver or discard"
+    return UnknownOutcome(f"{text} the messages ({_short(error)})")
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

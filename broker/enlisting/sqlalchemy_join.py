@@ -1,0 +1,130 @@
+"""Join a SQLAlchemy session's or connection's transaction: what a send does before it stores its half message."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from broker.enlisting import sqlalchemy_checks as checks
+from broker.enlisting.enlistment import Branch
+from broker.enlisting.sqlalchemy_enlistments import (
+    SessionEnlistment,
+    check_still_open,
+    of_connection,
+    of_session,
+    savepoint_of,
+)
+from broker.enlisting.sqlalchemy_events import watch, watch_sessions
+from broker.enlisting.sqlalchemy_rows import in_transaction, rows_of
+from broker.errors import TransactionError
+from broker.ledger import Ledger
+from broker.transaction.service import TransactionalMessageService
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
+
+def join(
+    target: Session | Connection,
+    ledger: Ledger,
+    producer_group: str,
+    service: TransactionalMessageService,
+    *,
+    store_id: str,
+) -> Branch:
+    """The branch for the next message in the transaction of a session or a connection, which begins if it has not.
+
+    Raises TransactionError where a message and its rows could part.
+    """
+    enlistment, connection = enlist(target, ledger)
+    check_still_open(enlistment, connection)
+    savepoint = savepoint_of(connection)
+    rows = rows_of(ledger)
+    branch = enlistment.branch(connection, rows, producer_group, service, store_id=store_id, savepoint=savepoint)
+    enlistment.was_in_transaction = enlistment.was_in_transaction or bool(in_transaction(connection))
+    return branch
+
+
+def enlist(target: Session | Connection, ledger: Ledger) -> tuple[SessionEnlistment, Connection]:
+    """The enlistment of a session's or a connection's transaction, and the connection that the ledger is on."""
+    from sqlalchemy import Connection
+
+    if isinstance(target, Connection):
+        if not target.in_transaction():
+            target.begin()
+        enlistment = _enlist_connection(target, ledger)
+        return enlistment, target
+    known = of_session.get(target)
+    if known is None or not any(ledger in one.ledgers and one.is_open for one in known):
+        checks.check_session(target, ledger)
+    from sqlalchemy.exc import InvalidRequestError
+
+    try:
+        connection = target.connection(bind_arguments={"clause": ledger.rows})
+    except InvalidRequestError as error:
+        raise TransactionError(f"the session cannot take part in a transaction now: {error}") from error
+    known_here = of_connection.get(connection)
+    if known_here is None or not known_here.is_of(connection.get_transaction()):
+        checks.check_owned(target, connection)
+    enlistment = _enlist_connection(connection, ledger)
+    known = of_session.setdefault(target, [])
+    if enlistment not in known:
+        known.append(enlistment)
+    return enlistment, connection
+
+
+def _enlist_connection(connection: Connection, ledger: Ledger) -> SessionEnlistment:
+    known = of_connection.get(connection)
+    if known is not None and known.is_open:
+        known.begin(connection)
+    if known is not None and known.is_of(connection.get_transaction()):
+        if ledger not in known.ledgers:
+            checks.check_connection(connection, ledger)
+            known.ledgers.append(ledger)
+        return known
+    if known is not None:
+        known.leave("its transaction ended unseen")
+    is_new = watch(connection.engine)
+    if is_new and connection.dialect.name == "sqlite" and connection.in_nested_transaction():
+        raise TransactionError(
+            "this savepoint was set before checkback knew the engine, and SQLite's driver may have begun no "
+            "transaction around it: create the session from the ledger's engine, or send before the first savepoint"
+        )
+    checks.check_connection(connection, ledger)
+    made = SessionEnlistment(connection)
+    made.ledgers.append(ledger)
+    of_connection[connection] = made
+    return made
+
+
+@contextlib.contextmanager
+def dooming(target: Session | Connection) -> Iterator[None]:
+    """Around a send: whatever it raises, the transaction cannot commit any more, even if nobody handles the error."""
+    try:
+        yield
+    except BaseException as error:
+        doom(target, f"{type(error).__name__}: {error}")
+        raise
+
+
+def doom(target: Session | Connection, reason: str) -> None:
+    """Make the COMMIT of the target's transaction impossible; of the next one, if none has begun."""
+    from sqlalchemy import Connection
+
+    watch_sessions()
+    if isinstance(target, Connection):
+        watch(target.engine)
+        known = of_connection.get(target)
+        if known is None or not known.is_open:
+            known = of_connection[target] = SessionEnlistment(target)
+        known.doom(reason, savepoint_of(target))
+        return
+    enlistments = of_session.setdefault(target, [])
+    enlistment = next((one for one in enlistments if one.is_open), None)
+    if enlistment is None:
+        enlistment = SessionEnlistment(None)
+        enlistments.append(enlistment)
+    connection = enlistment.connection
+    enlistment.doom(reason, None if connection is None else savepoint_of(connection))

@@ -1,0 +1,113 @@
+"""The ledger's table as a SQLAlchemy connection sees it in a transaction that joined it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import AlreadyEnded, TransactionError
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Table
+    from sqlalchemy.engine.interfaces import DBAPIConnection
+
+_MYSQL = ("mysql", "mariadb")
+_MYSQL_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of MySQL's protocol
+
+
+def rows_of(ledger: Ledger) -> SqlAlchemyRows:
+    """The rows of a ledger; one object for each, so that what was found out about its table is kept."""
+    known = _known.get(ledger)
+    if known is None:
+        known = _known.setdefault(ledger, SqlAlchemyRows(ledger))
+    return known
+
+
+class SqlAlchemyRows:
+    """Implements `broker.enlisting.enlistment.LedgerRows` for a SQLAlchemy `Connection`."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        from sqlalchemy import literal_column, select
+
+        self.holds_a_lock = ledger.holds_a_lock
+        self._table = table = _qualified(ledger)
+        self._insert = table.insert()
+        self._select = select(table.c.ledger_key).where(table.c.state == COMMITTED)
+        self._finds_its_place = ledger.dialect == "postgresql" and table.schema is None
+        if self._finds_its_place:
+            self._insert = self._insert.returning(literal_column("tableoid"))
+        self._home: int | None = None  # PostgreSQL's id of the table that check-back reads
+
+    def insert(self, connection: Connection, key: str, producer_group: str, store_id: str) -> None:
+        """See LedgerRows."""
+        from sqlalchemy.exc import IntegrityError
+
+        row = {"ledger_key": key, "state": COMMITTED, "producer_group": producer_group, "store_id": store_id}
+        try:
+            done = connection.execute(self._insert, {**row, "decided_by": None})
+        except IntegrityError as error:
+            text = f"check-back rolled the transaction {key} back, since it took too long: nothing was saved"
+            raise AlreadyEnded(f"{text}. Do it again, or raise first_check_after", state=ROLLED_BACK) from error
+        if self._finds_its_place:
+            table_id = int(done.scalar_one())
+            if table_id != self._home:
+                self._check_home(connection, table_id)
+
+    def present(self, connection: Connection, keys: Sequence[str]) -> set[str]:
+        """See LedgerRows."""
+        column = self._table.c.ledger_key
+        wanted = column == keys[0] if len(keys) == 1 else column.in_(keys)
+        return {key for (key,) in connection.execute(self._select.where(wanted))}
+
+    def _check_home(self, connection: Connection, table_id: int) -> None:
+        """Raises TransactionError when the session's search_path leads to another table than check-back's.
+
+        Check-back connects anew, so it has the search_path of the role, the database and the connection's options:
+        what PostgreSQL calls the reset value.
+        """
+        from sqlalchemy import text
+
+        paths = text("SELECT current_setting('search_path'), reset_val FROM pg_settings WHERE name = 'search_path'")
+        current, default = connection.execute(paths).one()
+        if current != default:
+            set_path = text("SELECT set_config('search_path', :path, true)")
+            connection.execute(set_path, {"path": default})
+            found = connection.execute(text("SELECT to_regclass(:name)::oid"), {"name": self._table.name}).scalar()
+            connection.execute(set_path, {"path": current})
+            if found is None or int(found) != table_id:
+                raise TransactionError(
+                    f"the session's search_path {current!r} leads to another table {self._table.name} than the one "
+                    f"that check-back reads, with search_path {default!r}: name the schema, Ledger(engine, "
+                    "schema=...), one ledger and one producer for each tenant"
+                )
+        self._home = table_id
+
+
+_known: weakref.WeakKeyDictionary[Ledger, SqlAlchemyRows] = weakref.WeakKeyDictionary()
+
+
+def _qualified(ledger: Ledger) -> Table:
+    """The table; with the database's name on MySQL, where `USE` would lead to another table of that name."""
+    from sqlalchemy import MetaData
+
+    database = ledger.database if ledger.dialect in _MYSQL else None
+    if database is None or ledger.rows.schema is not None:
+        return ledger.rows
+    return ledger.rows.to_metadata(MetaData(), schema=database)
+
+
+def in_transaction(connection: Connection) -> bool | None:
+    """Whether the driver has a transaction open, whatever SQLAlchemy thinks; None for a driver that does not tell."""
+    raw: DBAPIConnection | None = connection.connection.dbapi_connection
+    driver: Any = getattr(raw, "driver_connection", raw)
+    if connection.dialect.name == "sqlite":
+        return bool(driver.in_transaction) if hasattr(driver, "in_transaction") else None
+    if connection.dialect.name in _MYSQL:
+        status = getattr(driver, "server_status", None)  # PyMySQL, aiomysql
+        return None if status is None else bool(status & _MYSQL_IN_TRANSACTION)
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return bool(driver.is_in_transaction())
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)  # psycopg; 0 is IDLE
+    return None if status is None else bool(int(status))

@@ -1,0 +1,63 @@
+"""What a message can be sent in: a session or a connection of SQLAlchemy, sync or async, scoped or not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from broker.errors import TransactionError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+    SyncTarget = Session | Connection
+    AsyncTarget = AsyncSession | AsyncConnection
+    Target = SyncTarget | scoped_session[Any] | AsyncTarget | async_scoped_session[Any]
+
+_T = TypeVar("_T")
+_WANTED = (
+    "send(message, session) takes an open SQLAlchemy Session, scoped_session or Connection (send_async: AsyncSession, "
+    "async_scoped_session or AsyncConnection), or what begin_transaction() returned"
+)
+
+
+def target_of(value: object) -> SyncTarget | AsyncTarget:
+    """The session or the connection that a value stands for. Raises TransactionError for anything else."""
+    if sys.modules.get("sqlalchemy") is not None:
+        from sqlalchemy import Connection
+        from sqlalchemy.orm import Session, scoped_session
+
+        if isinstance(value, Session | Connection):
+            return value
+        if isinstance(value, scoped_session):
+            return target_of(value())
+        if (asynchronous := sys.modules.get("sqlalchemy.ext.asyncio")) is not None:
+            if isinstance(value, asynchronous.AsyncSession | asynchronous.AsyncConnection):
+                return cast("AsyncTarget", value)
+            if isinstance(value, asynchronous.async_scoped_session):
+                return target_of(value())
+    raise TransactionError(f"{_WANTED}, not {type(value).__module__}.{type(value).__qualname__}")
+
+
+def is_async(target: SyncTarget | AsyncTarget) -> bool:
+    """Whether it belongs to an event loop."""
+    return hasattr(target, "run_sync")
+
+
+def sync_part(target: AsyncTarget) -> SyncTarget:
+    """What SQLAlchemy's events know it by. Raises TransactionError for a connection that is not open."""
+    found = target.sync_session if hasattr(target, "sync_session") else target.sync_connection
+    if found is None:
+        raise TransactionError("the connection is not open: async with engine.connect() as connection")
+    return found
+
+
+def in_a_thread(work: Callable[[], _T]) -> _T:
+    """Run what waits for the disk while the event loop goes on; only within SQLAlchemy's greenlets."""
+    from sqlalchemy.util import await_only
+
+    return await_only(asyncio.to_thread(work))

@@ -1,0 +1,250 @@
+"""Whose ledger is this? A row in the database and a file in the store bind the two to each other.
+
+    checkback_ledger_binding                     store_id, binding_id (chance), identity (JSON), opened, made_ms
+    STORE/checkback/ledgers/<binding_id>.json    the same, as the store remembers it
+
+Both are made when a producer first opens, before its first half message, and each half message names the binding in
+CHECKBACK_LEDGER_BINDING. So whoever finds no row for a transaction in doubt can tell "it did not commit" from "this is
+another database". The row states the identity of the database that it was made in (`broker.ledger_identity`): in a
+copy the row is the same and the database another. Each process that opens a producer raises `opened`, there first and
+then in the store: a database that has a lower number than the store knows was put back from a backup.
+
+The functions take `execute`, which executes a statement of SQLAlchemy Core on whatever connection there is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import StoreError, TransactionError
+from broker.ledger_identity import DatabaseIdentity, Execute, Observed, difference
+from broker.store.disk.files import Disk, Missing
+from broker.store.disk.paths import Paths
+
+if TYPE_CHECKING:
+    from sqlalchemy import MetaData, Table
+
+LEDGER_BINDING = "CHECKBACK_LEDGER_BINDING"
+"""The property of a half message that names the binding of its ledger."""
+
+ID_SIZE = 32
+_ATTEMPTS = 3  # another process may insert the row between our look and our insert
+_WAIT_MS = 100
+_REBIND = "checkback ledger rebind STORE --ledger URL --why TEXT"
+
+_writing = threading.Lock()  # two threads of a process would write the same temporary file
+
+Transaction = Callable[[], AbstractContextManager[Execute]]
+"""Begins a transaction that commits when its block is left, and gives what executes in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One row: a store, and the database that holds its ledger."""
+
+    binding_id: str
+    store_id: str
+    identity: DatabaseIdentity
+    opened: int  # how many processes opened a producer on it
+    made_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLedger:
+    """What a store remembers of one of its ledgers."""
+
+    binding: Binding
+    table: str
+    accepted_ms: int = 0  # a person said that rows of keys made before this time may be missing
+    history: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)  # what persons said, oldest first
+
+    def as_json(self) -> dict[str, Any]:
+        one = self.binding
+        found: dict[str, Any] = {"binding_id": one.binding_id, "store_id": one.store_id, "table": self.table}
+        found |= {"identity": one.identity.as_json(), "opened": one.opened, "made_ms": one.made_ms}
+        return found | {"accepted_ms": self.accepted_ms, "history": [dict(step) for step in self.history]}
+
+
+def binding_table(metadata: MetaData, table: str) -> Table:
+    """The table of the bindings, beside the ledger's table `table`."""
+    from sqlalchemy import BigInteger, Column, String, Table, Text
+
+    return Table(
+        f"{table}_binding",
+        metadata,
+        Column("store_id", String(32), primary_key=True),
+        Column("binding_id", String(ID_SIZE), nullable=False),
+        Column("identity", Text, nullable=False),
+        Column("opened", BigInteger, nullable=False),
+        Column("made_ms", BigInteger, nullable=False),
+    )
+
+
+def read_binding(execute: Execute, bindings: Table, store_id: str) -> Binding | None:
+    """The binding of a store in a database; None when it has none. Raises TransactionError for one that is damaged."""
+    from sqlalchemy import select
+
+    columns = bindings.c
+    wanted = select(columns.binding_id, columns.identity, columns.opened, columns.made_ms)
+    found = execute(wanted.where(columns.store_id == store_id))
+    if not found:
+        return None
+    ((binding_id, identity, opened, made_ms),) = found
+    try:
+        known = DatabaseIdentity.from_json(json.loads(identity))
+    except (ValueError, AttributeError) as error:
+        raise TransactionError(f"the row of {store_id} in {bindings.name} is damaged: {error}") from error
+    return Binding(str(binding_id), store_id, known, int(opened), int(made_ms))
+
+
+def bind(
+    transaction: Transaction,
+    bindings: Table,
+    store_id: str,
+    look: Callable[[Execute], Observed],
+    now_ms: int,
+) -> Binding:
+    """Bind a store to a database, or verify that it is bound to this one, and count that it was opened.
+
+    Raises TransactionError when the row says that this is another database; what the database raises comes through.
+    """
+    for attempt in range(_ATTEMPTS):
+        with transaction() as execute:
+            observed = look(execute)
+            found = read_binding(execute, bindings, store_id)
+        if found is not None:
+            if what := difference(found.identity, observed.identity):
+                raise TransactionError(f"{mismatch(found, observed.identity)} ({what}). {_next_step()}")
+            return _counted(transaction, bindings, replace(found, identity=observed.identity))
+        made = Binding(secrets.token_hex(ID_SIZE // 2), store_id, observed.identity, 1, now_ms)
+        try:
+            with transaction() as execute:
+                execute(bindings.insert().values(_row(made)))
+            return made
+        except Exception:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError  # the last attempt returns or raises
+
+
+def _next_step() -> str:
+    return f"Use that database; or, if it was moved to this one, say so: {_REBIND}"
+
+
+def mismatch(bound: Binding, actual: DatabaseIdentity) -> str:
+    """The sentence with both identities."""
+    return f"the ledger was bound to {bound.identity}, and this is {actual}"
+
+
+def _counted(transaction: Transaction, bindings: Table, found: Binding) -> Binding:
+    """Raise the count, which is a help and no condition: a database that is locked at the moment stays as it is."""
+    from sqlalchemy import update
+
+    mine = bindings.c.store_id == found.store_id
+    seen = _row(found)["identity"]  # a file may have another path or device than before
+    try:
+        with transaction() as execute, _impatient(execute, found.identity.dialect):
+            execute(update(bindings).where(mine).values(opened=bindings.c.opened + 1, identity=seen))
+            now = read_binding(execute, bindings, found.store_id)
+    except Exception:  # noqa: BLE001 - each driver has its own error for a lock
+        return found
+    return replace(found, opened=now.opened) if now is not None else found
+
+
+@contextmanager
+def _impatient(execute: Execute, dialect: str) -> Iterator[None]:
+    """On SQLite, where one lock is for all writers: do not wait for it for long, and leave the connection as it was."""
+    if dialect != "sqlite":
+        yield
+        return
+    from sqlalchemy import text
+
+    ((before,),) = execute(text("PRAGMA busy_timeout"))
+    execute(text(f"PRAGMA busy_timeout = {_WAIT_MS}"))
+    try:
+        yield
+    finally:
+        execute(text(f"PRAGMA busy_timeout = {int(before)}"))
+
+
+def put_binding(execute: Execute, bindings: Table, binding: Binding) -> None:
+    """Put a binding in place of the one that the store has there, if any: a person said so."""
+    from sqlalchemy import delete
+
+    execute(delete(bindings).where(bindings.c.store_id == binding.store_id))
+    execute(bindings.insert().values(_row(binding)))
+
+
+def _row(binding: Binding) -> dict[str, Any]:
+    return {
+        "store_id": binding.store_id,
+        "binding_id": binding.binding_id,
+        "identity": json.dumps(binding.identity.as_json(), sort_keys=True),
+        "opened": binding.opened,
+        "made_ms": binding.made_ms,
+    }
+
+
+class KnownLedgers:
+    """What a store remembers of its ledgers, a small file for each. Other processes may read and write them, too."""
+
+    def __init__(self, store_path: str, disk: Disk | None = None) -> None:
+        self._directory, self._disk = os.path.join(Paths(store_path).own, "ledgers"), disk or Disk()
+
+    def all(self) -> list[KnownLedger]:
+        """Every ledger, the oldest first. Raises StoreError for a file that is damaged."""
+        try:
+            entries = self._disk.entries(self._directory)
+        except Missing:
+            return []
+        found = [self._read(entry.path) for entry in entries if entry.name.endswith(".json")]
+        return sorted(found, key=lambda one: one.binding.made_ms)
+
+    def get(self, binding_id: str) -> KnownLedger | None:
+        """The ledger with a binding. Raises StoreError for a file that is damaged."""
+        path = self._path(binding_id)
+        return None if self._disk.entry(path) is None else self._read(path)
+
+    def remember(self, binding: Binding, table: str) -> None:
+        """Keep a binding that a producer opened; what persons said of it stays.
+
+        Raises TransactionError when the store knows that binding as one of another database.
+        """
+        known = self.get(binding.binding_id)
+        if known is None:
+            self.put(KnownLedger(binding, table))
+            return
+        if difference(known.binding.identity, binding.identity):
+            text = f"the store knows it as {known.binding.identity}, and this is {binding.identity}"
+            raise TransactionError(f"the ledger is another one than it was: {text}. {_next_step()}")
+        opened = max(known.binding.opened, binding.opened)
+        self.put(replace(known, binding=replace(binding, opened=opened)))
+
+    def put(self, known: KnownLedger) -> None:
+        """Keep it, on disk when this returns."""
+        path = self._path(known.binding.binding_id)
+        with _writing:
+            self._disk.create_folder(self._directory)
+            self._disk.write_file(path, json.dumps(known.as_json(), indent=1).encode())
+
+    def _path(self, binding_id: str) -> str:
+        if len(binding_id) != ID_SIZE or not binding_id.isalnum():
+            raise TransactionError(f"{binding_id!r:.80} names no binding of a ledger")
+        return os.path.join(self._directory, f"{binding_id}.json")
+
+    def _read(self, path: str) -> KnownLedger:
+        try:
+            said = json.loads(self._disk.read(path))
+            identity = DatabaseIdentity.from_json(said["identity"])
+            binding = Binding(said["binding_id"], said["store_id"], identity, said["opened"], said["made_ms"])
+            return KnownLedger(binding, said["table"], said["accepted_ms"], tuple(said["history"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            text = f"{path} is damaged ({error!r}). Put it back from a copy of the store, or: {_REBIND}"
+            raise StoreError(text, path=path) from error

@@ -1,0 +1,157 @@
+"""Which database is this? What a database says of itself, and whether two answers mean the same one.
+
+    observed = observe(execute, "postgresql", "checkback_ledger", schema=None)
+    difference(bound, observed.identity)         # "" when both are one database, else what differs
+
+A copy of a database holds the same rows, so no row can prove which one it is. What is asked for here does not go into
+a dump, and a copy of the files changes it where the database lets us see that:
+
+    PostgreSQL      the system identifier of the cluster, the database's name and oid, the schema of the ledger's table
+    MySQL           server_uuid, the database's name
+    MariaDB         host name, port and data directory (it has no server_uuid), the database's name
+    SQLite          the file: its inode, and its path or its device
+
+A physical copy of a whole PostgreSQL cluster, or a snapshot of a disk, says what the original says. It is told apart
+by what it lacks: see `recovery.checkback.ledgers.proof`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple, Self
+
+from broker.errors import TransactionError
+
+Execute = Callable[[Any], Sequence[Sequence[Any]]]
+"""Executes one statement of SQLAlchemy Core on some connection and returns its rows."""
+
+_POSTGRESQL, _SQLITE = "postgresql", "sqlite"
+_MYSQL = ("mysql", "mariadb")
+_TITLES = {_POSTGRESQL: "PostgreSQL", _SQLITE: "SQLite", "mysql": "MySQL", "mariadb": "MariaDB"}
+
+_PG = """
+    SELECT current_database(),
+        (SELECT CAST(oid AS text) FROM pg_database WHERE datname = current_database()),
+        (SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+            WHERE pg_class.oid = to_regclass(CAST(:name AS text))),
+        current_setting('port'), pg_is_in_recovery(), current_setting('transaction_read_only'),
+        has_function_privilege('pg_control_system()', 'execute')
+"""
+_PG_SYSTEM = """
+    SELECT CAST((pg_control_system()).system_identifier AS text),
+        CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END
+"""
+_MY = "SHOW VARIABLES WHERE Variable_name IN ('server_uuid', 'hostname', 'port', 'datadir', 'read_only')"
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseIdentity:
+    """What a database says of itself. An empty field is one that it does not know, or may not tell us."""
+
+    dialect: str
+    server: str = ""  # PostgreSQL: the system identifier; MySQL: server_uuid, or host name, port and data directory
+    port: str = ""  # PostgreSQL: where it listens; counts only where the system identifier may not be read
+    database: str = ""  # its name; SQLite: the path of its file
+    number: str = ""  # PostgreSQL: the oid of the database; SQLite: the inode of the file
+    device: str = ""  # SQLite: of the file
+    schema: str = ""
+    timeline: str = ""  # PostgreSQL: rises when a standby is promoted; no part of the comparison
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(**{one.name: str(value.get(one.name, "")) for one in fields(cls)})
+
+    def as_json(self) -> dict[str, str]:
+        return {name: value for name, value in asdict(self).items() if value}
+
+    def __str__(self) -> str:
+        title = _TITLES.get(self.dialect, self.dialect)
+        if self.dialect == _SQLITE:
+            return f"{title} {self.database} (inode {self.number})"
+        number = f" (oid {self.number})" if self.number else ""
+        schema = f", schema {self.schema}" if self.schema and self.schema != self.database else ""
+        return f"{title} {self.server or 'port ' + self.port}, database {self.database}{number}{schema}"
+
+
+class Observed(NamedTuple):
+    """What was seen on one connection."""
+
+    identity: DatabaseIdentity
+    has_table: bool  # the ledger's table is there
+    read_only: str  # why nothing can be written there: a standby, a read-only replica; empty when it can
+
+
+def observe(execute: Execute, dialect: str, table: str, schema: str | None) -> Observed:
+    """Ask a database who it is. `table` is the ledger's table as SQL names it, quoted where it must be.
+
+    Changes nothing. Raises what the database raises, and TransactionError for a SQLite file that is gone.
+    """
+    if dialect == _POSTGRESQL:
+        return _postgresql(execute, table)
+    if dialect in _MYSQL:
+        return _mysql(execute, dialect, schema)
+    if dialect == _SQLITE:
+        return _sqlite(execute, schema)
+    return Observed(DatabaseIdentity(dialect, schema=schema or ""), True, "")
+
+
+def _postgresql(execute: Execute, table: str) -> Observed:
+    from sqlalchemy import text
+
+    ((database, oid, schema, port, standby, read_only, permitted),) = execute(text(_PG).bindparams(name=table))
+    ((server, timeline),) = execute(text(_PG_SYSTEM)) if permitted else (("", ""),)
+    identity = DatabaseIdentity(
+        _POSTGRESQL, server, port, database=database, number=oid, schema=schema or "", timeline=timeline
+    )
+    why = "it is a standby, which follows a primary" if standby else "it is read-only" if read_only == "on" else ""
+    return Observed(identity, schema is not None, why)
+
+
+def _mysql(execute: Execute, dialect: str, schema: str | None) -> Observed:
+    from sqlalchemy import text
+
+    said = {str(name).lower(): str(value) for name, value, *_ in execute(text(_MY))}
+    ((database,),) = execute(text("SELECT DATABASE()"))
+    place = f"{said.get('hostname', '')}:{said.get('port', '')}{said.get('datadir', '')}"
+    named = schema or str(database or "")
+    identity = DatabaseIdentity(dialect, said.get("server_uuid") or place, database=named, schema=schema or "")
+    read_only = said.get("read_only", "OFF").upper() not in ("OFF", "0")
+    return Observed(identity, True, "it is a read-only replica" if read_only else "")
+
+
+def _sqlite(execute: Execute, schema: str | None) -> Observed:
+    from sqlalchemy import text
+
+    files = {str(name): str(path or "") for _, name, path in execute(text("PRAGMA database_list"))}
+    path = files.get(schema or "main", "")
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise TransactionError(f"the file {path!r} of the ledger cannot be looked at: {error.strerror}") from error
+    identity = DatabaseIdentity(
+        _SQLITE, database=path, number=str(found.st_ino), device=str(found.st_dev), schema=schema or ""
+    )
+    return Observed(identity, True, "" if os.access(path, os.W_OK) else "its file may not be written")
+
+
+def difference(bound: DatabaseIdentity, actual: DatabaseIdentity) -> str:
+    """What tells two databases apart; empty when they are one.
+
+    Pure. SQLite: the inode must be the same, and the path or the device: a container sees the same file by another
+    path, and a device may get another number when the machine starts. The timeline of PostgreSQL is not compared: a
+    promoted standby has another one, and is the same database as long as it lacks nothing.
+    """
+    same_kind = bound.dialect == actual.dialect or {bound.dialect, actual.dialect} <= {*_MYSQL}
+    if not same_kind:
+        return f"{_TITLES.get(actual.dialect, actual.dialect)} in place of {_TITLES.get(bound.dialect, bound.dialect)}"
+    if bound.dialect == _SQLITE:
+        same_file = bound.number == actual.number
+        same_place = bound.database == actual.database or bound.device == actual.device
+        return "" if same_file and same_place and bound.schema == actual.schema else "another file"
+    server = "server" if bound.server and actual.server else "port"
+    for name, title in ((server, "server"), ("database", "database"), ("number", "oid"), ("schema", "schema")):
+        if getattr(bound, name) != getattr(actual, name):
+            return f"another {title}" if title != "oid" else "a database that was made again"
+    return ""

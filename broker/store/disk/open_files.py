@@ -1,0 +1,53 @@
+"""The files that a store reads, kept open while they are in use."""
+
+from __future__ import annotations
+
+from broker.errors import StoreError
+from broker.store.disk.files import Disk, ReadFile
+
+
+class OpenFiles:
+    """The files used lately, kept open: a store may have more segments than a process may have open files.
+
+    No lock: one operation on a dict is atomic, and of a file that two threads open at once, one closes when its reader
+    lets go. So a fork in the middle of a read leaves nothing locked in the child.
+    """
+
+    def __init__(self, disk: Disk, limit: int = 128) -> None:
+        self._disk = disk
+        self._limit = limit
+        self._open: dict[tuple[str, int], ReadFile] = {}
+        self._closed = False
+
+    def get(self, path: str, inode: int) -> ReadFile:
+        """The file with this inode at this path. Raises Missing when it is not there (any more)."""
+        if self._closed:
+            raise StoreError(f"{path} belongs to a store that was closed: open it again with broker.open", path=path)
+        file = self._open.get((path, inode))
+        if file is None:
+            file = self._open[path, inode] = self._disk.open_read(path)
+            while len(self._open) > self._limit:
+                self._drop_oldest()
+        return file
+
+    def forget(self, path: str, inode: int) -> None:
+        """Let go of a file that was deleted: while it is open, its space is not free."""
+        self._open.pop((path, inode), None)
+
+    def forget_removed(self) -> None:
+        """Close all files that were deleted or replaced since they were opened: until then their space is not free."""
+        for path, inode in list(self._open):
+            found = self._disk.entry(path)
+            if found is None or found.inode != inode:
+                self.forget(path, inode)
+
+    def _drop_oldest(self) -> None:
+        try:
+            self._open.pop(next(iter(self._open)), None)
+        except (RuntimeError, StopIteration):  # another thread opened or dropped one at this moment
+            pass
+
+    def close(self) -> None:
+        """Let go of every file; the store is closed."""
+        self._closed = True
+        self._open.clear()

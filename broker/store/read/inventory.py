@@ -1,0 +1,242 @@
+"""What a store directory holds, entry by entry, and what checkback may do with each: a table, and a walk that asks it.
+
+contents = inventory("rocketmq/store", Disk())
+contents.misfits()             what stands in the way of replacing anything: path, what it is, and why
+
+Recovery replaces directories as a whole, so everything that lies in one must be of a kind that is known. The walk does
+not go into what a verb leaves alone. Names: RocketMQ: StorePathConfigHelper, BrokerPathConfigHelper (3.1.4 to 5.5.0).
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from broker.errors import CorruptRecord, NotUnderstood
+from broker.format import config
+from broker.format.topics import LMQ_PREFIX
+from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.paths import Paths
+
+
+class Handling(enum.Enum):
+    """What may be done with an entry."""
+
+    BUILT = "made from the CommitLog: it may be replaced"
+    LOG = "the CommitLog itself"
+    KEPT = "left as it is"
+    REFUSED = "only its own broker can make it: nothing is replaced beside it"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A row of KINDS: which names it is about, what such an entry is, and how it is handled.
+
+    `pattern` is matched with the path below the store; the path of a directory ends in a slash.
+    """
+
+    name: str
+    pattern: str
+    handling: Handling
+    why: str = ""  # of a refused kind: what a replacement would destroy
+    is_of_directory: bool = False  # such a file shows what the directory is in which it lies
+    is_if_filled: bool = False  # an empty file is of no kind that is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """An entry, a topic or a record that stands in the way: where, what it is, why nothing may be replaced."""
+
+    path: str
+    what: str
+    why: str
+
+    def as_json(self) -> dict[str, str]:
+        """Its public form."""
+        return {"path": self.path, "what": self.what, "why": self.why}
+
+    def __str__(self) -> str:
+        return f"{self.path} is {self.what}: {self.why}"
+
+
+_SEGMENT = r"\d{20}"
+_OPENED_ALIKE = "the broker opens it together with the ConsumeQueues and the checkpoint, which would no longer fit it"
+_QUEUES_ELSEWHERE = "the queues are in it, and files in its place would take its messages from the consumers"
+
+KINDS: tuple[Kind, ...] = (
+    # Left behind by the file system or a desktop; no broker wrote them.
+    Kind("a file of the file system", r"(.*/)?(lost\+found/|\.nfs[^/]*|\.fuse_hidden[^/]*|\.DS_Store)", Handling.KEPT),
+    # What a rebuild makes.
+    Kind("the ConsumeQueues", r"consumequeue/", Handling.BUILT),
+    Kind(
+        "a queue of light messages (LMQ)", rf"consumequeue/{LMQ_PREFIX}[^/]*/", Handling.REFUSED,
+        "checkback does not build the queues that INNER_MULTI_DISPATCH fills, and its messages would be gone for them",
+    ),
+    Kind(
+        "a RocksDB of queues",
+        r"consumequeue/(CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+(\.dbtmp)?|\d+\.(sst|log|blob))",
+        Handling.REFUSED, _QUEUES_ELSEWHERE, is_of_directory=True,
+    ),
+    Kind("a topic's queues", r"consumequeue/[^/]+/", Handling.BUILT),
+    Kind("a queue", r"consumequeue/[^/]+/\d+/", Handling.BUILT),
+    Kind("a file of a queue", rf"consumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
+    Kind("the index", r"index/", Handling.BUILT),
+    Kind("a file of the index", r"index/\d{17}", Handling.BUILT),
+    Kind("the transactions of 3.x", r"transaction/", Handling.BUILT),
+    Kind("the state table", r"transaction/statetable/", Handling.BUILT),
+    Kind("the redo log", r"transaction/redolog/(TRANSACTION_REDOLOG_TOPIC_XXXX/(0/)?)?", Handling.BUILT),
+    Kind(
+        "a file of it", rf"transaction/(statetable|redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0)/{_SEGMENT}", Handling.BUILT
+    ),
+    Kind("how the last broker left", r"(checkpoint|abort)", Handling.BUILT),
+    # The truth.
+    Kind("the CommitLog", r"commitlog/", Handling.LOG),
+    # What stays.
+    Kind("checkback's own directory", r"checkback/", Handling.KEPT),
+    Kind("the configuration", r"config/", Handling.KEPT),
+    Kind("the timer wheel", r"(timerwheel(\.\d+)?|timerlog/.*)", Handling.KEPT),
+    Kind("the compacted topics", r"compaction/.*", Handling.KEPT),
+    Kind("the key-value service of POP", r"kvStore/.*", Handling.KEPT),
+    Kind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
+    Kind("a small file", r"(lock|(abort|checkpoint)\.(bak|(\d+\.)?tmp))", Handling.KEPT),
+    # What only its own broker can make.
+    Kind(
+        "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REFUSED,
+        "checkback does not build one, and a broker does not start when a ConsumeQueue stands in its place",
+    ),
+    Kind(
+        "a ConsumeQueueExt", r"consumequeue_ext/", Handling.REFUSED,
+        "units of the ConsumeQueues name places in it, and with new ones the bitmaps of SQL92 filters would be lost",
+    ),
+    Kind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE),
+    Kind(
+        "a RocksDB of the broker", r"rocksdbstore/\d+\.(sst|log|blob)", Handling.REFUSED, _OPENED_ALIKE,
+        is_of_directory=True, is_if_filled=True,
+    ),
+    Kind("an empty RocksDB, which 5.5 makes at its start", r"rocksdbstore/.*", Handling.KEPT),
+    Kind("a CommitLog of DLedger", r"dledger-[^/]*/", Handling.REFUSED, "a part of the log is in it"),
+    Kind("tiered storage", r"tiered_?[sS]tore[^/]*/?", Handling.REFUSED, _OPENED_ALIKE),
+)  # fmt: skip
+
+# RocksDBs of the configuration. What is in `topics` decides which queues there are; the others are about consumers.
+CONFIG_IN_ROCKSDB = {
+    "topics": "the topics", "rdb": "topics, groups and positions", "metadata": "topics, groups and positions",
+    "subscriptionGroups": "the groups", "consumerOffsets": "the consumers' positions",
+    "users": "the users", "acls": "their permissions",
+}  # fmt: skip
+_NAMES_TOPICS = ("topics", "rdb", "metadata")
+_ROCKSDB_MARK = "CURRENT"  # every RocksDB has it, and no other directory of a store
+_QUEUE_TYPE = "queue.type"
+_SIMPLE = "SimpleCQ"
+_REPLACED = ("consumequeue/", "index/", "transaction/")
+_WALKED = (*_REPLACED, "rocksdbstore/", "compaction/", "timerlog/", "kvStore/")
+_PATTERNS = tuple((re.compile(kind.pattern), kind) for kind in KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The entries of a store that a verb must know about, each with its kind; None for one that no row knows."""
+
+    store: str
+    entries: tuple[tuple[str, int, Kind | None], ...]  # path below the store, size, kind
+    rocksdb_config: tuple[str, ...] = ()  # names of directories under config/
+    queue_types: tuple[tuple[str, str], ...] = ()  # topics whose queues are no plain ConsumeQueues
+
+    def holds(self, prefix: str, *, beside: str = "") -> bool:
+        """Whether an entry below a directory holds anything, other than the one file `beside`."""
+        return any(
+            path.startswith(prefix) and size and path != beside and not path.endswith("/")
+            for path, size, _ in self.entries
+        )
+
+    def misfits(self) -> list[Misfit]:
+        """All that stands in the way of replacing derived files, most telling first."""
+        return [*self.misfits_inside(), *self._elsewhere()]
+
+    def misfits_inside(self) -> list[Misfit]:
+        """Those that lie in the directories that are replaced: they would be gone."""
+        misfits = (self._misfit(*entry) for entry in self.entries if entry[0].startswith(_REPLACED))
+        return list(dict.fromkeys(one for one in misfits if one is not None))
+
+    def _elsewhere(self) -> Iterator[Misfit]:
+        misfits = (self._misfit(*entry) for entry in self.entries if not entry[0].startswith(_REPLACED))
+        yield from dict.fromkeys(one for one in misfits if one is not None)
+        for name in self.rocksdb_config:
+            if name in _NAMES_TOPICS:
+                what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB[name]}"
+                why = "checkback does not read it, so it does not know which queues there are, and of which type"
+                yield Misfit(os.path.join(self.store, "config", name), what, why)
+        for topic, name in self.queue_types:
+            what = f"the table that gives topic {topic} the queue type {name}"
+            yield Misfit(
+                Paths(self.store).config("topics.json"), what, f"checkback builds queues of type {_SIMPLE} only"
+            )
+
+    def _misfit(self, path: str, size: int, kind: Kind | None) -> Misfit | None:
+        full = os.path.join(self.store, path.rstrip("/"))
+        if kind is None:
+            why = "a newer broker may rely on it. If no broker wrote it, move it out of the store"
+            return Misfit(full, "nothing that checkback knows", why)
+        if kind.handling is not Handling.REFUSED or (kind.is_if_filled and not size):
+            return None
+        return Misfit(os.path.dirname(full) if kind.is_of_directory else full, kind.name, kind.why)
+
+
+def kind_of(path: str) -> Kind | None:
+    """The kind of an entry by its path below the store, which ends in a slash for a directory; None for an unknown."""
+    return next((kind for pattern, kind in _PATTERNS if pattern.fullmatch(path)), None)
+
+
+def inventory(store: str, disk: Disk) -> Inventory:
+    """Walk a store. Raises StoreError where this user may not look."""
+    entries = tuple((path, size, kind_of(path)) for path, size in _walk(store, disk))
+    return Inventory(store, entries, tuple(_rocksdb_config(store, disk)), tuple(_queue_types(store, disk)))
+
+
+def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
+    """The paths below a store with their sizes, a directory before what lies in it."""
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        for entry in _entries(os.path.join(store, above), disk):
+            path = f"{above}{entry.name}/" if entry.is_folder else f"{above}{entry.name}"
+            yield path, entry.size
+            kind = kind_of(path) if entry.is_folder else None
+            if path.startswith(_WALKED) and kind is not None and kind.handling is not Handling.REFUSED:
+                waiting.append(path)
+
+
+def _entries(path: str, disk: Disk) -> list[Entry]:
+    try:
+        return disk.entries(path)
+    except Missing:
+        return []
+
+
+def _rocksdb_config(store: str, disk: Disk) -> Iterator[str]:
+    """The directories under config/ that are RocksDBs."""
+    for entry in _entries(Paths(store).config(""), disk):
+        if entry.is_folder and disk.entry(os.path.join(entry.path, _ROCKSDB_MARK)) is not None:
+            yield entry.name
+
+
+def _queue_types(store: str, disk: Disk) -> Iterator[tuple[str, str]]:
+    """The topics that topics.json, or the version before it, gives a type of queue other than the plain one."""
+    types: dict[str, str] = {}
+    for name in ("topics.json.bak", "topics.json"):
+        try:
+            topics = config.decode_topics(disk.read(Paths(store).config(name))).topics
+        except (Missing, CorruptRecord):
+            continue
+        types.update({topic: one.attributes.get(_QUEUE_TYPE, _SIMPLE) for topic, one in topics.items()})
+    yield from sorted((topic, name) for topic, name in types.items() if name != _SIMPLE)
+
+
+def refusal(store: str, misfits: Sequence[Misfit]) -> NotUnderstood:
+    """The error for a store that holds what checkback cannot make: one sentence, and what to do."""
+    more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
+    text = f"{misfits[0]}{more}. Nothing was replaced; the broker of {store} keeps these files in order itself"
+    return NotUnderstood(text, path=misfits[0].path)

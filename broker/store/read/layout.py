@@ -1,0 +1,159 @@
+"""The sizes of a store's files: fixed when it is made, and known by every process that opens it.
+
+    STORE/checkback/store.json    {"version": 1, "id": "32 hexadecimal digits", "layout": {"segment_bytes": ...}}
+
+    broker.open("shop.store", layout=broker.StoreLayout.small())
+
+A file is allocated in full when its first byte is needed, so the sizes say how much disk a new store takes and by how
+much it grows. Every preset holds the largest message (4 MiB). `docs/layouts-and-retention.md` has them measured.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from broker.errors import BrokerError, StoreError
+from broker.format import consumequeue, index, redolog, statetable
+from broker.format.commitlog import BLANK_SIZE, SEGMENT_SIZE
+from broker.store.disk.files import Disk, Missing
+from broker.store.disk.paths import Paths
+
+_SEGMENT_BYTES_MIN = 4096
+_MIB = 1 << 20
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLayout:
+    """File sizes of a new store, `StoreLayout.default()` unless told otherwise. Name the fields: all are integers.
+
+    Raises BrokerError for sizes that no store can have. The names in brackets are the settings of RocketMQ 5.3.3 with
+    which it opens such a store; `tranStateTableMapedFileSize`, `tranRedoLogMapedFileSize` are those of 3.1.4.
+    """
+
+    segment_bytes: int = 16 * _MIB
+    """Of a CommitLog file, in bytes: the unit by which a store grows and retention removes (mappedFileSizeCommitLog).
+    A message must fit into one."""
+    consume_queue_bytes: int = 15_000 * consumequeue.UNIT_SIZE
+    """Of a file of each queue of each topic, in bytes: 20 for each message (mappedFileSizeConsumeQueue)."""
+    state_table_bytes: int = 50_000 * statetable.SLOT_SIZE
+    """Of a file of the state table, in bytes: 24 for each transaction (tranStateTableMapedFileSize)."""
+    redo_log_bytes: int = 50_000 * consumequeue.UNIT_SIZE
+    """Of a file of the redo log, in bytes: 20 for each half message and each end (tranRedoLogMapedFileSize)."""
+    index_slots: int = 50_000
+    """Hash slots of an index file, 4 bytes each (maxHashSlotNum)."""
+    index_items: int = 200_000
+    """Keys of an index file, 20 bytes each: the unique key and each key of a message (maxIndexNum)."""
+
+    def __post_init__(self) -> None:
+        if self.segment_bytes < _SEGMENT_BYTES_MIN or self.segment_bytes % 8:
+            raise BrokerError(f"a segment has at least {_SEGMENT_BYTES_MIN} bytes, a multiple of 8")
+        units = (
+            ("consume_queue_bytes", self.consume_queue_bytes, consumequeue.UNIT_SIZE),
+            ("state_table_bytes", self.state_table_bytes, statetable.SLOT_SIZE),
+            ("redo_log_bytes", self.redo_log_bytes, consumequeue.UNIT_SIZE),
+        )
+        for name, size, unit in units:
+            if size <= 0 or size % unit:
+                raise BrokerError(f"{name} is {size}, and no multiple of {unit}: a unit would lie in two files")
+        if self.index_slots < 1 or self.index_items < 2:
+            raise BrokerError("an index file has at least 1 slot and 2 items, of which the first is never used")
+
+    @classmethod
+    def small(cls) -> Self:
+        """For tests, devices and many stores on one disk: 10 MiB for the first message, then 8 MiB at a time."""
+        return cls(
+            segment_bytes=8 * _MIB,
+            consume_queue_bytes=5_000 * consumequeue.UNIT_SIZE,
+            state_table_bytes=10_000 * statetable.SLOT_SIZE,
+            redo_log_bytes=10_000 * consumequeue.UNIT_SIZE,
+            index_slots=10_000,
+            index_items=40_000,
+        )
+
+    @classmethod
+    def default(cls) -> Self:
+        """What a new store gets: 23 MiB for the first message, then 16 MiB at a time."""
+        return cls()
+
+    @classmethod
+    def rocketmq(cls) -> Self:
+        """RocketMQ's own sizes, for a broker without settings or a store beyond 100 GB: 1.5 GiB for the first message,
+        then 1 GiB at a time. RocketMQ: MessageStoreConfig (5.3.3; 3.1.4 for state table and redo log)."""
+        return cls(
+            segment_bytes=SEGMENT_SIZE,
+            consume_queue_bytes=consumequeue.FILE_SIZE,
+            state_table_bytes=statetable.FILE_SIZE,
+            redo_log_bytes=redolog.FILE_SIZE,
+            index_slots=index.SLOT_COUNT,
+            index_items=index.ITEM_COUNT,
+        )
+
+    @property
+    def record_bytes_max(self) -> int:
+        """The largest record that a segment holds: a blank must always fit behind it."""
+        return self.segment_bytes - BLANK_SIZE
+
+    @property
+    def first_bytes(self) -> int:
+        """What the first transaction of a store allocates, in bytes; a topic with more queues takes more."""
+        index_bytes = index.file_size(self.index_slots, self.index_items)
+        queues = self.consume_queue_bytes + self.state_table_bytes + self.redo_log_bytes
+        return self.segment_bytes + index_bytes + queues
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """What store.json states. `store_id`: 32 hexadecimal digits; the ledger's rows carry it, too."""
+
+    store_id: str
+    layout: StoreLayout
+
+    @classmethod
+    def new(cls, layout: StoreLayout) -> StoreFile:
+        """The file of a store that is made now."""
+        return cls(secrets.token_hex(16), layout)
+
+    @classmethod
+    def decode(cls, raw: bytes, path: str) -> StoreFile:
+        """Raises StoreError for bytes that are damaged, or of a version that this one does not know."""
+        try:
+            content = json.loads(raw)
+            version, store_id = content["version"], f"{int(content['id'], 16):032x}"
+            layout = StoreLayout(**content["layout"])
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"{path} is damaged ({error!r}). Put it back from a copy of the store"
+            raise StoreError(text, path=path) from error
+        if version != _VERSION:
+            text = f"{path} was made by a version of checkback that this one does not know ({version}): update it"
+            raise StoreError(text, path=path)
+        return cls(store_id, layout)
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        content = {"version": _VERSION, "id": self.store_id, "layout": asdict(self.layout)}
+        return json.dumps(content, indent=1).encode()
+
+
+def read_store_file(disk: Disk, paths: Paths) -> StoreFile | None:
+    """The file of a store; None when checkback did not make the store. Raises StoreError when it is damaged."""
+    try:
+        raw = disk.read(paths.store_json)
+    except Missing:
+        return None
+    return StoreFile.decode(raw, paths.store_json)
+
+
+def read_layout(disk: Disk, paths: Paths) -> StoreLayout | None:
+    """The sizes that checkback made a store with; None where it did not, or where its file is damaged.
+
+    For readers: what store.json does not say they work out from the files.
+    """
+    try:
+        file = read_store_file(disk, paths)
+    except StoreError:
+        return None
+    return file.layout if file else None

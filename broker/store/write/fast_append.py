@@ -1,0 +1,110 @@
+"""Fast path: append and dispatch one record in one piece, for the common case.
+
+Why          a record of 1 KiB costs 6 µs of CPU here, and 10 µs by `Appender.append_locked`
+Measured by  `make bench`: "transactions/s, storage layer only"
+General twin `Appender.append_locked`; the steps, and what is stored at each, are the same
+Kept equal   tests/store/test_fast_append.py: random histories by both, compared byte by byte
+
+It applies where there is nothing to heal and every file is mapped where the record needs it. It looks at the control
+page once and at the index header once, before anything is stored; what it read there is what it writes by, since the
+append lock is held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from broker.format.consumequeue import UNIT_SIZE, Unit
+from broker.format.redolog import PREPARED_TAG
+from broker.format.statetable import SLOT_SIZE, Slot
+from broker.format.sysflag import TransactionType
+from broker.format.topics import SCHEDULE_TOPIC
+from broker.store.clock import StoreClock
+from broker.store.read.layout import StoreLayout
+from broker.store.write.control import STATE, STATE_AT, ControlPage, Word
+from broker.store.write.dispatch import Dispatcher, wrapped_s
+from broker.store.write.mapped import MappedQueue
+from broker.store.write.pending_record import Appended, PendingRecord, place
+from broker.store.write.queue_offsets import CELL_WORDS
+
+# Plain numbers: an attribute of an enum takes as long as a write to a map.
+_TAIL, _INTENT, _DISPATCHED, _STORE_MS = int(Word.TAIL), int(Word.INTENT), int(Word.DISPATCHED), int(Word.STORE_MS)
+_SLOTS, _REDO_UNITS = int(Word.SLOTS), int(Word.REDO_UNITS)
+_PREPARED, _ROLLBACK = int(TransactionType.PREPARED), int(TransactionType.ROLLBACK)
+_pack_unit, _pack_slot = Unit.STRUCT.pack_into, Slot.STRUCT.pack_into
+_look, _now_ns, _new_tuple = STATE.unpack_from, time.time_ns, tuple.__new__
+
+
+class FastAppend:
+    """The fast path of one process's appender. `cache_half` gets the offset, slot and record of a half message."""
+
+    def __init__(
+        self,
+        log: MappedQueue,
+        control: ControlPage,
+        dispatcher: Dispatcher,
+        layout: StoreLayout,
+        clock: StoreClock,
+        cache_half: Callable[[int, int, PendingRecord], None],
+    ) -> None:
+        self._log, self._words, self._page, self._dispatcher = log, control.words, control.view, dispatcher
+        self._size_max, self._queue_bytes = layout.record_bytes_max, layout.consume_queue_bytes
+        self._table_bytes, self._redo_bytes = layout.state_table_bytes, layout.redo_log_bytes
+        self._known_queue, self._cell_words = dispatcher.cells.known.get, dispatcher.cells.words
+        self._clock, self._cache_half = clock, cache_half
+
+    def append(self, draft: PendingRecord) -> Appended | None:
+        """Append one record; None when this is not the common case: then nothing was stored. Call under the lock."""
+        raw, kind, words, derived = draft.raw, draft.kind, self._words, self._dispatcher
+        tail, intent, done, _, generation, poison, slots, units, _, last_ms, _, number = _look(self._page, STATE_AT)
+        size = len(raw)
+        log_base, log = self._log.last
+        redo_base, redo = derived.redo_log.last
+        unit_at, at, end = units * UNIT_SIZE - redo_base, tail - log_base, tail + size
+        ready = tail == intent == done and not poison and generation == derived.generation
+        codes = draft.index_codes
+        room = derived.index.room_for(len(codes), number)
+        ready = ready and 0 <= at <= self._size_max - size
+        ready = ready and (not kind or 0 <= unit_at < self._redo_bytes)
+        queue_offset, cell, place_at, table = slots, -1, 0, log  # `place_at` is in the state table or the ConsumeQueue
+        if kind == _PREPARED:
+            base, table = derived.table.last
+            place_at = slots * SLOT_SIZE - base
+            ready = ready and 0 <= place_at < self._table_bytes
+        elif kind == _ROLLBACK:
+            queue_offset = draft.slot
+        else:
+            cell = self._known_queue((draft.topic, draft.queue_id), -1)
+            ready = ready and cell in derived.queues and draft.topic != SCHEDULE_TOPIC
+            if ready:
+                queue_offset = self._cell_words[cell * CELL_WORDS]
+                base, table = derived.queues[cell].last
+                place_at = queue_offset * UNIT_SIZE - base
+                ready = 0 <= place_at < self._queue_bytes
+        if not ready or room is None:
+            return None
+        if (store_ms := _now_ns() // 1_000_000) < last_ms or store_ms < self._clock.seen_ms:
+            store_ms = self._clock.now_ms()  # the wall clock was set back
+        words[_INTENT] = end
+        place(log, at, raw, queue_offset, tail, store_ms)
+        words[_TAIL] = end
+        words[_STORE_MS] = store_ms
+        if kind == _PREPARED:
+            _pack_unit(redo, unit_at, tail, size, PREPARED_TAG)
+            words[_REDO_UNITS] = units + 1
+            _pack_slot(table, place_at, tail, size, wrapped_s(store_ms), draft.group_hash, _PREPARED)
+            words[_SLOTS] = slots + 1
+            self._cache_half(tail, slots, draft)
+        else:
+            if kind:
+                _pack_unit(redo, unit_at, tail, size, draft.prepared_offset)
+                words[_REDO_UNITS] = units + 1
+                derived.settle(draft.slot, draft.prepared_offset, kind)
+            if kind != _ROLLBACK:
+                _pack_unit(table, place_at, tail, size, draft.tags_code)
+                self._cell_words[cell * CELL_WORDS] = queue_offset + 1
+        if codes:
+            derived.index.put_into(room, codes, tail, store_ms)
+        words[_DISPATCHED] = end
+        return _new_tuple(Appended, (tail, queue_offset, size, store_ms))

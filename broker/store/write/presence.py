@@ -1,0 +1,91 @@
+"""Are the files that a live store writes to still those that its names lead to?
+
+A file that is deleted lives on for whoever maps it: stores and forced writes go on to work, into what nobody will ever
+open again. So whenever the log was forced, and twice a second besides, each file is compared with what stands at its
+path: the same number (inode), the same size. It costs a look at the directory for each forced write, none for a
+message. What does not fit stops the appends of every process (Word.POISON) before anything more is acknowledged.
+
+A file that is cut cannot be guarded against in time: whoever stores behind its new end is killed by SIGBUS, and has
+acknowledged nothing. Retention may remove segments, but only the oldest, and never the one that is written to.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable
+
+from broker.errors import StoreError
+from broker.store.disk.files import Disk, Map
+from broker.store.disk.paths import Paths
+from broker.store.write.mapped import MappedQueue
+
+
+class Poison(enum.IntEnum):
+    """Why nobody may append any more, in the control page."""
+
+    NONE = 0
+    SYNC_FAILED = 1
+    FILES_LOST = 2
+
+
+class FilesInPlace:
+    """The files of one process's hold on a store. Threads may share it."""
+
+    def __init__(self, disk: Disk, paths: Paths, store_id: int, control: Map, logs: Iterable[MappedQueue]) -> None:
+        self._disk, self._paths, self._control, self._logs = disk, paths, control, tuple(logs)
+        self._lock_inode, self._store_id = disk.inode(paths.lock), store_id
+        self._found: StoreError | None = None
+        self._identity_inode = disk.inode(paths.store_json)
+
+    def check(self) -> None:
+        """Raises StoreError, which names the first file that is not in its place any more; from then on always."""
+        if self._found is not None:
+            raise self._found
+        self._compare(self._paths.lock, self._lock_inode)
+        self._check_identity()
+        self._compare(self._control.path, self._control.inode, self._control.size)
+        for log in self._logs:
+            for base, mapped in log.mapped():
+                if self._disk.entry(mapped.path) is None and log.is_expired(base):
+                    continue
+                self._compare(mapped.path, mapped.inode, log.file_size)
+
+    def _check_identity(self) -> None:
+        """store.json may be written again, whole, as long as it says the same id."""
+        path = self._paths.store_json
+        entry = self._disk.entry(path)
+        if entry is None:
+            raise self._lost(path, "was deleted")
+        if entry.inode != self._identity_inode:
+            try:
+                said = int(json.loads(self._disk.read(path))["id"], 16)
+            except (KeyError, TypeError, ValueError):
+                said = -1
+            if said != self._store_id:
+                raise self._lost(path, "was replaced by that of another store")
+            self._identity_inode = entry.inode
+
+    def _compare(self, path: str, inode: int, size: int | None = None) -> None:
+        found = self._disk.entry(path)
+        if found is None:
+            raise self._lost(path, "was deleted")
+        if found.inode != inode:
+            raise self._lost(path, "was replaced by another file")
+        if size is not None and found.size != size:
+            raise self._lost(path, f"was cut from {size} to {found.size} bytes")
+
+    def _lost(self, path: str, what: str) -> StoreError:
+        text = f"{path} {what} while the store was open. What was sent since the last send that returned is not stored,"
+        text = f"{text} and nothing more is accepted. Close the store in every process, put the file back from a backup"
+        text = f"{text} or a replica, and run: checkback verify {self._paths.store}"
+        self._found = StoreError(text, path=path)
+        return self._found
+
+
+def files_lost(store: str) -> StoreError:
+    """The error where another process found it, and this one sees every file in its place."""
+    text = f"{store}: a file of this store was deleted, replaced or cut while it was open, so that nothing more is"
+    return StoreError(
+        f"{text} accepted. Close the store in every process, and run: checkback verify {store}", path=store
+    )

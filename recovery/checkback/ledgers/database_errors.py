@@ -1,0 +1,75 @@
+"""What an error of a database means for check-back, and the name of a database without its password.
+
+    answer(error, engine.url)       RUNNING: busy, ask again; DOWN: nobody could be asked; REFUSED: asking again is vain
+
+Drivers name errors by SQLSTATE (PostgreSQL), by number (MySQL, MariaDB) or in words (SQLite).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from recovery.checkback.protocol import Answer, Outcome
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+_SAID_SIZE = 200
+
+# The statement may succeed when it is done again: somebody holds a lock, or two transactions met.
+_AGAIN_STATES = {"55P03", "40P01", "40001", "57014", "55006"}
+_AGAIN_NUMBERS = {1205, 1213}  # MySQL: lock wait time-out, deadlock
+_AGAIN_WORDS = ("database is locked", "database table is locked", "database is busy", "database schema is locked")
+
+_NO_TABLE_STATES = {"42P01", "3F000"}
+_NO_TABLE_NUMBERS = {1146}
+_NO_TABLE_WORDS = ("no such table",)
+
+# A tombstone cannot go in there, today or tomorrow: no permission, or a standby.
+_NO_WRITING_STATES = {"42501", "25006"}
+_NO_WRITING_NUMBERS = {1044, 1142, 1143, 1227, 1290, 1792, 1836}
+_NO_WRITING_WORDS = ("readonly database", "read-only database")
+
+
+def answer(error: SQLAlchemyError, url: URL) -> Answer:
+    """What an error means, with the database that raised it."""
+    cause, said = _cause(error)
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    if not isinstance(error, DBAPIError) or lost:
+        return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {said}")
+    if is_missing_table(error):
+        text = f"the ledger's database {place(url)} has no table of a ledger: {said}"
+        return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Name the right database, or: ledger.create_all()")
+    if _is(cause, said, _AGAIN_STATES, _AGAIN_NUMBERS, _AGAIN_WORDS):
+        return Answer(Outcome.RUNNING, f"the local transaction still runs, or its database is busy: {said}")
+    if _is(cause, said, _NO_WRITING_STATES, _NO_WRITING_NUMBERS, _NO_WRITING_WORDS):
+        text = f"the ledger's database {place(url)} takes no tombstone: {said}"
+        return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Check-back must insert there, on the primary")
+    return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {said}")
+
+
+def is_missing_table(error: SQLAlchemyError) -> bool:
+    """Whether a statement named a table that is not there."""
+    cause, said = _cause(error)
+    return _is(cause, said, _NO_TABLE_STATES, _NO_TABLE_NUMBERS, _NO_TABLE_WORDS)
+
+
+def place(url: URL) -> str:
+    """Where a database is: driver, host, name. Never the password, nor what the query part holds beside the host."""
+    bare = url.set(password=None, query={})
+    host = url.query.get("host") or url.query.get("unix_socket")
+    return f"{bare.render_as_string()}" + (f" at {host}" if host else "")
+
+
+def _cause(error: SQLAlchemyError) -> tuple[Any, str]:
+    cause: Any = error.orig if isinstance(error, DBAPIError) else error
+    return cause, " ".join(str(cause).split())[:_SAID_SIZE] or type(cause).__name__
+
+
+def _is(cause: Any, said: str, states: set[str], numbers: set[int], words: tuple[str, ...]) -> bool:
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    arguments = getattr(cause, "args", None)
+    number = arguments[0] if arguments and isinstance(arguments[0], int) else None
+    return state in states or number in numbers or any(word in said for word in words)

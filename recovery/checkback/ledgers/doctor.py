@@ -1,0 +1,263 @@
+"""How a store and the database of its ledger stand to each other, and what a person may say about it.
+
+    lines = examine(store, ledger)                         # each ok or not, with the next step
+    rebind(store, ledger, why="moved to a new host", ...)  # the database was moved, and is the ledger still
+    accept(store, ledger, why="backup of Monday", ...)     # rows are missing, and a person knows it
+
+`examine` changes nothing: what it writes, it rolls back. What persons say is kept in the store, with who and why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from broker.errors import TransactionError
+from broker.ledger import COMMITTED, LEDGER_KEY, ROLLED_BACK, Ledger, executor, key_time_ms, new_key
+from broker.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, put_binding
+from broker.ledger_identity import Execute, difference
+from broker.live import LiveStore
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledgers.database_errors import place
+from recovery.checkback.ledgers.proof import Evidence, Facts, WrongLedger, gather, judge
+
+_GROUP = "checkback-doctor"
+_CREATE = "make the tables: ledger.create_all(), or with Alembic a migration by ledger.metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    text: str
+    next_step: str = ""  # when it is not ok
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a person said of a ledger, and what it changed."""
+
+    binding_id: str
+    before: str
+    after: str
+    done: bool  # False: a dry run, or nothing was to be done
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(store: LiveStore, ledger: Ledger) -> list[Line]:
+    """Look at everything that check-back needs of a ledger, in the order in which it needs it."""
+    evidence = Evidence(store)
+    lines = [Line("store", True, f"{store.path} ({evidence.store_id})")]
+    resolver = LedgerResolver(ledger, evidence)
+    try:
+        facts = _gathered(ledger, evidence)
+    except SQLAlchemyError as error:
+        return [*lines, Line("database", False, resolver.trouble(error).why, "name a database that answers")]
+    except (WrongLedger, TransactionError) as error:
+        return [*lines, Line("database", False, str(error), "name the ledger's database")]
+    lines.append(Line("database", True, f"{facts.actual}, by {place(ledger.engine.url)}"))
+    lines += _of_binding(facts)
+    lines.append(_round_trip(ledger, evidence.store_id, resolver))
+    lines += _of_halves(store, facts)
+    return lines
+
+
+def _of_binding(facts: Facts) -> Iterator[Line]:
+    row, known = facts.row, facts.known
+    tables = "the tables of the ledger are there" if facts.has_table else "a table of the ledger is missing"
+    yield Line("tables", facts.has_table, tables, "" if facts.has_table else _CREATE)
+    if not facts.has_table:
+        return
+    if row is None:
+        yield Line("binding", False, judge(facts), "open a producer there, or name the right database")
+        return
+    yield Line("binding", known is not None, f"{row.binding_id}, made in {row.identity}; opened {row.opened} times")
+    refusal = judge(replace(facts, lacking=(), committed=1, row=_raised(row)))
+    yield Line("identity", not refusal, refusal or "the database is the one that was bound", _step(refusal))
+    if known is not None:
+        lacks = judge(facts) if not refusal else ""
+        text = f"all of the last {facts.committed} known transactions are there" if facts.committed else "none is known"
+        yield Line("known rows", not lacks, lacks or text, _step(lacks))
+
+
+def _step(refusal: str) -> str:
+    """The command that a refusal ends with."""
+    return refusal.rpartition(": ")[2] if "checkback ledger" in refusal else "name the right database" * bool(refusal)
+
+
+def _round_trip(ledger: Ledger, store_id: str, resolver: LedgerResolver) -> Line:
+    """A row, read back, a tombstone of the same key refused, all rolled back and gone."""
+    key, rows = new_key(0), ledger.rows
+    row = {"ledger_key": key, "producer_group": _GROUP, "store_id": store_id, "decided_by": None}
+    there = select(rows.c.state).where(rows.c.ledger_key == key)
+    try:
+        with ledger.engine.connect() as connection:
+            with connection.begin() as transaction:
+                connection.execute(rows.insert(), {**row, "state": COMMITTED})
+                read = connection.execute(there).scalar()
+                refused = _is_refused(connection.execute, rows.insert(), {**row, "state": ROLLED_BACK})
+                transaction.rollback()
+            left = connection.execute(there).scalar()
+    except SQLAlchemyError as error:
+        step = "give check-back a user that may insert into the ledger's tables, on the primary"
+        return Line("round trip", False, resolver.trouble(error).why, step)
+    if left is not None:
+        text = "what was rolled back is still there: the table is not transactional"
+        return Line("round trip", False, text, "move the tables of the ledger to InnoDB")
+    ok = read == COMMITTED and refused
+    text = (
+        "written, read, its tombstone refused, and rolled back" if ok else f"read {read}, tombstone refused: {refused}"
+    )
+    return Line("round trip", ok, text, "" if ok else "the primary key of the ledger's table is missing: make it again")
+
+
+def _is_refused(execute: Any, statement: Any, row: dict[str, Any]) -> bool:
+    try:
+        execute(statement, row)
+    except IntegrityError:
+        return True
+    return False
+
+
+def _of_halves(store: LiveStore, facts: Facts) -> Iterator[Line]:
+    """Which ledgers the half messages in doubt name."""
+    named = _named_in_doubt(store)
+    mine = named.pop(facts.row.binding_id, 0) if facts.row else 0
+    old = named.pop("", 0)
+    others = ", ".join(f"{count} name {name}" for name, count in named.items())
+    text = f"{mine} half messages in doubt name this ledger" + (f"; {others}" if others else "")
+    yield Line("in doubt", not others, text, "name their databases or schemas, too" if others else "")
+    if old:
+        step = "their rows decide; decide what has none by hand: checkback resolve"
+        yield Line("made before 0.2.0", False, f"{old} half messages in doubt name no binding", step)
+
+
+def _named_in_doubt(store: LiveStore) -> Counter[str]:
+    """How many half messages in doubt name each binding; "" for those that have a key and name none."""
+    halves = (half.properties for half in store.transactions.in_doubt())
+    return Counter(said.get(LEDGER_BINDING, "") for said in halves if LEDGER_KEY in said)
+
+
+def _gathered(ledger: Ledger, evidence: Evidence) -> Facts:
+    @contextmanager
+    def transaction() -> Iterator[Execute]:
+        with ledger.engine.begin() as connection:
+            yield executor(connection)
+
+    LedgerResolver(ledger, evidence).check_file()
+    return gather(transaction, ledger, evidence)
+
+
+def rebind(
+    store: LiveStore,
+    ledger: Ledger,
+    *,
+    why: str,
+    by: str,
+    now_ms: int,
+    binding_id: str | None = None,
+    dry_run: bool = False,
+) -> Said:
+    """Bind a store to the database that its ledger was moved to. `binding_id` chooses, where the store has several.
+
+    The id stays, so that the half messages in doubt find it. Raises TransactionError for what cannot be meant.
+    """
+    _check_why(why)
+    evidence = Evidence(store)
+    facts = _gathered(ledger, evidence)
+    if not facts.has_table:
+        raise TransactionError(f"{facts.actual} has no tables of a ledger: {_CREATE}, then rebind")
+    if facts.read_only:
+        raise TransactionError(f"{facts.actual} cannot be bound: {facts.read_only}. Name the primary")
+    target = binding_id or _only(facts)
+    known = evidence.known.get(target)
+    _check_nothing_is_orphaned(store, facts, target)
+    row = facts.row if facts.row is not None and facts.row.binding_id == target else None
+    bound = row or (known.binding if known else None)
+    if bound is None:
+        raise TransactionError(f"neither the store nor {facts.actual} knows a binding {target}")
+    before = known.binding.identity if known else bound.identity
+    same = known is not None and row is not None
+    if same and not difference(before, facts.actual) and not difference(bound.identity, facts.actual):
+        return Said(target, str(before), str(facts.actual), done=False)
+    if not dry_run:
+        opened = max(bound.opened, known.binding.opened if known else 0)
+        made = Binding(target, evidence.store_id, facts.actual, opened, bound.made_ms)
+        with ledger.engine.begin() as connection:
+            put_binding(executor(connection), ledger.bindings, made)
+        step = _step_of("rebind", before, facts.actual, why, by, now_ms)
+        old = known or KnownLedger(made, ledger.rows.name)
+        evidence.known.put(replace(old, binding=made, history=(*old.history, step)))
+    return Said(target, str(before), str(facts.actual), done=not dry_run)
+
+
+def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, dry_run: bool = False) -> Said:
+    """Go on although the database lacks rows that the store knows, or a standby took over: a person knows of it.
+
+    The missing rows are no evidence any more; later ones are. Raises WrongLedger when it is another database.
+    """
+    _check_why(why)
+    evidence = Evidence(store)
+    facts = _gathered(ledger, evidence)
+    row, known = facts.row, facts.known
+    if row is None or known is None or (refusal := judge(replace(facts, lacking=(), committed=1, row=_raised(row)))):
+        raise WrongLedger(judge(facts) if row is None or known is None else refusal)
+    lacks = judge(facts)
+    if not lacks:
+        return Said(row.binding_id, "nothing is missing", "nothing is missing", done=False)
+    if not dry_run:
+        newest = max((key_time_ms(one.key) or 0 for one in facts.lacking), default=-1)
+        step = _step_of("accept", lacks, f"{len(facts.lacking)} rows accepted as missing", why, by, now_ms)
+        binding = replace(known.binding, opened=row.opened, identity=facts.actual)
+        accepted_ms = max(known.accepted_ms, newest + 1)
+        evidence.known.put(replace(known, binding=binding, accepted_ms=accepted_ms, history=(*known.history, step)))
+    return Said(row.binding_id, lacks, "accepted", done=not dry_run)
+
+
+def _raised(row: Binding) -> Binding:
+    """As if it had been opened often enough: only its identity is judged."""
+    return replace(row, opened=1 << 62)
+
+
+def _only(facts: Facts) -> str:
+    """The binding that is meant when nobody names one."""
+    if facts.row is not None:
+        return facts.row.binding_id
+    names = [one.binding.binding_id for one in facts.ledgers]
+    if len(names) != 1:
+        known = (
+            f"; the store knows {', '.join(names)}" if names else ", and the store knows none: open a producer there"
+        )
+        raise TransactionError(f"{facts.actual} has no binding of this store{known}. Name one: --binding ID")
+    return names[0]
+
+
+def _check_nothing_is_orphaned(store: LiveStore, facts: Facts, target: str) -> None:
+    row = facts.row
+    if row is not None and row.binding_id != target and (count := _named_in_doubt(store)[row.binding_id]):
+        text = f"{count} half messages in doubt name {row.binding_id}, which {facts.actual} has now"
+        raise TransactionError(f"{text}. Settle them first: checkback check-back")
+
+
+def _check_why(why: str) -> None:
+    if not why.strip():
+        raise TransactionError(
+            "what a person says of a ledger needs its reason, for those who find it later: --why TEXT"
+        )
+
+
+def _step_of(what: str, before: object, after: object, why: str, by: str, now_ms: int) -> dict[str, Any]:
+    return {"what": what, "before": str(before), "after": str(after), "why": why, "by": by, "at_ms": now_ms}

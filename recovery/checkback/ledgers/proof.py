@@ -1,0 +1,200 @@
+"""Proof that a database is the ledger of a store: before a missing row may mean "it did not commit".
+
+    binding = prove(transaction, ledger, evidence)    # or WrongLedger, one sentence
+
+What must agree: the row that binds the store and the database to each other, the database that it was made in, what
+the store remembers of it, and the newest transactions that the store knows as committed: their rows must be there. The
+last is the mark. The store's own slots are it, so it needs no keeping, and it rises with each transaction. It tells a
+backup that was put back, a standby that took over without the last rows, and a copy of a whole server, whose identity
+is the same, by what they lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+
+from broker.errors import BrokerError, TransactionError
+from broker.format.sysflag import TransactionType
+from broker.ledger import COMMITTED, LEDGER_KEY, Ledger, key_time_ms
+from broker.ledger_binding import (
+    LEDGER_BINDING,
+    Binding,
+    KnownLedger,
+    KnownLedgers,
+    Transaction,
+    mismatch,
+    read_binding,
+)
+from broker.ledger_identity import DatabaseIdentity, difference
+from broker.live import LiveStore
+from broker.store.disk.files import Missing
+from broker.store.write.control import Word
+from recovery.checkback.ledgers.database_errors import is_missing_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_KNOWN_KEYS = 32  # the newest of them: who lacks an older one lacks these
+_SLOTS_LOOKED_AT = 10_000
+_REBIND = "checkback ledger rebind STORE --ledger URL --why TEXT"
+_ACCEPT = "checkback ledger accept STORE --ledger URL --why TEXT"
+
+
+class WrongLedger(BrokerError):
+    """The database is not, or not certainly, the ledger of this store: nothing was decided."""
+
+
+class CommittedKey(NamedTuple):
+    """A transaction that the store knows as committed in a ledger."""
+
+    key: str
+    commitlog_offset: int  # of its half message
+
+
+class Evidence:
+    """What a store can say of its ledgers."""
+
+    def __init__(self, store: LiveStore) -> None:
+        self._store = store
+        self.store_id = store.store_id
+        self.known = KnownLedgers(store.path, store.writer.disk)
+
+    def committed(self, binding_id: str) -> list[CommittedKey]:
+        """The newest transactions that ended as committed and name this binding; one key once."""
+        found: dict[str, CommittedKey] = {}
+        for commitlog_offset in self._committed_halves():
+            try:
+                properties = self._store.transactions.half(commitlog_offset).properties
+            except BrokerError:  # its segment is gone, or it is damaged
+                continue
+            key = properties.get(LEDGER_KEY)
+            if key and properties.get(LEDGER_BINDING) == binding_id:
+                found.setdefault(key, CommittedKey(key, commitlog_offset))
+                if len(found) == _KNOWN_KEYS:
+                    break
+        return list(found.values())
+
+    def _committed_halves(self) -> Iterator[int]:
+        """CommitLog offsets of the committed half messages among the last slots, the newest first."""
+        writer = self._store.writer
+        count = int(writer.control[Word.SLOTS])
+        for slot in range(count - 1, max(-1, count - 1 - _SLOTS_LOOKED_AT), -1):
+            try:
+                found = writer.dispatcher.slot(slot)
+            except Missing:  # retention removed the rest
+                return
+            if found.state == TransactionType.COMMIT:
+                yield found.commitlog_offset
+
+    def is_by_hand(self, commitlog_offset: int) -> bool:
+        """Whether a person or a policy committed it, and not its ledger: the end record says who and why."""
+        from recovery.views.overview import story
+
+        steps = story(self._store.path, commitlog_offset)
+        return any(step["what"] == "committed" and step.get("by") for step in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known before it is judged. Of what was not asked for, the value that is no ground for doubt."""
+
+    store_id: str
+    actual: DatabaseIdentity
+    has_table: bool
+    read_only: str
+    row: Binding | None  # what the database says
+    known: KnownLedger | None  # what the store says of the row's binding
+    ledgers: Sequence[KnownLedger] = ()  # of the store
+    committed: int = 0  # how many transactions the store knows as committed there
+    lacking: Sequence[CommittedKey] = ()  # of them, those whose rows are missing
+
+
+def judge(facts: Facts) -> str:
+    """Why nothing may be decided by this database; empty when all agrees. Pure."""
+    row, known, actual = facts.row, facts.known, facts.actual
+    if not facts.has_table:
+        return f"{actual} has no table that binds a ledger to its store: {_named(facts.ledgers)}"
+    if row is None:
+        return f"{actual} is not bound to this store ({facts.store_id}): {_named(facts.ledgers)}"
+    if what := difference(row.identity, actual):
+        return f"{mismatch(row, actual)} ({what}): it is a copy, or was moved. {_moved()}"
+    if known is None:
+        return f"{actual} is bound to this store as {row.binding_id}, which the store does not know. {_moved()}"
+    if what := difference(known.binding.identity, actual):
+        return f"the store knows its ledger as {known.binding.identity}, and this is {actual} ({what}). {_moved()}"
+    if facts.read_only:
+        return f"{actual} takes no tombstone: {facts.read_only}. Name the primary"
+    return _lacks(facts, row, known)
+
+
+def _lacks(facts: Facts, row: Binding, known: KnownLedger) -> str:
+    """Why the database may have lost rows; empty when there is no sign of it."""
+    actual, accept = facts.actual, f"If a person knows that these rows are gone: {_ACCEPT}"
+    if facts.lacking:
+        newest = max(facts.lacking)
+        when = datetime.fromtimestamp((key_time_ms(newest.key) or 0) / 1000, UTC).isoformat(" ", "seconds")
+        which = f"{len(facts.lacking)} of the last {facts.committed} committed transactions, the newest of {when}"
+        return f"{actual} lacks {which} (key {newest.key}): a backup was put back, or it is an old copy. {accept}"
+    if row.opened < known.binding.opened:
+        count = f"its producers were opened {known.binding.opened} times, and it knows of {row.opened}"
+        return f"{actual} is older than the store: {count}. A backup was put back, or it is an old copy. {accept}"
+    before = known.binding.identity.timeline
+    if before and actual.timeline and before != actual.timeline and not facts.committed:
+        text = f"{actual} is on timeline {actual.timeline} and was on {before}: a standby took over"
+        return f"{text}, and no committed transaction shows that it lacks nothing. {accept}"
+    return ""
+
+
+def _named(ledgers: Sequence[KnownLedger]) -> str:
+    names = " or ".join(f"{one.binding.identity} (binding {one.binding.binding_id})" for one in ledgers)
+    return f"the store's ledger is {names}. Name that one" if names else "no producer of this store was bound to it"
+
+
+def _moved() -> str:
+    return f"Name the right database; or, if it was moved there: {_REBIND}"
+
+
+def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Facts:
+    """Ask the database and the store. Raises what the database raises."""
+    with transaction() as execute:
+        actual, has_table, read_only = ledger.look(execute)
+    row = None
+    try:
+        with transaction() as execute:
+            row = read_binding(execute, ledger.bindings, evidence.store_id) if has_table else None
+    except DBAPIError as error:
+        if not is_missing_table(error):
+            raise
+        has_table = False
+    facts = Facts(evidence.store_id, actual, has_table, read_only, row, None, evidence.known.all())
+    if row is None:
+        return facts
+    known = evidence.known.get(row.binding_id)
+    committed = evidence.committed(row.binding_id)  # before the transaction below, which must see them all
+    with transaction() as execute:
+        low = select(ledger.marks.c.low_water_ms).where(ledger.marks.c.store_id == evidence.store_id)
+        kept_ms = max([0, *(int(one[0]) for one in execute(low)), known.accepted_ms if known else 0])
+        wanted = [one for one in committed if (key_time_ms(one.key) or 0) >= kept_ms]
+        keys, columns = [one.key for one in wanted], ledger.rows.c
+        there = select(columns.ledger_key).where(columns.ledger_key.in_(keys), columns.state == COMMITTED)
+        found = {str(key) for (key,) in execute(there)} if keys else set()
+    lacking = [one for one in wanted if one.key not in found and not evidence.is_by_hand(one.commitlog_offset)]
+    return replace(facts, known=known, committed=len(found) + len(lacking), lacking=lacking)
+
+
+def prove(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Binding:
+    """The binding of the store and this database. Raises WrongLedger, and what the database raises."""
+    try:
+        facts = gather(transaction, ledger, evidence)
+    except TransactionError as error:
+        raise WrongLedger(f"nothing was decided: {error}") from error
+    if refusal := judge(facts):
+        raise WrongLedger(f"nothing was decided: {refusal}")
+    assert facts.row is not None  # judged
+    return facts.row

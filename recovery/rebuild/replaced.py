@@ -1,0 +1,267 @@
+"""What a rebuild took out of a store is kept aside, with a manifest, until it is taken back or deleted.
+
+    STORE/checkback/replaced/20261122T023501.123456Z/
+        manifest.json       what was where, why and by which command it was replaced, sizes and SHA-256
+        consumequeue/ ...   the directories as they were
+        checkpoint, abort   the small files as they were, of a store that RocketMQ wrote
+
+A directory gets its place here before the exchange, with the built files in it; the exchange (`directory_swap`) swaps
+it with the live one in one step. So the replaced files are here as soon as the built ones are live, however a process
+ends. The inodes in the manifest say which of the two lies here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from broker.errors import CorruptStore, StoreError
+from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.paths import Paths
+from recovery.humanize import who
+from recovery.rebuild.quiescence import shape
+
+MANIFEST = "manifest.json"
+BEGUN, REPLACED, UNDONE, TAKEN_OVER = "begun", "replaced", "undone", "taken over"
+_REASONS_LISTED = 20
+_WRITTEN_BY_REBUILD = frozenset(("checkpoint", "abort", "abort.bak", "lock"))
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A directory that was exchanged: its path below the store, and the inodes of the old one and of the built one."""
+
+    name: str
+    live: str
+    old_inode: int  # 0 when there was none
+    built_inode: int
+
+
+@dataclass(slots=True)
+class Replacement:
+    """One exchange, as its manifest says. Paths are relative: a store may be moved."""
+
+    name: str  # the time of the exchange, UTC; the directory under STORE/checkback/replaced
+    command: str
+    by: str
+    state: str
+    reasons: list[str]
+    parts: list[Part]
+    files: dict[str, bool]  # small files that were kept: whether there was one
+    words: dict[str, int] = field(default_factory=dict)  # of the control page, before; of a store of ours
+    tail: int = 0  # where the log ended
+    # Of a store of RocketMQ's, by path, size and time of change: what is not replaced, then the whole store afterwards.
+    after: list[tuple[str, int, int]] = field(default_factory=list)
+    sums: dict[str, tuple[int, str]] = field(default_factory=dict)  # size and SHA-256 of each file that is kept
+    version: int = 1
+
+    def directory(self, paths: Paths) -> str:
+        """Where it lies."""
+        return os.path.join(paths.replaced, self.name)
+
+    def kept(self, paths: Paths, part: Part) -> str:
+        """Where a replaced directory lies."""
+        return os.path.join(self.directory(paths), part.name)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its public form."""
+        named = ("name", "command", "by", "state", "reasons")
+        size = sum(size for size, _ in self.sums.values())
+        parts = [part.live for part in self.parts]
+        return {**{name: getattr(self, name) for name in named}, "parts": parts, "bytes": size}
+
+
+def name_now() -> str:
+    """A name for a replacement: the time, UTC."""
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+
+
+def begin(
+    disk: Disk, paths: Paths, *, name: str, command: str, reasons: Sequence[str],
+    parts: Sequence[tuple[str, str, str]], files: Sequence[str] = (), words: dict[str, int] | None = None,
+    tail: int = 0,
+) -> Replacement:  # fmt: skip
+    """Give built directories (name, live, built) their place, and keep small files; the exchange itself comes next."""
+    made = Replacement(name, command, who(), BEGUN, list(reasons[:_REASONS_LISTED]), [], {}, words or {}, tail)
+    made.parts = [
+        Part(part, os.path.relpath(live, paths.store), inode_of(disk, live), disk.inode(built))
+        for part, live, built in parts
+    ]
+    if files:
+        made.after = unreplaced(made, shape_now(disk, paths))
+    disk.create_folder(made.directory(paths))
+    write(disk, paths, made)
+    _keep_files(disk, paths, made, files)
+    write(disk, paths, made)
+    for part, (_, _, built) in zip(made.parts, parts, strict=True):
+        disk.rename(built, made.kept(paths, part))
+    return made
+
+
+def _keep_files(disk: Disk, paths: Paths, made: Replacement, files: Sequence[str]) -> None:
+    """Copy small files of the store, and note which there were."""
+    for file in files:
+        live = os.path.join(paths.store, file)
+        made.files[file] = disk.entry(live) is not None
+        if made.files[file]:
+            disk.write_file(os.path.join(made.directory(paths), file), disk.read(live))
+
+
+def set_aside(disk: Disk, paths: Paths, *, name: str, command: str, reason: str) -> Replacement:
+    """Move the derived directories of a store that is taken over out of it: ours are made from the log.
+
+    Call when the store is ours already: one that is killed here is a store without derived files, which are made when
+    it is opened.
+    """
+    lives = [live for live in (paths.consumequeue, paths.index, paths.transaction) if disk.entry(live) is not None]
+    made = Replacement(name, command, who(), TAKEN_OVER, [reason], [], {})
+    made.parts = [Part(os.path.basename(live), os.path.basename(live), inode_of(disk, live), 0) for live in lives]
+    disk.create_folder(made.directory(paths))
+    _keep_files(disk, paths, made, ("checkpoint", "abort"))
+    write(disk, paths, made)
+    for live, part in zip(lives, made.parts, strict=True):
+        disk.rename(live, made.kept(paths, part))
+    return made
+
+
+def exchanges(paths: Paths, made: Replacement) -> list[tuple[str, str]]:
+    """The (live, kept) directories of a replacement, for `begin_swap`."""
+    return [(os.path.join(paths.store, part.live), made.kept(paths, part)) for part in made.parts]
+
+
+def finish(disk: Disk, paths: Paths, made: Replacement, *, state: str = REPLACED, is_ours: bool) -> None:
+    """Write down what is kept and, of a store of RocketMQ's, how the store was left."""
+    made.state = state
+    directory = made.directory(paths)
+    made.sums = {
+        os.path.relpath(entry.path, directory): (entry.size, _sha256(disk, entry.path))
+        for entry in _files_below(disk, directory)
+        if entry.name != MANIFEST
+    }
+    if not is_ours:
+        made.after = shape_now(disk, paths)
+    write(disk, paths, made)
+
+
+def shape_now(disk: Disk, paths: Paths) -> list[tuple[str, int, int]]:
+    """Every file of the store by its relative path, with size and time of change.
+
+    Our own directory is left out, and the small files that a rebuild itself writes: a broker that was at work has
+    changed others, too.
+    """
+    named = [(os.path.relpath(path, paths.store), size, ns) for path, size, ns in shape(disk, paths.store)]
+    return [one for one in named if one[0] not in _WRITTEN_BY_REBUILD]
+
+
+def unreplaced(made: Replacement, files: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Those of some files that lie in no directory that was exchanged."""
+    lives = tuple(f"{part.live}/" for part in made.parts)
+    return [one for one in files if not one[0].startswith(lives)]
+
+
+def write(disk: Disk, paths: Paths, made: Replacement) -> None:
+    """Put the manifest in place."""
+    disk.write_file(os.path.join(made.directory(paths), MANIFEST), json.dumps(asdict(made), indent=1).encode())
+
+
+def replacements(disk: Disk, paths: Paths) -> list[Replacement]:
+    """All that is kept, oldest first. Raises CorruptStore for a manifest that cannot be read."""
+    return list(_replacements(disk, paths)) if disk.entry(paths.replaced) is not None else []
+
+
+def _replacements(disk: Disk, paths: Paths) -> Iterator[Replacement]:
+    for entry in disk.entries(paths.replaced):
+        file = os.path.join(entry.path, MANIFEST)
+        try:
+            values = json.loads(disk.read(file))
+            values["parts"] = [Part(**part) for part in values["parts"]]
+            values["after"] = [(name, size, ns) for name, size, ns in values["after"]]
+            values["sums"] = {name: (size, digest) for name, (size, digest) in values["sums"].items()}
+            yield Replacement(**values)
+        except Missing:  # killed before the first manifest: nothing was put here yet
+            continue
+        except (ValueError, TypeError, KeyError) as error:
+            text = f"{file} cannot be read ({error}): look at what lies beside it before you remove {entry.path}"
+            raise CorruptStore(text, path=file) from None
+
+
+def changed_files(disk: Disk, paths: Paths, made: Replacement) -> list[str]:
+    """The kept files that are no longer what they were, by their paths."""
+    directory = made.directory(paths)
+    return [
+        os.path.join(directory, name)
+        for name, (size, digest) in made.sums.items()
+        if (entry := disk.entry(os.path.join(directory, name))) is None
+        or entry.size != size
+        or _sha256(disk, entry.path) != digest
+    ]
+
+
+def remove_unused(disk: Disk, paths: Paths) -> None:
+    """Remove built directories whose exchange never began: their process was killed before the journal.
+
+    Call alone, or under the append lock, with no exchange pending.
+    """
+    for made in replacements(disk, paths):
+        still_built = [inode_of(disk, made.kept(paths, part)) in (0, part.built_inode) for part in made.parts]
+        if made.state == BEGUN and all(still_built) and not any(_is_built_live(disk, paths, made)):
+            disk.remove_tree(made.directory(paths))
+
+
+def _is_built_live(disk: Disk, paths: Paths, made: Replacement) -> Iterator[bool]:
+    for part in made.parts:
+        yield inode_of(disk, os.path.join(paths.store, part.live)) == part.built_inode
+
+
+def forget(disk: Disk, paths: Paths, which: str | None = None) -> tuple[list[str], int]:
+    """Remove one replacement, or all of them. Returns their names and how many bytes the files had."""
+    chosen = [made for made in replacements(disk, paths) if which in (None, made.name)]
+    if which is not None and not chosen:
+        raise unknown(paths, which)
+    freed = 0
+    for made in chosen:
+        freed += sum(entry.size for entry in _files_below(disk, made.directory(paths)))
+        disk.remove_tree(made.directory(paths))
+    if disk.entry(paths.replaced) is not None and not disk.entries(paths.replaced):
+        disk.remove_tree(paths.replaced)
+    return [made.name for made in chosen], freed
+
+
+def unknown(paths: Paths, which: str) -> StoreError:
+    """The error for a name under which nothing is kept."""
+    return StoreError(f"{paths.replaced} holds nothing named {which}: ls it, and give one of the names", path=which)
+
+
+def sizes_below(disk: Disk, directory: str) -> set[int]:
+    """The sizes of all files below a directory."""
+    return {entry.size for entry in _files_below(disk, directory)}
+
+
+def inode_of(disk: Disk, path: str) -> int:
+    """The inode of what stands at a path; 0 when nothing does."""
+    entry = disk.entry(path)
+    return entry.inode if entry is not None else 0
+
+
+def _files_below(disk: Disk, directory: str) -> Iterator[Entry]:
+    waiting = [directory]
+    while waiting:
+        for entry in disk.entries(waiting.pop()):
+            if entry.is_folder:
+                waiting.append(entry.path)
+            elif entry.is_file:
+                yield entry
+
+
+def _sha256(disk: Disk, path: str) -> str:
+    digest, file, at = hashlib.sha256(), disk.open_read(path), 0
+    while piece := file.pread(_PIECE_BYTES, at):
+        digest.update(piece)
+        at += len(piece)
+    return digest.hexdigest()

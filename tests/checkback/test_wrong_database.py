@@ -1,0 +1,452 @@
+"""Check-back against each kind of wrong database decides nothing: exit 2, one sentence; then the right one decides.
+
+In each case the transaction in doubt is the store's very first: nothing but its binding says where it belongs.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import typer
+from sqlalchemy import URL, Engine, create_engine, insert, make_url, select, text
+from typer.testing import CliRunner
+
+from broker.ledger import Ledger
+from recovery.cli import checkback as verbs_check
+from recovery.cli import ledger as verbs_ledger
+from recovery.cli.app import _Verbs
+from recovery.cli.shared import FINDINGS, USAGE, WELL
+from tests.checkback.shop import Shop
+from tests.checkback.test_races import leave_in_doubt
+
+_numbers = itertools.count()
+Made = tuple[URL, tuple[str, ...]]  # the wrong database, and further options
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, shop: Shop) -> Callable[..., tuple[int, str, str]]:
+    """`checkback WORDS`: exit code, output, error output. Everything is due."""
+    monkeypatch.setattr(verbs_check, "_now_ms", lambda: shop.now_ms() + 60_000)
+    app = typer.Typer(cls=_Verbs)
+    verbs_check.register(app)
+    verbs_ledger.register(app)
+
+    def ran(*words: object) -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        return result.exit_code, result.stdout, result.stderr
+
+    return ran
+
+
+def shown(url: URL) -> str:
+    return url.render_as_string(hide_password=False)
+
+
+def another(url: URL, tmp_path: Path) -> URL:
+    """An empty database beside the application's."""
+    name = f"other{next(_numbers)}"
+    if url.get_backend_name() == "sqlite":
+        return make_url(f"sqlite:///{tmp_path / name}.db")
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return url.set(database=name)
+
+
+def tables_in(url: URL, schema: str | None = None) -> Ledger:
+    ledger = Ledger(create_engine(url), schema=schema)
+    ledger.create_all()
+    return ledger
+
+
+def restore(source: Engine, target: Ledger) -> None:
+    """What a dump and its restoring do: the same rows in other tables."""
+    plain = Ledger(source)
+    with source.connect() as reading, target.engine.begin() as writing:
+        for name in ("rows", "marks", "bindings"):
+            found = [dict(row) for row in reading.execute(select(getattr(plain, name))).mappings()]
+            if found:
+                writing.execute(insert(getattr(target, name)), found)
+    target.engine.dispose()
+
+
+# The kinds of wrong databases
+
+
+def fresh(_shop: Shop, url: URL, tmp_path: Path) -> Made:
+    """Nothing was ever made in it; of SQLite not even the file is there."""
+    return another(url, tmp_path), ()
+
+
+def staging(_shop: Shop, url: URL, tmp_path: Path) -> Made:
+    """The tables are there, and empty."""
+    other = another(url, tmp_path)
+    tables_in(other).engine.dispose()
+    return other, ()
+
+
+def of_another_store(_shop: Shop, url: URL, tmp_path: Path) -> Made:
+    """The ledger of another store."""
+    other = another(url, tmp_path)
+    ledger = tables_in(other)
+    ledger.binding("7" * 32)
+    ledger.engine.dispose()
+    return other, ()
+
+
+def bound_again(shop: Shop, url: URL, tmp_path: Path) -> Made:
+    """A copy of the store was opened with it: the same store id, another binding."""
+    other = another(url, tmp_path)
+    ledger = tables_in(other)
+    ledger.binding(shop.store.store_id)
+    ledger.engine.dispose()
+    return other, ()
+
+
+def copy(shop: Shop, url: URL, tmp_path: Path) -> Made:
+    """A dump of the right one, restored elsewhere; SQLite: a copy of its file."""
+    other = another(url, tmp_path)
+    if url.get_backend_name() == "sqlite":
+        shutil.copy(str(url.database), str(other.database))
+    else:
+        restore(shop.ledger.engine, tables_in(other))
+    empty(other)
+    return other, ()
+
+
+def other_schema(shop: Shop, url: URL, tmp_path: Path) -> Made:
+    """The right server and the right database, and the schema of another tenant, made from a dump of the first."""
+    if url.get_backend_name() == "sqlite":
+        pytest.skip("SQLite has no schemas in one file")
+    schema = f"tenant{next(_numbers)}"
+    with shop.ledger.engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
+    restore(shop.ledger.engine, ledger := tables_in(url, schema))
+    with ledger.engine.begin() as connection:
+        connection.execute(ledger.rows.delete())
+    ledger.engine.dispose()
+    return url, ("--schema", schema)
+
+
+def read_only(_shop: Shop, url: URL, tmp_path: Path) -> Made:
+    """A user who may read everything and write nothing; SQLite: a file that is opened for reading."""
+    user = f"reader{next(_numbers)}"
+    if url.get_backend_name() == "sqlite":
+        return make_url(f"sqlite:///file:{url.database}?mode=ro&uri=true"), ()
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        if url.get_backend_name() == "postgresql":
+            connection.execute(text(f"CREATE USER {user}"))
+            connection.execute(text(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {user}"))
+        else:
+            connection.execute(text(f"CREATE USER {user}@localhost"))
+            connection.execute(text(f"GRANT SELECT ON {url.database}.* TO {user}@localhost"))
+    engine.dispose()
+    return url.set(username=user), ()
+
+
+def read_only_server(_shop: Shop, url: URL, tmp_path: Path) -> Made:
+    """A server, or a session, that takes no writes."""
+    if url.get_backend_name() != "postgresql":
+        pytest.skip("its setting is the whole server's: see test_a_replica_of_mariadb")
+    return url.update_query_dict({"options": "-c default_transaction_read_only=on"}), ()
+
+
+def empty(url: URL) -> None:
+    """Without the row of the transaction in doubt: the copy was made before it committed."""
+    ledger = Ledger(create_engine(url))
+    with ledger.engine.begin() as connection:
+        connection.execute(ledger.rows.delete())
+    ledger.engine.dispose()
+
+
+KINDS = [fresh, staging, of_another_store, bound_again, copy, other_schema, read_only, read_only_server]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_wrong_database_decides_nothing(
+    shop: Shop,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., tuple[int, str, str]],
+    url: URL,
+    tmp_path: Path,
+    kind: Callable[[Shop, URL, Path], Made],
+) -> None:
+    """Two messages in doubt: one whose transaction committed, one that rolled back, which only a tombstone decides."""
+    leave_in_doubt(shop, monkeypatch, 1)
+    leave_in_doubt(shop, monkeypatch, 2, saved=False)
+    wrong, options = kind(shop, url, tmp_path)
+    code, out, error = run("check-back", shop.path, "--ledger", shown(wrong), *options)
+    by_row = kind is read_only  # the right database, whose rows answer; only a tombstone cannot go in
+    assert (code, shop.in_doubt(), shop.announced()) == (USAGE, 2 - by_row, [1] * by_row), out + error
+    assert error.count("\n") == 1, error
+    assert "nothing was decided" in error
+    assert "Traceback" not in out + error
+    if kind is fresh and url.get_backend_name() == "sqlite":
+        assert not Path(str(wrong.database)).exists()
+    code, out, error = run("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt(), shop.announced()) == (WELL, 0, [1]), out + error
+
+
+def test_both_identities_are_named(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+) -> None:
+    """Who reads it at night knows which database was meant, and which was named."""
+    leave_in_doubt(shop, monkeypatch, 1)
+    wrong, _ = copy(shop, url, tmp_path)
+    _, _, error = run("check-back", shop.path, "--ledger", shown(wrong))
+    for one in (url, wrong):
+        assert str(one.database) in error, error
+    assert "checkback ledger rebind" in error
+
+
+def test_a_table_that_is_missing_is_named(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL
+) -> None:
+    leave_in_doubt(shop, monkeypatch, 1, saved=False)
+    for name in ("checkback_ledger_mark", "checkback_ledger_binding", "checkback_ledger"):
+        with shop.ledger.engine.begin() as connection:
+            connection.execute(text(f"DROP TABLE {name}"))
+        code, _, error = run("check-back", shop.path, "--ledger", shown(url))
+        assert (code, error.count("\n"), shop.in_doubt()) == (USAGE, 1, 1), error
+        assert "table" in error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # PyMySQL leaves its socket open
+def test_a_database_that_is_down_is_named_and_nothing_is_decided(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+) -> None:
+    """The right database, away for a while: that is no refusal (exit 1), and its reason is printed."""
+    leave_in_doubt(shop, monkeypatch, 1, saved=False)
+    query = {"host": str(tmp_path)} if url.get_backend_name() == "postgresql" else {"unix_socket": str(tmp_path / "no")}
+    if url.get_backend_name() == "sqlite":
+        down = url.set(database=str(tmp_path))
+    else:
+        down = url.set(query=query, password="secret word")  # noqa: S106 - it must not be printed
+    code, out, _ = run("check-back", shop.path, "--ledger", shown(down))
+    assert (code, shop.in_doubt()) == (FINDINGS, 1)
+    assert "1 not asked: the ledger's database" in out
+    assert str(down.database) in out
+    assert str(tmp_path) in out
+    assert "secret" not in out
+    (attempt,) = shop.check().catalog.attempts().values()
+    assert (attempt.outcome, attempt.checks) == ("down", 0)
+    assert "does not answer" in attempt.why
+    gc.collect()
+
+
+# What is the same database, and lacks rows
+
+
+def backup(shop: Shop, url: URL, tmp_path: Path) -> Callable[[], None]:
+    """A backup as of now; call what this returns to put it back in the same place."""
+    if url.get_backend_name() == "sqlite":
+        kept = (tmp_path / "backup.db").as_posix()
+        shutil.copy(str(url.database), kept)
+
+        def put_back() -> None:
+            with closing(sqlite3.connect(kept)) as old, closing(sqlite3.connect(str(url.database))) as live:
+                old.backup(live)
+
+        return put_back
+    with shop.ledger.engine.connect() as connection:
+        tables = [shop.ledger.rows, shop.ledger.bindings]
+        rows = [[dict(row) for row in connection.execute(select(table)).mappings()] for table in tables]
+
+    def put_rows_back() -> None:
+        with shop.ledger.engine.begin() as connection:
+            connection.execute(text("DELETE FROM orders"))
+            for table, found in zip(tables, rows, strict=True):
+                connection.execute(table.delete())
+                if found:
+                    connection.execute(insert(table), found)
+
+    return put_rows_back
+
+
+def test_a_backup_that_was_put_back_is_refused_until_a_person_says_so(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+) -> None:
+    """It lacks a transaction that the store knows as committed; so it may lack the one in doubt, too."""
+    shop.buy(1)
+    put_back = backup(shop, url, tmp_path)
+    shop.buy(2)
+    leave_in_doubt(shop, monkeypatch, 3)
+    put_back()
+    code, _, error = run("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt()) == (USAGE, 1)
+    assert "lacks 1 of the last 2" in error
+    assert run("ledger", "accept", shop.path, "--ledger", shown(url))[0] == USAGE  # nobody says why
+    assert shop.in_doubt() == 1
+    assert run("ledger", "accept", shop.path, "--ledger", shown(url), "--why", "backup of Monday")[0] == WELL
+    shop.buy(4)
+    assert run("check-back", shop.path, "--ledger", shown(url))[0] == WELL
+    assert (shop.in_doubt(), shop.announced()) == (0, [1, 2, 4])
+
+
+def test_a_backup_from_before_the_stores_first_transaction_is_refused(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+) -> None:
+    """No transaction is known; but the producer was opened once more than the database knows."""
+    shop.producer()
+    put_back = backup(shop, url, tmp_path)
+    shop.ledger = Ledger(shop.ledger.engine)  # as another process
+    leave_in_doubt(shop, monkeypatch, 1)
+    put_back()
+    code, _, error = run("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt()) == (USAGE, 1)
+    assert "is older than the store" in error
+
+
+def test_what_a_person_committed_is_no_sign_of_a_lost_row(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL
+) -> None:
+    """Its row was never there: it was announced without its ledger."""
+    leave_in_doubt(shop, monkeypatch, 1, saved=False)
+    (half,) = shop.store.transactions.in_doubt()
+    words = ("--commit", "--why", "paid", "--without-ledger")
+    assert run("resolve", shop.path, half.message_id, *words)[0] == WELL
+    leave_in_doubt(shop, monkeypatch, 2, saved=False)
+    code, out, error = run("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt()) == (WELL, 0), out + error
+
+
+# What a person may say
+
+
+def test_a_ledger_that_was_moved_is_bound_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+) -> None:
+    """Dumped and restored elsewhere, while a transaction is in doubt: refused for all, until a person says so."""
+    shop.buy(1)
+    leave_in_doubt(shop, monkeypatch, 2)
+    moved = another(url, tmp_path)
+    if url.get_backend_name() == "sqlite":
+        shutil.copy(str(url.database), str(moved.database))
+    else:
+        restore(shop.ledger.engine, tables_in(moved))
+    engine = create_engine(moved)
+    with pytest.raises(Exception, match="checkback ledger rebind"):
+        shop.store.producer("shop", topics=["orders"], ledger=Ledger(engine))
+    words = ("ledger", "rebind", shop.path, "--ledger", shown(moved))
+    assert run(*words)[0] == USAGE
+    code, out, _ = run(*words, "--why", "new host", "--dry-run")
+    assert (code, "would be" in out) == (WELL, True)
+    assert run("check-back", shop.path, "--ledger", shown(moved))[0] == USAGE
+    code, out, error = run(*words, "--why", "new host", "--by", "ada")
+    assert code == WELL, out + error
+    shop.store.producer("shop", topics=["orders"], ledger=Ledger(engine))
+    assert run("check-back", shop.path, "--ledger", shown(url))[0] == USAGE  # the old one is not asked any more
+    assert run("check-back", shop.path, "--ledger", shown(moved))[0] == WELL
+    assert shop.announced() == [1, 2]
+    engine.dispose()
+
+
+def test_the_producer_is_refused_before_anything_is_saved(shop: Shop, url: URL, tmp_path: Path) -> None:
+    """A copy with the same binding: neither a topic nor a half message is made."""
+    shop.buy(1)
+    wrong, _ = copy(shop, url, tmp_path)
+    engine = create_engine(wrong)
+    with pytest.raises(Exception, match="was bound to"):
+        shop.store.producer("shop", topics=["newcomer"], ledger=Ledger(engine))
+    assert shop.store.topic("newcomer") is None
+    engine.dispose()
+
+
+def test_the_doctor_says_what_is_wrong_and_what_to_do(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+) -> None:
+    shop.buy(1)
+    leave_in_doubt(shop, monkeypatch, 2)
+    code, out, error = run("ledger", "doctor", shop.path, "--ledger", shown(url))
+    assert code == WELL, out + error
+    assert "not ok" not in out
+    assert "ok     round trip" in out
+    with shop.ledger.engine.connect() as connection:
+        assert len(connection.execute(select(shop.ledger.rows)).all()) == 2
+    wrong, _ = copy(shop, url, tmp_path)
+    code, out, _ = run("ledger", "doctor", shop.path, "--ledger", shown(wrong))
+    assert code == FINDINGS
+    assert "not ok identity" in out
+    assert "next: checkback ledger rebind" in out
+
+
+# Many ledgers, and half messages of before
+
+
+@pytest.fixture
+def tenants(shop: Shop, url: URL) -> Iterator[list[Ledger]]:
+    """A ledger in a schema of its own for each of two tenants."""
+    if url.get_backend_name() == "sqlite":
+        pytest.skip("SQLite has no schemas in one file")
+    found = []
+    for number in range(2):
+        schema = f"of{next(_numbers)}_{number}"
+        with shop.ledger.engine.begin() as connection:
+            connection.execute(text(f"CREATE SCHEMA {schema}"))
+        found.append(tables_in(url, schema))
+    yield found
+    for ledger in found:
+        ledger.engine.dispose()
+
+
+def test_each_half_message_is_asked_of_the_ledger_that_it_names(
+    shop: Shop,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., tuple[int, str, str]],
+    url: URL,
+    tenants: list[Ledger],
+) -> None:
+    """Two tenants in one producer group: with one schema named the other's is refused, with both each is decided."""
+    for number, ledger in enumerate(tenants, 1):
+        shop.ledger = ledger
+        leave_in_doubt(shop, monkeypatch, number)
+    first, second = (str(ledger.rows.schema) for ledger in tenants)
+    code, out, error = run("check-back", shop.path, "--ledger", shown(url), "--schema", first)
+    assert (code, shop.in_doubt(), shop.announced()) == (USAGE, 1, [1]), out + error
+    assert "names the ledger" in error
+    words = ("check-back", shop.path, "--ledger", shown(url), "--schema", first, "--schema", second)
+    code, out, error = run(*words)
+    assert (code, shop.in_doubt(), shop.announced()) == (WELL, 0, [1, 2]), out + error
+
+
+def test_a_half_message_of_before_is_not_decided_without_its_row(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL
+) -> None:
+    """Made by 0.1.0, it names no database: its row decides where there is one, and nothing else does."""
+    with monkeypatch.context() as patch:
+        patch.setattr("broker.ledger.LEDGER_BINDING", "SOMETHING_ELSE")
+        leave_in_doubt(shop, monkeypatch, 1)
+        leave_in_doubt(shop, monkeypatch, 2, saved=False)
+    code, out, error = run("check-back", shop.path, "--ledger", shown(url))
+    assert (code, shop.in_doubt(), shop.announced()) == (WELL, 1, [1]), out + error
+    (attempt,) = shop.check().catalog.attempts().values()
+    assert (attempt.outcome, "by hand" in attempt.why) == ("unknown", True)
+
+
+def test_a_replica_of_mariadb_is_refused(mariadb_url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`read_only` says so, even to a user who could write all the same."""
+    engine = create_engine(mariadb_url)
+    ledger = Ledger(engine)
+    ledger.create_all()
+    with engine.connect() as connection:
+        before = connection.execute(text("SELECT @@global.read_only")).scalar()
+        connection.execute(text("SET GLOBAL read_only = 1"))
+        try:
+            shop = Shop(tmp_path / "store", ledger, ledger)
+            leave_in_doubt(shop, monkeypatch, 1, saved=False)
+            report = shop.check_back()
+            assert (report.refused, shop.in_doubt()) == (1, 1)
+            assert "read-only replica" in next(iter(report.refusals))
+            shop.close()
+        finally:
+            connection.execute(text(f"SET GLOBAL read_only = {before}"))
+    engine.dispose()

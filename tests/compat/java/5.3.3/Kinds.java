@@ -1,0 +1,119 @@
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+
+/**
+ * Sends plain messages of which a broker keeps more than a ConsumeQueue. Options: namesrv broker truth topic count
+ * queues batch (messages of one send) attributes (a topic's, as +queue.type:BatchCQ) lmq (queues that get each message
+ * as well: %LMQ%a,%LMQ%b) sql (a filter that a consumer subscribes with before the first message is sent).
+ */
+public final class Kinds {
+    private final Options options;
+    private final Truth truth;
+    private final DefaultMQProducer producer = new DefaultMQProducer("kinds");
+
+    private Kinds(Options options) throws Exception {
+        this.options = options;
+        this.truth = new Truth(options.text("truth"));
+    }
+
+    public static void main(String[] words) throws Exception {
+        try {
+            Kinds run = new Kinds(new Options(words));
+            run.start();
+            run.createTopic();
+            run.subscribe();
+            run.send();
+        } catch (Exception failure) {
+            failure.printStackTrace();
+            Runtime.getRuntime().halt(1);
+        }
+        Runtime.getRuntime().halt(0);
+    }
+
+    private void start() throws Exception {
+        producer.setNamesrvAddr(options.text("namesrv"));
+        producer.setSendMsgTimeout(10_000);
+        producer.start();
+        for (int attempt = 0; ; attempt++) {
+            try {
+                producer.fetchPublishMessageQueues("TBW102");
+                return;
+            } catch (Exception notYet) {
+                if (attempt == 150) {
+                    throw notYet;
+                }
+                Thread.sleep(200);
+            }
+        }
+    }
+
+    private void createTopic() throws Exception {
+        TopicConfig config = new TopicConfig(options.text("topic"));
+        config.setReadQueueNums(options.number("queues", 2));
+        config.setWriteQueueNums(options.number("queues", 2));
+        Map<String, String> attributes = new HashMap<>();
+        for (String pair : options.text("attributes", "").split(",")) {
+            if (!pair.isEmpty()) {
+                attributes.put(pair.split(":")[0], pair.split(":")[1]);
+            }
+        }
+        config.setAttributes(attributes);
+        producer.getDefaultMQProducerImpl().getMqClientFactory().getMQClientAPIImpl()
+            .createTopic(options.text("broker"), "TBW102", config, 10_000);
+        Thread.sleep(1000);
+    }
+
+    /** The broker computes a bitmap for each message from the filters that it knows when it dispatches the message. */
+    private void subscribe() throws Exception {
+        if (options.text("sql", "").isEmpty()) {
+            return;
+        }
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("sql_group");
+        consumer.setNamesrvAddr(options.text("namesrv"));
+        consumer.subscribe(options.text("topic"), MessageSelector.bySql(options.text("sql")));
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            messages.forEach(message -> truth.say("filtered", "key", message.getKeys()));
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        Thread.sleep(3000);
+    }
+
+    private void send() throws Exception {
+        String topic = options.text("topic");
+        for (int number = 0; number < options.number("count", 20); number++) {
+            MessageQueue queue = new MessageQueue(topic, "broker-a", number % options.number("queues", 2));
+            List<Message> messages = new ArrayList<>();
+            for (int part = 0; part < options.number("batch", 1); part++) {
+                messages.add(message(topic, topic + "-" + number + "." + part, number));
+            }
+            SendResult sent = messages.size() == 1 ? producer.send(messages.get(0), queue) : producer.send(messages, queue);
+            for (Message message : messages) {
+                truth.say("plain", "key", message.getKeys(), "status", sent.getSendStatus().toString());
+            }
+        }
+        Thread.sleep(1000);
+    }
+
+    private Message message(String topic, String key, int number) {
+        Message message = new Message(topic, "Tag" + number % 3, key, ("body of " + key).getBytes());
+        message.putUserProperty("number", String.valueOf(number));
+        if (!options.text("lmq", "").isEmpty()) {
+            MessageAccessor.putProperty(message, "INNER_MULTI_DISPATCH", options.text("lmq"));
+        }
+        return message;
+    }
+}

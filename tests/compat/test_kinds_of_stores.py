@@ -1,0 +1,183 @@
+"""Real brokers in settings that people run: what checkback does not understand it leaves, and the broker serves on.
+
+For each setting a store is made; `rebuild --apply` and `recover --apply` then change no byte of it. Where nothing
+stands in the way the broker serves from rebuilt files what it served before, and `undo` brings the old ones back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.errors import NotUnderstood, StoreError
+from recovery.rebuild.rebuilder import rebuild
+from recovery.rebuild.undo import undo
+from recovery.repair import crash
+from recovery.repair.salvage import salvage
+from tests.compat import rocketmq
+from tests.compat.rocketmq import Cluster, running
+
+SMALL: dict[str, object] = {
+    "mappedFileSizeCommitLog": 256 << 10,
+    "mappedFileSizeConsumeQueue": 6000,
+    "mappedFileSizeConsumeQueueExt": 65536,
+    "mapperFileSizeBatchConsumeQueue": 4600,
+    "maxHashSlotNum": 50,
+    "maxIndexNum": 200,
+}
+PLAIN: dict[str, object] = {"topic": "Plain"}
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a broker is set, what is sent to it, which queues it serves, and how a refusal names what it wrote."""
+
+    version: str
+    what: str
+    sends: Sequence[dict[str, object]]
+    queues: str
+    properties: dict[str, object] = field(default_factory=dict)
+    salvage: dict[str, Any] = field(default_factory=dict)
+
+
+_PLAIN_QUEUES = "Plain:0,Plain:1"
+_ROCKSDB: dict[str, Any] = {
+    "sends": [PLAIN], "queues": _PLAIN_QUEUES, "properties": {"storeType": "defaultRocksDB"},
+    "salvage": {"without_config": True},
+}  # fmt: skip
+SETTINGS = {
+    "batchcq": Setting(
+        "5.3.3", "a BatchConsumeQueue", [{"topic": "Batch", "attributes": "+queue.type:BatchCQ", "batch": 3}, PLAIN],
+        f"Batch:0,Batch:1,{_PLAIN_QUEUES}",
+    ),
+    "lmq": Setting(
+        "5.3.3", "light messages", [PLAIN, {"topic": "Fan", "lmq": "%LMQ%qa,%LMQ%qb"}],
+        f"%LMQ%qa:0,%LMQ%qb:0,Fan:0,Fan:1,{_PLAIN_QUEUES}",
+        {"enableLmq": "true", "enableMultiDispatch": "true"},
+    ),
+    "rocksdb": Setting("5.3.3", "a RocksDB of queues", **_ROCKSDB),
+    "double-write": Setting(
+        "5.3.3", "a RocksDB of queues", [PLAIN], _PLAIN_QUEUES, {"rocksdbCQDoubleWriteEnable": "true"}
+    ),
+    "ext": Setting(
+        "5.3.3", "a ConsumeQueueExt", [{"topic": "Plain", "sql": "number > 5"}], _PLAIN_QUEUES,
+        {"enableConsumeQueueExt": "true", "enableCalcFilterBitMap": "true", "enablePropertyFilter": "true"},
+    ),
+    "tags-5.4": Setting("5.4.0", "items for tags", [PLAIN], _PLAIN_QUEUES),
+    "rocksdb-5.4": Setting("5.4.0", "a RocksDB of queues", **_ROCKSDB),
+    "tags-5.5": Setting("5.5.0", "items for tags", [PLAIN], _PLAIN_QUEUES),
+    "rocksdb-5.5": Setting("5.5.0", "a RocksDB of queues", **_ROCKSDB),
+}  # fmt: skip
+
+
+def installed(version: str) -> rocketmq.Installation:
+    """The brokers, or the reason why they cannot be run."""
+    try:
+        rocketmq.install(rocketmq.NAME_SERVER)
+        return rocketmq.install(version)
+    except rocketmq.NotToBeHad as missing:
+        pytest.skip(str(missing))
+
+
+def on_disk(store: Path) -> dict[str, str]:
+    """Every directory and file, with the digest of what it holds."""
+    return {
+        str(path.relative_to(store)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in store.rglob("*")
+        if path.relative_to(store).parts[0] != "checkback"
+    }
+
+
+def served(cluster: Cluster, queues: str, truth: Path) -> list[dict[str, Any]]:
+    """What a pull of each queue gets from its first to its last offset."""
+    cluster.run("Serve", truth, via="Plain", queues=queues)
+    return rocketmq.read_truth(truth)
+
+
+def made(setting: Setting, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """A store that a broker closed, and what it served before."""
+    store = folder / "store"
+    with running(installed(setting.version), store, **{**SMALL, **setting.properties}) as cluster:
+        for options in setting.sends:
+            cluster.run("Kinds", folder / "sent.jsonl", **options)
+        before = served(cluster, setting.queues, folder / "before.jsonl")
+        assert cluster.broker is not None
+        cluster.broker.stop()
+    return store, before
+
+
+def served_again(setting: Setting, store: Path, truth: Path, **properties: object) -> list[dict[str, Any]]:
+    """What a broker serves that is started on the store; it is stopped again."""
+    with running(installed(setting.version), store, **{**SMALL, **setting.properties, **properties}) as cluster:
+        after = served(cluster, setting.queues, truth)
+        assert cluster.broker is not None
+        cluster.broker.stop()
+    return after
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_not_understood_is_left_as_it_is(name: str, tmp_path: Path) -> None:
+    setting = SETTINGS[name]
+    store, before = made(setting, tmp_path)
+    pulled = [event for event in before if event["event"] == "pulled"]
+    assert len(pulled) >= 20
+    bytes_before = on_disk(store)
+    report = rebuild(store)
+    assert not report.ok
+    assert setting.what in str([str(one) for one in report.misfits])
+    for act in (_rebuild, _recover):
+        with pytest.raises(NotUnderstood) as refused:
+            act(store)
+        assert str(refused.value).startswith(str(store))
+    assert on_disk(store) == bytes_before
+    assert not (store / "checkback").exists()
+    assert served_again(setting, store, tmp_path / "after.jsonl") == before
+
+
+@pytest.mark.parametrize("name", ["batchcq", "lmq", "rocksdb", "ext"])
+def test_a_salvage_serves_the_same_or_says_what_it_lacks(name: str, tmp_path: Path) -> None:
+    setting = SETTINGS[name]
+    store, before = made(setting, tmp_path)
+    if setting.salvage:
+        with pytest.raises(NotUnderstood, match="config/topics is a RocksDB"):
+            salvage(store, tmp_path / "out")
+    report = salvage(store, tmp_path / "out", **setting.salvage)
+    assert bool(report.left_behind) == bool(setting.salvage)
+    after = served_again(setting, tmp_path / "out", tmp_path / "after.jsonl")
+    keys = [{event["key"] for event in events if event["event"] == "pulled"} for events in (before, after)]
+    assert keys[0] == keys[1]
+
+
+def test_undo_brings_back_what_a_rebuild_exchanged(tmp_path: Path) -> None:
+    setting = Setting("5.3.3", "", [PLAIN, {"topic": "Other", "queues": 1}], f"{_PLAIN_QUEUES},Other:0")
+    store, before = made(setting, tmp_path)
+    damaged = store / "consumequeue" / "Plain" / "0" / f"{0:020}"
+    raw = bytearray(damaged.read_bytes())
+    raw[20:40] = bytes(20)
+    damaged.write_bytes(raw)
+    shutil.rmtree(store / "index")
+    bytes_before = on_disk(store)
+    assert _rebuild(store).replacement is not None
+    assert on_disk(store) != bytes_before
+    undo(store, broker_is_stopped=True)
+    assert on_disk(store) == bytes_before
+    assert _rebuild(store).ok
+    assert served_again(setting, store, tmp_path / "after.jsonl") == before
+    with pytest.raises(StoreError, match="changed since"):
+        undo(store, broker_is_stopped=True)
+
+
+def _rebuild(store: Path) -> Any:
+    return rebuild(store, apply=True, broker_is_stopped=True)
+
+
+def _recover(store: Path) -> Any:
+    return crash.apply(crash.plan(crash.survey(store)), broker_is_stopped=True)

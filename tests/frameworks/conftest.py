@@ -1,0 +1,5 @@
+"""The databases of this room."""
+
+from tests.ledger.databases import postgres_socket, postgres_url, sqlite_url
+
+__all__ = ["postgres_socket", "postgres_url", "sqlite_url"]

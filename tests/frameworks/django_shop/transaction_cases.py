@@ -1,0 +1,444 @@
+"""What a message does in Django's transactions. Django's own test runner runs this: see test_django.py of the room."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from unittest import mock, skipUnless
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.core.management import call_command
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
+from django.test import TestCase, TransactionTestCase
+
+import broker
+from broker.django import DjangoLedger, open_store
+from broker.producer import Producer
+from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.policy import Policy, Rule
+from recovery.checkback.round import CheckBack, RoundReport
+from recovery.checkback.service import CheckService
+from tests.frameworks.django_shop.announcements import producer
+from tests.frameworks.django_shop.models import Order
+
+LATER_MS = 60_000
+on_postgresql = skipUnless(connection.vendor == "postgresql", "another database than PostgreSQL")
+
+
+def order(item: str, by: Producer | None = None) -> None:
+    Order.objects.create(item=item)
+    (by or producer()).send(broker.Message("orders", item.encode()))
+
+
+def announced() -> Counter[str]:
+    """What consumers are told of, since the store was made."""
+    store = open_store()
+    store.sync_now()
+    places = [
+        (queue, number) for queue in store.queues("orders") for number in range(*store.queue_range("orders", queue))
+    ]
+    return Counter(store.message("orders", *place).body.decode() for place in places)
+
+
+def in_doubt() -> int:
+    return len(open_store().transactions.in_doubt_slots())
+
+
+def check_back() -> RoundReport:
+    resolver = LedgerResolver(producer().ledger, producer()._store_id, lock_timeout_ms=50)
+    check = CheckBack(open_store(), resolver, policy=Policy(Rule(jitter=0.0)))
+    try:
+        return check.round(time.time_ns() // 1_000_000 + LATER_MS)
+    finally:
+        check.catalog.close()
+
+
+class Messages:
+    """Compares what was saved and what was announced during a test."""
+
+    def setUp(self) -> None:
+        self.before = announced()
+        assert in_doubt() == 0, "an earlier test left something in doubt"
+
+    def check(self, *items: str, doubt: int = 0) -> None:
+        """These items, and no others, are saved and announced; nothing else is in doubt."""
+        saved = sorted(Order.objects.values_list("item", flat=True))
+        assert saved == sorted(items)
+        assert sorted((announced() - self.before).elements()) == sorted(items)
+        assert in_doubt() == doubt
+
+
+class InAtomic(Messages, TransactionTestCase):
+    """Blocks of transaction.atomic, as they commit and roll back."""
+
+    def test_commit_delivers(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            assert announced() == self.before
+        self.check("phone")
+
+    def test_several_messages_of_two_producers(self) -> None:
+        other = open_store().producer("other", topics=["orders"], ledger=DjangoLedger())
+        with transaction.atomic():
+            order("phone")
+            order("cable", other)
+            order("case")
+        self.check("phone", "cable", "case")
+
+    def test_an_exception_takes_both_back(self) -> None:
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            order("phone")
+            raise ZeroDivisionError
+        self.check()
+
+    def test_an_exit_of_the_worker_takes_both_back(self) -> None:
+        with pytest.raises(SystemExit), transaction.atomic():
+            order("phone")
+            raise SystemExit
+        self.check()
+
+    def test_set_rollback_takes_both_back(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            transaction.set_rollback(True)
+        self.check()
+
+    def test_a_savepoint_that_is_released(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            with transaction.atomic():
+                order("gift")
+        self.check("phone", "gift")
+
+    def test_a_savepoint_that_is_rolled_back_takes_its_message_with_it(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                order("gift")
+                with transaction.atomic():
+                    order("ribbon")
+                raise ZeroDivisionError
+            order("case")
+        self.check("phone", "case")
+
+    def test_a_message_before_the_first_savepoint_survives_it(self) -> None:
+        with transaction.atomic():
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                order("gift")
+                raise ZeroDivisionError
+            with transaction.atomic():
+                order("phone")
+        self.check("phone")
+
+    def test_a_block_without_a_savepoint_takes_all_back(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            with pytest.raises(ZeroDivisionError), transaction.atomic(savepoint=False):
+                order("gift")
+                raise ZeroDivisionError
+        self.check()
+
+    def test_savepoints_by_hand(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            savepoint = transaction.savepoint()
+            order("gift")
+            transaction.savepoint_rollback(savepoint)
+            savepoint = transaction.savepoint()
+            order("case")
+            transaction.savepoint_commit(savepoint)
+        self.check("phone", "case")
+
+    def test_savepoints_in_plain_sql(self) -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            order("phone")
+            cursor.execute("SAVEPOINT by_hand")
+            order("gift")
+            cursor.execute("ROLLBACK TO SAVEPOINT by_hand")
+        self.check("phone")
+
+    @on_postgresql
+    def test_a_connection_that_is_closed_takes_both_back(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            connection.close()
+        self.check(doubt=1)
+        check_back()
+        self.check()
+
+
+class WhatIsRefused(Messages, TransactionTestCase):
+    """Before anything is saved, with a sentence; and errors that are swallowed."""
+
+    def test_outside_of_atomic(self) -> None:
+        with pytest.raises(
+            broker.TransactionError, match=r"no transaction.atomic.. is active on the database 'default'"
+        ):
+            producer().send(broker.Message("orders", b"phone"))
+        self.check()
+
+    def test_manual_transactions(self) -> None:
+        transaction.set_autocommit(False)
+        try:
+            with pytest.raises(broker.TransactionError, match="manual transaction management"), transaction.atomic():
+                order("phone")
+            transaction.rollback()
+        finally:
+            transaction.set_autocommit(True)
+        self.check()
+
+    def test_an_async_view_without_sync_to_async(self) -> None:
+        async def view() -> None:
+            producer().send(broker.Message("orders", b"phone"))
+
+        with pytest.raises(broker.TransactionError, match="sync_to_async"):
+            async_to_sync(view)()
+        self.check()
+
+    def test_send_async(self) -> None:
+        async def view() -> None:
+            await producer().send_async(broker.Message("orders", b"phone"))
+
+        with pytest.raises(broker.TransactionError, match="sync_to_async"):
+            async_to_sync(view)()
+        self.check()
+
+    def test_a_missing_table(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE checkback_ledger RENAME TO aside")
+        try:
+            with pytest.raises(broker.TransactionError, match=r"manage.py migrate checkback"), transaction.atomic():
+                order("phone")
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("ALTER TABLE aside RENAME TO checkback_ledger")
+        self.check()
+
+    @on_postgresql
+    def test_a_search_path_that_leads_to_another_ledger(self) -> None:
+        """Of a tenant: check-back would find no row, and roll the message of a saved order back."""
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE SCHEMA tenant")
+            cursor.execute("CREATE TABLE tenant.checkback_ledger (LIKE checkback_ledger INCLUDING ALL)")
+        try:
+            for path, is_refused in (("tenant, public", True), ("public, tenant", False)):
+                expected = (
+                    pytest.raises(broker.TransactionError, match="'tenant, public'") if is_refused else nullcontext()
+                )
+                with expected, transaction.atomic():
+                    with connection.cursor() as cursor:
+                        cursor.execute(f"SET LOCAL search_path = {path}")
+                    order("phone")
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("DROP SCHEMA tenant CASCADE")
+        self.check("phone")
+
+    def test_another_database_than_the_one_it_was_made_for(self) -> None:
+        with mock.patch.dict(connection.settings_dict, NAME="elsewhere"):
+            ledger = DjangoLedger()
+        other = open_store().producer("other", topics=["orders"], ledger=ledger)
+        with pytest.raises(broker.TransactionError, match="made for 'elsewhere'"), transaction.atomic():
+            order("phone", other)
+        self.check()
+
+    def test_a_swallowed_error_of_send_saves_nothing(self) -> None:
+        """Of every kind: a wrong topic, a reserved property, a disk that fails, Ctrl-C."""
+        rejected = broker.Message("orders", b"x", properties={"CHECKBACK_X": "1"})
+        fine, service = broker.Message("orders", b"x"), open_store().transactions
+        for message, failure in (
+            (broker.Message("nowhere", b"x"), None),
+            (rejected, None),
+            (fine, broker.SyncFailed("the disk failed")),
+            (fine, KeyboardInterrupt()),
+        ):
+            storing = mock.patch.object(service, "prepare", side_effect=failure, wraps=service.prepare)
+            with pytest.raises(broker.TransactionError, match="nothing was saved"), transaction.atomic():
+                order("phone")
+                with suppress(BaseException), storing:
+                    producer().send(message)
+            self.check()
+
+    def test_a_send_that_may_fail_stands_in_a_block_of_its_own(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            with pytest.raises(broker.TransactionError), transaction.atomic():
+                Order.objects.create(item="gift")
+                producer().send(broker.Message("nowhere", b"x"))
+        self.check("phone")
+
+    def test_a_savepoint_by_hand_takes_a_failed_send_back(self) -> None:
+        """Django's idiom: lift the mark, roll back to a known-good state. The next rollback raises nothing."""
+        with transaction.atomic():
+            order("phone")
+            savepoint = transaction.savepoint()
+            with suppress(broker.TransactionError):
+                producer().send(broker.Message("nowhere", b"x"))
+            transaction.set_rollback(False)
+            transaction.savepoint_rollback(savepoint)
+        with transaction.atomic():
+            order("gift")
+            transaction.set_rollback(True)
+        self.check("phone")
+
+    @on_postgresql
+    def test_a_swallowed_error_of_the_database_saves_nothing(self) -> None:
+        """PostgreSQL answers COMMIT with a silent ROLLBACK then; on_commit alone would deliver."""
+        heard = []
+        with pytest.raises(broker.TransactionError, match="nothing was saved"), transaction.atomic():
+            order("phone")
+            transaction.on_commit(lambda: heard.append("delivered"))
+            with connection.cursor() as cursor:
+                try:
+                    cursor.execute("SELECT 1 / 0")
+                except DatabaseError:
+                    pass
+        assert heard == []
+        self.check()
+
+
+class AtCommit(Messages, TransactionTestCase):
+    """Between the last statement and the end records."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        foreign_key = "REFERENCES orders (id) DEFERRABLE INITIALLY DEFERRED"
+        with connection.cursor() as cursor:
+            cursor.execute(f"CREATE TABLE deliveries (order_id BIGINT {foreign_key})")
+
+    def tearDown(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE deliveries")
+        super().tearDown()
+
+    def deliver_nothing(self) -> None:
+        """What the database finds out at COMMIT."""
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO deliveries VALUES (999999)")
+
+    def test_a_deferred_constraint_fails_at_commit(self) -> None:
+        with pytest.raises(IntegrityError), transaction.atomic():
+            order("phone")
+            self.deliver_nothing()
+        self.check()
+
+    def test_a_callback_that_raises_stops_no_message(self) -> None:
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            transaction.on_commit(lambda: 1 / 0)
+            order("phone")
+        self.check("phone")
+
+    def test_a_commit_in_plain_sql_decides(self) -> None:
+        expected = pytest.raises((ZeroDivisionError, DatabaseError))
+        with self.assertLogs("broker", "ERROR"), expected, transaction.atomic():
+            order("phone")
+            with connection.cursor() as cursor:
+                cursor.execute("COMMIT")
+            raise ZeroDivisionError
+        connection.close()
+        self.check("phone")
+
+    def test_the_next_transaction_begins_empty(self) -> None:
+        with pytest.raises(IntegrityError), transaction.atomic():
+            order("phone")
+            self.deliver_nothing()
+        with transaction.atomic():
+            order("case")
+        with transaction.atomic():
+            Order.objects.create(item="unannounced")
+        Order.objects.filter(item="unannounced").delete()
+        self.check("case")
+
+
+class CheckBackAnswers(Messages, TransactionTestCase):
+    """What a killed process leaves, and what check-back makes of it."""
+
+    @contextmanager
+    def no_end_is_written(self) -> Iterator[None]:
+        """As if the process died between COMMIT, or ROLLBACK, and the first end record."""
+        service = open_store().transactions
+        lost = broker.BrokerError("killed")
+        with (
+            mock.patch.object(service, "commit", side_effect=lost),
+            mock.patch.object(service, "rollback", side_effect=lost),
+            self.assertLogs("broker", "WARNING"),
+        ):
+            yield
+
+    def test_killed_after_commit(self) -> None:
+        """The message of a savepoint that was rolled back is not delivered by check-back either."""
+        with self.no_end_is_written(), transaction.atomic():
+            order("phone")
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                order("gift")
+                raise ZeroDivisionError
+        assert in_doubt() == 2
+        check_back()
+        self.check("phone")
+
+    def test_killed_after_rollback(self) -> None:
+        with self.no_end_is_written(), pytest.raises(ZeroDivisionError), transaction.atomic():
+            order("phone")
+            raise ZeroDivisionError
+        assert in_doubt() == 1
+        check_back()
+        self.check()
+
+    def test_the_command_takes_the_database_from_the_settings(self) -> None:
+        """manage.py check_back, a minute later; its loop ends after one round here."""
+        with self.no_end_is_written(), transaction.atomic():
+            order("phone")
+        later = mock.patch("recovery.checkback.service.time.time_ns", return_value=time.time_ns() + LATER_MS * 10**6)
+        with later, mock.patch.object(CheckService, "run", CheckService.run_once):
+            call_command("check_back")
+        self.check("phone")
+
+    def test_a_running_transaction_is_not_decided(self) -> None:
+        with transaction.atomic():
+            order("phone")
+            check_back()
+            assert in_doubt() == 1
+        self.check("phone")
+
+
+class InTestCase(TestCase):
+    """Django's TestCase never commits: the transaction of the whole class is rolled back at its end."""
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        super().tearDownClass()
+        assert in_doubt() == 0, "a message outlives its test"
+
+    def setUp(self) -> None:
+        self.before = announced()
+
+    def test_nothing_is_delivered(self) -> None:
+        before = in_doubt()
+        with transaction.atomic():
+            order("phone")
+        assert announced() == self.before
+        assert in_doubt() == before + 1
+
+    def test_captured_callbacks_deliver(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
+            order("phone")
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                order("gift")
+                raise ZeroDivisionError
+        assert announced() - self.before == Counter({"phone": 1})
+
+
+class InAsyncViews(Messages, TransactionTestCase):
+    """Django's ORM is synchronous: its transaction is, too."""
+
+    def test_sync_to_async(self) -> None:
+        def place() -> None:
+            with transaction.atomic():
+                order("phone")
+            connections.close_all()
+
+        async_to_sync(sync_to_async(place))()
+        self.check("phone")

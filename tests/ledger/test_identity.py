@@ -1,0 +1,186 @@
+"""Which database is it, and whose ledger: the comparison of identities, the binding, and what the store remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine, select, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+import broker
+from broker.errors import StoreError, TransactionError
+from broker.ledger import Ledger, executor
+from broker.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, KnownLedgers
+from broker.ledger_identity import DatabaseIdentity, difference
+from broker.store.read.layout import StoreLayout
+from recovery.checkback.ledgers.proof import CommittedKey, Facts, judge
+
+STORE = "5" * 32
+SMALL = StoreLayout(1 << 22, 20 * 4000, 24 * 4000, 20 * 4000, 1000, 4000)
+DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "mariadb": "mariadb+aiomysql"}
+
+PG = DatabaseIdentity("postgresql", "7312", "5432", "shop", "16384", schema="public", timeline="00000001")
+MY = DatabaseIdentity("mysql", "uuid", database="shop")
+LITE = DatabaseIdentity("sqlite", database="/srv/shop.db", number="12", device="8")
+
+
+@pytest.mark.parametrize(
+    ("bound", "actual", "same"),
+    [
+        (PG, PG, True),
+        (PG, replace(PG, server="7313"), False),  # another cluster: a dump that was restored there
+        (PG, replace(PG, number="16999"), False),  # dropped and restored in the same cluster
+        (PG, replace(PG, database="staging"), False),
+        (PG, replace(PG, schema="tenant_b"), False),
+        (PG, replace(PG, timeline="00000002"), True),  # a promoted standby: what it lacks tells more
+        (PG, replace(PG, port="6432"), True),  # the system identifier counts, and not where it listens
+        (replace(PG, server=""), PG, True),  # one of the two may not read it
+        (replace(PG, server=""), replace(PG, server="", port="5433"), False),
+        (MY, MY, True),
+        (MY, replace(MY, dialect="mariadb"), True),  # two names of one driver
+        (MY, replace(MY, server="another"), False),
+        (MY, replace(MY, database="staging"), False),
+        (LITE, LITE, True),
+        (LITE, replace(LITE, number="13"), False),  # a copy, or a backup that was moved into its place
+        (LITE, replace(LITE, database="/data/shop.db"), True),  # the same file, as a container sees it
+        (LITE, replace(LITE, device="9"), True),  # the same file, after the machine was started again
+        (LITE, replace(LITE, database="/data/shop.db", device="9"), False),  # the same number by chance
+        (PG, MY, False),
+    ],
+)
+def test_what_is_the_same_database(bound: DatabaseIdentity, actual: DatabaseIdentity, same: bool) -> None:
+    assert (difference(bound, actual) == "") is same
+    assert DatabaseIdentity.from_json(bound.as_json()) == bound
+
+
+ROW = Binding("b" * 32, STORE, PG, 3, 1)
+KNOWN = KnownLedger(ROW, "checkback_ledger")
+FACTS = Facts(STORE, PG, True, "", ROW, KNOWN, [KNOWN], committed=2)
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        (FACTS, ""),
+        (replace(FACTS, has_table=False), "no table"),
+        (replace(FACTS, row=None), "is not bound to this store"),
+        (replace(FACTS, actual=replace(PG, server="7313")), "it is a copy, or was moved"),
+        (replace(FACTS, known=None), "which the store does not know"),
+        (replace(FACTS, known=KnownLedger(replace(ROW, identity=MY), "x")), "the store knows its ledger as"),
+        (replace(FACTS, read_only="it is a standby"), "takes no tombstone"),
+        (replace(FACTS, lacking=[CommittedKey("0" * 32, 4)]), "lacks 1 of the last 2"),
+        (replace(FACTS, row=replace(ROW, opened=2)), "is older than the store"),
+        (replace(FACTS, row=replace(ROW, opened=4)), ""),
+        (replace(FACTS, actual=replace(PG, timeline="00000002")), ""),
+        (replace(FACTS, actual=replace(PG, timeline="00000002"), committed=0), "a standby took over"),
+    ],
+)
+def test_each_doubt_is_a_sentence(facts: Facts, text: str) -> None:
+    said = judge(facts)
+    assert text in said
+    assert bool(text) == bool(said)
+    assert "\n" not in said
+
+
+# The binding
+
+
+def test_the_first_producer_binds_and_the_next_ones_find_it(ledger: Ledger, url: URL) -> None:
+    first = ledger.binding(STORE)
+    engine = create_engine(url)
+    second = Ledger(engine).binding(STORE)
+    assert (second.binding_id, second.opened) == (first.binding_id, first.opened + 1)
+    other = Ledger(engine).binding("7" * 32)
+    assert other.binding_id != first.binding_id
+    engine.dispose()
+
+
+def test_of_many_who_bind_at_once_all_get_the_same(ledger: Ledger, url: URL) -> None:
+    found: list[str] = []
+    gate = threading.Barrier(4)
+
+    def work() -> None:
+        engine = create_engine(url)
+        gate.wait()
+        found.append(Ledger(engine).binding(STORE).binding_id)
+        engine.dispose()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(found), len(set(found))) == (4, 1)
+
+
+def test_the_half_messages_name_the_binding_and_the_store_knows_it(
+    ledger: Ledger, engine: Engine, tmp_path: Path
+) -> None:
+    from sqlalchemy.orm import Session
+
+    with broker.open(tmp_path / "store", layout=SMALL) as store:
+        producer = store.producer("shop", topics=["orders"], ledger=ledger)
+        (known,) = KnownLedgers(store.path).all()  # before the first half message
+        with Session(engine) as session, producer.begin_transaction(session) as transaction:
+            producer.send(broker.Message("orders", b"1"), transaction)
+        (half,) = transaction.halves
+        with engine.connect() as connection:
+            (row,) = connection.execute(select(ledger.bindings)).all()
+            actual = ledger.look(executor(connection)).identity
+        assert half.properties[LEDGER_BINDING] == row.binding_id == known.binding.binding_id
+        assert difference(known.binding.identity, actual) == ""
+
+
+def test_an_async_ledger_is_bound_before_its_first_half_message(url: URL, tmp_path: Path) -> None:
+    async def work() -> None:
+        engine = create_async_engine(url.set(drivername=DRIVERS[url.get_backend_name()]))
+        ledger = Ledger(engine)
+        await ledger.create_all_async()
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+        with broker.open(tmp_path / "store", layout=SMALL) as store:
+            producer = store.producer("shop", topics=["orders"], ledger=ledger)
+            async with AsyncSession(engine) as session:
+                await session.execute(text("INSERT INTO orders (id) VALUES (1)"))  # SQLite: it has the one lock
+                async with producer.begin_transaction(session) as transaction:
+                    await producer.send_async(broker.Message("orders", b"1"), transaction)
+            (half,) = transaction.halves
+            (known,) = KnownLedgers(store.path).all()
+            assert half.properties[LEDGER_BINDING] == known.binding.binding_id
+        await engine.dispose()
+
+    asyncio.run(work())
+
+
+def test_a_database_that_is_away_at_the_start_is_bound_by_the_first_transaction(
+    url: URL, engine: Engine, tmp_path: Path
+) -> None:
+    """The tables are made after the producer, as where a migration imports the application."""
+    from sqlalchemy.orm import Session
+
+    ledger = Ledger(engine)
+    with broker.open(tmp_path / "store", layout=SMALL) as store:
+        producer = store.producer("shop", topics=["orders"], ledger=ledger)
+        with Session(engine) as session, pytest.raises(TransactionError, match=r"ledger\.create_all"):
+            producer.begin_transaction(session)
+        assert store.transactions.in_doubt_slots() == []
+        ledger.create_all()
+        with Session(engine) as session, producer.begin_transaction(session) as transaction:
+            producer.send(broker.Message("orders", b"1"), transaction)
+        assert len(KnownLedgers(store.path).all()) == 1
+
+
+def test_a_file_that_is_damaged_is_a_sentence(tmp_path: Path) -> None:
+    known = KnownLedgers(str(tmp_path))
+    known.put(KNOWN)
+    assert known.get(ROW.binding_id) == KNOWN
+    (file,) = (tmp_path / "checkback" / "ledgers").iterdir()
+    file.write_text("{}")
+    with pytest.raises(StoreError, match="is damaged"):
+        known.all()
+    with pytest.raises(TransactionError, match="names no binding"):
+        known.get("../../store")

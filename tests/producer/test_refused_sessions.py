@@ -1,0 +1,282 @@
+"""Sessions in which a message and its rows could part: refused at the send, and nothing is saved, even when nobody
+handles the error.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, MetaData, create_engine, event, text
+from sqlalchemy.orm import Session
+
+import broker
+from broker.errors import TransactionError
+from broker.ledger import Ledger
+from tests.producer.desk import Base, Desk, Order, database, desk_of
+
+Open = Callable[[Desk, ExitStack], Session | Connection]
+REFUSED: list[tuple[Open, str, tuple[str, ...]]] = []
+EVERYWHERE = ("sqlite", "postgresql", "mariadb")
+
+
+def refused(because: str, on: tuple[str, ...] = EVERYWHERE) -> Callable[[Open], Open]:
+    """A way to open a session, what the error says, and on which databases."""
+
+    def keep(opens: Open) -> Open:
+        REFUSED.append((opens, because, on))
+        return opens
+
+    return keep
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
+def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    path = tmp_path_factory.mktemp("desk")
+    with database(request.param, request, path) as url, desk_of(url, path) as desk:
+        yield desk
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "opens" in metafunc.fixturenames:
+        metafunc.parametrize(("opens", "because", "on"), REFUSED, ids=[opens.__name__ for opens, _, _ in REFUSED])
+
+
+def test_it_is_refused_and_nothing_is_saved(desk: Desk, opens: Open, because: str, on: tuple[str, ...]) -> None:
+    """At the send; and the session cannot commit afterwards."""
+    if desk.engine.dialect.name not in on:
+        pytest.skip(f"not on {desk.engine.dialect.name}")
+    desk.next_case()
+    with ExitStack() as stack:
+        target = stack.enter_context(opens(desk, stack))
+        with pytest.raises(TransactionError, match=because):
+            desk.announce(target, 1)
+        with pytest.raises(TransactionError, match=because):
+            desk.announce(target, 1)
+        if because == "no bind":
+            target.add(desk.order(1))  # type: ignore[union-attr]
+        elif because != "AUTOCOMMIT":  # there each statement would be saved by itself
+            desk.save(target, 1)
+        with pytest.raises(TransactionError, match="cannot commit"):
+            target.commit()
+    assert desk.judge() == (set(), set())
+    assert desk.shop.in_doubt() == 0
+
+
+def test_begin_transaction_refuses_it_at_once(desk: Desk) -> None:
+    loose = desk.another_engine(isolation_level="AUTOCOMMIT")
+    with Session(loose) as session, pytest.raises(TransactionError, match="AUTOCOMMIT"):
+        desk.producer.begin_transaction(session)
+
+
+@refused("AUTOCOMMIT")
+def autocommit_of_an_engine(desk: Desk, _stack: ExitStack) -> Session:
+    return Session(desk.another_engine(isolation_level="AUTOCOMMIT"))
+
+
+@refused("AUTOCOMMIT")
+def autocommit_as_an_option(desk: Desk, _stack: ExitStack) -> Session:
+    return Session(desk.engine.execution_options(isolation_level="AUTOCOMMIT"))
+
+
+@refused("AUTOCOMMIT")
+def autocommit_of_a_connection(desk: Desk, _stack: ExitStack) -> Connection:
+    return desk.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+
+@refused("AUTOCOMMIT", ("sqlite",))
+def autocommit_of_the_driver(desk: Desk, _stack: ExitStack) -> Session:
+    return Session(desk.another_engine(connect_args={"isolation_level": None}))
+
+
+def _elsewhere(desk: Desk, stack: ExitStack) -> Engine:
+    engine = create_engine(f"sqlite:///{desk.shop.path}-elsewhere.db")
+    Base.metadata.create_all(engine)
+    Ledger(engine).create_all()
+    stack.callback(engine.dispose)
+    return engine
+
+
+@refused("the ledger is in")
+def another_database(desk: Desk, stack: ExitStack) -> Session:
+    return Session(_elsewhere(desk, stack))
+
+
+@refused("the ledger is in")
+def a_connection_to_another_database(desk: Desk, stack: ExitStack) -> Connection:
+    return _elsewhere(desk, stack).connect()
+
+
+@refused("the ledger is in")
+def another_database_for_one_class(desk: Desk, stack: ExitStack) -> Session:
+    return Session(desk.engine, binds={Order: _elsewhere(desk, stack)})
+
+
+@refused("the ledger is in")
+def another_database_for_one_table(desk: Desk, stack: ExitStack) -> Session:
+    return Session(desk.engine, binds={Order.__table__: _elsewhere(desk, stack)})
+
+
+@refused("no bind")
+def binds_without_the_ledgers(desk: Desk, _stack: ExitStack) -> Session:
+    return Session(binds={Order: desk.engine})
+
+
+@refused("the ledger is in")
+def a_creator_of_connections(desk: Desk, _stack: ExitStack) -> Session:
+    """Its URL does not say where it leads."""
+    engine = create_engine(f"{desk.url.drivername}://", creator=lambda: desk.engine.raw_connection().driver_connection)
+    return Session(engine)
+
+
+@refused("twophase", ("postgresql", "mariadb"))
+def two_phases(desk: Desk, _stack: ExitStack) -> Session:
+    return Session(desk.engine, twophase=True)
+
+
+@refused("two-phase", ("mariadb",))
+def two_phases_of_a_connection(desk: Desk, _stack: ExitStack) -> Connection:
+    connection = desk.engine.connect()
+    connection.begin_twophase()
+    return connection
+
+
+@refused("outer transaction")
+def an_outer_transaction(desk: Desk, stack: ExitStack) -> Session:
+    connection = stack.enter_context(desk.engine.connect())
+    connection.begin()
+    return Session(connection)
+
+
+@refused("outer transaction")
+def a_savepoint_of_an_outer_transaction(desk: Desk, stack: ExitStack) -> Session:
+    """As test suites have it."""
+    connection = stack.enter_context(desk.engine.connect())
+    connection.begin()
+    return Session(connection, join_transaction_mode="create_savepoint")
+
+
+@refused("schema_translate_map")
+def another_schema_for_an_engine(desk: Desk, _stack: ExitStack) -> Session:
+    return Session(desk.engine.execution_options(schema_translate_map={None: "tenant_a"}))
+
+
+@refused("schema_translate_map")
+def another_schema_for_a_session(desk: Desk, _stack: ExitStack) -> Session:
+    session = Session(desk.engine)
+    session.connection(execution_options={"schema_translate_map": {None: "tenant_a"}})
+    return session
+
+
+@refused("search_path", ("postgresql",))
+def a_search_path(desk: Desk, stack: ExitStack) -> Session:
+    _tenant(desk)
+    session = stack.enter_context(Session(desk.engine))
+    session.execute(text("SET search_path TO tenant_a, public"))
+    return session
+
+
+def _tenant(desk: Desk) -> None:
+    """A schema with tables of its own."""
+    with desk.engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA IF NOT EXISTS tenant_a"))
+    Ledger(desk.engine, schema="tenant_a").create_all()
+    with desk.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS tenant_a.orders (id INTEGER PRIMARY KEY)"))
+
+
+# What is not refused
+
+
+def test_a_search_path_to_the_same_table_is_fine(desk: Desk) -> None:
+    if desk.engine.dialect.name != "postgresql":
+        pytest.skip("PostgreSQL's")
+    desk.next_case()
+    with Session(desk.engine) as session:
+        session.execute(text("SET LOCAL search_path TO pg_catalog, public"))
+        desk.buy(session, 1)
+        assert session.execute(text("SHOW search_path")).scalar() == "pg_catalog, public"
+        session.commit()
+    assert desk.judge() == ({1}, {1})
+
+
+def test_another_current_database_leads_to_the_same_ledger_on_mysql(desk: Desk) -> None:
+    """`USE` moves the application's tables, and not the ledger's: its name says where it is."""
+    if desk.engine.dialect.name != "mariadb":
+        pytest.skip("MySQL's")
+    desk.next_case()
+    with desk.engine.connect() as connection:
+        connection.execute(text("CREATE DATABASE tenant"))
+    with Session(desk.another_engine()) as session:
+        session.execute(text("USE tenant"))
+        session.execute(
+            Order.__table__.to_metadata(MetaData(), schema=desk.url.database).insert(), {"id": desk.first + 1}
+        )
+        desk.announce(session, 1)
+        session.commit()
+    with desk.engine.connect() as connection:
+        connection.execute(text("DROP DATABASE tenant"))
+    assert desk.judge() == ({1}, {1})
+
+
+def test_a_schema_for_each_tenant(desk: Desk) -> None:
+    """The ledger names the schema; check-back of that tenant reads it there."""
+    if desk.engine.dialect.name != "postgresql":
+        pytest.skip("PostgreSQL's")
+    _tenant(desk)
+    ledger = Ledger(desk.engine, schema="tenant_a")
+    producer = desk.shop.store.producer("tenant", topics=["stock"], ledger=ledger)
+    with Session(desk.engine.execution_options(schema_translate_map={None: "tenant_a"})) as session:
+        session.execute(Order.__table__.insert(), {"id": 7})
+        producer.send(broker.Message("stock", b"7"), session)
+        session.commit()
+    with desk.engine.connect() as connection:
+        rows = connection.execute(ledger.rows.select()).all()
+        assert [row.producer_group for row in rows] == ["tenant"]
+        assert connection.execute(text("SELECT id FROM tenant_a.orders")).scalars().all() == [7]
+    assert desk.shop.announced("stock") == [7]
+
+
+def test_begin_by_hand_on_sqlite_is_a_transaction(desk: Desk) -> None:
+    """SQLAlchemy's own recipe: the driver begins nothing, BEGIN is emitted by a listener."""
+    if desk.engine.dialect.name != "sqlite":
+        pytest.skip("SQLite's")
+    desk.next_case()
+    engine = desk.another_engine(connect_args={"isolation_level": None})
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    desk.shop.store.producer("by-hand", topics=["orders"], ledger=Ledger(engine))
+    with Session(engine) as session:
+        with session.begin_nested():
+            desk.buy(session, 1)
+        session.rollback()
+        with session.begin_nested():
+            desk.buy(session, 2)
+        session.commit()
+    assert desk.judge() == ({2}, {2})
+
+
+def test_a_savepoint_of_an_engine_that_was_never_seen_is_refused_on_sqlite(desk: Desk) -> None:
+    """Its driver may have begun nothing before the savepoint, and its release would commit."""
+    if desk.engine.dialect.name != "sqlite":
+        pytest.skip("SQLite's")
+    desk.next_case()
+    with Session(desk.another_engine()) as session:
+        with pytest.raises(TransactionError, match="savepoint"), session.begin_nested():
+            desk.buy(session, 1)
+        with pytest.raises(TransactionError, match="cannot commit"):
+            session.commit()
+    assert desk.judge() == (set(), set())
+
+
+@pytest.mark.parametrize(
+    "thing", [sqlite3.connect(":memory:"), object(), "sqlite:///x", b"x", 1, create_engine("sqlite://")]
+)
+def test_what_is_no_session_is_named(desk: Desk, thing: Any) -> None:
+    for call in (desk.producer.begin_transaction, lambda one: desk.producer.send(desk.message(1), one)):
+        with pytest.raises(TransactionError, match="takes an open SQLAlchemy Session"):
+            call(thing)
+    if isinstance(thing, sqlite3.Connection):
+        thing.close()

@@ -1,0 +1,123 @@
+"""Files that are deleted, replaced or cut under a live process: noticed at the next sync, and nothing more is sent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.errors import BrokerError, StoreError
+from broker.live import LiveStore
+from broker.store.read.layout import StoreLayout
+from tests.house.tree import ROOT
+
+LAYOUT = StoreLayout(1 << 20, 60_000, 24_000, 20_000, 1000, 4000)
+
+
+def _send(store: LiveStore, number: int) -> None:
+    store.append(broker.Message("orders", b"x" * 100, keys=[f"k{number}"]))
+
+
+def _send_many(store: LiveStore) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        _send(store, 2)
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _replace(path: Path) -> None:
+    shutil.copy(path, path.with_suffix(".new"))
+    os.replace(path.with_suffix(".new"), path)
+
+
+def _delete_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+LOG, CONTROL, LOCK, STORE_JSON = f"commitlog/{0:020}", "checkback/control", "lock", "checkback/store.json"
+CASES: list[tuple[Callable[[Path], None], str]] = [
+    (_delete, LOG), (_replace, LOG), (_delete_folder, LOG), (_delete, CONTROL), (_replace, CONTROL), (_delete, LOCK),
+    (_replace, LOCK), (_delete, STORE_JSON), (_delete_folder, STORE_JSON),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sync", ["each", "group"])
+@pytest.mark.parametrize(("harm", "name"), CASES)
+def test_the_next_send_is_refused(tmp_path: Path, harm: Callable[[Path], None], name: str, sync: str) -> None:
+    with broker.open(tmp_path / "store", sync=sync, layout=LAYOUT) as store:
+        _send(store, 1)
+        harm(tmp_path / "store" / name)
+        with pytest.raises(StoreError) as caught:
+            _send(store, 2)
+        assert str(tmp_path / "store") in str(caught.value)
+        assert "checkback verify" in str(caught.value) or "is closed" in str(caught.value)
+        for number in range(3, 6):
+            with pytest.raises(BrokerError):
+                _send(store, number)
+
+
+def test_a_store_that_forces_in_the_background_notices_within_a_second(tmp_path: Path) -> None:
+    with broker.open(tmp_path, sync="os", layout=LAYOUT) as store:
+        _send(store, 1)
+        _delete(tmp_path / LOG)
+        with pytest.raises(StoreError, match=f"{0:020}.*was deleted"):
+            _send_many(store)
+
+
+def test_the_store_is_not_taken_for_a_healthy_one_afterwards(tmp_path: Path) -> None:
+    with broker.open(tmp_path, layout=LAYOUT) as store:
+        _send(store, 1)
+        _delete(tmp_path / LOG)
+        with pytest.raises(StoreError):
+            _send(store, 2)
+    with pytest.raises(StoreError, match="checkback"):
+        broker.open(tmp_path)
+
+
+def test_retention_and_a_new_store_json_are_no_loss(tmp_path: Path) -> None:
+    from broker.store.maintain.retention import expire
+
+    with broker.open(tmp_path, layout=StoreLayout(8192, 400, 240, 200, 16, 24)) as store:
+        for number in range(200):
+            _send(store, number)
+        _replace(tmp_path / STORE_JSON)
+        assert expire(store.writer, 0, now_ms=1 << 50).segments
+        store.writer.check_files()
+        _send(store, 201)
+
+
+def test_a_segment_that_is_cut_kills_or_refuses_and_acknowledges_nothing(tmp_path: Path) -> None:
+    """Storing behind the end of a mapped file is SIGBUS: the process dies before it could acknowledge anything."""
+    script = """
+        import os, sys, broker
+        from tests.store.test_files_lost import LAYOUT, LOG, _send
+        store = broker.open(sys.argv[1], layout=LAYOUT)
+        _send(store, 1)
+        os.truncate(os.path.join(sys.argv[1], LOG), 100)
+        print("cut", flush=True)
+        for number in range(100):
+            try:
+                _send(store, number)
+                print("sent", flush=True)
+            except broker.BrokerError as error:
+                print("refused", flush=True)
+        os._exit(0)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode in (0, -signal.SIGBUS), done.stderr
+    assert done.stdout.split("cut")[1].count("sent") == 0
+    with pytest.raises(StoreError):
+        broker.open(tmp_path)

@@ -1,0 +1,84 @@
+"""How much disk a new store takes, where one may be made, and what is no path of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.store.disk.files import Disk
+from broker.store.read.layout import StoreLayout
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("preset", "limit_mib"), [("small", 11), ("default", 24)])
+def test_a_new_store_takes_a_few_mib(preset: str, limit_mib: int, tmp_path: Path) -> None:
+    """One message, one transaction, one consumer; in blocks, and it grows by one segment."""
+    layout: StoreLayout = getattr(StoreLayout, preset)()
+    with broker.open(tmp_path / "store", layout=layout, sync="os") as store:
+        store.append(broker.Message("orders", b"paid"))
+        store.transactions.commit(store.transactions.prepare(broker.Message("stock", b"locked"), "shop"))
+        with store.consumer("billing", "orders") as consumer:
+            assert consumer.receive(5)
+        used = Disk().used_bytes(store.path)
+        assert layout.first_bytes <= used <= limit_mib * MIB
+        for _ in range(layout.segment_bytes // MIB):
+            store.append(broker.Message("orders", bytes(MIB)))
+    assert (
+        used + layout.segment_bytes <= Disk().used_bytes(str(tmp_path / "store")) <= used + layout.segment_bytes + MIB
+    )
+
+
+@pytest.mark.parametrize("preset", ["small", "default", "rocketmq"])
+def test_each_preset_holds_the_largest_message(preset: str) -> None:
+    layout: StoreLayout = getattr(StoreLayout, preset)()
+    assert layout.record_bytes_max > (4 << 20) + (1 << 17)
+    assert StoreLayout() == StoreLayout.default()
+
+
+def test_rocketmq_has_rocketmqs_own_sizes() -> None:
+    layout = StoreLayout.rocketmq()
+    assert (layout.segment_bytes, layout.consume_queue_bytes) == (1 << 30, 6_000_000)
+    assert (layout.index_slots, layout.index_items) == (5_000_000, 20_000_000)
+    assert (layout.state_table_bytes, layout.redo_log_bytes) == (48_000_000, 40_000_000)
+
+
+def test_more_queues_than_have_blocks_at_first(tmp_path: Path) -> None:
+    """The table of next offsets is a hole behind its first cells; it is given blocks before it is written to."""
+    layout = StoreLayout(1 << 20, 400, 2400, 2000, 16, 4000)
+    with broker.open(tmp_path / "store", layout=layout, sync="os") as store:
+        table = store.writer.paths.queues
+        before = Disk().used_bytes(table)
+        for number in range(300):
+            store.append(broker.Message(f"topic-{number}", b"x"))
+        assert Disk().used_bytes(table) > before
+    with broker.open(tmp_path / "store") as store:
+        assert [store.queue_end(f"topic-{number}", 0) for number in range(300)] == [1] * 300
+
+
+def test_no_store_is_made_where_none_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(broker.NotAStore, match="there is no such folder"):
+        broker.open(tmp_path / "store", create=False)
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(broker.NotAStore, match="it is empty"):
+        broker.open(tmp_path / "empty", create=False)
+    assert list((tmp_path / "empty").iterdir()) == []
+    broker.open(tmp_path / "store", layout=StoreLayout.small()).close()
+    broker.open(tmp_path / "store", create=False).close()
+
+
+def test_a_missing_parent_is_no_place_for_a_store(tmp_path: Path) -> None:
+    """A typing error, or a volume that is not mounted."""
+    with pytest.raises(broker.NotAStore, match=f"there is no directory {tmp_path}/volume"):
+        broker.open(tmp_path / "volume" / "store")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [None, b"shop.store", "", 5])
+@pytest.mark.parametrize("read_only", [True, False])
+def test_what_is_no_path_gets_a_sentence(wrong: object, read_only: bool) -> None:
+    with pytest.raises(broker.BrokerError, match=r"the path of a store is a str or a pathlib\.Path"):
+        broker.open(wrong, read_only=read_only)  # type: ignore[call-overload]
