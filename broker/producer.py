@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from broker.enlisting.sqlalchemy_events import watch
-from broker.enlisting.sqlalchemy_join import doom, dooming, join
+from broker.enlisting.sqlalchemy_join import doom, join
 from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
 from broker.errors import TransactionError
 from broker.format import properties as names
@@ -307,7 +307,7 @@ class Producer:
 
         `run` runs what may wait for the disk.
         """
-        with dooming(target):
+        try:
             ledger = self._ledger_of_sessions()
             self._check_half(message, begun)
             extra = order_and_delay(sharding_key, delay_level)
@@ -319,20 +319,20 @@ class Producer:
             queue_id = self._queue(message.topic, sharding_key)
             half = run(lambda: self._append_half(message, queue_id, extra, wait=False))
             branch.halves.append(half)
-        if isinstance(begun, SessionTransaction | AsyncTransaction):
+        except BaseException as error:  # the caller may catch it, and must not commit without the message
+            doom(target, f"{type(error).__name__}: {error}")
+            raise
+        if begun is not None:
             begun.halves.append(half)
-            begun.joins(target)
         return half
 
-    def _send_in_thread(
-        self, message: Message, ledger: Ledger, sharding_key: str | None, delay_level: int | None
-    ) -> Half:
+    def _send_in_thread(self, message: Message, ledger: Ledger, order: str | None, delay_level: int | None) -> Half:
         """Store a half message in the transaction that the calling thread is in."""
         with ledger.joining(self.group, self.store.transactions, store_id=self._store_id) as branch:
             self._check_half(message, None)
-            extra = order_and_delay(sharding_key, delay_level) | branch.properties
+            extra = order_and_delay(order, delay_level) | branch.properties
             extra[LEDGER_BINDING] = ledger.binding(self._store_id).binding_id
-            half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=True)
+            half = self._append_half(message, self._queue(message.topic, order), extra, wait=True)
             branch.halves.append(half)
         return half
 
@@ -378,7 +378,7 @@ class Producer:
         known = self.store.topic(topic)
         count = DEFAULT_QUEUES if known is None else max(1, known.write_queue_count)
         if sharding_key is not None:
-            return abs(_remainder(string_hash(sharding_key), count))
+            return abs(string_hash(sharding_key)) % count  # |a % b| by Java's %, which keeps the sign
         turn = self._turns.get(topic)
         if turn is None:
             turn = self._turns.setdefault(topic, itertools.count(random.randrange(count)))
@@ -395,8 +395,3 @@ def _target_of(transaction: LocalTransaction | Target) -> SyncTarget | AsyncTarg
     if isinstance(transaction, SessionTransaction | AsyncTransaction):
         return transaction.target
     return target_of(transaction)
-
-
-def _remainder(number: int, divisor: int) -> int:
-    """Java's %, which keeps the sign of the number."""
-    return number % divisor if number >= 0 else -(-number % divisor)

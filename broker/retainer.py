@@ -44,6 +44,7 @@ class Pin:
 
     kind: str  # half message, group, topic, delay
     commitlog_offset: int  # of the first message that must stay
+    whose: str  # group@topic, or which half message
     text: str  # one sentence: what it is, and how it is released
 
 
@@ -105,7 +106,7 @@ class Retainer:
         self._store, self._writer, self.retention = store, store.writer, retention
         self._positions: Positions | None = None
         self._registration: RetentionRegistration | None = None
-        self._said: tuple[str, ...] = ()
+        self._said = ""
         self._due_s = 0.0
         if retention is not None:
             self._check_limits(retention)
@@ -135,7 +136,7 @@ class Retainer:
                 remove_dead(self._writer.disk, self._writer.paths)
                 self._round(retention, time.time_ns() // 1_000_000, full=False)
         except BrokerError as error:
-            self._say("retention of %s did not run: %s", self._store.path, error)
+            self._say(str(error), "retention of %s did not run: %s", self._store.path, error)
         took_s = time.monotonic() - began_s
         self._due_s = began_s + max(RETAIN_EVERY_S, 50 * took_s)  # on a very large store, a fiftieth of one core
 
@@ -205,7 +206,8 @@ class Retainer:
 
     def _unread_pin(self, one: Unread) -> Pin:
         assert one.pinned_at is not None
-        return Pin(one.kind, one.pinned_at, f"{one.sentence(one.waiting)}. {one.remedy(self._store.path)}")
+        text = f"{one.sentence(one.waiting)}. {one.remedy(self._store.path)}"
+        return Pin(one.kind, one.pinned_at, f"{one.group}@{one.topic}", text)
 
     def _counted(self, plan: _Plan, now_ms: int) -> dict[str, Any]:
         """What was removed so far, with what is about to go; empty when nothing is."""
@@ -238,15 +240,15 @@ class Retainer:
         if plan.segments:
             _log.info("%s: retention removed %d segments (%d bytes)", self._store.path, len(plan.segments), size)
         if plan.pins:
-            self._say("%s: retention keeps segments that are due: %s", self._store.path, plan.pins[0].text)
+            text = "%s: retention keeps segments that are due: %s"
+            self._say(plan.pins[0].whose, text, self._store.path, plan.pins[0].text)
         else:
-            self._said = ()
+            self._said = ""
 
-    def _say(self, text: str, *words: object) -> None:
-        """Warn, once for the same thing."""
-        said = (text, *map(str, words))
-        if said != self._said:
-            self._said = said
+    def _say(self, about: str, text: str, *words: object) -> None:
+        """Warn, once while it is about the same: how far a group is behind changes from round to round."""
+        if about != self._said:
+            self._said = about
             _log.warning(text, *words)
 
 
@@ -254,4 +256,4 @@ def _half_pin(commitlog_offset: int) -> Pin:
     text = (
         f"the half message at CommitLog offset {commitlog_offset} is in doubt. Settle it: checkback check-back, or end"
     )
-    return Pin("half message", commitlog_offset, text)
+    return Pin("half message", commitlog_offset, str(commitlog_offset), text)

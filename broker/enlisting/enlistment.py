@@ -195,6 +195,8 @@ class Enlistment:
     def _vanished(self, connection: Any) -> list[Branch]:
         """The branches whose rows were inserted and are not there."""
         inserted = [branch for branch in self.branches if branch.is_inserted]
+        if not inserted:
+            return []
         present: set[str] = set()
         for rows in {id(branch.rows): branch.rows for branch in inserted}.values():
             present |= rows.present(connection, [branch.key for branch in inserted if branch.rows is rows])

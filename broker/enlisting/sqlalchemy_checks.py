@@ -24,23 +24,29 @@ _FAMILIES = {"mariadb": "mysql"}
 _ONE_DATABASE = "a message and its rows need one COMMIT"
 
 
-def check_session(session: Session, ledger: Ledger) -> None:
-    """What can be refused before the session has a connection."""
+def check_session(session: Session, ledger: Ledger) -> Engine | Connection:
+    """What can be refused before the session has a connection; returns what the ledger's table is bound to."""
     if session.twophase:
         raise TransactionError(
             "the session has twophase=True, where COMMIT is split in two: send in a session of its own without it"
         )
     for engine in _engines(session):
         _check_engine(engine, ledger, "the session is also bound to")
+    bind = ledger_bind(session, ledger)
+    _check_engine(bind.engine, ledger, "the session writes to")
+    return bind
+
+
+def ledger_bind(session: Session, ledger: Ledger) -> Engine | Connection:
+    """What a session's ledger row is written to. Raises TransactionError when it has no such bind."""
     from sqlalchemy.exc import UnboundExecutionError
 
     try:
-        bind = session.get_bind(clause=ledger.rows)
+        return session.get_bind(clause=ledger.rows)
     except UnboundExecutionError:
         raise TransactionError(
             "the session has no bind for the ledger's table: give it the ledger's engine, Session(engine)"
         ) from None
-    _check_engine(bind.engine, ledger, "the session writes to")
 
 
 def check_owned(session: Session, connection: Connection) -> None:
@@ -114,7 +120,7 @@ def _engines(session: Session) -> Iterator[Engine]:
 
 
 def _check_engine(engine: Engine, ledger: Ledger, what: str) -> None:
-    if not same_database(engine, ledger.session_engine):
+    if engine is not ledger.session_engine and not same_database(engine, ledger.session_engine):
         raise TransactionError(
             f"{what} {engine.url!r}, and the ledger is in {ledger.session_engine.url!r}: {_ONE_DATABASE}, so use a "
             "session that is bound to the ledger's engine alone"

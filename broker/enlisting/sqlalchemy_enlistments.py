@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
 
 from broker.enlisting.enlistment import Enlistment
 from broker.enlisting.sqlalchemy_rows import in_transaction
@@ -51,6 +51,11 @@ class SessionEnlistment(Enlistment):
         """Whether this is the enlistment of a transaction, and that has not ended."""
         return self.is_open and self._root is not None and self._root() is root
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the driver must have a transaction open: it had, or a row was inserted."""
+        return self.was_in_transaction or any(branch.is_inserted for branch in self.branches)
+
     def run(self, work: Callable[[], _T]) -> _T:
         """Run what waits for the disk; of an async session not on its event loop."""
         return in_a_thread(work) if self.is_async else work()
@@ -64,8 +69,7 @@ _savepoint_numbers = itertools.count(1)
 
 def check_still_open(enlistment: SessionEnlistment, connection: Connection) -> None:
     """Raises TransactionError when the database's transaction ended without SQLAlchemy."""
-    began = enlistment.was_in_transaction or any(branch.is_inserted for branch in enlistment.branches)
-    if began and in_transaction(connection) is False:
+    if enlistment.has_begun and in_transaction(connection) is False:
         raise TransactionError(
             "the transaction was ended by a COMMIT or ROLLBACK that went past the session: roll the session back, and "
             "end transactions by session.commit() and session.rollback() alone"
@@ -85,10 +89,12 @@ def savepoint_of(connection: Connection) -> int | None:
 
 def enlistments_of(target: Session | Connection) -> list[SessionEnlistment]:
     """The enlistments of the target's current transaction."""
-    from sqlalchemy import Connection
+    if is_session(target):
+        return [one for one in of_session.get(target, ()) if one.is_open]
+    found = of_connection.get(cast("Connection", target))
+    return [] if found is None or not found.is_open else [found]
 
-    if isinstance(target, Connection):
-        found = [of_connection[target]] if target in of_connection else []
-    else:
-        found = list(of_session.get(target, ()))
-    return [one for one in found if one.is_open]
+
+def is_session(target: Session | Connection) -> TypeGuard[Session]:
+    """By a method that only sessions have: each send asks, and importing SQLAlchemy inside a function has its price."""
+    return hasattr(target, "get_bind")

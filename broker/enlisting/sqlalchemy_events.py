@@ -53,16 +53,17 @@ _MYSQL_COMMITS = re.compile(  # statements that MySQL and MariaDB commit before
 
 _watched: weakref.WeakSet[Engine] = weakref.WeakSet()
 _watching = threading.Lock()
+_watches_sessions: list[bool] = []  # not empty when it does
 
 
 def watch(engine: Engine) -> bool:
     """Listen to an engine's transactions; False when somebody did before."""
-    from sqlalchemy import event
-
     watch_sessions()
     engine = getattr(engine, "_proxied", engine)  # engine.execution_options() shares the listeners of its engine
     if engine in _watched:
         return False
+    from sqlalchemy import event
+
     with _watching:
         if engine in _watched:
             return False
@@ -71,7 +72,7 @@ def watch(engine: Engine) -> bool:
         event.listen(engine, "commit_twophase", _on_twophase)
         event.listen(engine, "rollback", _on_rollback)
         event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
-        event.listen(engine, "before_cursor_execute", _on_statement)
+        event.listen(engine, "before_cursor_execute", _on_statement, retval=True)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "savepoint", _on_sqlite_savepoint)
         _watched.add(engine)
@@ -80,14 +81,17 @@ def watch(engine: Engine) -> bool:
 
 def watch_sessions() -> None:
     """Listen to all sessions of the process."""
+    if _watches_sessions:
+        return
     from sqlalchemy import event
     from sqlalchemy.orm import Session
 
-    if not event.contains(Session, "before_commit", _before_commit):
-        with _watching:
+    with _watching:
+        if not _watches_sessions:
             event.listen(Session, "after_transaction_end", _after_transaction_end)
             event.listen(Session, "after_commit", _after_commit)
             event.listen(Session, "before_commit", _before_commit)
+            _watches_sessions.append(True)
 
 
 def _before_commit(session: Session) -> None:
@@ -214,18 +218,22 @@ def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:
         connection.exec_driver_sql("BEGIN")
 
 
-def _on_statement(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+def _on_statement(
+    connection: Connection, _cursor: object, statement: str, parameters: object, *_: object
+) -> tuple[str, object]:
     """Refuse to end the transaction in SQL: SQLAlchemy would not know of it."""
-    if connection not in of_connection:
-        return
     ends = _ENDS.match(statement)
     if ends is None and connection.dialect.name in ("mysql", "mariadb"):
         ends = _MYSQL_COMMITS.match(statement)
-    if ends is not None and of_connection[connection].is_open:
+    if ends is None:
+        return statement, parameters
+    enlistment = of_connection.get(connection)
+    if enlistment is not None and enlistment.is_open:
         raise TransactionError(
             f"{' '.join(ends.group().split())} in SQL would go past the messages of the transaction: call commit(), "
             "rollback() or begin_nested() of the session or the connection"
         )
+    return statement, parameters
 
 
 def _after_transaction_end(session: Session, transaction: OrmTransaction) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from broker.enlisting import sqlalchemy_checks as checks
 from broker.enlisting.enlistment import Branch
 from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_still_open,
+    is_session,
     of_connection,
     of_session,
     savepoint_of,
@@ -22,7 +21,7 @@ from broker.ledger import Ledger
 from broker.transaction.service import TransactionalMessageService
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
 
 
@@ -49,27 +48,35 @@ def join(
 
 def enlist(target: Session | Connection, ledger: Ledger) -> tuple[SessionEnlistment, Connection]:
     """The enlistment of a session's or a connection's transaction, and the connection that the ledger is on."""
-    from sqlalchemy import Connection
+    if not is_session(target):
+        connection = cast("Connection", target)
+        if not connection.in_transaction():
+            connection.begin()
+        return _enlist_connection(connection, ledger), connection
+    for known in of_session.get(target, ()):
+        if known.is_open and ledger in known.ledgers:
+            current = known.connection
+            if current is not None and known.is_of(current.get_transaction()):
+                if not target.in_nested_transaction():  # else its savepoint is set when the connection is asked for
+                    return known, current
+                return _enlist_session(target, ledger, checks.ledger_bind(target, ledger))
+    return _enlist_session(target, ledger, checks.check_session(target, ledger))
 
-    if isinstance(target, Connection):
-        if not target.in_transaction():
-            target.begin()
-        enlistment = _enlist_connection(target, ledger)
-        return enlistment, target
-    known = of_session.get(target)
-    if known is None or not any(ledger in one.ledgers and one.is_open for one in known):
-        checks.check_session(target, ledger)
+
+def _enlist_session(
+    session: Session, ledger: Ledger, bind: Engine | Connection
+) -> tuple[SessionEnlistment, Connection]:
     from sqlalchemy.exc import InvalidRequestError
 
     try:
-        connection = target.connection(bind_arguments={"clause": ledger.rows})
+        connection = session.connection(bind_arguments={"bind": bind})
     except InvalidRequestError as error:
         raise TransactionError(f"the session cannot take part in a transaction now: {error}") from error
     known_here = of_connection.get(connection)
     if known_here is None or not known_here.is_of(connection.get_transaction()):
-        checks.check_owned(target, connection)
+        checks.check_owned(session, connection)
     enlistment = _enlist_connection(connection, ledger)
-    known = of_session.setdefault(target, [])
+    known = of_session.setdefault(session, [])
     if enlistment not in known:
         known.append(enlistment)
     return enlistment, connection
@@ -99,29 +106,22 @@ def _enlist_connection(connection: Connection, ledger: Ledger) -> SessionEnlistm
     return made
 
 
-@contextlib.contextmanager
-def dooming(target: Session | Connection) -> Iterator[None]:
-    """Around a send: whatever it raises, the transaction cannot commit any more, even if nobody handles the error."""
-    try:
-        yield
-    except BaseException as error:
-        doom(target, f"{type(error).__name__}: {error}")
-        raise
-
-
 def doom(target: Session | Connection, reason: str) -> None:
     """Make the COMMIT of the target's transaction impossible; of the next one, if none has begun."""
-    from sqlalchemy import Connection
-
     watch_sessions()
-    if isinstance(target, Connection):
-        watch(target.engine)
-        known = of_connection.get(target)
-        if known is None or not known.is_open:
-            known = of_connection[target] = SessionEnlistment(target)
-        known.doom(reason, savepoint_of(target))
+    if is_session(target):
+        _doom_session(target, reason)
         return
-    enlistments = of_session.setdefault(target, [])
+    connection = cast("Connection", target)
+    watch(connection.engine)
+    known = of_connection.get(connection)
+    if known is None or not known.is_open:
+        known = of_connection[connection] = SessionEnlistment(connection)
+    known.doom(reason, savepoint_of(connection))
+
+
+def _doom_session(session: Session, reason: str) -> None:
+    enlistments = of_session.setdefault(session, [])
     enlistment = next((one for one in enlistments if one.is_open), None)
     if enlistment is None:
         enlistment = SessionEnlistment(None)

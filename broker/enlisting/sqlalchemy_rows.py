@@ -30,7 +30,9 @@ class SqlAlchemyRows:
 
     def __init__(self, ledger: Ledger) -> None:
         from sqlalchemy import literal_column, select
+        from sqlalchemy.exc import IntegrityError
 
+        self._integrity_error = IntegrityError
         self.holds_a_lock = ledger.holds_a_lock
         self._table = table = _qualified(ledger)
         self._insert = table.insert()
@@ -42,12 +44,10 @@ class SqlAlchemyRows:
 
     def insert(self, connection: Connection, key: str, producer_group: str, store_id: str) -> None:
         """See LedgerRows."""
-        from sqlalchemy.exc import IntegrityError
-
         row = {"ledger_key": key, "state": COMMITTED, "producer_group": producer_group, "store_id": store_id}
         try:
             done = connection.execute(self._insert, {**row, "decided_by": None})
-        except IntegrityError as error:
+        except self._integrity_error as error:
             text = f"check-back rolled the transaction {key} back, since it took too long: nothing was saved"
             raise AlreadyEnded(f"{text}. Do it again, or raise first_check_after", state=ROLLED_BACK) from error
         if self._finds_its_place:

@@ -27,19 +27,20 @@ _WANTED = (
 
 def target_of(value: object) -> SyncTarget | AsyncTarget:
     """The session or the connection that a value stands for. Raises TransactionError for anything else."""
-    if sys.modules.get("sqlalchemy") is not None:
-        from sqlalchemy import Connection
-        from sqlalchemy.orm import Session, scoped_session
-
-        if isinstance(value, Session | Connection):
-            return value
-        if isinstance(value, scoped_session):
+    sync, asynchronous = sys.modules.get("sqlalchemy.orm"), sys.modules.get("sqlalchemy.ext.asyncio")
+    core = sys.modules.get("sqlalchemy.engine")
+    if core is not None and isinstance(value, core.Connection):
+        return cast("Connection", value)
+    if sync is not None:
+        if isinstance(value, sync.Session):
+            return cast("Session", value)
+        if isinstance(value, sync.scoped_session):
             return target_of(value())
-        if (asynchronous := sys.modules.get("sqlalchemy.ext.asyncio")) is not None:
-            if isinstance(value, asynchronous.AsyncSession | asynchronous.AsyncConnection):
-                return cast("AsyncTarget", value)
-            if isinstance(value, asynchronous.async_scoped_session):
-                return target_of(value())
+    if asynchronous is not None:
+        if isinstance(value, (asynchronous.AsyncSession, asynchronous.AsyncConnection)):
+            return cast("AsyncTarget", value)
+        if isinstance(value, asynchronous.async_scoped_session):
+            return target_of(value())
     raise TransactionError(f"{_WANTED}, not {type(value).__module__}.{type(value).__qualname__}")
 
 

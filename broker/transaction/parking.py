@@ -49,6 +49,8 @@ class Parked:
     def offsets(self) -> dict[int, int]:
         """CommitLog offset of each half that was parked and not taken back, and of the record that parks it."""
         with self._lock:
+            if not self._next:  # retention may have removed the first ones
+                self._next = self._store.queue_range(PARK_TOPIC, _QUEUE)[0]
             while (message := self._store.message(PARK_TOPIC, _QUEUE, self._next)) is not None:
                 self._note(message)
                 self._next += 1

@@ -104,17 +104,15 @@ def check_back(
         check = CheckBack(opened, asked.router, policy=setup.policy, catalog=kept, limit=limit, per_topic=per_topic)
         keep_house = _keeper(opened, asked, keep_ms)
         if dry_run:
-            _show_round(check.round(check.now_ms(), dry_run=True), as_json)
-            return
+            return _show_round(check.round(check.now_ms(), dry_run=True), as_json)
         lease = Lease(opened.path)
         try:
             if interval_ms is not None:
                 service = CheckService(check, lease, interval_s=interval_ms / 1000, housekeeping=keep_house)
-                service.run(lambda report: _show_round(report, as_json))
-                return
+                return service.run(lambda report: _show_round(report, as_json))
             if not anyway and not lease.try_take():
                 show([f"{lease.leader()} leads and asks for all: nothing was done. To ask all the same: --anyway"])
-                return
+                return None
             report = check.round(check.now_ms())
             keep_house(check.now_ms())
         finally:

@@ -139,13 +139,13 @@ class Build:
         begin, path = self.files.commitlog.begin, self.files.path
         read = range(begin, max(begin, self.read_to))
         for topic, queue_id in StoreFiles.open(path).queues():
-            live = self.files.queue(topic, queue_id)
+            live = self.files.queue_units(topic, queue_id)
             built = self.queues.get((topic, queue_id))
             is_built = built is not None and built.begin >= 0
             misfits = misfits_of_queue(path, topic, queue_id, live, read=read, is_built=is_built)
             if misfits:
                 self.misfits += misfits
-            elif not is_built:
+            elif not is_built and live.end:  # else nothing was dispatched to it when the watermark was read
                 self._keep(topic, queue_id)
 
     def _keep(self, topic: str, queue_id: int) -> None:

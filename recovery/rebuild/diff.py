@@ -66,8 +66,11 @@ def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Di
     kept = (now.commitlog.begin, end)
     for topic, queue_id in sorted({*build.queues, *now.queues()}):
         folder = Paths(live.path).queue(topic, queue_id)
-        ours = UnitFile(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT)
-        found += _of_units("consumequeue", folder, ours, now.queue_units(topic, queue_id), kept)
+        held = now.queue_units(topic, queue_id)
+        ours = UnitFile(
+            listing_of(disk, build.paths.queue(topic, queue_id)), UNIT, held.stop
+        )  # it may be a copy of `held`
+        found += _of_units("consumequeue", folder, ours, held, kept)
     if "redolog" in parts:
         ours = UnitFile(listing_of(disk, build.paths.redo_log), UNIT)
         found += _of_units("redolog", Paths(live.path).redo_log, ours, now.redo_units(), kept)

@@ -18,9 +18,7 @@ from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.inventory import Misfit, inventory
-from broker.store.read.segments import Listing
 from recovery.findings import Findings
-from recovery.rebuild.entries import UNIT
 from recovery.scan.records import Records
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
@@ -61,15 +59,15 @@ def _of_record(records: Records, number: int, files: StoreFiles, what: str, why:
 
 
 def misfits_of_queue(
-    store: str, topic: str, queue_id: int, live: Listing, *, read: range, is_built: bool
+    store: str, topic: str, queue_id: int, units: UnitFile, *, read: range, is_built: bool
 ) -> list[Misfit]:
-    """Units of a live queue that a rebuild would lose; `read` are the CommitLog offsets of the records that were read.
+    """UnitFile of a live queue that a rebuild would lose; `read` are the CommitLog offsets of the records that were read.
 
     A tags code below the least 32-bit number is a place in the ConsumeQueueExt.
-    Units about records that were read, in a queue in which no record belongs, were made by a rule that is not ours.
+    UnitFile about records that were read, in a queue in which no record belongs, were made by a rule that is not ours.
     RocketMQ: ConsumeQueue.isExtAddr (5.3.3).
     """
-    units, directory = UnitFile(live, UNIT), Paths(store).queue(topic, queue_id)
+    directory = Paths(store).queue(topic, queue_id)
     for number, rows in units.filled(units.begin, units.end):
         held = rows["size"] > 0
         places = np.flatnonzero(held & (rows["tags_code"] < _INT_MIN)) if topic != SCHEDULE_TOPIC else np.zeros(0, int)
@@ -86,7 +84,7 @@ def misfits_of_queue(
 
 def _tag_items(files: StoreFiles) -> Iterator[Misfit]:
     """Since 5.4 a message with a tag has a third item in the index. RocketMQ: IndexService.buildIndex (5.4.0)."""
-    index = open_index(files.index, Findings())
+    index = open_index(files.index, Findings(), is_growing=files.is_index_growing, said=files.index_counts)
     for file in dict.fromkeys((*index[:1], *index[-1:])):
         rows = file.read(1, min(file.used, _AT_ONCE))
         if len(rows) and _holds_tags(files, rows):

@@ -23,12 +23,12 @@ class UnitFile:
     """Unit n lies at byte n * size of the queue, as RocketMQ's logical offsets say."""
 
     def __init__(self, listing: Listing, dtype: Any, stop: int | None = None) -> None:
-        """Units from `stop` on do not count."""
+        """UnitFile from `stop` on do not count."""
         self.listing, self.dtype = listing, np.dtype(dtype)
         width = self.dtype.itemsize
         self.begin = -(-listing.begin // width)
         self.end = max((segment.base + segment.size for segment in listing.segments), default=0) // width
-        self._stop = None if stop is None else stop * width  # in bytes
+        self.stop = stop
         if stop is not None:
             self.end = min(self.end, stop)
 
@@ -46,11 +46,11 @@ class UnitFile:
         return os.path.join(os.path.dirname(self.listing.segments[0].path), f"{at // size * size:0{NAME_DIGITS}}")
 
     def read(self, first: int, count: int) -> Rows:
-        """Units first … first + count - 1; those that no file holds, or that do not count, are zero."""
+        """UnitFile first … first + count - 1; those that no file holds, or that do not count, are zero."""
         rows = np.zeros(count, self.dtype)
         raw, width = rows.view(np.uint8), self.dtype.itemsize
         start, stop = first * width, (first + count) * width
-        stop = stop if self._stop is None else min(stop, self._stop)
+        stop = stop if self.stop is None else min(stop, self.stop * width)
         for segment in self.listing.segments:
             low, high = max(start, segment.base), min(stop, segment.base + segment.size)
             if low < high:
@@ -101,7 +101,7 @@ def _is_run(numbers: Ints) -> bool:
 def first_sustained(later: npt.NDArray[np.bool_]) -> int:
     """Where two in a row are True for the first time, or the last is; the length when that is nowhere.
 
-    Units and items stand in log order: one alone that seems to belong further on is damaged, and no end.
+    UnitFile and items stand in log order: one alone that seems to belong further on is damaged, and no end.
     """
     found = np.flatnonzero(later & np.append(later[1:], True))
     return int(found[0]) if len(found) else len(later)

@@ -27,7 +27,7 @@ from recovery.checkback.time_limit import Bounded, TimedOut, TimeLimit
 from recovery.views.overview import overview
 from tests.checkback.shop import open_store
 
-LIMIT_S = 0.2
+LIMIT_S = 1.0  # far more than a call takes that does not hang, on a busy machine, too
 PATIENCE_S = 30.0  # of a test, on a machine that does other things, too
 
 
@@ -92,7 +92,7 @@ def test_a_callable_that_hangs_on_one_order_is_given_up_and_the_others_are_answe
 
     answers = CallableResolver(says, answer_within_s=LIMIT_S).ask(questions, 0)
     assert [answer.outcome for answer in answers] == [Outcome.COMMITTED] * 2 + [Outcome.DOWN] + [Outcome.COMMITTED] * 3
-    assert "did not answer within 0.2 s" in answers[2].why
+    assert f"did not answer within {LIMIT_S:g} s" in answers[2].why
 
 
 def test_a_callable_that_hangs_on_all_is_asked_three_times(questions: list[Question], gate: threading.Event) -> None:
@@ -285,7 +285,8 @@ def test_rounds_go_on_beside_a_group_that_hangs(tmp_path: Path, gate: threading.
         assert second is not None
         assert (first.committed, first.down, second.down) == (1, 2, 2)
         assert sorted(first.not_asked) == [
-            "ledger postgresql://shop/orders did not answer within 0.2 s", "shop:hangs did not answer within 0.2 s",
+            f"ledger postgresql://shop/orders did not answer within {LIMIT_S:g} s",
+            f"shop:hangs did not answer within {LIMIT_S:g} s",
         ]  # fmt: skip
         assert json.loads(json.dumps(second.as_json()))["not_asked"]
         service.stop()
@@ -304,5 +305,5 @@ def test_the_page_is_told_why_nobody_could_be_asked(tmp_path: Path, gate: thread
         check.catalog.close()
     (waiting,) = overview(str(path), time.time_ns() // 1_000_000).in_doubt
     assert (waiting.checks, waiting.outcome) == (0, "down")
-    assert waiting.last == "shop:hangs did not answer within 0.2 s"
+    assert waiting.last == f"shop:hangs did not answer within {LIMIT_S:g} s"
     assert waiting.as_json()["outcome"] == "down"

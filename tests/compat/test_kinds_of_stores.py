@@ -114,9 +114,13 @@ def made(setting: Setting, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     return store, before
 
 
-def served_again(setting: Setting, store: Path, truth: Path, **properties: object) -> list[dict[str, Any]]:
-    """What a broker serves that is started on the store; it is stopped again."""
-    with running(installed(setting.version), store, **{**SMALL, **setting.properties, **properties}) as cluster:
+def served_again(
+    setting: Setting, store: Path, truth: Path, topics: Sequence[dict[str, object]] = ()
+) -> list[dict[str, Any]]:
+    """What a broker serves that is started on the store, after `topics` are created again; it is stopped again."""
+    with running(installed(setting.version), store, **{**SMALL, **setting.properties}) as cluster:
+        for options in topics:
+            cluster.run("Kinds", truth.with_suffix(".topics"), **{**options, "count": 0})
         after = served(cluster, setting.queues, truth)
         assert cluster.broker is not None
         cluster.broker.stop()
@@ -151,7 +155,8 @@ def test_a_salvage_serves_the_same_or_says_what_it_lacks(name: str, tmp_path: Pa
             salvage(store, tmp_path / "out")
     report = salvage(store, tmp_path / "out", **setting.salvage)
     assert bool(report.left_behind) == bool(setting.salvage)
-    after = served_again(setting, tmp_path / "out", tmp_path / "after.jsonl")
+    gone = setting.sends if setting.salvage else ()
+    after = served_again(setting, tmp_path / "out", tmp_path / "after.jsonl", gone)
     keys = [{event["key"] for event in events if event["event"] == "pulled"} for events in (before, after)]
     assert keys[0] == keys[1]
 

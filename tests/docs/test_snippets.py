@@ -18,6 +18,7 @@ from tests.house.tree import ROOT, files
 ELSEWHERE = {
     "README.md": "tests/house/test_readme.py",
     "docs/airflow.md": "tests/airflow/test_docs.py",
+    "docs/frameworks.md": "tests/frameworks/test_frameworks_page.py",
     "docs/tutorial.md": "tests/docs/test_tutorial.py",
 }
 

@@ -221,7 +221,8 @@ def test_retention_by_size_looks_at_the_store_alone(tmp_path: Path) -> None:
     kept = tasks.retain(str(path), now_ms=now_ms(), keep="72h", max_bytes="1GiB", even_unread=True)
     assert (kept["segments"], kept["due"]) == (0, 0)
     gone = tasks.retain(str(path), now_ms=now_ms(), keep="72h", max_bytes="3 MiB", even_unread=True)
-    assert gone["segments"] == 1
+    assert gone["segments"] == gone["due"] > 0
+    assert gone["used_bytes"] - gone["bytes"] <= 3 << 20 < gone["used_bytes"] - gone["bytes"] + (1 << 20)
     with pytest.raises(broker.BrokerError, match="a size is a number"):
         tasks.retain(str(path), now_ms=now_ms(), keep="72h", max_bytes="much")
 

@@ -235,7 +235,9 @@ def test_cancellation_at_any_await(desk: AsyncDesk) -> None:
     async def work() -> None:
         async with desk.open() as engine:
             for number in range(40):
-                task = asyncio.create_task(_purchase(desk, engine, number))
+                connected = asyncio.Event()  # a driver may leak a connection that is cancelled while it is made
+                task = asyncio.create_task(_purchase(desk, engine, number, connected))
+                await connected.wait()
                 for _ in range(number):  # so many turns of the loop
                     await asyncio.sleep(0)
                 task.cancel()
@@ -248,8 +250,10 @@ def test_cancellation_at_any_await(desk: AsyncDesk) -> None:
     assert desk.shop.in_doubt() == 0
 
 
-async def _purchase(desk: AsyncDesk, engine: AsyncEngine, number: int) -> None:
+async def _purchase(desk: AsyncDesk, engine: AsyncEngine, number: int, connected: asyncio.Event) -> None:
     async with AsyncSession(engine) as session:
+        await session.connection()
+        connected.set()
         await desk.buy_async(session, number)
         await session.commit()
 

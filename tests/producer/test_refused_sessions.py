@@ -188,6 +188,27 @@ def _tenant(desk: Desk) -> None:
         connection.execute(text("CREATE TABLE IF NOT EXISTS tenant_a.orders (id INTEGER PRIMARY KEY)"))
 
 
+def test_a_session_that_chooses_its_engines_is_looked_at_before_commit(desk: Desk) -> None:
+    """As Flask-SQLAlchemy's does by bind keys: nobody knows before the flush where its objects go."""
+    desk.next_case()
+    with ExitStack() as stack:
+        elsewhere = _elsewhere(desk, stack)
+
+        class Routing(Session):
+            def get_bind(self, mapper: Any = None, **_: Any) -> Engine:
+                return elsewhere if mapper is not None else desk.engine
+
+        session = stack.enter_context(Routing())
+        desk.buy(session, 1)
+        session.add(desk.order(2))
+        with pytest.raises(TransactionError, match="also has a connection to"):
+            session.commit()
+        session.rollback()
+        with elsewhere.connect() as connection:
+            assert connection.execute(Order.__table__.select()).all() == []
+    assert desk.judge() == (set(), set())
+
+
 # What is not refused
 
 

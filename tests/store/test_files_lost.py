@@ -87,13 +87,11 @@ def test_the_store_is_not_taken_for_a_healthy_one_afterwards(tmp_path: Path) -> 
 
 
 def test_retention_and_a_new_store_json_are_no_loss(tmp_path: Path) -> None:
-    from broker.store.maintain.retention import expire
-
     with broker.open(tmp_path, layout=StoreLayout(8192, 400, 240, 200, 16, 24)) as store:
         for number in range(200):
             _send(store, number)
         _replace(tmp_path / STORE_JSON)
-        assert expire(store.writer, 0, now_ms=1 << 50).segments
+        assert store.retain(broker.Retention(keep_s=0, even_unread=True), now_ms=1 << 50).segments
         store.writer.check_files()
         _send(store, 201)
 

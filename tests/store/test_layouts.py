@@ -26,9 +26,8 @@ def test_a_new_store_takes_a_few_mib(preset: str, limit_mib: int, tmp_path: Path
         assert layout.first_bytes <= used <= limit_mib * MIB
         for _ in range(layout.segment_bytes // MIB):
             store.append(broker.Message("orders", bytes(MIB)))
-    assert (
-        used + layout.segment_bytes <= Disk().used_bytes(str(tmp_path / "store")) <= used + layout.segment_bytes + MIB
-    )
+    grown = Disk().used_bytes(str(tmp_path / "store")) - used
+    assert layout.segment_bytes <= grown <= 2 * layout.segment_bytes + MIB  # one may have been made ahead
 
 
 @pytest.mark.parametrize("preset", ["small", "default", "rocketmq"])

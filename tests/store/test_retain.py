@@ -178,3 +178,21 @@ def test_an_end_whose_half_is_gone_settles_nothing(store: LiveStore) -> None:
     writer.control[Word.DISPATCHED] = writer.control[Word.TAIL] - len(half(0).raw)
     writer.append_one(half(7000))
     assert writer.dispatcher.slot(writer.control[Word.SLOTS] - 1).state == TransactionType.PREPARED
+
+
+def test_what_is_parked_stays_parked_when_older_park_records_are_gone(tmp_path: Path) -> None:
+    """Whoever opens the store begins to read the park topic at its first record that is kept."""
+    with broker.open(tmp_path / "store", layout=SMALL, sync="os") as store:
+        settled_one = store.transactions.prepare(broker.Message("orders", b"1"), "shop")
+        store.transactions.park(settled_one, "no answer")
+        store.transactions.rollback(settled_one)
+        for _ in range(2 * SMALL.segment_bytes // 1000):
+            store.append(broker.Message("plain", bytes(1000)))
+        waiting = store.transactions.prepare(broker.Message("orders", b"2"), "shop")
+        store.transactions.park(waiting, "no answer")
+        for _ in range(SMALL.segment_bytes // 1000):
+            store.append(broker.Message("plain", bytes(1000)))
+        assert store.retain(ALL, now_ms=1 << 42).begin > settled_one.commitlog_offset
+    with broker.open(tmp_path / "store", sync="os") as store:
+        assert set(store.transactions.parked()) == {waiting.commitlog_offset}
+        assert store.transactions.state(waiting) is broker.TransactionState.PARKED

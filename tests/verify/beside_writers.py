@@ -160,7 +160,7 @@ def _look(store: Path, number: int, seen: Watch, judges: Callable[[int], Callabl
         seen.found += [str(finding) for finding in report.findings]
     else:
         seen.rebuilds += 1
-        seen.found += [str(difference) for difference in report.differences]
+        seen.found += [str(difference) for difference in (*report.differences, *report.misfits)]
 
 
 if __name__ == "__main__":

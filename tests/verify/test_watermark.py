@@ -21,17 +21,19 @@ from broker.store.disk.files import Disk
 from broker.store.maintain.retention import Retention
 from broker.store.read.layout import StoreLayout
 from broker.store.recover.watermark import read_watermark
-from broker.store.write import appender, dispatch, indexwriter
+from broker.store.write import appender, dispatch, fast_append, indexwriter
 from broker.store.write.control import Word
 from broker.store.writer import open_writer
 from recovery.rebuild import rebuilder
 from recovery.rebuild.rebuilder import rebuild
-from recovery.verify.verifier import Verification, verify
+from recovery.verify.conclusion import Conclusion
+from recovery.verify.verifier import verify
 from tests.spark.inline import comparable, verify_inline
 from tests.store.filled import SMALL, fill, half
 
 STEPS: list[tuple[Any, str]] = [
-    (appender, "place"), (appender, "_pack_unit"), (appender, "_pack_slot"), (dispatch, "_pack_unit"),
+    (appender, "place"), (fast_append, "place"), (fast_append, "_pack_unit"), (fast_append, "_pack_slot"),
+    (dispatch, "_pack_unit"),
     (dispatch, "_pack_slot"), (indexwriter, "_pack_long"), (indexwriter, "_pack_item"), (indexwriter, "_pack_int"),
     (indexwriter, "_pack_counts"), (indexwriter, "file_size"),
 ]  # fmt: skip
@@ -104,7 +106,8 @@ def _killed_in_place(path: Path) -> None:
     def work() -> None:
         store = open_writer(str(path), Disk(), sync="os")
         fill(store, 0, 900)
-        _kill_at(appender, "place", call=1, before=False)
+        for module in (appender, fast_append):
+            _kill_at(module, "place", call=1, before=False)
         store.append_one(half(1000))
 
     _in_a_process(work)
@@ -196,7 +199,7 @@ def test_what_moves_between_the_log_and_the_comparison(
     meanwhile: Callable[[LiveStore], None],
 ) -> None:
     """Retention takes the oldest files, a rebuild exchanges all that is derived, transactions end: all is well."""
-    module, name = (Verification, "_finish") if judge is verify else (rebuilder, "differences")
+    module, name = (Conclusion, "_finish") if judge is verify else (rebuilder, "differences")
     real, left = getattr(module, name), [meanwhile]
     with broker.open(tmp_path / "store", layout=StoreLayout(8192, 400, 240, 200, 16, 24), sync="os") as store:
         _send(store, 100)
