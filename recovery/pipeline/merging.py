@@ -13,14 +13,8 @@ from recovery.pipeline.splits import Split
 from recovery.scan.units import Interval
 from recovery.transactions.events import Names, Rows
 from recovery.verify.consume_queues import DelayedRecords, Delays, QueueComparison
-from recovery.verify.index import (
-    ITEM,
-    IndexDifferences,
-    IndexFileView,
-    last_offset,
-    match_items,
-    mismatch_score,
-)
+from recovery.verify.index import ITEM, IndexDifferences, last_offset, match_items, mismatch_score
+from recovery.verify.index_files import IndexFileView
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import IndexingRule
 from recovery.verify.redo_log import EXPECTED, NUMBERED, RedoDifferences, without_pairs

@@ -24,7 +24,8 @@ from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Interval, UnitFile, first_sustained
 from recovery.transactions.events import Rows
 from recovery.verify.consume_queues import DelayedRecords, QueueComparison
-from recovery.verify.index import ITEM, IndexComparison, IndexFileView, match_items, open_index_of
+from recovery.verify.index import ITEM, IndexComparison, match_items
+from recovery.verify.index_files import IndexFileView, open_index_of
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import IndexingRule, expected_items
 from recovery.verify.redo_log import RedoDifferences, RedoLogComparison

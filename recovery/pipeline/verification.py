@@ -22,7 +22,8 @@ from recovery.scan.store_files import StoreFiles
 from recovery.transactions.events import Names
 from recovery.verify.conclusion import Comparisons, Conclusion, LogFacts, TransactionSums
 from recovery.verify.consume_queues import QueueComparison
-from recovery.verify.index import IndexComparison, open_live_index
+from recovery.verify.index import IndexComparison
+from recovery.verify.index_files import open_live_index
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
 

@@ -19,7 +19,7 @@ from recovery.rebuild.builder import Build, listing_of
 from recovery.rebuild.file_writers import SLOT, UNIT, filled_units
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Rows, UnitFile
-from recovery.verify.index import Chains, IndexFileView, open_index
+from recovery.verify.index_files import Chains, IndexFileView, open_index
 from recovery.verify.later_ends import SETTLED, is_settled_by, later_ends
 
 _AT_ONCE = 1 << 16

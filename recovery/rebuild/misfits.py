@@ -24,7 +24,7 @@ from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.strings import java_hashes_joined
 from recovery.scan.units import Rows, UnitFile
-from recovery.verify.index import open_index
+from recovery.verify.index_files import open_index
 
 _INT_MIN = -(1 << 31)
 _AT_ONCE = 1 << 16
@@ -61,10 +61,10 @@ def _of_record(records: Records, number: int, files: StoreFiles, what: str, why:
 def misfits_of_queue(
     store: str, topic: str, queue_id: int, units: UnitFile, *, read: range, is_built: bool
 ) -> list[Misfit]:
-    """UnitFile of a live queue that a rebuild would lose; `read` are the CommitLog offsets of the records that were read.
+    """Units of a live queue that a rebuild would lose; `read` are the CommitLog offsets of the records that were read.
 
     A tags code below the least 32-bit number is a place in the ConsumeQueueExt.
-    UnitFile about records that were read, in a queue in which no record belongs, were made by a rule that is not ours.
+    Units about records that were read, in a queue in which no record belongs, were made by a rule that is not ours.
     RocketMQ: ConsumeQueue.isExtAddr (5.3.3).
     """
     directory = Paths(store).queue(topic, queue_id)

@@ -46,7 +46,7 @@ from recovery.rebuild.report import RebuildReport
 from recovery.scan.kinds import Kinds
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles, breaks_off
-from recovery.verify.index import open_index
+from recovery.verify.index_files import open_index
 from recovery.verify.index_items import IndexingRule, expected_items
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

@@ -36,7 +36,8 @@ from recovery.transactions.tracker import TransactionTracker
 from recovery.verify.comparison import Comparison
 from recovery.verify.conclusion import Comparisons, Conclusion, LogFacts, TransactionSums
 from recovery.verify.consume_queues import QueueComparison
-from recovery.verify.index import IndexComparison, open_live_index
+from recovery.verify.index import IndexComparison
+from recovery.verify.index_files import open_live_index
 from recovery.verify.record_checks import wrong_crcs, wrong_fields
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison

@@ -30,7 +30,7 @@ from recovery.findings import Findings
 from recovery.humanize import moment, printable
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import UnitFile
-from recovery.verify.index import IndexFileView, open_index
+from recovery.verify.index_files import IndexFileView, open_index
 from recovery.views.dump_commitlog import DumpEntry, DumpSelection, no_such
 from recovery.views.hexdump import Field, layout_fields, plain_fields
 

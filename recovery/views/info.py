@@ -27,7 +27,7 @@ from recovery.scan.open_by import Writer, writers
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.transactions.tracker import TransactionTracker
-from recovery.verify.index import open_index
+from recovery.verify.index_files import open_index
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 

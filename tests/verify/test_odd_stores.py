@@ -13,7 +13,7 @@ from broker.format.index import SLOT_SIZE, IndexHeader, IndexItem, file_size, it
 from broker.store.disk.files import Disk, Missing
 from recovery.findings import Finding, Findings
 from recovery.scan.store_files import StoreFiles
-from recovery.verify.index import open_index
+from recovery.verify.index_files import open_index
 from recovery.verify.verifier import verify
 from tests.scan.logs import Chunk, Log, Wanted
 from tests.scan.small_broker import GENERATIONS, V3, V5, Generation
