@@ -49,10 +49,11 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
 }
 
 # Arrows upwards that are still there, as "module: room it imports"; a line that is not needed any more goes.
-NOT_YET: dict[str, str] = {}
+NOT_YET: dict[str, str] = {"recovery.checkback.ledgers.proof": "views"}  # who committed: the story of a transaction
 
 # Circles of modules that are still there, for the type checker or inside functions only: the arrows that close them.
 NOT_YET_CIRCLES: set[tuple[str, str]] = {
+    ("broker.ledger", "broker.enlisting.enlistment"),
     *(
         (module, "broker.live")
         for module in (
