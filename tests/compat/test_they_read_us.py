@@ -13,8 +13,8 @@ import pytest
 
 import broker
 from recovery.verify.verifier import verify
-from tests.compat import ours, rocketmq
-from tests.compat.ours import place, places
+from tests.compat import ours, rocketmq, witness
+from tests.compat.ours import Event, place, places
 from tests.compat.rocketmq import Cluster, running
 
 ASKED_S = 75  # 3.1.4 asks 60 s after its start, and every 10 s from then on
