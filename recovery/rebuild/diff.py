@@ -67,9 +67,7 @@ def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Di
     for topic, queue_id in sorted({*build.queues, *now.queues()}):
         folder = Paths(live.path).queue(topic, queue_id)
         held = now.queue_units(topic, queue_id)
-        ours = UnitFile(
-            listing_of(disk, build.paths.queue(topic, queue_id)), UNIT, held.stop
-        )  # it may be a copy of `held`
+        ours = UnitFile(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT, held.stop)
         found += _of_units("consumequeue", folder, ours, held, kept)
     if "redolog" in parts:
         ours = UnitFile(listing_of(disk, build.paths.redo_log), UNIT)

@@ -84,6 +84,7 @@ class UnitFiles:
     def force(self) -> None:
         """Everything to the disk."""
         for base in self.bases():
+            self._queue.allocate(base)  # one in which no unit lies, between others
             self._queue.sync(base, base + self._queue.file_size)
 
     def close(self) -> None:

@@ -48,6 +48,7 @@ def same_times_and_keys() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("appender", "fast_append"):
             patch.setattr(f"broker.store.write.{module}._now_ns", now_ns)
+        patch.setattr("broker.store.clock.StoreClock.now_ms", lambda _self, _at_least_ms=0: 0)  # it knows the real time
         patch.setattr("broker.store.write.compose.new_unique_key", lambda _now_ms: f"KEY{next(numbers)}")
         patch.setattr("broker.store.write.compose.time", SimpleNamespace(time_ns=now_ns))
         yield patch

@@ -92,7 +92,7 @@ def test_retention_and_a_new_store_json_are_no_loss(tmp_path: Path) -> None:
             _send(store, number)
         _replace(tmp_path / STORE_JSON)
         assert store.retain(broker.Retention(keep_s=0, even_unread=True), now_ms=1 << 50).segments
-        store.writer.check_files()
+        store.writer.parts.check_files()
         _send(store, 201)
 
 

@@ -16,7 +16,7 @@ from broker.errors import StoreError
 from broker.format.index import key_hash
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
-from broker.store.write import appender
+from broker.store.write import fast_append
 from broker.store.write.control import Word
 from broker.store.write.pending_record import draft, end_draft, index_code
 from broker.store.writer import open_writer
@@ -133,7 +133,7 @@ def test_the_time_of_the_newest_record_is_that_of_a_record(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(appender, "_pack_unit" if published else "place", killed)
+        patch.setattr(fast_append, "_pack_unit" if published else "place", killed)
         with pytest.raises(SystemExit):
             store.append_one(half(6))
     store.append_lock.acquire()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from broker.store.disk.files import Disk, Map, Missing
+from broker.store.disk.files import Disk, Map
 from broker.store.read.segments import NAME_DIGITS
 
 _OPEN_MAPS = 64
@@ -73,24 +73,13 @@ class MappedQueue:
         while start < stop:
             base = start - start % self.file_size
             end = min(stop, base + self.file_size)
-            try:
-                mapped = self._maps.get(base) or self._open(base, allocate=False)
-                mapped.sync(start - base, end - base)
-            except Missing:
-                if not self.is_expired(base):
-                    raise
+            mapped = self._maps.get(base) or self._open(base, allocate=False)
+            mapped.sync(start - base, end - base)
             start = end
 
     def mapped(self) -> list[tuple[int, Map]]:
         """Where each file begins that is mapped here, and its map."""
         return list(self._maps.items())
-
-    def is_expired(self, base: int) -> bool:
-        """Whether a file that is not there may have been removed by retention: then none older is there, but newer."""
-        if self.disk.entry(self.folder) is None:
-            return False
-        names = [entry.name for entry in self.disk.entries(self.folder) if entry.name.isdecimal()]
-        return bool(names) and base < min(int(name) for name in names)
 
     def forget(self) -> None:
         """Let go of every map: the files of these names are others now, or are gone.

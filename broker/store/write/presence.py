@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from broker.errors import StoreError
 from broker.store.disk.files import Disk, Map
 from broker.store.disk.paths import Paths
+from broker.store.read.segments import is_base
+from broker.store.write.control import Word
 from broker.store.write.mapped import MappedQueue
 
 
@@ -47,9 +49,17 @@ class FilesInPlace:
         self._compare(self._control.path, self._control.inode, self._control.size)
         for log in self._logs:
             for base, mapped in log.mapped():
-                if self._disk.entry(mapped.path) is None and log.is_expired(base):
+                if self._disk.entry(mapped.path) is None and self._is_expired(log, base):
                     continue
                 self._compare(mapped.path, mapped.inode, log.file_size)
+
+    def _is_expired(self, log: MappedQueue, base: int) -> bool:
+        """Whether retention may have removed a segment: it takes the oldest, of those that are durable as a whole."""
+        if base + log.file_size > self._control.words[Word.DURABLE]:
+            return False
+        others = self._disk.entries(log.folder) if self._disk.entry(log.folder) is not None else []
+        bases = [int(entry.name) for entry in others if is_base(entry.name)]
+        return bool(bases) and base < min(bases)
 
     def _check_identity(self) -> None:
         """store.json may be written again, whole, as long as it says the same id."""
