@@ -23,7 +23,7 @@ class UnitFile:
     """Unit n lies at byte n * size of the queue, as RocketMQ's logical offsets say."""
 
     def __init__(self, listing: Listing, dtype: Any, stop: int | None = None) -> None:
-        """UnitFile from `stop` on do not count."""
+        """Units from `stop` on do not count."""
         self.listing, self.dtype = listing, np.dtype(dtype)
         width = self.dtype.itemsize
         self.begin = -(-listing.begin // width)
@@ -46,7 +46,7 @@ class UnitFile:
         return os.path.join(os.path.dirname(self.listing.segments[0].path), f"{at // size * size:0{NAME_DIGITS}}")
 
     def read(self, first: int, count: int) -> Rows:
-        """UnitFile first … first + count - 1; those that no file holds, or that do not count, are zero."""
+        """Units first … first + count - 1; those that no file holds, or that do not count, are zero."""
         rows = np.zeros(count, self.dtype)
         raw, width = rows.view(np.uint8), self.dtype.itemsize
         start, stop = first * width, (first + count) * width
@@ -101,7 +101,7 @@ def _is_run(numbers: Ints) -> bool:
 def first_sustained(later: npt.NDArray[np.bool_]) -> int:
     """Where two in a row are True for the first time, or the last is; the length when that is nowhere.
 
-    UnitFile and items stand in log order: one alone that seems to belong further on is damaged, and no end.
+    Units and items stand in log order: one alone that seems to belong further on is damaged, and no end.
     """
     found = np.flatnonzero(later & np.append(later[1:], True))
     return int(found[0]) if len(found) else len(later)
