@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from recovery.cli import app as cli
 from recovery.cli import shared as verbs
+from recovery.cli.app import app as cli
 from recovery.findings import KINDS
 from recovery.verify.remedies import NEXT_STEPS, WITH_STATE_TABLE, next_step
 
