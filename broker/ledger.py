@@ -169,9 +169,8 @@ class Ledger:
             return self._bind(store_id, self._engine)
         except SQLAlchemyError as error:
             cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-            text = f"{self!r} cannot be asked whose ledger it is ({cause}). Are its tables there? ledger.create_all()"
             raise TransactionError(
-                f"{text} makes what is missing, with Alembic a migration by ledger.metadata"
+                f"{self!r} cannot be asked whose ledger it is ({cause}). {_advice(cause)}"
             ) from error
 
     def look(self, execute: Execute) -> Observed:
@@ -231,6 +230,15 @@ class Ledger:
                 turn.release()
             except RuntimeError:  # another thread closes the session: this turn is never given back
                 self._turn = threading.RLock()
+
+
+def _advice(cause: str) -> str:
+    """The next step where a database does not say whose ledger it is."""
+    if "locked" in cause:  # SQLite: perhaps by the very transaction that the message is sent in
+        return "A transaction holds SQLite's lock: make the producer when the program starts, before any transaction"
+    return (
+        "Are its tables there? ledger.create_all() makes what is missing, with Alembic a migration by ledger.metadata"
+    )
 
 
 def executor(connection: Connection) -> Execute:
