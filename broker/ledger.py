@@ -129,12 +129,19 @@ class Ledger:
     def create_all(self) -> None:
         """Make the tables, where they are not there yet; other processes may do so at the same moment."""
         make_tables(self.metadata, self.engine)
+        self._bind_again()
 
     async def create_all_async(self) -> None:
         """The same, for an async engine."""
         from sqlalchemy.ext.asyncio import AsyncEngine
 
         await make_tables_async(self.metadata, AsyncEngine(self._engine))
+        self._bind_again()
+
+    def _bind_again(self) -> None:
+        """For producers that were made before the tables: within a transaction of SQLite's it would be too late."""
+        for store_id, known in list(self._known.items()):
+            self.bind(store_id, known)
 
     def bind(self, store_id: str, known: KnownLedgers) -> None:
         """Bind a store and this database to each other, or verify that they are, before the first half message.

@@ -122,15 +122,17 @@ def test_who_joins_is_told_of_a_process_that_is_stopped(tmp_path: Path, monkeypa
 
 def test_the_last_to_leave_may_be_a_child(tmp_path: Path) -> None:
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
-    gone = FORK.Event()
+    ready, gone = FORK.Event(), FORK.Event()
 
     def outlive() -> None:
+        ready.set()  # it has a lock of its own by now; until then it shares its parent's
         gone.wait()
         work(store, 100, 30)
 
     child = FORK.Process(target=outlive)
     child.start()
     fill(store, 0, 30)
+    ready.wait()
     store.close()
     assert (tmp_path / "abort").exists()
     gone.set()
