@@ -51,7 +51,7 @@ def test_the_plan_says_what_there_is_to_do_and_changes_nothing(tmp_path: Path) -
     said = json.loads(run("recover", tmp_path, "--json").output)
     assert (said["case"], said["needed"]) == ("crashed", True)
     assert [step["step"] for step in said["steps"]] == [
-        "keep-aside", "cut-log", "cut-derived", "force", "replay", "checkpoint", "trust",
+        "keep-aside", "cut-log", "cut-derived", "flush", "replay", "checkpoint", "trust",
     ]  # fmt: skip
     assert said["survey"]["end_offset"] == end
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
