@@ -129,12 +129,19 @@ class Ledger:
     def create_all(self) -> None:
         """Make the tables, where they are not there yet; other processes may do so at the same moment."""
         make_tables(self.metadata, self.engine)
+        self._bind_again()
 
     async def create_all_async(self) -> None:
         """The same, for an async engine."""
         from sqlalchemy.ext.asyncio import AsyncEngine
 
         await make_tables_async(self.metadata, AsyncEngine(self._engine))
+        self._bind_again()
+
+    def _bind_again(self) -> None:
+        """For producers that were made before the tables: within a transaction of SQLite's it would be too late."""
+        for store_id, known in list(self._known.items()):
+            self.bind(store_id, known)
 
     def bind(self, store_id: str, known: KnownLedgers) -> None:
         """Bind a store and this database to each other, or verify that they are, before the first half message.
@@ -169,9 +176,8 @@ class Ledger:
             return self._bind(store_id, self._engine)
         except SQLAlchemyError as error:
             cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-            text = f"{self!r} cannot be asked whose ledger it is ({cause}). Are its tables there? ledger.create_all()"
             raise TransactionError(
-                f"{text} makes what is missing, with Alembic a migration by ledger.metadata"
+                f"{self!r} cannot be asked whose ledger it is ({cause}). {_advice(cause)}"
             ) from error
 
     def look(self, execute: Execute) -> Observed:
@@ -231,6 +237,15 @@ class Ledger:
                 turn.release()
             except RuntimeError:  # another thread closes the session: this turn is never given back
                 self._turn = threading.RLock()
+
+
+def _advice(cause: str) -> str:
+    """The next step where a database does not say whose ledger it is."""
+    if "locked" in cause:  # SQLite: perhaps by the very transaction that the message is sent in
+        return "A transaction holds SQLite's lock: make the producer when the program starts, before any transaction"
+    return (
+        "Are its tables there? ledger.create_all() makes what is missing, with Alembic a migration by ledger.metadata"
+    )
 
 
 def executor(connection: Connection) -> Execute:

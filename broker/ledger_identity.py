@@ -126,6 +126,9 @@ def _sqlite(execute: Execute, schema: str | None) -> Observed:
 
     files = {str(name): str(path or "") for _, name, path in execute(text("PRAGMA database_list"))}
     path = files.get(schema or "main", "")
+    if not path:  # in memory, which only the runner of Django's tests may have: it is this process's own
+        in_memory = DatabaseIdentity(_SQLITE, database=":memory:", number=str(os.getpid()), schema=schema or "")
+        return Observed(in_memory, True, "")
     try:
         found = os.stat(path)
     except OSError as error:

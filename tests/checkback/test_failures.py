@@ -113,6 +113,7 @@ def test_the_end_of_a_rollback_is_lost_so_check_back_discards(shop: Shop, monkey
 def test_commit_itself_raises_so_check_back_finds_out(shop: Shop, took_place: bool) -> None:
     """The connection broke during COMMIT, which did or did not take place: nobody can tell from the error."""
     found: list[SessionTransaction] = []
+    shop.producer()  # binds the ledger: that COMMIT is not the one that is lost
     with (
         lose_the_commit(shop.ledger.engine, committed=took_place),
         pytest.raises(UnknownOutcome, match="the connection was lost"),

@@ -18,6 +18,7 @@ from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog, attempts_of
 from recovery.checkback.leader import Lease
 from recovery.checkback.manual import find, resolve
+from recovery.checkback.round import CheckBack
 from recovery.cli import checkback as verbs_check
 from recovery.cli.app import _Verbs
 from recovery.cli.shared import FINDINGS, USAGE, WELL
@@ -68,7 +69,7 @@ def states(path: Path, halves: list[Half]) -> list[str]:
 def test_check_back_settles_by_the_ledger(shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Run, url: URL) -> None:
     leave_in_doubt(shop, monkeypatch, 1, 2)
     leave_in_doubt(shop, monkeypatch, 3, saved=False)
-    monkeypatch.setattr(verbs_check, "_now_ms", lambda: shop.now_ms() + 60_000)
+    monkeypatch.setattr(CheckBack, "now_ms", lambda _self: shop.now_ms() + 60_000)
     code, report = run("check-back", shop.path, "--ledger", url_text(url), "--json")
     assert (code, report["committed"], report["rolled_back"]) == (WELL, 2, 1)
     assert shop.orders() == shop.announced() == [1, 2]

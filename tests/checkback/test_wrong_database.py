@@ -19,6 +19,7 @@ from sqlalchemy import URL, Engine, create_engine, insert, make_url, select, tex
 from typer.testing import CliRunner
 
 from broker.ledger import Ledger
+from recovery.checkback.round import CheckBack
 from recovery.cli import checkback as verbs_check
 from recovery.cli import ledger as verbs_ledger
 from recovery.cli.app import _Verbs
@@ -32,7 +33,7 @@ Made = tuple[URL, tuple[str, ...]]  # the wrong database, and further options
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, shop: Shop) -> Callable[..., tuple[int, str, str]]:
     """`checkback WORDS`: exit code, output, error output. Everything is due."""
-    monkeypatch.setattr(verbs_check, "_now_ms", lambda: shop.now_ms() + 60_000)
+    monkeypatch.setattr(CheckBack, "now_ms", lambda _self: shop.now_ms() + 60_000)
     app = typer.Typer(cls=_Verbs)
     verbs_check.register(app)
     verbs_ledger.register(app)
@@ -422,7 +423,7 @@ def test_a_half_message_of_before_is_not_decided_without_its_row(
 ) -> None:
     """Made by 0.1.0, it names no database: its row decides where there is one, and nothing else does."""
     with monkeypatch.context() as patch:
-        patch.setattr("broker.ledger.LEDGER_BINDING", "SOMETHING_ELSE")
+        patch.setattr("broker.producer.LEDGER_BINDING", "SOMETHING_ELSE")
         leave_in_doubt(shop, monkeypatch, 1)
         leave_in_doubt(shop, monkeypatch, 2, saved=False)
     code, out, error = run("check-back", shop.path, "--ledger", shown(url))

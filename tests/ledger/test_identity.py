@@ -165,8 +165,12 @@ def test_a_database_that_is_away_at_the_start_is_bound_by_the_first_transaction(
     ledger = Ledger(engine)
     with broker.open(tmp_path / "store", layout=SMALL) as store:
         producer = store.producer("shop", topics=["orders"], ledger=ledger)
-        with Session(engine) as session, pytest.raises(TransactionError, match=r"ledger\.create_all"):
-            producer.begin_transaction(session)
+        with (
+            Session(engine) as session,
+            pytest.raises(TransactionError, match=r"ledger\.create_all"),
+            producer.begin_transaction(session) as transaction,
+        ):
+            producer.send(broker.Message("orders", b"0"), transaction)
         assert store.transactions.in_doubt_slots() == []
         ledger.create_all()
         with Session(engine) as session, producer.begin_transaction(session) as transaction:

@@ -35,8 +35,8 @@ def test_the_half_message_is_on_disk_before_commit(
         durable.append(store.visible_end >= transaction.halves[-1].end)
         commit(connection)
 
-    monkeypatch.setattr(engine.dialect, "do_commit", watched)
     producer = producer_of(store, ledger)
+    monkeypatch.setattr(engine.dialect, "do_commit", watched)
     for _ in range(20):
         with Session(engine) as session, producer.begin_transaction(session) as transaction:
             producer.send(broker.Message("orders", b"1"), transaction)

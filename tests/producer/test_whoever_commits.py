@@ -17,6 +17,7 @@ import broker
 from broker.errors import MessageRejected, TransactionError, UnknownOutcome
 from broker.ledger import Ledger
 from broker.testing.fixtures import lose_the_commit
+from broker.transaction.events import BY
 from tests.producer.desk import Case, Cases, Desk, database, desk_of
 
 cases = Cases()
@@ -518,7 +519,7 @@ def test_a_commit_by_the_driver_is_found_out(desk: Desk, caplog: pytest.LogCaptu
     assert desk.judge() == ({1}, set())
     (half,) = desk.shop.store.transactions.in_doubt()
     assert half.commitlog_offset in desk.shop.store.transactions.parked()
-    desk.shop.store.transactions.commit(half)
+    desk.shop.store.transactions.commit(half, extra_properties={BY: "a person"})
 
 
 def test_what_comes_after_a_commit_by_the_driver_is_refused(desk: Desk) -> None:
@@ -534,7 +535,7 @@ def test_what_comes_after_a_commit_by_the_driver_is_refused(desk: Desk) -> None:
             session.commit()
     if not desk.shop.ledger.holds_a_lock:
         for half in list(desk.shop.store.transactions.in_doubt()):
-            desk.shop.store.transactions.commit(half)
+            desk.shop.store.transactions.commit(half, extra_properties={BY: "a person"})
     assert desk.judge() == ({1}, {1})
 
 

@@ -22,12 +22,14 @@ def test_a_new_store_takes_a_few_mib(preset: str, limit_mib: int, tmp_path: Path
         store.transactions.commit(store.transactions.prepare(broker.Message("stock", b"locked"), "shop"))
         with store.consumer("billing", "orders") as consumer:
             assert consumer.receive(5)
-        used = Disk().used_bytes(store.path)
-        assert layout.first_bytes <= used <= limit_mib * MIB
+    used = Disk().used_bytes(str(tmp_path / "store"))
+    assert layout.first_bytes <= used <= limit_mib * MIB
+    with broker.open(tmp_path / "store", sync="os") as store:
         for _ in range(layout.segment_bytes // MIB):
             store.append(broker.Message("orders", bytes(MIB)))
     grown = Disk().used_bytes(str(tmp_path / "store")) - used
-    assert layout.segment_bytes <= grown <= 2 * layout.segment_bytes + MIB  # one may have been made ahead
+    blocks = 64 << 10  # a file system counts the blocks of its own extent lists, and gives them back when it joins them
+    assert layout.segment_bytes - blocks <= grown <= 2 * layout.segment_bytes + MIB  # one may have been made ahead
 
 
 @pytest.mark.parametrize("preset", ["small", "default", "rocketmq"])
@@ -79,5 +81,5 @@ def test_a_missing_parent_is_no_place_for_a_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [None, b"shop.store", "", 5])
 @pytest.mark.parametrize("read_only", [True, False])
 def test_what_is_no_path_gets_a_sentence(wrong: object, read_only: bool) -> None:
-    with pytest.raises(broker.BrokerError, match=r"the path of a store is a str or a pathlib\.Path"):
+    with pytest.raises(broker.BrokerError, match=r"the path of a store is (text|a str) or a pathlib\.Path"):
         broker.open(wrong, read_only=read_only)  # type: ignore[call-overload]

@@ -17,6 +17,7 @@ from broker.errors import StoreError, StoreLocked, SyncFailed
 from broker.format.sysflag import TransactionType
 from broker.store.disk import maps
 from broker.store.disk.files import Disk
+from broker.store.disk.store_lock import StoreLock
 from broker.store.write.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter, open_writer
@@ -120,7 +121,15 @@ def test_who_joins_is_told_of_a_process_that_is_stopped(tmp_path: Path, monkeypa
     assert f"process {child.pid} has held the append lock" in str(told)
 
 
-def test_the_last_to_leave_may_be_a_child(tmp_path: Path) -> None:
+def test_the_last_to_leave_may_be_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if its parent leaves before the child has a lock of its own."""
+    after_fork = StoreLock.after_fork
+
+    def late(lock: StoreLock) -> None:
+        time.sleep(0.5)
+        after_fork(lock)
+
+    monkeypatch.setattr(StoreLock, "after_fork", late)
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     gone = FORK.Event()
 

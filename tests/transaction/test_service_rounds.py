@@ -139,7 +139,8 @@ def test_a_service_of_another_distribution(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_million_slots_are_looked_through_fast(tmp_path: Path) -> None:
     """1 M settled and 1,000 in doubt, well under 100 ms: of each slot only the state is looked at."""
-    with broker.open(tmp_path / "store", sync="os") as store:
+    layout = broker.StoreLayout(state_table_bytes=24 * 1_001_000)
+    with broker.open(tmp_path / "store", sync="os", layout=layout) as store:
         slots = 1_001_000
         view, _ = store.writer.dispatcher.table.at(0)
         settled, doubtful = bytes(23) + b"\x08", bytes(23) + b"\x04"

@@ -327,7 +327,8 @@ class Places:
     def __init__(self, store: LiveStore, step: int) -> None:
         self.left = step
         appender, dispatcher = store.writer.appender, store.writer.dispatcher
-        words = [(appender, "_words"), (appender, "_cell_words"), (dispatcher, "_words")]
+        fast = appender._fast
+        words = [(appender, "_words"), (fast, "_words"), (fast, "_cell_words"), (dispatcher, "_words")]
         calls = [(dispatcher, "settle"), (dispatcher.index, "put")]
         self.patched = [(owner, name, getattr(owner, name)) for owner, name in words + calls]
         for owner, name, was in self.patched:

@@ -26,7 +26,7 @@ from recovery.verify.verifier import verify
 
 WORKERS = 3
 TOPICS = ("Orders", "Payments")
-LAYOUTS = {"small": StoreLayout(1 << 20, 60_000, 24_000, 20_000, 1000, 4000), "big": StoreLayout()}
+LAYOUTS = {"small": StoreLayout(1 << 20, 60_000, 24_000, 20_000, 1000, 4000), "big": StoreLayout.rocketmq()}
 _STARTED_S = 60.0
 
 

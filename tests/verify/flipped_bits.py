@@ -22,7 +22,7 @@ def assert_a_flipped_bit_is_found(store: Path, layout: str, kills: int) -> None:
     """In a record, a slot, a queue and the index, each while processes write and are killed; undone, all is well."""
     with writers(store, layout, kills, seed=3):
         _wait_for_records(store)
-        for kind, place in _bits(store).items():
+        for kind, place in _bits(store, layout).items():
             path, at, bit = place()
             _flip(path, at, bit)
             report = verify(store)
@@ -46,13 +46,13 @@ def _wait_for_records(store: Path, at_least: int = 400_000) -> None:
 Place = tuple[Path, int, int]
 
 
-def _bits(store: Path) -> dict[str, Callable[[], Place]]:
+def _bits(store: Path, layout: str) -> dict[str, Callable[[], Place]]:
     """A bit for each kind of finding that its change must lead to."""
     return {
         "crc-mismatch": lambda: _bit_of_body(store),
         "slot-wrong-state": lambda: _bit_of_state(store),
         "queue-missing": lambda: (_first(store / "consumequeue" / "Orders" / "0"), 20 * 3 + 7, 1),
-        "index-orphan": lambda: _bit_of_item(store),
+        "index-orphan": lambda: _bit_of_item(store, layout),
     }
 
 
@@ -78,11 +78,8 @@ def _bit_of_state(store: Path) -> Place:
     raise AssertionError("nothing is in doubt")
 
 
-def _bit_of_item(store: Path) -> Place:
-    layout, path = LAYOUTS["small"], _first(store / "index")
-    if path.stat().st_size > 100 << 20:
-        layout = LAYOUTS["big"]
-    return path, 40 + 4 * layout.index_slots + 20 * 2, 1  # the hash of item 2
+def _bit_of_item(store: Path, layout: str) -> Place:
+    return _first(store / "index"), 40 + 4 * LAYOUTS[layout].index_slots + 20 * 2, 1  # the hash of item 2
 
 
 def _first(folder: Path) -> Path:

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from broker.live import LiveStore
 from broker.store.disk.files import Disk
 from broker.store.maintain.retention import Retention
 from broker.store.read.layout import StoreLayout
-from broker.store.recover.watermark import read_watermark
+from broker.store.recover.watermark import has_moved, read_watermark
 from broker.store.write import appender, dispatch, fast_append, indexwriter
 from broker.store.write.control import Word
 from broker.store.writer import open_writer
@@ -222,3 +223,37 @@ def test_what_moves_between_the_log_and_the_comparison(
     assert not left
     found = report.findings if judge is verify else report.differences
     assert [str(one) for one in found] == []
+
+
+def test_a_store_at_rest_that_was_opened_and_left_as_it_was_is_judged_again(tmp_path: Path) -> None:
+    """A process began to append and was killed, another one healed the store: the page says what it said before."""
+    path = os.fspath(tmp_path / "store")
+    store = open_writer(path, Disk(), SMALL, sync="os")
+    fill(store, 0, 3)
+    store.close()
+    mark = read_watermark(path, Disk())
+    assert mark is not None
+    assert mark.is_at_rest
+    assert not has_moved(mark, path, Disk())
+    open_writer(path, Disk(), sync="os").close()
+    assert not (tmp_path / "store" / "abort").exists()  # closed well: nothing was changed
+
+    def work() -> None:
+        store = open_writer(path, Disk(), sync="os")
+        _kill_at(appender, "place", call=1, before=False)
+        store.append([half(1)])
+
+    _in_a_process(work)
+    assert has_moved(mark, path, Disk())
+    mark = read_watermark(path, Disk(), while_written=True)
+    assert mark is not None
+    resting = replace(mark, is_at_rest=True)
+
+    def heal() -> None:
+        store = open_writer(path, Disk(), sync="os")
+        with store.append_lock:
+            store.appender.heal()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _in_a_process(heal)
+    assert has_moved(resting, path, Disk())

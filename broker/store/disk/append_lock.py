@@ -160,6 +160,9 @@ class AppendLock:
             return StoreError(text, path=self.path)
         return refused(error, self.path) if isinstance(error, OSError) else StoreError(str(error), path=self.path)
 
+    def after_fork_in_parent(self) -> None:
+        """In the parent: it goes on as it was, and the child lets the shared description alone."""
+
     def after_fork(self) -> None:
         """In the child, where no other thread lives: whatever its parent held, it holds nothing."""
         inherited = self._descriptor

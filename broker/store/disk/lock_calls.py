@@ -26,7 +26,7 @@ _OFD_GETLK, _OFD_SETLK = 36, 37
 _HAS_OFD = sys.platform == "linux" and sys.maxsize > 1 << 32
 
 forked: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The locks of this process; a forked child opens its own at once, by their `after_fork`."""
+"""The locks of this process. After a fork each side opens its own: `after_fork` and `after_fork_in_parent`."""
 
 
 def _after_fork() -> None:
@@ -35,7 +35,13 @@ def _after_fork() -> None:
             lock.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def _after_fork_in_parent() -> None:
+    for lock in list(forked):
+        with contextlib.suppress(BaseException):
+            lock.after_fork_in_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork, after_in_parent=_after_fork_in_parent)
 
 
 def set_lock(descriptor: int, kind: str) -> bool:

@@ -101,6 +101,21 @@ class StoreLock:
         entry = self._disk.entry(self.path)
         return entry is not None and entry.inode == os.fstat(self._descriptor).st_ino
 
+    def after_fork_in_parent(self) -> None:
+        """In the parent: another lock of its own, so that the one that was shared is the child's alone.
+
+        Else a parent that closes the store before its child has run would take itself for the last to leave.
+        """
+        shared = self._descriptor
+        if self.held != SHARED:
+            return
+        own = reopened(shared, self.path, self._disk)
+        if set_lock(own, SHARED):
+            self._descriptor = own
+            os.close(shared)
+        else:
+            os.close(own)
+
     def after_fork(self) -> None:
         """In the child: a lock of its own before it lets go of its parent's, which it holds meanwhile."""
         inherited, held = self._descriptor, self.held

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from broker.errors import StoreError
 from broker.store.disk.files import Disk, Missing
@@ -58,6 +58,7 @@ class Watermark:
     counts: DerivedCounts | None = None  # None where they cannot be relied on: a copy, an exchange that was cut off
     is_at_rest: bool = False  # nobody has the store open and nothing is under way: all of it may be judged
     is_copy: bool = False  # the page came with a copy, whose log may end earlier
+    opened: tuple[int, int] = (0, 0)  # inode and time of the file abort, which who opens a store alone makes anew
 
     @property
     def limits(self) -> DerivedCounts | None:
@@ -114,6 +115,7 @@ def read_watermark(path: str, disk: Disk, *, while_written: bool = False) -> Wat
     if known is None:
         return None
     for attempt in range(_TRIES):
+        opened = _last_opened(disk, paths)
         in_use = while_written or _is_in_use(disk, paths)
         first = _page(disk, paths, known)
         if first is None:
@@ -134,7 +136,8 @@ def read_watermark(path: str, disk: Disk, *, while_written: bool = False) -> Wat
         if is_exchanged and attempt < _TRIES - 1:
             time.sleep(_PAUSE_S)
             continue
-        return _of_live(first, second, None if is_exchanged else _cells(disk, paths, second), in_use=in_use)
+        cells = None if is_exchanged else _cells(disk, paths, second)
+        return replace(_of_live(first, second, cells, in_use=in_use), opened=opened)
     return None
 
 
@@ -199,7 +202,8 @@ def has_moved(mark: Watermark | None, path: str, disk: Disk) -> bool:
         return not mark.is_copy
     if page[Word.GENERATION] != mark.generation:
         return True
-    return mark.is_at_rest and (_is_in_use(disk, paths) or page[Word.INTENT] != mark.tail)
+    is_left_alone = page[Word.INTENT] == mark.tail and _last_opened(disk, paths) == mark.opened
+    return mark.is_at_rest and (_is_in_use(disk, paths) or not is_left_alone)
 
 
 def published(path: str, disk: Disk) -> tuple[int, int]:
@@ -232,6 +236,12 @@ def _page(disk: Disk, paths: Paths, known: StoreFile) -> _Page | None:
         if page.is_in_order():
             return page
     return None
+
+
+def _last_opened(disk: Disk, paths: Paths) -> tuple[int, int]:
+    """What tells one opening of a store from the next: whoever opens it alone writes the file abort anew."""
+    entry = disk.entry(paths.abort)
+    return (entry.inode, entry.changed_ns) if entry is not None else (0, 0)
 
 
 def _is_in_use(disk: Disk, paths: Paths) -> bool:

@@ -103,8 +103,7 @@ class Appender:
             self._clear(tail, words[_INTENT])
             words[_INTENT] = tail
         if words[_DISPATCHED] != tail:
-            log = LogReader(self.log.disk, self.log.folder, self._segment_bytes)
-            Replay(log, self.control, self.dispatcher, again=True).run(words[_DISPATCHED], tail)
+            self.replay(words[_DISPATCHED], tail)
 
     def _clear(self, start: int, stop: int) -> None:
         """Zero what was begun; files that were not even made hold nothing."""
@@ -113,6 +112,11 @@ class Appender:
         zero(self.log, start, min(stop, own_end))
         if stop > own_end:
             zero(self.log, own_end, stop)
+
+    def replay(self, start: int, stop: int) -> None:
+        """Dispatch the records of [start, stop) again, which a killed process published."""
+        log = LogReader(self.log.disk, self.log.folder, self._segment_bytes)
+        Replay(log, self.control, self.dispatcher, again=True).run(start, stop)
 
     def read(self, commitlog_offset: int) -> bytes:
         """The bytes of the published record that begins at an offset; needs no lock.

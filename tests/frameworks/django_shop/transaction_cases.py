@@ -357,6 +357,12 @@ class AtCommit(Messages, TransactionTestCase):
 class CheckBackAnswers(Messages, TransactionTestCase):
     """What a killed process leaves, and what check-back makes of it."""
 
+    def setUp(self) -> None:
+        super().setUp()
+        producer().ledger.binding(
+            open_store().store_id
+        )  # outside of any transaction: a database in memory locks tables
+
     @contextmanager
     def no_end_is_written(self) -> Iterator[None]:
         """As if the process died between COMMIT, or ROLLBACK, and the first end record."""
@@ -392,7 +398,7 @@ class CheckBackAnswers(Messages, TransactionTestCase):
         """manage.py check_back, a minute later; its loop ends after one round here."""
         with self.no_end_is_written(), transaction.atomic():
             order("phone")
-        later = mock.patch("recovery.checkback.service.time.time_ns", return_value=time.time_ns() + LATER_MS * 10**6)
+        later = mock.patch.object(CheckBack, "now_ms", return_value=time.time_ns() // 1_000_000 + LATER_MS)
         with later, mock.patch.object(CheckService, "run", CheckService.run_once):
             call_command("check_back")
         self.check("phone")
