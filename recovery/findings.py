@@ -61,6 +61,10 @@ class Finding:
         return f"{self.kind}: {self.file} at {self.commitlog_offset}: {self.text}"
 
 
+# What every finding of the kind crc-mismatch says.
+CRC_MISMATCH = "the body does not have the CRC that the record states"
+
+
 class Findings:
     """Findings in the order in which they are reported, all counted, the first of them listed."""
 
@@ -83,6 +87,14 @@ class Findings:
                 self.counts[finding.kind] -= 1
         self.counts = +self.counts
         self._findings = [finding for finding in self._findings if not is_false(finding)]
+
+    def include(self, others: Findings) -> None:
+        """Take over the findings of another part of the work: the listed ones as they are, the rest as counts."""
+        listed: Counter[str] = Counter()
+        for finding in others:
+            self.add(finding)
+            listed[finding.kind] += 1
+        self.counts.update(others.counts - listed)
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(sorted(self._findings, key=lambda finding: (finding.commitlog_offset, finding.kind)))

@@ -28,15 +28,16 @@ def transactions(
 
     OUT/_checkback.json, written last, has the counts and the digest.
     """
-    from recovery.spark import by_processes, jobs, sessions
-    from recovery.spark.places import Place
+    from recovery.pipeline import in_memory
+    from recovery.pipeline.store_location import StoreLocation
+    from recovery.spark import jobs, sessions
 
     now_ms = time.time_ns() // 1_000_000
     with Bar("Judging") as progress:
         if spark is None:
-            written = by_processes.write_transactions_here(store, out, now_ms, progress=progress)
+            written = in_memory.write_transactions(store, out, now_ms, progress=progress)
         else:
-            Place(store).files()  # a wrong path is said before Spark starts
+            StoreLocation(store).files()  # a wrong path is said before Spark starts
             session = sessions.session(spark)
             try:
                 written = jobs.write_transactions(session, store, out, now_ms=now_ms, progress=progress)

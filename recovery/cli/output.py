@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from recovery.cli.tables import Shown
-    from recovery.views.dump_commitlog import Entry
+    from recovery.views.dump_commitlog import DumpEntry
 
 _WIDE = 1 << 14
 _BAR_AFTER_S = 0.3
@@ -102,7 +102,7 @@ def warn(sentence: str) -> None:
     print(f"checkback: {printable(sentence)}", file=sys.stderr)
 
 
-def print_entry(entry: Entry, as_hex: bool) -> None:
+def print_entry(entry: DumpEntry, as_hex: bool) -> None:
     line = entry.line
     if sys.stdout.isatty() and (as_hex or entry.is_damage):
         line = f"\x1b[{_RED if entry.is_damage else _BOLD}m{line}\x1b[0m"

@@ -19,7 +19,7 @@ from recovery.cli.output import Bar, print_entry, print_json, print_json_list, s
 from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing
 
 if TYPE_CHECKING:
-    from recovery.views.dump_commitlog import Entry, Selection
+    from recovery.views.dump_commitlog import DumpEntry, DumpSelection
 
 
 def verify(
@@ -150,7 +150,7 @@ def dump(
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with this key or unique key.")] = None,
 ) -> None:
     """Print a file of the store, record by record. Damage is shown in its place, and reading continues after it."""
-    from recovery.views.dump_commitlog import Selection
+    from recovery.views.dump_commitlog import DumpSelection
 
     if topic is not None and what not in (What.COMMITLOG, What.INDEX):
         raise typer.BadParameter(f"--topic is for commitlog and index; {what} has no topics")
@@ -160,7 +160,7 @@ def dump(
         file, value = dump_config(store, name)
         print_json(value) if as_json else show([file, json.dumps(value, indent=2, ensure_ascii=False)])
         return
-    entries = _entries(store, what, name, Selection(start, end, limit, topic, key))
+    entries = _entries(store, what, name, DumpSelection(start, end, limit, topic, key))
     if as_json:
         print_json_list({**entry.values, **({"hex": entry.raw.hex()} if as_hex else {})} for entry in entries)
     else:
@@ -199,7 +199,7 @@ def salvage(
     raise typer.Exit(FINDINGS if report.left_behind else WELL)
 
 
-def _entries(store: str, what: What, name: str | None, selection: Selection) -> Iterator[Entry]:
+def _entries(store: str, what: What, name: str | None, selection: DumpSelection) -> Iterator[DumpEntry]:
     from recovery.views import dump_derived as dump_files
     from recovery.views.dump_commitlog import dump_commitlog
 

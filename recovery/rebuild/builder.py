@@ -30,9 +30,9 @@ from recovery.rebuild.misfits import misfits_of_queue, misfits_of_records
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Ints, Rows, Units
-from recovery.transactions.tracker import Judgement
-from recovery.verify.index_items import Rule, expected_items
+from recovery.scan.units import Ints, Rows, UnitFile
+from recovery.transactions.tracker import TransactionTracker
+from recovery.verify.index_items import IndexingRule, expected_items
 
 _COPY_BYTES = 1 << 20
 
@@ -41,11 +41,11 @@ class Build:
     """Takes the records of a store in log order and writes its derived files into a folder."""
 
     def __init__(
-        self, files: StoreFiles, sizes: StoreLayout, folder: str, disk: Disk, rule: Rule, *, ours: bool
+        self, files: StoreFiles, sizes: StoreLayout, folder: str, disk: Disk, rule: IndexingRule, *, ours: bool
     ) -> None:
         self.files, self.paths, self.rule = files, Paths(folder), rule
         self._sizes, self._disk = sizes, disk
-        self.judgement = Judgement(files)
+        self.tracker = TransactionTracker(files)
         self.queues: dict[tuple[str, int], UnitFiles] = {}
         self.redo_log = UnitFiles(disk, self.paths.redo_log, sizes.redo_log_bytes, UNIT)
         self.table = UnitFiles(disk, self.paths.state_table, sizes.state_table_bytes, SLOT)
@@ -66,7 +66,7 @@ class Build:
     @property
     def generation(self) -> Generation:
         """How the store says what became of its transactions, as far as its records were taken."""
-        return self.judgement.generation
+        return self.tracker.generation
 
     def add(self, records: Records) -> None:
         """Take some records."""
@@ -79,7 +79,7 @@ class Build:
         self.index.add(expected_items(records, kinds, self.rule))
 
     def _judge(self, records: Records, kinds: Kinds) -> None:
-        self.judgement.add(records, kinds)
+        self.tracker.add(records, kinds)
 
     def _add_to_queues(self, records: Records, kinds: Kinds) -> None:
         for run in queue_runs(records, kinds):
@@ -104,8 +104,8 @@ class Build:
 
     def finish(self) -> None:
         """Judge the transactions, write the state table, carry over what lies below the log, and force everything."""
-        for verdicts in self.judgement.verdicts():
-            rows = verdicts.rows
+        for outcomes in self.tracker.outcomes():
+            rows = outcomes.rows
             self._add_to_table(rows[rows["generation"] == Generation.STATE_TABLE])
         self._look_at_live_queues()
         self._carry_over()
@@ -113,9 +113,9 @@ class Build:
         for files in (*self.queues.values(), self.redo_log, self.table):
             files.force()
 
-    def _add_to_table(self, verdicts: Rows) -> None:
+    def _add_to_table(self, outcomes: Rows) -> None:
         """The slots of some transactions; the later of two halves with one slot owns it."""
-        self._write_slots(*owners(*slots_of(verdicts, self.judgement.names), self.claims))
+        self._write_slots(*owners(*slots_of(outcomes, self.tracker.names), self.claims))
 
     def _write_slots(self, numbers: Ints, slots: Rows) -> None:
         """Write slots that other partitions may have written to before."""
@@ -130,7 +130,7 @@ class Build:
         self.table.write(numbers, slots)
 
     def _built_slots(self, numbers: Ints) -> Rows:
-        return Units(listing_of(self._disk, self.paths.state_table), SLOT).take(numbers)
+        return UnitFile(listing_of(self._disk, self.paths.state_table), SLOT).take(numbers)
 
     # What no record says any more
 
@@ -183,7 +183,7 @@ class Build:
 
     def close(self) -> None:
         """Let go of all files."""
-        self.judgement.close()
+        self.tracker.close()
         for files in (*self.queues.values(), self.redo_log, self.table):
             files.close()
 
@@ -217,7 +217,7 @@ def listing_of(disk: Disk, folder: str) -> Listing:
     return Folder(folder, disk).segments(folder).listing(fresh=True)
 
 
-def _first_kept(live: Units, begin: int) -> int:
+def _first_kept(live: UnitFile, begin: int) -> int:
     """The number of the first unit of the redo log that is about the kept part of the log; 0 for a whole log."""
     for number, rows in live.filled(live.begin, live.end) if begin else ():
         kept = np.flatnonzero((rows["commitlog_offset"] >= begin) & (rows["size"] > 0))

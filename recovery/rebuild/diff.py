@@ -18,8 +18,8 @@ from recovery.findings import Findings
 from recovery.rebuild.builder import Build, listing_of
 from recovery.rebuild.file_writers import SLOT, UNIT, filled_units
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Rows, Units
-from recovery.verify.index import Chains, IndexFile, open_index
+from recovery.scan.units import Rows, UnitFile
+from recovery.verify.index_files import Chains, IndexFileView, open_index
 from recovery.verify.later_ends import SETTLED, is_settled_by, later_ends
 
 _AT_ONCE = 1 << 16
@@ -67,12 +67,12 @@ def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Di
     for topic, queue_id in sorted({*build.queues, *now.queues()}):
         folder = Paths(live.path).queue(topic, queue_id)
         held = now.queue_units(topic, queue_id)
-        ours = Units(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT, held.stop)
+        ours = UnitFile(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT, held.stop)
         found += _of_units("consumequeue", folder, ours, held, kept)
     if "redolog" in parts:
-        ours = Units(listing_of(disk, build.paths.redo_log), UNIT)
+        ours = UnitFile(listing_of(disk, build.paths.redo_log), UNIT)
         found += _of_units("redolog", Paths(live.path).redo_log, ours, now.redo_units(), kept)
-        ours = Units(listing_of(disk, build.paths.state_table), SLOT)
+        ours = UnitFile(listing_of(disk, build.paths.state_table), SLOT)
         settled = _SettledLater(now)
         found += _of_units("statetable", Paths(live.path).state_table, ours, now.slot_units(), kept, settled)
     return found + list(_of_index(build, now, disk, end))
@@ -102,8 +102,8 @@ class _SettledLater:
 def _of_units(
     part: str,
     folder: str,
-    ours: Units,
-    live: Units,
+    ours: UnitFile,
+    live: UnitFile,
     kept: tuple[int, int],
     is_explained: Callable[[Rows, Rows], npt.NDArray[np.bool_]] | None = None,
 ) -> Iterator[Difference]:
@@ -169,7 +169,7 @@ def _none() -> Rows:
     return np.zeros((0, 2), np.int64)
 
 
-def _items(files: list[IndexFile], kept: tuple[int, int]) -> Iterator[Rows]:
+def _items(files: list[IndexFileView], kept: tuple[int, int]) -> Iterator[Rows]:
     """Offset and hash of all items that are about records between two offsets, in their order."""
     for file in files:
         for first in range(1, file.used + 1, _AT_ONCE):

@@ -24,7 +24,7 @@ from broker.transaction.events import TopicKind, TransactionState
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.strings import java_hashes
-from recovery.scan.units import Ints, Rows, Units
+from recovery.scan.units import Ints, Rows, UnitFile
 from recovery.transactions.events import Names
 
 UNIT = np.dtype(Unit.DTYPE)
@@ -95,7 +95,7 @@ def queue_runs(records: Records, kinds: Kinds) -> Iterator[QueueRun]:
         )  # fmt: skip
 
 
-def set_due_times(run: QueueRun, live_units: Units) -> None:
+def set_due_times(run: QueueRun, live_units: UnitFile) -> None:
     """A message that waits for a delay level has the time at which it is due in place of a tags code.
 
     What the live unit says is kept where it is about this record; elsewhere the queue's usual delay is taken, or
@@ -126,18 +126,18 @@ def redo_units(records: Records, kinds: Kinds) -> Rows:
     return units
 
 
-def slots_of(verdicts: Rows, group_names: Names) -> tuple[Ints, Rows]:
+def slots_of(outcomes: Rows, group_names: Names) -> tuple[Ints, Rows]:
     """The slots of transactions of the state table and their numbers, sorted by these, then by the half's place."""
-    verdicts = verdicts[np.lexsort((verdicts["half"], verdicts["queue_offset"]))]
-    slots = np.zeros(len(verdicts), SLOT)
-    slots["commitlog_offset"], slots["size"] = verdicts["half"], verdicts["size"]
-    slots["store_time_s"] = (verdicts["store_ms"] // 1000).astype(np.int32)
-    groups, inverse = np.unique(verdicts["group"], return_inverse=True)
+    outcomes = outcomes[np.lexsort((outcomes["half"], outcomes["queue_offset"]))]
+    slots = np.zeros(len(outcomes), SLOT)
+    slots["commitlog_offset"], slots["size"] = outcomes["half"], outcomes["size"]
+    slots["store_time_s"] = (outcomes["store_ms"] // 1000).astype(np.int32)
+    groups, inverse = np.unique(outcomes["group"], return_inverse=True)
     hashes = [string_hash(group_names[int(group)]) for group in groups]
     slots["group_hash"] = np.array(hashes, np.int32)[inverse] if len(groups) else 0
-    state = verdicts["state"].astype(np.int64)
+    state = outcomes["state"].astype(np.int64)
     slots["state"] = np.where(state == TransactionState.PARKED, _PREPARED, state)
-    return verdicts["queue_offset"].astype(np.int64), slots
+    return outcomes["queue_offset"].astype(np.int64), slots
 
 
 def owners(numbers: Ints, slots: Rows, claims: list[Claim]) -> tuple[Ints, Rows]:

@@ -23,8 +23,8 @@ from recovery.scan.records import Records
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.strings import java_hashes_joined
-from recovery.scan.units import Rows, Units
-from recovery.verify.index import open_index
+from recovery.scan.units import Rows, UnitFile
+from recovery.verify.index_files import open_index
 
 _INT_MIN = -(1 << 31)
 _AT_ONCE = 1 << 16
@@ -59,7 +59,7 @@ def _of_record(records: Records, number: int, files: StoreFiles, what: str, why:
 
 
 def misfits_of_queue(
-    store: str, topic: str, queue_id: int, units: Units, *, read: range, is_built: bool
+    store: str, topic: str, queue_id: int, units: UnitFile, *, read: range, is_built: bool
 ) -> list[Misfit]:
     """Units of a live queue that a rebuild would lose; `read` are the CommitLog offsets of the records that were read.
 

@@ -46,8 +46,8 @@ from recovery.rebuild.report import RebuildReport
 from recovery.scan.kinds import Kinds
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles, breaks_off
-from recovery.verify.index import open_index
-from recovery.verify.index_items import Rule, expected_items
+from recovery.verify.index_files import open_index
+from recovery.verify.index_items import IndexingRule, expected_items
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -190,11 +190,13 @@ class Rebuilding:
     def _build(self, files: StoreFiles, folder: str) -> Build:
         return Build(*self._build_arguments(files, folder), ours=self.ours)
 
-    def _build_arguments(self, files: StoreFiles, folder: str) -> tuple[StoreFiles, StoreLayout, str, Disk, Rule]:
+    def _build_arguments(
+        self, files: StoreFiles, folder: str
+    ) -> tuple[StoreFiles, StoreLayout, str, Disk, IndexingRule]:
         return files, sizes_of(files, self.disk), folder, self.disk, self._rule(files)
 
-    def _rule(self, files: StoreFiles) -> Rule:
-        return Rule.V5 if self.ours else index_rule(files)
+    def _rule(self, files: StoreFiles) -> IndexingRule:
+        return IndexingRule.V5 if self.ours else index_rule(files)
 
     def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
         """The first pass, which is the long one; what is appended meanwhile follows by `_scan`."""
@@ -229,7 +231,7 @@ class Rebuilding:
         return RebuildReport(
             path=self.path,
             generation=build.generation.label,
-            records=build.judgement.records,
+            records=build.tracker.records,
             end_offset=self._end,
             begin_offset=files.commitlog.begin,
             parts=tuple(part for part, _, _ in build.parts()),
@@ -299,7 +301,7 @@ class Rebuilding:
 
     def _exchange_foreign(self, build: Build, files: StoreFiles, report: RebuildReport) -> Replacement | None:
         """The swap of a store that its broker has left, which then looks as a broker leaves it that closes well."""
-        damaged = files.damaged_small_files(build.judgement.last_store_ms)
+        damaged = files.damaged_small_files(build.tracker.last_store_ms)
         is_open = self.disk.entry(self.paths.abort) is not None or any(one.file == files.checkpoint for one in damaged)
         made = self._begin(build, report, ("checkpoint", "abort"), is_open=is_open)
         if made is not None:
@@ -315,7 +317,7 @@ class Rebuilding:
         its state table again, and wrong.
         """
         before = read_checkpoint(Folder(self.path, self.disk))
-        last_ms = build.judgement.last_store_ms
+        last_ms = build.tracker.last_store_ms
         made = Checkpoint(
             last_ms,
             last_ms,
@@ -350,7 +352,7 @@ def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:
     )
 
 
-def index_rule(files: StoreFiles) -> Rule:
+def index_rule(files: StoreFiles) -> IndexingRule:
     """By which rule a foreign store is indexed: by that of which its index holds more; without one, by its records.
 
     3.x knows no unique key; 4.x and 5.x write one into every message that their clients send.
@@ -361,12 +363,12 @@ def index_rule(files: StoreFiles) -> Rule:
         held = set(zip(rows["commitlog_offset"].tolist(), rows["key_hash"].tolist(), strict=True))
     for records in Scan(files.commitlog):
         kinds, fits = Kinds(records), {}
-        for rule in (Rule.V5, Rule.V3):
+        for rule in (IndexingRule.V5, IndexingRule.V3):
             items = expected_items(records, kinds, rule)
             made = set(zip(items["commitlog_offset"].tolist(), items["key_hash"].tolist(), strict=True))
             fits[rule] = len(made & held) - len(made - held)
         if held:
             return max(fits, key=lambda rule: fits[rule])
         keyed = bool((records.values("UNIQ_KEY").lengths > 0).any())
-        return Rule.V5 if keyed else Rule.V3
-    return Rule.V5
+        return IndexingRule.V5 if keyed else IndexingRule.V3
+    return IndexingRule.V5

@@ -51,7 +51,7 @@ from recovery.scan.kinds import Kinds
 from recovery.scan.records import Bools, Records
 from recovery.scan.scanner import PAGE_BYTES, Scan
 from recovery.scan.store_files import StoreFiles
-from recovery.transactions.tracker import Judgement
+from recovery.transactions.tracker import TransactionTracker
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -166,7 +166,7 @@ class _Salvage:
         self._scan = Scan(listing, progress=self._advance)
         self._log = NewLog(os.path.join(folder, "commitlog"), _first_base(listing), listing.segment_size)
         self._report = SalvageReport(files.path, out, listing.segment_size, begin_offset=listing.begin)
-        self._judgement, self._numbering = Judgement(files), Numbering(TOPIC)
+        self._judgement, self._numbering = TransactionTracker(files), Numbering(TOPIC)
         self._gaps: list[tuple[int, int, int]] = []  # start, end, store time of the record before
         self._losses: list[Loss] = []
         self._at, self._store_ms = listing.begin, 0
@@ -265,8 +265,8 @@ class _Salvage:
     def _judge(self, loss_end: int) -> None:
         """Count the transactions that the loss may have touched."""
         report = self._report
-        for verdicts in self._judgement.verdicts():
-            halves = verdicts.rows["half"][verdicts.rows["state"] == TransactionState.PREPARED]
+        for outcomes in self._judgement.outcomes():
+            halves = outcomes.rows["half"][outcomes.rows["state"] == TransactionState.PREPARED]
             report.in_doubt += len(halves)
             report.in_doubt_before_loss += int((halves < loss_end).sum())
         report.ends_without_half = self._judgement.findings.counts["end-without-half"]

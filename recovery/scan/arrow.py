@@ -1,7 +1,7 @@
 """Records as Arrow batches: a typed column for each field, decoded only when it is asked for.
 
-The local engine, Spark and whoever reads a CommitLog with pyarrow, polars or DuckDB get the same columns by the same
-code.
+The local engine, Spark, and programs that read a CommitLog with pyarrow, polars or DuckDB get the same columns by the
+same code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recovery.scan.kinds import Kinds
 from recovery.scan.records import Bytes, Records
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.strings import Strings
+from recovery.scan.strings import StringColumn
 
 _KINDS = [kind.name.lower() for kind in EventKind]
 
@@ -79,7 +79,7 @@ def _crc_ok(records: Records) -> pa.Array:
 def _properties(records: Records) -> pa.Array:
     """All properties as a map; of a name that stands twice the last, as RocketMQ takes it."""
     rows, item_names, values = records.properties.all_properties()
-    codes = Strings(item_names).codes()[0].astype(np.int64) if len(rows) else np.zeros(0, np.int64)
+    codes = StringColumn(item_names).codes()[0].astype(np.int64) if len(rows) else np.zeros(0, np.int64)
     together = rows * (int(codes.max(initial=0)) + 1) + codes
     _, last = np.unique(together[::-1], return_index=True)
     kept = np.sort(len(rows) - 1 - last)

@@ -20,15 +20,14 @@ from broker.format.commitlog import (
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
-    RECORD_SIZE_MAX,
     RECORD_SIZE_MIN,
     RecordHead,
 )
+from broker.format.framing import FrameKind, frame, is_record_size
 from recovery.scan.records import Bytes, Ints, Records
 from recovery.scan.strings import unaligned
 
 _SIZE = struct.Struct(">i").unpack_from
-_SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of RecordHead and of the blank
 _PIECE_BYTES = 64 << 10
 _HOPS = 64  # one by one, before a rhythm is looked for
 _MAGIC_AT = RecordHead.OFFSET["magic"]
@@ -72,15 +71,16 @@ def walk(window: Bytes, base: int, segment_end: int) -> Walk:
             # Not take(): what is no whole record must not be among those whose columns are read.
             return Walk(Records(window, base, positions[:first]), Stop.BAD, int(positions[first]))
     at = int(positions[-1] + records.sizes[-1]) if len(records) else 0
-    stop, claims = _what_is_at(window, at, segment_end - base - at)
-    return Walk(records, stop, at, claims)
+    kind, size = frame(window.data, at, segment_end - base - at)
+    return Walk(records, _STOPS[kind], at, size if kind is FrameKind.CUT_OFF else 0)
 
 
 def _hop(window: Bytes, limit: int) -> Ints:
     """Positions by size alone: whether records really stand there is asked for all of them at once.
 
-    A producer's messages mostly repeat a few sizes in a rhythm. Where the last hops show one, the next are foretold and
-    all compared with what stands there; only where they differ is hopped one by one again.
+    A producer's messages mostly repeat a few sizes. Where the last 64 sizes do, `predict_offsets` says where the next
+    records begin, and all predictions are compared with the sizes that stand there in one NumPy pass; only where they
+    differ the walk goes on hop by hop. Without prediction the result is the same (tests/scan/test_framing_rhythm.py).
     """
     runs: list[Ints] = []
     at = 0
@@ -90,10 +90,10 @@ def _hop(window: Bytes, limit: int) -> Ints:
         at = steps[-1]
         if len(steps) <= _HOPS:
             return np.concatenate(runs)
-        foretold = _foretell(window, [after - before for before, after in pairwise(steps)], at, limit)
-        if len(foretold) > 1:
-            runs.append(foretold[:-1])
-            at = int(foretold[-1])
+        predicted = predict_offsets(window, [after - before for before, after in pairwise(steps)], at, limit)
+        if len(predicted) > 1:
+            runs.append(predicted[:-1])
+            at = int(predicted[-1])
 
 
 def _hop_by_hop(window: Bytes, at: int, limit: int) -> list[int]:
@@ -112,8 +112,17 @@ def _hop_by_hop(window: Bytes, at: int, limit: int) -> list[int]:
     return positions
 
 
-def _foretell(window: Bytes, sizes: list[int], at: int, limit: int) -> Ints:
-    """Positions from `at` on as far as the rhythm of the last sizes holds, and where the last of them leads."""
+def predict_offsets(window: Bytes, sizes: list[int], at: int, limit: int) -> Ints:
+    """Positions from `at` on as far as the period of the last sizes holds, and where the last of them leads.
+
+    An example: the last sizes were 300, 120, 300, 120, ... and at = 1000, limit = 2000.
+      period     2, since sizes[2:] == sizes[:-2]; at most 31 are tried
+      steps      300 120 300 120 300 120 ...       as often as they fit into 1000 bytes
+      starts     1000 1300 1420 1720 1840 2140     the sums; 2140 is beyond the limit
+      inside     4: the records at 1000, 1300, 1420 and 1720 would end at 1840 or before
+      stated     300 120 300 250                   what stands at these four places: the last one differs
+      returned   1000 1300 1420 1720               three predictions hold, and 1720 is where the walk goes on
+    """
     period = next((count for count in range(1, _HOPS // 2) if sizes[count:] == sizes[:-count]), 0)
     if not period:
         return np.array([at], np.int64)
@@ -121,53 +130,46 @@ def _foretell(window: Bytes, sizes: list[int], at: int, limit: int) -> Ints:
     steps = np.tile(rhythm, (limit - at) // int(rhythm.sum()) + 1)
     starts = at + np.concatenate(([0], np.cumsum(steps)))
     inside = int(np.searchsorted(starts, limit, side="right")) - 1
-    said = unaligned(window, ">i4", starts[:inside])
-    wrong = np.flatnonzero(said != steps[:inside])
+    stated = unaligned(window, ">i4", starts[:inside])
+    wrong = np.flatnonzero(stated != steps[:inside])
     return starts[: (int(wrong[0]) if len(wrong) else inside) + 1]
 
 
-def _what_is_at(window: Bytes, at: int, remaining: int) -> tuple[Stop, int]:
-    """Judge the bytes at `at`, with `remaining` bytes until the segment ends."""
-    if remaining == 0:
-        return Stop.FULL, 0
-    if remaining < BLANK_SIZE:
-        return Stop.BAD, 0
-    if at + BLANK_SIZE > len(window):
-        return Stop.MORE, BLANK_SIZE
-    size, magic = _SIZE_AND_MAGIC(window.data, at)
-    if magic == MAGIC_BLANK:
-        return (Stop.BLANK, 0) if size == remaining else (Stop.BAD, 0)
-    if magic in (MAGIC_V1, MAGIC_V2) and RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
-        return (Stop.MORE, size) if at + size > len(window) else (Stop.BAD, 0)
-    return (Stop.EMPTY, 0) if size == 0 and magic == 0 else (Stop.BAD, 0)
+_STOPS = {
+    FrameKind.RECORD: Stop.BAD,  # it was looked at, and is not whole
+    FrameKind.CUT_OFF: Stop.MORE,
+    FrameKind.BLANK: Stop.BLANK,
+    FrameKind.EMPTY: Stop.EMPTY,
+    FrameKind.FULL: Stop.FULL,
+    FrameKind.BAD: Stop.BAD,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RecordStart:
     """A place where the log can be trusted again; a record that the window cuts off says how many bytes it claims."""
 
     at: int
     claims: int = 0
 
 
-def next_start(window: Bytes, base: int, segment_end: int) -> Start | None:
+def next_start(window: Bytes, base: int, segment_end: int) -> RecordStart | None:
     """The first whole record in the window; None when there is none.
 
     A record that the window cuts off is returned with what it claims: read so much from there and ask again.
     """
     for at in _candidates(window, _RECORD_MAGICS):
         (size,) = _SIZE(window.data, at)
-        remaining = segment_end - base - at
-        if not RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE):
+        if not is_record_size(size, segment_end - base - at):
             continue
         if at + RecordHead.SIZE > len(window):
-            return Start(at, size)
+            return RecordStart(at, size)
         if RecordHead.unpack_from(window.data, at).commitlog_offset != base + at:
             continue
         if at + size > len(window):
-            return Start(at, size)
+            return RecordStart(at, size)
         if Records(window, base, np.array([at], np.int64)).whole(len(window)).all():
-            return Start(at)
+            return RecordStart(at)
     return None
 
 

@@ -25,7 +25,7 @@ from broker.format.commitlog import (
     head_dtype,
 )
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
-from recovery.scan.strings import Slices, Strings, crc32, text_at, unaligned
+from recovery.scan.strings import StringColumn, StringViews, crc32, text_at, unaligned
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -50,7 +50,7 @@ class Records:
         self.base = base
         self.at = positions
         self._fields: dict[str, Ints] = {}
-        self._values: dict[str, Slices] = {}
+        self._values: dict[str, StringViews] = {}
         self._whole: tuple[Records, Ints] | None = None
 
     def __len__(self) -> int:
@@ -157,14 +157,14 @@ class Records:
         return np.asarray(known & (properties[0] + properties[1] == self.at + sizes))
 
     @cached_property
-    def topics(self) -> Strings:
+    def topics(self) -> StringColumn:
         """The topic of each record, as bytes."""
-        return Strings.gather(self.window, *self._topic)
+        return StringColumn.gather(self.window, *self._topic)
 
     @cached_property
     def topic_codes(self) -> tuple[npt.NDArray[np.int32], list[bytes]]:
         """A small number for the topic of each record, and the topics that those numbers stand for."""
-        return Slices(self.window, *self._topic).codes()
+        return StringViews(self.window, *self._topic).codes()
 
     def in_topic(self, topic: bytes) -> Bools:
         """Which of these are in a topic."""
@@ -173,14 +173,14 @@ class Records:
         return found & text_at(self.window, starts, topic) if found.any() else np.asarray(found)
 
     @cached_property
-    def properties(self) -> Strings:
+    def properties(self) -> StringColumn:
         """The properties as stored, for `columns.property_values`."""
-        return Strings.gather(self.window, *self._properties)
+        return StringColumn.gather(self.window, *self._properties)
 
     @cached_property
-    def bodies(self) -> Strings:
+    def bodies(self) -> StringColumn:
         """The bodies as stored (maybe compressed)."""
-        return Strings.gather(self.window, self.body_at, self.body_lengths)
+        return StringColumn.gather(self.window, self.body_at, self.body_lengths)
 
     @cached_property
     def property_sums(self) -> npt.NDArray[np.uint32]:
@@ -202,7 +202,7 @@ class Records:
             sums[carries] -= (rows.reshape(-1, RECORD_CRC_SIZE) - _ITEM_END).sum(axis=1, dtype=np.uint32)
         return sums
 
-    def values(self, name: str) -> Slices:
+    def values(self, name: str) -> StringViews:
         """The value of a property for each record, where it lies; empty where it is missing."""
         if name not in self._values:
             if self._whole is not None:

@@ -27,7 +27,7 @@ from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_
 from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
 from recovery.findings import Finding
 from recovery.scan.records import Bytes
-from recovery.scan.units import Units
+from recovery.scan.units import UnitFile
 from recovery.scan.windows import WINDOW_BYTES
 
 _UNIT, _SLOT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE)
@@ -165,26 +165,35 @@ class StoreFiles:
 
     # The units that may be judged
 
-    def queue_units(self, topic: str, queue_id: int) -> Units:
+    def queue_units(self, topic: str, queue_id: int) -> UnitFile:
         """The units of a ConsumeQueue. A directory that belongs to no queue of ours is judged as a whole."""
         limits, stop = self._limits, None
         if limits is not None:
             stop = limits.queues.get((topic, queue_id))
             if stop is None and (topic, queue_id) in queue_ends(self.path, self._folder.disk):
                 stop = 0  # made since the watermark was read
-        return Units(self.queue(topic, queue_id), _UNIT, stop)
+        return UnitFile(self.queue(topic, queue_id), _UNIT, stop)
 
-    def redo_units(self) -> Units:
+    def expected_queue_units(self, topic: str, queue_id: int) -> UnitFile | None:
+        """The units of a ConsumeQueue that should be there; None where there need not be one."""
+        return self.queue_units(topic, queue_id) if self.expects_queue(topic, queue_id) else None
+
+    def redo_units(self) -> UnitFile:
         """The units of the redo log."""
-        return Units(self.redo_log, _UNIT, self._limits.redo_units if self._limits else None)
+        return UnitFile(self.redo_log, _UNIT, self._limits.redo_units if self._limits else None)
 
-    def slot_units(self) -> Units:
+    def slot_units(self) -> UnitFile:
         """The slots of the state table."""
-        return Units(self.state_table, _SLOT, self._limits.slots if self._limits else None)
+        return UnitFile(self.state_table, _SLOT, self._limits.slots if self._limits else None)
 
     @property
     def _limits(self) -> DerivedCounts | None:
         return self.watermark.limits if self.watermark is not None else None
+
+    @property
+    def ignore_from(self) -> int | None:
+        """The CommitLog offset from which on records are not compared, as the watermark says."""
+        return self.watermark.ignore_from if self.watermark is not None else None
 
     @property
     def is_index_growing(self) -> bool:

@@ -98,7 +98,7 @@ def binary(data: Bytes, offsets: npt.NDArray[np.int32], mask: npt.NDArray[np.boo
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
-class Strings:
+class StringColumn:
     """An Arrow binary array with its bytes and offsets in reach of NumPy."""
 
     def __init__(self, array: pa.Array) -> None:
@@ -113,7 +113,7 @@ class Strings:
         self._codes: tuple[npt.NDArray[np.int32], list[bytes]] | None = None
 
     @classmethod
-    def gather(cls, window: Bytes, starts: Ints, lengths: Ints) -> Strings:
+    def gather(cls, window: Bytes, starts: Ints, lengths: Ints) -> StringColumn:
         return cls(gather(window, starts, lengths))
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class Strings:
         """Where each begins in `data`."""
         return self.offsets[:-1].astype(np.int64)
 
-    def property_slices(self, name: str) -> Slices:
+    def property_slices(self, name: str) -> StringViews:
         """Of each string, taken as RocketMQ properties, the value of `name`; empty where it is missing.
 
         RocketMQ: MessageDecoder.string2messageProperties (5.3.3): the last one wins, an empty value does not count.
@@ -146,7 +146,7 @@ class Strings:
             rows, values, stops = rows[filled], values[filled], stops[filled]
         starts, lengths = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
         starts[rows], lengths[rows] = values, stops - values
-        return Slices(self.data, starts, lengths)
+        return StringViews(self.data, starts, lengths)
 
     def property_values(self, name: str) -> pa.Array:
         """The same as an Arrow binary array; null where it is missing."""
@@ -167,7 +167,7 @@ class Strings:
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
+class StringViews:
     """Strings where they lie: data[start : start + length] of each, not copied."""
 
     data: Bytes
@@ -177,9 +177,9 @@ class Slices:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def take(self, which: Any) -> Slices:
+    def take(self, which: Any) -> StringViews:
         """The chosen ones (a slice, a mask or indices)."""
-        return Slices(self.data, self.starts[which], self.lengths[which])
+        return StringViews(self.data, self.starts[which], self.lengths[which])
 
     def array(self) -> pa.Array:
         """A copy as an Arrow binary array; null where a string is empty."""
@@ -194,7 +194,15 @@ class Slices:
     def codes(self) -> tuple[npt.NDArray[np.int32], list[bytes]]:
         """A small number for each string, and the strings that those numbers stand for.
 
-        Mostly a few strings recur: all are compared with the first, the rest with the first of the rest, and so on.
+        Mostly a few strings recur: all are compared with the first, the rest with the first of the rest, and so on, and
+        each comparison adds 1 to the code of every string that differs. An example with the strings AA B A C A:
+          codes 0 0 0 0 0   at the beginning
+          with AA           B A C A differ: codes 0 1 1 1 1
+          with B            A C A differ:   codes 0 1 2 2 2
+          with A            C differs:      codes 0 1 2 3 2
+          with C            none is left:   texts AA B A C
+        Strings are compared as words of eight bytes. Where more than 95 % differ from the first, or where a string has
+        more than 64 bytes, Arrow's hash table codes the rest. tests/scan/test_columns_against_scalars.py compares both.
         """
         codes, texts = np.zeros(len(self), np.int32), list[bytes]()
         longest, which = int(self.lengths.max(initial=0)), np.arange(len(self))
@@ -276,16 +284,18 @@ def _split(data: Bytes, offsets: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Int
     return begins, equals, ends
 
 
-def java_hashes(strings: Strings | Slices) -> npt.NDArray[np.int32]:
+def java_hashes(strings: StringColumn | StringViews) -> npt.NDArray[np.int32]:
     """Java's String.hashCode of each UTF-8 string.
 
-    Hashed a column of characters at a time, longest strings first; what is not ASCII goes through
-    `broker.format.java.string_hash`, one by one.
+    Hashed a column of characters at a time, longest strings first, so that the strings that still have a character are
+    the first `longer` ones: of ab, c, def the order is def, ab, c; column 0 takes d a c, column 1 takes e b, column 2
+    takes f. What is not ASCII goes through `broker.format.java.string_hash`, one by one, and
+    tests/scan/test_columns_against_scalars.py compares all with it.
     """
     return _hashes(strings)[0].view(np.int32)
 
 
-def _hashes(strings: Strings | Slices) -> tuple[npt.NDArray[np.uint32], dict[int, str]]:
+def _hashes(strings: StringColumn | StringViews) -> tuple[npt.NDArray[np.uint32], dict[int, str]]:
     """The hashes, and those strings that are not ASCII."""
     lengths, begins = strings.lengths, strings.starts
     hashes = np.zeros(len(strings), np.uint32)
@@ -317,10 +327,11 @@ def _hashes(strings: Strings | Slices) -> tuple[npt.NDArray[np.uint32], dict[int
     return hashes, texts
 
 
-def java_hashes_joined(prefixes: npt.NDArray[np.int32], strings: Strings | Slices) -> npt.NDArray[np.int32]:
+def java_hashes_joined(prefixes: npt.NDArray[np.int32], strings: StringColumn | StringViews) -> npt.NDArray[np.int32]:
     """Java's hash of a prefix followed by a string, from the prefix's hash.
 
-    The hash is a polynomial in 31, so h(a + b) = h(a) * 31 ** len(b) + h(b), where len counts UTF-16 code units.
+    The hash is a polynomial in 31, so h(a + b) = h(a) * 31 ** len(b) + h(b) modulo 2 ** 32, where len counts UTF-16
+    code units: h("Orders#ab") = h("Orders#") * 31 ** 2 + h("ab"). So a topic is hashed once for all its keys.
     """
     hashes, texts = _hashes(strings)
     units = strings.lengths

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 16
 _GAP = 256  # units that are read for nothing rather than read twice
 
 
-class Units:
+class UnitFile:
     """Unit n lies at byte n * size of the queue, as RocketMQ's logical offsets say."""
 
     def __init__(self, listing: Listing, dtype: Any, stop: int | None = None) -> None:
@@ -98,7 +98,7 @@ def _is_run(numbers: Ints) -> bool:
     return int(numbers[-1]) - int(numbers[0]) == len(numbers) - 1 and bool((np.diff(numbers) == 1).all())
 
 
-def first_run(later: npt.NDArray[np.bool_]) -> int:
+def first_sustained(later: npt.NDArray[np.bool_]) -> int:
     """Where two in a row are True for the first time, or the last is; the length when that is nowhere.
 
     Units and items stand in log order: one alone that seems to belong further on is damaged, and no end.
@@ -107,11 +107,19 @@ def first_run(later: npt.NDArray[np.bool_]) -> int:
     return int(found[0]) if len(found) else len(later)
 
 
-class Spans:
-    """Which numbers were claimed, as half-open spans: one span while all goes well."""
+Interval = tuple[int, int]  # half-open
 
-    def __init__(self) -> None:
-        self._spans: list[tuple[int, int]] = []
+
+class IntervalSet:
+    """Which numbers were claimed, as half-open intervals: one interval while all goes well."""
+
+    def __init__(self, intervals: Iterable[Interval] = ()) -> None:
+        self._intervals: list[Interval] = []
+        for first, stop in sorted(intervals):
+            if self._intervals and first <= self._intervals[-1][1]:
+                self._intervals[-1] = (self._intervals[-1][0], max(stop, self._intervals[-1][1]))
+            else:
+                self._intervals.append((first, stop))
 
     def add(self, numbers: Ints) -> None:
         """Claim numbers, in any order."""
@@ -126,15 +134,24 @@ class Spans:
             self._add(int(run[0]), int(run[-1]) + 1)
 
     def _add(self, first: int, stop: int) -> None:
-        if self._spans and self._spans[-1][1] == first:
-            self._spans[-1] = (self._spans[-1][0], stop)
+        if self._intervals and self._intervals[-1][1] == first:
+            self._intervals[-1] = (self._intervals[-1][0], stop)
         else:
-            self._spans.append((first, stop))
+            self._intervals.append((first, stop))
 
-    def gaps(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The spans of [first, stop) that nobody claimed."""
+    def within(self, first: int, stop: int) -> list[Interval]:
+        """The intervals of [first, stop) that were claimed."""
+        held, at = [], first
+        for low, high in self.gaps(first, stop):
+            if low > at:
+                held.append((at, low))
+            at = high
+        return [*held, (at, stop)] if at < stop else held
+
+    def gaps(self, first: int, stop: int) -> Iterator[Interval]:
+        """The intervals of [first, stop) that were not claimed."""
         at = first
-        for low, high in sorted(self._spans):
+        for low, high in sorted(self._intervals):
             if low > at:
                 yield at, min(low, stop)
             at = max(at, high)

@@ -1,7 +1,7 @@
 """The windows of a scan, read with pread into two buffers by turns.
 
 While the records of one window are worked on, a thread reads the next one, walks it, and prepares its columns. NumPy
-lets go of Python's lock while it works, so that two cores share the work of one scan.
+releases Python's lock while it works, so that two cores share the work of one scan.
 """
 
 from __future__ import annotations

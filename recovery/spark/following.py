@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from recovery.pipeline.splits import plan
+from recovery.pipeline.store_location import LogManifest
 from recovery.scan.scanner import Scan
-from recovery.spark.places import Log
-from recovery.spark.source import RecordsReader, Settings, SplitPartition
-from recovery.spark.splits import plan
+from recovery.spark.options import Settings
+from recovery.spark.readers import RecordsReader, SplitPartition
 
 
 class FollowingReader(DataSourceStreamReader):
@@ -34,7 +35,7 @@ class FollowingReader(DataSourceStreamReader):
         begin = (start or self.initialOffset())["commitlog_offset"]
         return {"commitlog_offset": self._end(self._settings.place.log(), begin)}
 
-    def _end(self, log: Log, begin: int) -> int:
+    def _end(self, log: LogManifest, begin: int) -> int:
         """After the last whole record behind `begin`, or behind the one that passes maxBytes."""
         scan = Scan(log.listing(), begin, resync=True)
         end, most = begin, self._settings.max_bytes
@@ -59,4 +60,4 @@ class FollowingReader(DataSourceStreamReader):
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing is held back for a batch, so nothing is to be let go."""
+        """Nothing is held back for a batch, so nothing is released."""

@@ -29,7 +29,7 @@ def set_imports_aside() -> None:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _WorkerFunction:
     """A function as a worker calls it."""
 
     function: Function
@@ -41,7 +41,7 @@ class _Task:
 
 def mapped(frame: DataFrame, work: Function, schema: str) -> DataFrame:
     """`frame.mapInArrow(work, schema)`."""
-    function = _Task(work)
+    function = _WorkerFunction(work)
     if find_spec("pandas") is not None or not hasattr(frame, "_jdf"):
         return frame.mapInArrow(function, schema)
     from pyspark.sql.classic.dataframe import DataFrame as Classic

@@ -3,9 +3,9 @@
     report = rebuild(spark, "shop.store")                  compare only
     report = rebuild(spark, "shop.store", apply=True)      and exchange, while applications go on
 
-The log is read once. What it says has a place, or gets one from the counts of all splits (`recovery.spark.making`);
-each file is written by one task. The driver sees counts. What applications append meanwhile it takes itself, under the
-append lock, as `recovery.rebuild.rebuilder` does.
+The log is read once. What it says has a place, or gets one from the counts of all splits
+(`recovery.pipeline.split_builder`); each file is written by one task. The driver sees counts. What applications append
+meanwhile it takes itself, under the append lock, as `recovery.rebuild.rebuilder` does.
 """
 
 from __future__ import annotations
@@ -21,43 +21,45 @@ import pyarrow as pa
 from broker.errors import StoreError
 from broker.format.sysflag import TransactionType
 from broker.transaction.events import Generation, TransactionState
-from recovery.rebuild.builder import Build
-from recovery.rebuild.rebuilder import Progress, Rebuilding
-from recovery.rebuild.rebuilder import rebuild as rebuild_by
-from recovery.rebuild.report import RebuildReport
-from recovery.scan.kinds import Kinds
-from recovery.scan.records import Records
-from recovery.scan.scanner import Damage, Scan
-from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Ints, Rows
-from recovery.spark.blocks import SCHEMA_DDL, each_of, rows_of, values_of
-from recovery.spark.inspection import Task, record_at
-from recovery.spark.making import (
+from recovery.pipeline.blocks import SCHEMA_DDL, each_of, rows_of, values_of
+from recovery.pipeline.inspection import InspectionTask
+from recovery.pipeline.split_builder import (
     CELLS,
-    FILED,
     INDEX,
     ITEMS,
     QUEUE,
     REDO,
     REDO_LOG,
     TABLE,
-    Filed,
-    Layout,
-    Making,
+    WRITTEN,
+    Placement,
+    RebuildPlan,
+    WrittenFile,
     boundary,
+    chunk_rows,
     file_writer,
     least_and_most,
-    piece_rows,
     placed,
     prefix_sums,
 )
+from recovery.pipeline.splits import SPLIT_BYTES
+from recovery.pipeline.stages import InspectedLog, inspect_log
+from recovery.pipeline.store_location import LogManifest, StoreLocation, manifest_of
+from recovery.rebuild.builder import Build
+from recovery.rebuild.rebuilder import Progress, Rebuilding
+from recovery.rebuild.rebuilder import rebuild as rebuild_by
+from recovery.rebuild.report import RebuildReport
+from recovery.scan.kinds import Kinds
+from recovery.scan.record_at import record_at
+from recovery.scan.records import Records
+from recovery.scan.scanner import Damage, Scan
+from recovery.scan.store_files import StoreFiles
+from recovery.scan.units import Ints, Rows
+from recovery.spark.executor import SparkExecutor
 from recovery.spark.mapping import mapped
-from recovery.spark.pipeline import Judgement
-from recovery.spark.places import Log, Place, log_of
 from recovery.spark.progress import watched
 from recovery.spark.sessions import session
 from recovery.spark.shipping import ship
-from recovery.spark.splits import SPLIT_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +85,7 @@ def rebuild(
 
     Without `apply` the files go to a temporary folder (TMPDIR), which all executors must see.
     """
-    if not Place(path).is_local:
+    if not StoreLocation(path).is_local:
         text = f"{path}: a rebuild exchanges folders, which only a mounted file system can. Give the path where it is"
         raise StoreError(f"{text} mounted", path=path)
     ship(spark)
@@ -120,96 +122,102 @@ class _OnSpark(Rebuilding):
 
     def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
         assert isinstance(build, SparkBuild)
-        log = _up_to(log_of(Place(self.path), files), end)
+        log = _up_to(manifest_of(StoreLocation(self.path), files), end)
         with watched(self._spark, self._progress, log.bytes):
-            judgement = Judgement(
-                self._spark, log, split_bytes=self._split_bytes,
-                prepare=lambda _splits: Task(log, 1, crc=False, making=build.making),
-            )  # fmt: skip
+            executor = SparkExecutor(self._spark)
             try:
-                summaries = judgement.summaries
-                ends = [summary.end_offset for summary in summaries if summary.end_offset is not None]
-                self._end = max([self._end, log.begin, *ends])
-                self._refuse_damages([*_of_files(log), *(one for each in summaries for one in each.damages)])
-                build.take(self._spark, judgement)
+                inspected = inspect_log(
+                    executor, log, split_bytes=self._split_bytes,
+                    prepare=lambda _splits: InspectionTask(log, 1, crc=False, rebuild_plan=build.rebuild_plan),
+                )  # fmt: skip
+                self._end = max(self._end, inspected.end_offset)
+                self._refuse_damages([*_of_files(log), *inspected.damages])
+                build.take(self._spark, executor, inspected)
             finally:
-                judgement.close()
+                executor.close()
 
 
 class SparkBuild(Build):
     """A build whose files Spark's tasks write; what is appended afterwards is taken as the local engine takes it."""
 
     @property
-    def making(self) -> Making:
-        """What the tasks are told."""
+    def rebuild_plan(self) -> RebuildPlan:
+        """What the tasks are tracker."""
         whole_records = self.index.whole_records
-        return Making(Place(self.files.path), self.paths.store, self._sizes, self.rule, whole_records)
+        return RebuildPlan(StoreLocation(self.files.path), self.paths.store, self._sizes, self.rule, whole_records)
 
-    def take(self, spark: SparkSession, judgement: Judgement) -> None:
+    def take(self, spark: SparkSession, executor: SparkExecutor, inspected: InspectedLog) -> None:
         """Have the files written, and know what they hold."""
-        summaries, told = judgement.summaries, self.judgement
+        summaries, tracker = inspected.summaries, self.tracker
         self._read_to = max((one.end_offset for one in summaries if one.end_offset is not None), default=0)
         self._added_to, self._named = self._read_to, set[int]()
-        told.evidence = judgement.evidence
-        told.records = sum(summary.records for summary in summaries)
-        told.bytes = sum(summary.bytes for summary in summaries)
-        told.last_store_ms = max((summary.last_store_ms for summary in summaries), default=0)
+        tracker.evidence, tracker.records = inspected.evidence, inspected.records
+        tracker.bytes, tracker.last_store_ms = inspected.bytes, inspected.last_store_ms
         counts = [summary.made for summary in summaries if summary.made is not None]
         self.misfits += [misfit for one in counts for misfit in one.misfits]
         with_table = self.generation is Generation.STATE_TABLE
         redo = prefix_sums([one.redo for one in counts], self.redo_units)
         items = prefix_sums([one.items for one in counts])
-        layout = Layout(redo, items, *self._index_files(judgement, items, sum(one.items for one in counts)), with_table)
-        filed = self._filed(spark, judgement, layout, with_table=with_table)
+        index_starts, index_names = self._index_files(executor, items, sum(one.items for one in counts))
+        layout = Placement(redo, items, index_starts, index_names, with_table)
+        written = self._written(spark, executor, inspected, layout, with_table=with_table)
         if with_table:
             self.redo_units += sum(one.redo for one in counts)
-        self._know(filed, layout)
+        self._know(written, layout)
 
-    def _index_files(self, judgement: Judgement, items: list[int], total: int) -> tuple[list[int], list[int]]:
+    def _index_files(self, executor: SparkExecutor, items: list[int], total: int) -> tuple[list[int], list[int]]:
         """Where each index file begins, and its name: a file has room for one item less than it has."""
         starts: list[int] = []
         at, room = 0, self._sizes.index_items - 1
         while at < total:
             split = int(np.searchsorted(items, at, side="right")) - 1
-            start, moment_ms = _boundary(judgement, split, items[split], at, whole_records=self.index.whole_records)
+            start, moment_ms = _boundary(executor, split, items[split], at, whole_records=self.index.whole_records)
             start = start if not starts or start > starts[-1] else at  # a record with more items than a file
             starts.append(start)
             self.index.numbers.append(self.index.name(moment_ms))
             at = start + room
         return starts, self.index.numbers
 
-    def _filed(self, spark: SparkSession, judgement: Judgement, layout: Layout, *, with_table: bool) -> list[Filed]:
-        making = self.making
-        blocks = judgement.events
+    def _written(
+        self,
+        spark: SparkSession,
+        executor: SparkExecutor,
+        inspected: InspectedLog,
+        layout: Placement,
+        *,
+        with_table: bool,
+    ) -> list[WrittenFile]:
+        rebuild_plan = self.rebuild_plan
+        blocks = executor.events
         if with_table:
-            blocks = blocks.unionAll(judgement.blocks(judgement.court(making=making)))
+            blocks = blocks.unionAll(executor.blocks(inspected.context(rebuild_plan=rebuild_plan), inspected))
 
         def place(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for tag, part, rows in each_of(batch):
-                    yield from piece_rows(placed(making, layout, tag, part, rows))
+                    yield from chunk_rows(placed(rebuild_plan, layout, tag, part, rows))
 
         found = mapped(blocks.where(f"tag in ('{CELLS}', '{REDO}', '{ITEMS}')"), place, SCHEMA_DDL)
-        tasks = judgement.tasks(judgement.log.bytes // SPLIT_BYTES * 2 + spark.sparkContext.defaultParallelism)
+        tasks = executor.tasks(inspected.log.bytes // SPLIT_BYTES * 2 + spark.sparkContext.defaultParallelism)
         dealt = found.repartitionById(tasks, found["part"] % tasks).sortWithinPartitions("part", "tag")
-        filed = list(values_of(mapped(dealt, file_writer(making), SCHEMA_DDL).toArrow(), FILED))
-        for one in filed:
+        written = list(values_of(mapped(dealt, file_writer(rebuild_plan), SCHEMA_DDL).toArrow(), WRITTEN))
+        for one in written:
             if one.error:
                 raise StoreError(one.error, path=self.paths.store)
-            if self._disk.entry(one.target.path(making)) is None:
-                text = f"{one.target.path(making)} was written by an executor, and is not here: set TMPDIR to a folder"
-                raise StoreError(f"{text} that all machines share", path=self.paths.store)
-        return filed
+            if self._disk.entry(one.target.path(rebuild_plan)) is None:
+                text = f"{one.target.path(rebuild_plan)} was written by an executor, and is not here"
+                raise StoreError(f"{text}: set TMPDIR to a folder that all machines share", path=self.paths.store)
+        return written
 
-    def _know(self, filed: list[Filed], layout: Layout) -> None:
+    def _know(self, written: list[WrittenFile], layout: Placement) -> None:
         """What the files hold, so that more can be added."""
-        for (kind, topic, queue_id), (begin, end) in least_and_most(filed).items():
+        for (kind, topic, queue_id), (begin, end) in least_and_most(written).items():
             files = {REDO_LOG: self.redo_log, TABLE: self.table}.get(kind)
             files = self._queue(topic, queue_id) if kind == QUEUE else files
             if files is not None:
                 files.holds(begin, end)
-        self.claims += sorted((claim for one in filed for claim in one.claims), key=lambda one: one.slot)
-        end_ms = {one.target.file: one.end_ms for one in filed if one.target.kind == INDEX}
+        self.claims += sorted((claim for one in written for claim in one.claims), key=lambda one: one.slot)
+        end_ms = {one.target.file: one.end_ms for one in written if one.target.kind == INDEX}
         names = list(layout.index_names)
         self.index.resume(names, end_ms[names[-2]] if len(names) > 1 else 0)
 
@@ -223,17 +231,17 @@ class SparkBuild(Build):
 
     def finish(self) -> None:
         """Judge what was appended while the tasks ran, then do what is done after any scan."""
-        told, read_to = self.judgement, self._read_to
+        tracker, read_to = self.tracker, self._read_to
         if self._added_to > read_to:
-            counted = told.evidence, told.records, told.bytes, told.last_store_ms
+            counted = tracker.evidence, tracker.records, tracker.bytes, tracker.last_store_ms
             listing = StoreFiles.open(self.files.path).commitlog
             for place in sorted(place for place in self._named if 0 <= place < read_to):
                 half = record_at(listing, place)
                 if half is not None:
-                    told.add(half)
-            told.evidence, told.records, told.bytes, told.last_store_ms = counted
+                    tracker.add(half)
+            tracker.evidence, tracker.records, tracker.bytes, tracker.last_store_ms = counted
             for records in Scan(listing, read_to, self._added_to):
-                told.add(records)
+                tracker.add(records)
         super().finish()
 
     def _write_slots(self, numbers: Ints, slots: Rows) -> None:
@@ -247,12 +255,12 @@ class SparkBuild(Build):
         super()._write_slots(numbers, slots)
 
 
-def _of_files(log: Log) -> list[Damage]:
+def _of_files(log: LogManifest) -> list[Damage]:
     """What is wrong with the segments as files."""
     return [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in log.damages]
 
 
-def _up_to(log: Log, end: int | None) -> Log:
+def _up_to(log: LogManifest, end: int | None) -> LogManifest:
     """The log without what lies from an offset on."""
     if end is None:
         return log
@@ -260,7 +268,7 @@ def _up_to(log: Log, end: int | None) -> Log:
     return replace(log, files=tuple(files))
 
 
-def _boundary(judgement: Judgement, split: int, first: int, wanted: int, *, whole_records: bool) -> tuple[int, int]:
+def _boundary(executor: SparkExecutor, split: int, first: int, wanted: int, *, whole_records: bool) -> tuple[int, int]:
     """Asked where the items are: two numbers come back."""
 
     def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -268,6 +276,6 @@ def _boundary(judgement: Judgement, split: int, first: int, wanted: int, *, whol
             for items in values_of(pa.Table.from_batches([batch]), ITEMS):
                 yield from rows_of([(ITEMS, split, boundary(items, first, wanted, whole_records=whole_records))])
 
-    asked = judgement.events.where(f"tag = '{ITEMS}' and part = {split}")
+    asked = executor.events.where(f"tag = '{ITEMS}' and part = {split}")
     found: tuple[int, int] = next(iter(values_of(mapped(asked, ask, SCHEMA_DDL).toArrow(), ITEMS)))
     return found

@@ -25,7 +25,7 @@ class BadOption(BrokerError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class RecordFilter:
     """Records of these kinds and topics (all when None), whose numbers lie in the half-open ranges."""
 
     kinds: frozenset[str] | None = None
@@ -64,7 +64,7 @@ class Selection:
                 wanted &= np.array(names, np.bool_)[kinds.codes]
         return wanted
 
-    def narrowed(self, filters: Iterable[Filter]) -> tuple[Selection, list[Filter]]:
+    def narrowed(self, filters: Iterable[Filter]) -> tuple[RecordFilter, list[Filter]]:
         """With the filters that can be asked here, and those that Spark must ask itself."""
         selection, rest = self, []
         for one in filters:
@@ -75,7 +75,7 @@ class Selection:
                 selection = narrower
         return selection, rest
 
-    def _with(self, one: Filter) -> Selection | None:
+    def _with(self, one: Filter) -> RecordFilter | None:
         """With one filter more; None for one that this cannot ask."""
         kind, attribute = type(one).__name__, tuple(getattr(one, "attribute", ()))
         if len(attribute) != 1:
@@ -95,7 +95,7 @@ class Selection:
                 return replace(self, ranges=(*self.ranges, (name, *spans[kind])))
         return None
 
-    def _with_words(self, name: str, words: frozenset[Any]) -> Selection | None:
+    def _with_words(self, name: str, words: frozenset[Any]) -> RecordFilter | None:
         if name == "topic":
             return replace(self, topics=words if self.topics is None else self.topics & words)
         known = words & frozenset(KINDS)
@@ -105,7 +105,7 @@ class Selection:
 KINDS = tuple(kind.name.lower() for kind in EventKind)
 
 
-def selection_of(options: Mapping[str, str]) -> Selection:
+def filter_of(options: Mapping[str, str]) -> RecordFilter:
     """What the options kind, topic, startOffset, endOffset, startTime and endTime (ms) say. Raises BadOption."""
     kinds = _words(options.get("kind", ""))
     unknown = sorted(kinds - {*KINDS, "all"})
@@ -121,7 +121,7 @@ def selection_of(options: Mapping[str, str]) -> Selection:
         if first or last < _ENDLESS:
             ranges.append((column, first, last))
     every = not kinds or "all" in kinds
-    return Selection(None if every else kinds, topics or None, tuple(ranges))
+    return RecordFilter(None if every else kinds, topics or None, tuple(ranges))
 
 
 def _words(text: str) -> frozenset[str]:

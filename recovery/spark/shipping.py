@@ -1,6 +1,6 @@
 """The code that executors need, as one zip for `--py-files`, or sent by a running session.
 
-    python -m recovery.spark.jobs package checkback.zip
+    python -m recovery.cli.spark_job package checkback.zip
     spark-submit --py-files checkback.zip ...
 
 Executors need NumPy and PyArrow besides: from their own Python, or from a packed environment (docs/spark.md).

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from recovery.spark.options import NAME, spark_schema
 from recovery.spark.shipping import ship
-from recovery.spark.source import NAME, CommitLogSource, spark_schema
+from recovery.spark.source import CommitLogSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,32 +1,22 @@
-"""The verification of a store by Spark: the same findings, names and digest as `recovery.verify.verifier.verify`.
+"""The verification of a store on Spark: the same findings, names and digest as `recovery.verify.verifier.verify`.
 
-    report = verify(spark, "shop.store")
-
-Each split is read and compared where it is read; the joins run partition by partition; the driver brings together what
-stayed wrong and says it by the local engine's own code.
+report = verify(spark, "shop.store")
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from broker.store.recover.watermark import Watermark
-from recovery.findings import Findings, Report
-from recovery.scan.scanner import Damage
-from recovery.scan.store_files import StoreFiles
-from recovery.spark.derived import MergedIndex, MergedQueues, MergedRedo, MergedTable, cuts, opener
-from recovery.spark.inspection import Summary, Task
-from recovery.spark.pipeline import Judgement
-from recovery.spark.places import Log, Place, log_of
+from recovery.findings import Report
+from recovery.pipeline.splits import SPLIT_BYTES
+from recovery.pipeline.store_location import StoreLocation, manifest_of
+from recovery.pipeline.verification import verify_in_stages
+from recovery.spark.executor import SparkExecutor
 from recovery.spark.progress import Progress, watched
 from recovery.spark.sessions import session
 from recovery.spark.shipping import ship
-from recovery.spark.splits import SPLIT_BYTES, Split
-from recovery.transactions.digest import Digest
-from recovery.transactions.events import Names
-from recovery.verify.verifier import Verification, verify_by
+from recovery.verify.verifier import verify_by
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,122 +29,25 @@ def verify(
     split_bytes: int = SPLIT_BYTES,
     progress: Progress | None = None,
 ) -> Report:
-    """Judge a store on Spark. Raises NotAStore; whatever is wrong with a store that can be read is a finding."""
+    """Verify a store on Spark. Raises NotAStore; whatever is wrong with a store that can be read is a finding."""
     ship(spark)
-    place = Place(path)
-    place.files()  # a wrong path is said before the watermark is looked for
+    location = StoreLocation(path)
+    location.files()  # a wrong path is reported before the watermark is looked for
 
-    def judge_up_to(mark: Watermark | None) -> Report:
-        files = place.files(mark)
-        log = log_of(place, files)
+    def verify_up_to(mark: Watermark | None) -> Report:
+        files = location.files(mark)
+        log = manifest_of(location, files)
         with watched(spark, progress, log.bytes):
-            return judge(files, log, Judgement(spark, log, split_bytes=split_bytes, prepare=comparing(files, log)))
+            return verify_in_stages(SparkExecutor(spark), files, log, split_bytes=split_bytes)
 
-    return verify_by(place.inside, place.disk(), judge_up_to)
+    return verify_by(location.inside, location.disk(), verify_up_to)
 
 
 def verify_with(master: str, path: str, progress: Progress | None = None) -> Report:
-    """Judge a store on a session of its own: what `checkback verify --spark MASTER` does. Raises SparkNotReady."""
-    Place(path).files()  # a wrong path is said before Spark starts
+    """Verify a store on a session of its own: what `checkback verify --spark MASTER` does. Raises SparkNotReady."""
+    StoreLocation(path).files()  # a wrong path is said before Spark starts
     spark = session(master)
     try:
         return verify(spark, path, progress=progress)
     finally:
         spark.stop()
-
-
-def comparing(files: StoreFiles, log: Log) -> Callable[[tuple[Split, ...]], Task]:
-    """What the splits of a verification are asked: everything."""
-    return lambda splits: Task(log, 1, crc=True, compare=True, cuts=cuts(files, splits))
-
-
-def judge(files: StoreFiles, log: Log, judgement: Judgement) -> Report:
-    """The report, when the log was read; the judgement is closed."""
-    try:
-        return _Verification(files, log, judgement).run()
-    finally:
-        judgement.close()
-
-
-class _Verification(Verification):
-    """The local verification, which is told what Spark found instead of reading."""
-
-    def __init__(self, files: StoreFiles, log: Log, judgement: Judgement) -> None:
-        super().__init__(files, lambda _done, _all: None)
-        self._told, summaries = judgement, judgement.summaries
-        self.scan = _Scanned(log, summaries)  # type: ignore[assignment]
-        self.judgement = _Judged(judgement, summaries)  # type: ignore[assignment]
-        self.delivers = any(summary.delivers for summary in summaries)
-        for summary in summaries:
-            _pass_on(summary.findings, self.findings)
-        self._merge(summaries, judgement.task)
-
-    def _merge(self, summaries: list[Summary], task: Task) -> None:
-        splits = [summary.split for summary in summaries]
-        parts = [summary.compared for summary in summaries if summary.compared is not None]
-        files = self.files
-        if self.queues is not None:
-            queues = MergedQueues(opener(files), self.findings, has_ext=files.has_queue_ext)
-            queues.take(splits, parts)
-            self.queues = queues
-        if self.index is not None:
-            index = MergedIndex(lambda _: self._open_index(Findings()), self.findings)  # what is wrong was said above
-            index.take(splits, parts, task.cuts)
-            self.index = index
-        if self.redo_log is not None:
-            redo = MergedRedo(files.redo_units(), self.findings)
-            redo.take(splits, parts, task.cuts)
-            self.redo_log = redo
-
-    def _judge(self) -> tuple[Digest, Counter[int]]:
-        """Run the joins, and hand what the state table's tasks claimed to its comparison."""
-        digest, states = Digest(), Counter[int]()
-        sentences = self._told.judged(self._told.court(with_table=self.table is not None))
-        for sentence in sentences:
-            digest.total += sentence.digest
-            states.update(sentence.states)
-            _pass_on(sentence.findings, self.findings)
-        if self.table is not None:
-            names = Names()
-            table = MergedTable(
-                self.files.slot_units(), names, 1, self.findings, is_written=self._ignore_from is not None
-            )
-            table.take((sentence.table for sentence in sentences if sentence.table is not None), names)
-            self.table = table
-        return digest, states
-
-
-class _Scanned:
-    """What the local verification asks of its scan, when the reading is done."""
-
-    def __init__(self, log: Log, summaries: list[Summary]) -> None:
-        # A segment in the middle may have gone, or been cut, while the tasks read.
-        now = log.store_files().judged.damages
-        every = [*log.damages, *(one for one in now if one not in log.damages)]
-        files = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in every]
-        self.damages = [*files, *(damage for summary in summaries for damage in summary.damages)]
-        ends = [summary.end_offset for summary in summaries if summary.end_offset is not None]
-        self.end_offset = max(ends, default=log.begin)
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-
-class _Judged:
-    """What it asks of its judgement."""
-
-    def __init__(self, judgement: Judgement, summaries: list[Summary]) -> None:
-        self.records = sum(summary.records for summary in summaries)
-        self.bytes = sum(summary.bytes for summary in summaries)
-        self.last_store_ms = max((summary.last_store_ms for summary in summaries), default=0)
-        self.evidence, self.generation = judgement.evidence, judgement.generation
-        self.prepared_generation = judgement.prepared_generation
-
-
-def _pass_on(found: Findings, findings: Findings) -> None:
-    """The listed ones as they are, the others as counts."""
-    listed: Counter[str] = Counter()
-    for finding in found:
-        findings.add(finding)
-        listed[finding.kind] += 1
-    findings.counts.update(found.counts - listed)

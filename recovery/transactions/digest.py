@@ -1,4 +1,4 @@
-"""One number for the state of every transaction of a store, the same whoever computes it and in whatever order.
+"""One number for the state of every transaction of a store, the same for every engine and in any order.
 
 The encoding stands in docs/format.md, "Digest".
 """

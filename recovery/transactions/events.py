@@ -28,7 +28,7 @@ from broker.transaction.events import (
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Ints, Records
 from recovery.scan.spill import pick
-from recovery.scan.strings import Slices, Strings
+from recovery.scan.strings import StringColumn, StringViews
 from recovery.transactions.digest import identities_of_unique_keys
 
 Rows = npt.NDArray[Any]
@@ -73,7 +73,7 @@ class Names:
             self._names.append(name)
         return number
 
-    def numbers(self, values: Slices) -> npt.NDArray[np.int32]:
+    def numbers(self, values: StringViews) -> npt.NDArray[np.int32]:
         """The number of each string."""
         codes, distinct = values.codes()
         return np.array([self.number(name) for name in distinct], np.int32)[codes] if len(codes) else codes
@@ -137,7 +137,7 @@ def _set_parked(rows: Rows, part: Records) -> None:
         rows["checks"][which] = [value != b"false" for value in parked.property(PARKED).to_pylist()]
 
 
-def numbers_in(values: Slices, missing: int = 0) -> Ints:
+def numbers_in(values: StringViews, missing: int = 0) -> Ints:
     """Decimal numbers in properties; anything else counts as missing."""
     codes, distinct = values.codes()
     read = [int(text) if text.isdigit() and len(text) < 19 else missing for text in distinct]
@@ -158,7 +158,7 @@ def extract_ops(records: Records, kinds: Kinds) -> Rows:
     return rows
 
 
-def _op_numbers(bodies: Strings) -> tuple[Ints, Ints]:
+def _op_numbers(bodies: StringColumn) -> tuple[Ints, Ints]:
     """How many halves each op names, and which: all at once where every body is digits and commas, as they are."""
     raw = bodies.data.tobytes()
     if not raw:

@@ -26,8 +26,8 @@ from recovery.scan.records import Records
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.spill import PARTITION_BYTES, Spill
 from recovery.scan.store_files import StoreFiles
-from recovery.transactions.outcomes import Verdicts
-from recovery.transactions.tracker import Judgement
+from recovery.transactions.outcomes import Outcomes
+from recovery.transactions.tracker import TransactionTracker
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -101,15 +101,15 @@ class Pending:
 
     def __iter__(self) -> Iterator[PendingHalf]:
         """The halves in log order."""
-        judgement = Judgement(self._files)
+        tracker = TransactionTracker(self._files)
         scan = Scan(self._files.commitlog, progress=self._advance)
-        places = Spill(_PLACE, judgement.partitions)
+        places = Spill(_PLACE, tracker.partitions)
         try:
             for records in scan:
-                judgement.add(records)
-            self.damages, self.generation = scan.damages, judgement.generation
-            for verdicts in judgement.verdicts():
-                self._keep(verdicts, places)
+                tracker.add(records)
+            self.damages, self.generation = scan.damages, tracker.generation
+            for outcomes in tracker.outcomes():
+                self._keep(outcomes, places)
             for partition in range(places.count):
                 rows = places.take(partition)
                 for row in rows[np.argsort(rows["half"], kind="stable")]:
@@ -117,16 +117,16 @@ class Pending:
                     if half is not None:
                         yield half
         finally:
-            judgement.close()
+            tracker.close()
             places.close()
 
     def _advance(self, done: int) -> None:
         if self._progress is not None:
             self._progress(done, self._files.commitlog_bytes)
 
-    def _keep(self, verdicts: Verdicts, places: Spill) -> None:
+    def _keep(self, outcomes: Outcomes, places: Spill) -> None:
         """Keep the places of what is in doubt, by log order of their partitions."""
-        found = verdicts.rows[np.isin(verdicts.rows["state"], self._states)]
+        found = outcomes.rows[np.isin(outcomes.rows["state"], self._states)]
         rows = np.zeros(len(found), _PLACE)
         for name in _PLACE.names or ():
             rows[name] = found[name]
@@ -164,7 +164,7 @@ class Pending:
             return None
 
     def _first_stored_ms(self, place: Any) -> int:
-        """When the first half was stored; RocketMQ stores a half that it asked about anew, with a new time."""
+        """When the first half was stored; RocketMQ stores a half that it asked about again, with a new time."""
         lowest, stored_ms = int(place["lowest"]), int(place["store_ms"])
         window = self._read(lowest, _HEAD_BYTES) if lowest != place["half"] else np.zeros(0, np.uint8)
         if len(window) < _HEAD_BYTES // 2:

@@ -1,4 +1,4 @@
-"""Rows of events in, one verdict for each transaction out, and a finding for whatever contradicts it.
+"""Rows of events in, one outcome for each transaction out, and a finding for whatever contradicts it.
 
 Three joins, each a partition at a time. Ends meet the half whose CommitLog offset they name. Op messages meet the half
 whose queue offset they name. What is left of the half-op generation meets by unique key, since a renewed half is the
@@ -25,11 +25,11 @@ from broker.transaction.events import (
 from recovery.findings import Finding, Findings
 from recovery.scan.spill import PARTITION_BYTES, Spill, pick
 from recovery.transactions.digest import ENTRY
-from recovery.transactions.events import EVENT, OP, Names, Rows, identity
+from recovery.transactions.events import EVENT, OP, Rows, identity
 
 Ints = npt.NDArray[np.int64]
 
-VERDICT = np.dtype(
+OUTCOME = np.dtype(
     [
         ("generation", "u1"),
         ("state", "u1"),
@@ -57,9 +57,17 @@ for _kind, _state in STATE_OF_END.items():
     _END_STATES[_kind] = _state
 _HALF_OP = np.array(HALF_OP_STATES, np.uint8)
 
+# The states as reports, manifests and rows call them.
+STATE_NAMES = {
+    TransactionState.COMMITTED: "committed",
+    TransactionState.ROLLED_BACK: "rolled_back",
+    TransactionState.PREPARED: "in_doubt",
+    TransactionState.PARKED: "parked",
+}
+
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class Outcomes:
     """Some transactions: transaction i delivered the sorted CommitLog offsets delivered[starts[i] : starts[i + 1]]."""
 
     rows: Rows
@@ -74,20 +82,231 @@ class Verdicts:
         return entries
 
 
-class Transactions:
-    """Collects events during a scan and judges them after it."""
+Place = Callable[[int], str]  # the file that holds a CommitLog offset
+
+
+class Joins:
+    """The three joins, each over one partition. What a join passes on to another goes to `on_named` and `on_keyed`.
+
+    `differ` says what a half and its end, by their offsets, do not have in common though one is a copy of the other;
+    `least_half` is the least queue offset of a half, by queue, as far as it is known.
+    """
 
     def __init__(
-        self, names: Names, partitions: int, begin_offset: int, findings: Findings, place: Callable[[int], str]
-    ):
-        self._names, self._count, self._begin = names, partitions, begin_offset
-        self._findings, self._place = findings, place
+        self,
+        begin_offset: int,
+        findings: Findings,
+        place: Place,
+        *,
+        on_named: Callable[[Rows], None],
+        on_keyed: Callable[[Rows], None],
+        differ: Callable[[int, int], str],
+        least_half: dict[int, int] | None = None,
+    ) -> None:
+        self._begin, self._findings, self._place = begin_offset, findings, place
+        self._on_named, self._on_keyed, self._differ = on_named, on_keyed, differ
+        self._least_half_queue_offset = dict(least_half or {})
+
+    # Ends and the halves they name
+
+    def join_ends(self, rows: Rows, prepared: Generation) -> Iterator[Outcomes]:
+        """Each end meets the half that it names. `prepared` is the generation of the store's prepared records."""
+        kinds = rows["kind"]
+        halves = pick(rows, (kinds == EventKind.PREPARED) | (kinds == EventKind.HALF))
+        ends = pick(rows, (kinds == EventKind.COMMITTED) | (kinds == EventKind.ROLLED_BACK))
+        parks = pick(rows, kinds == EventKind.PARKED)
+        which = self._match(halves, ends)
+        self._report_loose(pick(ends, which < 0))
+        ends, which = pick(ends, which >= 0), which[which >= 0]
+        self._report_differences(pick(halves, which), ends)
+        keyed = halves["kind"] == EventKind.HALF
+        self._pass_on(pick(halves, keyed), pick(ends, keyed[which]), pick(halves, which[keyed[which]]))
+        renumber = np.cumsum(~keyed) - 1
+        direct = ~keyed[which]
+        yield from self._first_end_decides(
+            pick(halves, ~keyed), pick(ends, direct), renumber[which[direct]], parks, prepared
+        )
+
+    def _match(self, halves: Rows, ends: Rows) -> Ints:
+        """For each end the index of the half that it ends; -1 for none."""
+        if not len(halves) or not len(ends):
+            return np.full(len(ends), -1, np.int64)
+        which = np.searchsorted(halves["offset"], ends["half"])
+        which = np.minimum(which, len(halves) - 1)
+        named = pick(halves, which)
+        rolls_back = ends["kind"] == EventKind.ROLLED_BACK
+        fits = (named["offset"] == ends["half"]) & (ends["offset"] > ends["half"])
+        fits &= names_half(identity(named), identity(ends), rolls_back=rolls_back)
+        fits &= ~(rolls_back & (named["kind"] == EventKind.HALF))
+        return np.where(fits, which, -1)
+
+    def _report_differences(self, halves: Rows, ends: Rows) -> None:
+        slots = (ends["kind"] == EventKind.ROLLED_BACK) & (halves["queue_offset"] != ends["queue_offset"])
+        for number in np.flatnonzero((halves["copy"] != ends["copy"]) | slots):
+            half, end = int(halves["offset"][number]), int(ends["offset"][number])
+            fields = "queue_offset" if slots[number] else self._differ(half, end)
+            if fields:
+                text = f"ends the half message at {half}, but is not its copy: they differ in {fields}"
+                self._report("end-differs", end, text, half_offset=half)
+
+    def _report_loose(self, ends: Rows) -> None:
+        for end in ends[ends["half"] >= self._begin]:
+            verb = "committed" if end["kind"] == EventKind.COMMITTED else "rolled back"
+            text = f"says that the half message at {end['half']} is {verb}; no such half message of its group is there"
+            self._report("end-without-half", end["offset"], text, half_offset=int(end["half"]))
+
+    def _first_end_decides(
+        self, halves: Rows, ends: Rows, which: Ints, parks: Rows, generation: Generation
+    ) -> Iterator[Outcomes]:
+        """State table and gap: the first end in log order decides."""
+        if not len(halves):
+            return
+        outcomes = _outcomes(halves, generation)
+        outcomes["lowest"] = halves["offset"]
+        outcomes["key_hi"], outcomes["key_lo"] = 0, halves["offset"].astype(np.uint64)
+        outcomes["state"] = TransactionState.PREPARED
+        for park in parks[np.argsort(parks["offset"], kind="stable")]:
+            at = np.searchsorted(halves["offset"], park["half"])
+            if at < len(halves) and halves["offset"][at] == park["half"]:
+                outcomes["state"][at] = TransactionState.PARKED if park["checks"] else TransactionState.PREPARED
+        order = np.argsort(which, kind="stable")
+        if (np.diff(order) != 1).any():
+            ends, which = pick(ends, order), which[order]
+        decided, first = np.unique(which, return_index=True)
+        outcomes["state"][decided] = _END_STATES[ends["kind"][first]]
+        again = np.ones(len(ends), np.bool_)
+        again[first] = False
+        for number in np.flatnonzero(again):
+            self._report_again(ends[number], outcomes[which[number]])
+        commits = ends["kind"] == EventKind.COMMITTED
+        counts = np.bincount(which[commits], minlength=len(halves))
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        delivered = ends["offset"][commits]
+        self._report_twice(outcomes, starts, delivered)
+        yield Outcomes(outcomes, starts, delivered)
+
+    def _report_again(self, end: Any, outcome: Any) -> None:
+        same = _END_STATES[end["kind"]] == outcome["state"]
+        was = TransactionState(int(outcome["state"])).name.lower().replace("_", " ")
+        text = f"ends the transaction of the half message at {end['half']} again; it was {was} already"
+        self._report("double-end" if same else "decision-conflict", end["offset"], text, half_offset=int(end["half"]))
+
+    # Half-op: ops by queue offset, then everything by unique key
+
+    def _pass_on(self, halves: Rows, ends: Rows, named: Rows) -> None:
+        """Deal what the half-op generation says to the two joins that come; an end takes its half's key."""
+        named_rows = np.zeros(len(halves), _NAMED)
+        for column in ("queue_id", "queue_offset", "offset", "key_hi", "key_lo"):
+            named_rows[column] = halves[column]
+        named_rows["is_half"] = 1
+        self._on_named(named_rows)
+        for queue_id in np.unique(halves["queue_id"]).tolist():
+            least = int(halves["queue_offset"][halves["queue_id"] == queue_id].min())
+            self._least_half_queue_offset[queue_id] = min(self._least_half_queue_offset.get(queue_id, least), least)
+        ends = ends.copy()
+        ends["key_hi"], ends["key_lo"] = named["key_hi"], named["key_lo"]
+        self._on_keyed(halves)
+        self._on_keyed(ends)
+
+    def join_ops(self, rows: Rows) -> None:
+        """Tell each half how many op messages name it (a row of kind OP with its key)."""
+        order = np.lexsort((rows["offset"], ~rows["is_half"].astype(np.bool_), rows["queue_offset"], rows["queue_id"]))
+        rows = pick(rows, order)
+        half_index = np.maximum.accumulate(np.where(rows["is_half"] == 1, np.arange(len(rows)), -1))
+        ops = np.flatnonzero(rows["is_half"] == 0)
+        at = half_index[ops]
+        fits = at >= 0
+        for column in ("queue_id", "queue_offset"):
+            fits &= rows[column][np.maximum(at, 0)] == rows[column][ops]
+        self._report_loose_ops(rows[ops[~fits]])
+        ops, at = ops[fits], at[fits]
+        halves, counts = np.unique(at, return_counts=True)
+        keyed = np.zeros(len(halves), EVENT)
+        keyed["kind"] = EventKind.OP
+        keyed["half"], keyed["offset"] = rows["offset"][halves], rows["offset"][halves]
+        keyed["key_hi"], keyed["key_lo"] = rows["key_hi"][halves], rows["key_lo"][halves]
+        keyed["checks"] = counts
+        self._on_keyed(keyed)
+
+    def _report_loose_ops(self, ops: Rows) -> None:
+        for op in ops:
+            if op["queue_offset"] >= self._least_half_queue_offset.get(int(op["queue_id"]), 1 << 62):
+                text = f"the op message names the half message {op['queue_offset']} of its queue, which is not there"
+                self._report("end-without-half", op["offset"], text, queue_offset=int(op["queue_offset"]))
+
+    def join_keys(self, rows: Rows) -> Iterator[Outcomes]:
+        """Half-op: everything with one unique key is one transaction."""
+        rows = pick(rows, np.lexsort((rows["kind"], rows["offset"], rows["key_lo"], rows["key_hi"])))
+        kinds = rows["kind"]
+        change = (rows["key_hi"][1:] != rows["key_hi"][:-1]) | (rows["key_lo"][1:] != rows["key_lo"][:-1])
+        group = np.concatenate(([0], np.cumsum(change)))
+        count = int(group[-1]) + 1
+        is_half = kinds == EventKind.HALF
+        ops = _ops_of_halves(rows, is_half)
+        indices = np.arange(len(rows))
+        last, first = np.full(count, -1, np.int64), np.full(count, len(rows), np.int64)
+        np.maximum.at(last, group[is_half], indices[is_half])
+        np.minimum.at(first, group[is_half], indices[is_half])
+        delivered = kinds == EventKind.COMMITTED
+        counts = np.bincount(group[delivered], minlength=count)
+        parked = np.bincount(group[kinds == EventKind.PARKED], minlength=count) > 0
+        there = last >= 0  # a park record whose halves were deleted with their segments has none
+        outcomes = _outcomes(pick(rows, last[there]), Generation.HALF_OP)
+        outcomes["lowest"] = rows["offset"][first[there]]
+        named = (ops[last] > 0)[there]
+        state = _HALF_OP[(counts > 0)[there].astype(int), parked[there].astype(int), named.astype(int)]
+        outcomes["state"] = state
+        starts = np.concatenate(([0], np.cumsum(counts[there])))
+        deliveries, halves = pick(rows, delivered), pick(rows, is_half)
+        self._report_half_op(outcomes, parked[there], halves, ops[is_half])
+        said = np.bincount(group[ops > 0], minlength=count)[there] > 0
+        self._report_unsaid(outcomes, starts, deliveries["offset"], said)
+        self._report_twice(outcomes, starts, deliveries["offset"])
+        yield Outcomes(outcomes, starts, deliveries["offset"])
+
+    def _report_unsaid(self, outcomes: Rows, starts: Ints, delivered: Ints, named: npt.NDArray[np.bool_]) -> None:
+        """Delivered transactions of which no op message names any half."""
+        for number in np.flatnonzero((np.diff(starts) > 0) & ~named):
+            first = int(delivered[starts[number]])
+            text = f"delivered at {first}, but no op message says so: RocketMQ will ask about it again"
+            self._report("committed-without-op", outcomes["half"][number], text, delivered_offset=first)
+
+    def _report_half_op(self, outcomes: Rows, parked: npt.NDArray[np.bool_], halves: Rows, ops: Ints) -> None:
+        for half, count in zip(halves[ops > 1], ops[ops > 1], strict=True):
+            self._report("double-end", half["offset"], f"{count} op messages end the half message", ends=int(count))
+        for outcome in outcomes[parked & (outcomes["state"] == TransactionState.COMMITTED)]:
+            text = "RocketMQ gave it up (it is in TRANS_CHECK_MAX_TIME_TOPIC), and it was delivered as well"
+            self._report("decision-conflict", outcome["half"], text)
+
+    def _report_twice(self, outcomes: Rows, starts: Ints, delivered: Ints) -> None:
+        for number in np.flatnonzero(np.diff(starts) > 1):
+            offsets = delivered[starts[number] : starts[number + 1]].tolist()
+            text = f"delivered {len(offsets)} times, at {', '.join(map(str, offsets))}"
+            self._report("delivered-twice", outcomes["half"][number], text, delivered_offsets=offsets)
+
+    def _report(self, kind: str, commitlog_offset: Any, text: str, **facts: Any) -> None:
+        place = int(commitlog_offset)
+        self._findings.add(Finding(kind, place, text, self._place(place), facts))
+
+
+class Transactions:
+    """Collects events during a scan, dealt to partitions on disk, and joins them after it: the local engine."""
+
+    def __init__(
+        self,
+        partitions: int,
+        begin_offset: int,
+        findings: Findings,
+        place: Place,
+        differ: Callable[[int, int], str] = lambda _half, _end: "",
+    ) -> None:
+        self._count = partitions
         self._events = Spill(EVENT, partitions)
         self._named = Spill(_NAMED, partitions)
         self._keyed = Spill(EVENT, partitions)
-        self.differ: Callable[[int, int], str] = lambda _half, _end: ""
-        """What a half and its end, by their offsets, do not have in common though one is a copy of the other."""
-        self._least_half_queue_offset: dict[int, int] = {}
+        self._joins = Joins(
+            begin_offset, findings, place, on_named=self._add_named, on_keyed=self._add_keyed, differ=differ
+        )
 
     def add(self, rows: Rows, ops: Rows) -> None:
         """Take the events of a batch; batches come in log order, and so rows stay in it."""
@@ -107,198 +326,20 @@ class Transactions:
     def _add_keyed(self, rows: Rows) -> None:
         self._keyed.add(rows, _unique_key(rows) % self._count)
 
-    def judge(self, prepared: Generation) -> Iterator[Verdicts]:
+    def outcomes(self, prepared: Generation) -> Iterator[Outcomes]:
         """Every transaction once. `prepared` is the generation that the store's prepared records belong to."""
         for rows in self._events.parts(_half):
-            yield from self._judge_ends(rows, prepared)
+            yield from self._joins.join_ends(rows, prepared)
         for rows in self._named.parts(_place_in_queue):
-            self._join_ops(rows)
+            self._joins.join_ops(rows)
         for rows in self._keyed.parts(_unique_key):
-            yield from self._judge_keys(rows)
+            yield from self._joins.join_keys(rows)
         self.close()
 
     def close(self) -> None:
         """Remove temporary files."""
         for spill in (self._events, self._named, self._keyed):
             spill.close()
-
-    # Ends and the halves they name
-
-    def _judge_ends(self, rows: Rows, prepared: Generation) -> Iterator[Verdicts]:
-        kinds = rows["kind"]
-        halves = pick(rows, (kinds == EventKind.PREPARED) | (kinds == EventKind.HALF))
-        ends = pick(rows, (kinds == EventKind.COMMITTED) | (kinds == EventKind.ROLLED_BACK))
-        parks = pick(rows, kinds == EventKind.PARKED)
-        which = self._match(halves, ends)
-        self._report_loose(pick(ends, which < 0))
-        ends, which = pick(ends, which >= 0), which[which >= 0]
-        self._report_differences(pick(halves, which), ends)
-        keyed = halves["kind"] == EventKind.HALF
-        self._pass_on(pick(halves, keyed), pick(ends, keyed[which]), pick(halves, which[keyed[which]]))
-        renumber = np.cumsum(~keyed) - 1
-        direct = ~keyed[which]
-        yield from self._judge_first(pick(halves, ~keyed), pick(ends, direct), renumber[which[direct]], parks, prepared)
-
-    def _match(self, halves: Rows, ends: Rows) -> Ints:
-        """For each end the index of the half that it ends; -1 for none."""
-        if not len(halves) or not len(ends):
-            return np.full(len(ends), -1, np.int64)
-        which = np.searchsorted(halves["offset"], ends["half"])
-        which = np.minimum(which, len(halves) - 1)
-        named = pick(halves, which)
-        rolls_back = ends["kind"] == EventKind.ROLLED_BACK
-        fits = (named["offset"] == ends["half"]) & (ends["offset"] > ends["half"])
-        fits &= names_half(identity(named), identity(ends), rolls_back=rolls_back)
-        fits &= ~(rolls_back & (named["kind"] == EventKind.HALF))
-        return np.where(fits, which, -1)
-
-    def _report_differences(self, halves: Rows, ends: Rows) -> None:
-        slots = (ends["kind"] == EventKind.ROLLED_BACK) & (halves["queue_offset"] != ends["queue_offset"])
-        for number in np.flatnonzero((halves["copy"] != ends["copy"]) | slots):
-            half, end = int(halves["offset"][number]), int(ends["offset"][number])
-            fields = "queue_offset" if slots[number] else self.differ(half, end)
-            if fields:
-                text = f"ends the half message at {half}, but is not its copy: they differ in {fields}"
-                self._report("end-differs", end, text, half_offset=half)
-
-    def _report_loose(self, ends: Rows) -> None:
-        for end in ends[ends["half"] >= self._begin]:
-            verb = "committed" if end["kind"] == EventKind.COMMITTED else "rolled back"
-            text = f"says that the half message at {end['half']} is {verb}; no such half message of its group is there"
-            self._report("end-without-half", end["offset"], text, half_offset=int(end["half"]))
-
-    def _judge_first(
-        self, halves: Rows, ends: Rows, which: Ints, parks: Rows, generation: Generation
-    ) -> Iterator[Verdicts]:
-        """State table and gap: the first end in log order decides."""
-        if not len(halves):
-            return
-        verdicts = _verdicts(halves, generation)
-        verdicts["lowest"] = halves["offset"]
-        verdicts["key_hi"], verdicts["key_lo"] = 0, halves["offset"].astype(np.uint64)
-        verdicts["state"] = TransactionState.PREPARED
-        for park in parks[np.argsort(parks["offset"], kind="stable")]:
-            at = np.searchsorted(halves["offset"], park["half"])
-            if at < len(halves) and halves["offset"][at] == park["half"]:
-                verdicts["state"][at] = TransactionState.PARKED if park["checks"] else TransactionState.PREPARED
-        order = np.argsort(which, kind="stable")
-        if (np.diff(order) != 1).any():
-            ends, which = pick(ends, order), which[order]
-        decided, first = np.unique(which, return_index=True)
-        verdicts["state"][decided] = _END_STATES[ends["kind"][first]]
-        again = np.ones(len(ends), np.bool_)
-        again[first] = False
-        for number in np.flatnonzero(again):
-            self._report_again(ends[number], verdicts[which[number]])
-        commits = ends["kind"] == EventKind.COMMITTED
-        counts = np.bincount(which[commits], minlength=len(halves))
-        starts = np.concatenate(([0], np.cumsum(counts)))
-        delivered = ends["offset"][commits]
-        self._report_twice(verdicts, starts, delivered)
-        yield Verdicts(verdicts, starts, delivered)
-
-    def _report_again(self, end: Any, verdict: Any) -> None:
-        same = _END_STATES[end["kind"]] == verdict["state"]
-        was = TransactionState(int(verdict["state"])).name.lower().replace("_", " ")
-        text = f"ends the transaction of the half message at {end['half']} again; it was {was} already"
-        self._report("double-end" if same else "decision-conflict", end["offset"], text, half_offset=int(end["half"]))
-
-    # Half-op: ops by queue offset, then everything by unique key
-
-    def _pass_on(self, halves: Rows, ends: Rows, named: Rows) -> None:
-        """Deal what the half-op generation says to the two joins that come; an end takes its half's key."""
-        named_rows = np.zeros(len(halves), _NAMED)
-        for column in ("queue_id", "queue_offset", "offset", "key_hi", "key_lo"):
-            named_rows[column] = halves[column]
-        named_rows["is_half"] = 1
-        self._add_named(named_rows)
-        for queue_id in np.unique(halves["queue_id"]).tolist():
-            least = int(halves["queue_offset"][halves["queue_id"] == queue_id].min())
-            self._least_half_queue_offset[queue_id] = min(self._least_half_queue_offset.get(queue_id, least), least)
-        ends = ends.copy()
-        ends["key_hi"], ends["key_lo"] = named["key_hi"], named["key_lo"]
-        self._add_keyed(halves)
-        self._add_keyed(ends)
-
-    def _join_ops(self, rows: Rows) -> None:
-        """Tell each half how many op messages name it (a row of kind OP with its key)."""
-        order = np.lexsort((rows["offset"], ~rows["is_half"].astype(np.bool_), rows["queue_offset"], rows["queue_id"]))
-        rows = pick(rows, order)
-        half_index = np.maximum.accumulate(np.where(rows["is_half"] == 1, np.arange(len(rows)), -1))
-        ops = np.flatnonzero(rows["is_half"] == 0)
-        at = half_index[ops]
-        fits = at >= 0
-        for column in ("queue_id", "queue_offset"):
-            fits &= rows[column][np.maximum(at, 0)] == rows[column][ops]
-        self._report_loose_ops(rows[ops[~fits]])
-        ops, at = ops[fits], at[fits]
-        halves, counts = np.unique(at, return_counts=True)
-        keyed = np.zeros(len(halves), EVENT)
-        keyed["kind"] = EventKind.OP
-        keyed["half"], keyed["offset"] = rows["offset"][halves], rows["offset"][halves]
-        keyed["key_hi"], keyed["key_lo"] = rows["key_hi"][halves], rows["key_lo"][halves]
-        keyed["checks"] = counts
-        self._add_keyed(keyed)
-
-    def _report_loose_ops(self, ops: Rows) -> None:
-        for op in ops:
-            if op["queue_offset"] >= self._least_half_queue_offset.get(int(op["queue_id"]), 1 << 62):
-                text = f"the op message names the half message {op['queue_offset']} of its queue, which is not there"
-                self._report("end-without-half", op["offset"], text, queue_offset=int(op["queue_offset"]))
-
-    def _judge_keys(self, rows: Rows) -> Iterator[Verdicts]:
-        """Half-op: everything with one unique key is one transaction."""
-        rows = pick(rows, np.lexsort((rows["kind"], rows["offset"], rows["key_lo"], rows["key_hi"])))
-        kinds = rows["kind"]
-        change = (rows["key_hi"][1:] != rows["key_hi"][:-1]) | (rows["key_lo"][1:] != rows["key_lo"][:-1])
-        group = np.concatenate(([0], np.cumsum(change)))
-        count = int(group[-1]) + 1
-        is_half = kinds == EventKind.HALF
-        ops = _ops_of_halves(rows, is_half)
-        indices = np.arange(len(rows))
-        last, first = np.full(count, -1, np.int64), np.full(count, len(rows), np.int64)
-        np.maximum.at(last, group[is_half], indices[is_half])
-        np.minimum.at(first, group[is_half], indices[is_half])
-        delivered = kinds == EventKind.COMMITTED
-        counts = np.bincount(group[delivered], minlength=count)
-        parked = np.bincount(group[kinds == EventKind.PARKED], minlength=count) > 0
-        there = last >= 0  # a park record whose halves were deleted with their segments has none
-        verdicts = _verdicts(pick(rows, last[there]), Generation.HALF_OP)
-        verdicts["lowest"] = rows["offset"][first[there]]
-        named = (ops[last] > 0)[there]
-        state = _HALF_OP[(counts > 0)[there].astype(int), parked[there].astype(int), named.astype(int)]
-        verdicts["state"] = state
-        starts = np.concatenate(([0], np.cumsum(counts[there])))
-        deliveries, halves = pick(rows, delivered), pick(rows, is_half)
-        self._report_half_op(verdicts, parked[there], halves, ops[is_half])
-        said = np.bincount(group[ops > 0], minlength=count)[there] > 0
-        self._report_unsaid(verdicts, starts, deliveries["offset"], said)
-        self._report_twice(verdicts, starts, deliveries["offset"])
-        yield Verdicts(verdicts, starts, deliveries["offset"])
-
-    def _report_unsaid(self, verdicts: Rows, starts: Ints, delivered: Ints, named: npt.NDArray[np.bool_]) -> None:
-        """Delivered transactions of which no op message names any half."""
-        for number in np.flatnonzero((np.diff(starts) > 0) & ~named):
-            first = int(delivered[starts[number]])
-            text = f"delivered at {first}, but no op message says so: RocketMQ will ask about it again"
-            self._report("committed-without-op", verdicts["half"][number], text, delivered_offset=first)
-
-    def _report_half_op(self, verdicts: Rows, parked: npt.NDArray[np.bool_], halves: Rows, ops: Ints) -> None:
-        for half, count in zip(halves[ops > 1], ops[ops > 1], strict=True):
-            self._report("double-end", half["offset"], f"{count} op messages end the half message", ends=int(count))
-        for verdict in verdicts[parked & (verdicts["state"] == TransactionState.COMMITTED)]:
-            text = "RocketMQ gave it up (it is in TRANS_CHECK_MAX_TIME_TOPIC), and it was delivered as well"
-            self._report("decision-conflict", verdict["half"], text)
-
-    def _report_twice(self, verdicts: Rows, starts: Ints, delivered: Ints) -> None:
-        for number in np.flatnonzero(np.diff(starts) > 1):
-            offsets = delivered[starts[number] : starts[number + 1]].tolist()
-            text = f"delivered {len(offsets)} times, at {', '.join(map(str, offsets))}"
-            self._report("delivered-twice", verdicts["half"][number], text, delivered_offsets=offsets)
-
-    def _report(self, kind: str, commitlog_offset: Any, text: str, **facts: Any) -> None:
-        place = int(commitlog_offset)
-        self._findings.add(Finding(kind, place, text, self._place(place), facts))
 
 
 # What the three joins deal their rows by. Ranges, not single values: neighbours stay together.
@@ -327,9 +368,9 @@ def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:
     return ops
 
 
-def _verdicts(halves: Rows, generation: Generation) -> Rows:
-    verdicts = np.zeros(len(halves), VERDICT)
-    for name in set(VERDICT.names or ()) & set(EVENT.names or ()) - {"half"}:
-        verdicts[name] = halves[name]
-    verdicts["generation"], verdicts["half"] = generation, halves["offset"]
-    return verdicts
+def _outcomes(halves: Rows, generation: Generation) -> Rows:
+    outcomes = np.zeros(len(halves), OUTCOME)
+    for name in set(OUTCOME.names or ()) & set(EVENT.names or ()) - {"half"}:
+        outcomes[name] = halves[name]
+    outcomes["generation"], outcomes["half"] = generation, halves["offset"]
+    return outcomes

@@ -1,9 +1,9 @@
-"""How the transactions of a CommitLog stand, from its records alone: for whoever needs no comparison of other files.
+"""How the transactions of a CommitLog stand, from its records alone: without a comparison of other files.
 
-judgement = Judgement(files)
+tracker = TransactionTracker(files)
 for records in scan:
-    judgement.add(records)
-for verdicts in judgement.verdicts(): ...
+    tracker.add(records)
+for outcomes in tracker.outcomes(): ...
 """
 
 from __future__ import annotations
@@ -20,13 +20,21 @@ from recovery.scan.spill import partitions_for
 from recovery.scan.store_files import StoreFiles
 from recovery.transactions.events import Names, Redeliveries, Rows, extract, extract_ops
 from recovery.transactions.fingerprint import fingerprints
-from recovery.transactions.outcomes import Transactions, Verdicts
+from recovery.transactions.outcomes import Outcomes, Transactions
 
 
-class Judgement:
-    """Takes the records of a scan in log order, and judges their transactions after it."""
+class TransactionTracker:
+    """Takes the records of a scan in log order, and says after it how their transactions stand.
 
-    def __init__(self, files: StoreFiles, findings: Findings | None = None) -> None:
+    `differ` reads a half and its end by their offsets and says where they differ; without it ends are not compared.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        findings: Findings | None = None,
+        differ: Callable[[int, int], str] = lambda _half, _end: "",
+    ) -> None:
         self.records = 0
         self.bytes = 0
         self.last_store_ms = 0
@@ -36,7 +44,7 @@ class Judgement:
         self.names, self._redeliveries = Names(), Redeliveries()
         self._last_prepared: int | None = None
         begin, place = files.commitlog.begin, files.commitlog_file
-        self._transactions = Transactions(self.names, self.partitions, begin, self.findings, place)
+        self._transactions = Transactions(self.partitions, begin, self.findings, place, differ)
 
     @property
     def generation(self) -> Generation:
@@ -63,18 +71,14 @@ class Judgement:
             rows["copy"] = fingerprints(records.take(which), rows["kind"])
         return self._redeliveries.drop(rows)
 
-    def compare_copies(self, difference: Callable[[int, int], str]) -> None:
-        """Have each end compared with its half: `difference` reads both and says where they differ."""
-        self._transactions.differ = difference
-
     @property
     def prepared_generation(self) -> Generation:
         """Which generation the prepared records belong to."""
         return prepared_generation(self.evidence)
 
-    def verdicts(self) -> Iterator[Verdicts]:
+    def outcomes(self) -> Iterator[Outcomes]:
         """Every transaction once; call when all records were taken."""
-        return self._transactions.judge(self.prepared_generation)
+        return self._transactions.outcomes(self.prepared_generation)
 
     def close(self) -> None:
         """Remove temporary files."""

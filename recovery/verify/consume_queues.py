@@ -22,7 +22,8 @@ from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import pick
 from recovery.scan.strings import java_hashes
-from recovery.scan.units import Ints, Rows, Spans, Units
+from recovery.scan.units import Interval, IntervalSet, Ints, Rows, UnitFile
+from recovery.verify.comparison import FinishContext
 
 _LAST_HASH = -(1 << 31)  # a tags code below is an address in the ConsumeQueueExt
 _HELD = 100_000
@@ -36,8 +37,8 @@ EXPECTED = np.dtype([("queue_offset", "i8"), ("commitlog_offset", "i8"), ("size"
 class _Queue:
     topic: str
     queue_id: int
-    units: Units
-    claimed: Spans = field(default_factory=Spans)
+    units: UnitFile
+    claimed: IntervalSet = field(default_factory=IntervalSet)
     missing: list[Rows] = field(default_factory=list)
 
 
@@ -49,13 +50,32 @@ class Delays(NamedTuple):
     tolerance_ms: Ints
 
 
-class Queues:
-    """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
+class DelayedRecords(NamedTuple):
+    """Records of one queue of the schedule topic that are still to be compared."""
+
+    topic: str
+    queue_id: int
+    expected: Rows  # shape (n,), dtype EXPECTED
+    delays: Delays
+
+
+class QueueComparison:
+    """Takes the records of a scan, compares as it goes, and reports at the end what stayed wrong.
+
+    How long a delayed message waits shows in its neighbours. With `defers_delayed` those records are kept in `deferred`
+    and not compared: a split of a log does not hold all neighbours.
+    """
 
     def __init__(
-        self, open_queue: Callable[[str, int], Units | None], findings: Findings, *, has_ext: bool = True
+        self,
+        open_queue: Callable[[str, int], UnitFile | None],
+        findings: Findings,
+        *,
+        has_ext: bool = True,
+        defers_delayed: bool = False,
     ) -> None:
-        self._open, self._findings = open_queue, findings
+        self._open, self._findings, self._defers_delayed = open_queue, findings, defers_delayed
+        self.deferred: list[DelayedRecords] = []
         self._last_hash = _LAST_HASH if has_ext else -(1 << 63)  # only with a ConsumeQueueExt does less mean an address
         self._queues: dict[tuple[bytes, int], _Queue | None] = {}
         self._held = 0
@@ -84,7 +104,31 @@ class Queues:
             queue = self._queue(kinds.topics[codes[run[0]]], int(queue_ids[run[0]]))
             if queue is not None:
                 delays = _delays(part.take(run)) if scheduled[run[0]] else None
-                self._compare(queue, pick(expected, run), delays)
+                if delays is not None and self._defers_delayed:
+                    self.deferred.append(DelayedRecords(queue.topic, queue.queue_id, pick(expected, run), delays))
+                else:
+                    self._compare(queue, pick(expected, run), delays)
+
+    def claims(self) -> dict[tuple[str, int], list[Interval]]:
+        """The units of each queue that records claimed; what stayed missing until now is reported."""
+        self._recheck_missing()
+        return {
+            (queue.topic, queue.queue_id): queue.claimed.within(queue.units.begin, queue.units.end)
+            for queue in self._queues.values()
+            if queue is not None
+        }
+
+    def claim(self, topic: str, queue_id: int, intervals: list[Interval]) -> None:
+        """Take over the claims of comparisons that each saw a part of the log."""
+        queue = self._queue(topic.encode(), queue_id)
+        if queue is not None:
+            queue.claimed = IntervalSet(intervals)
+
+    def compare_delayed(self, records: DelayedRecords) -> None:
+        """Compare what other comparisons deferred, all neighbours of a segment together."""
+        queue = self._queue(records.topic.encode(), records.queue_id)
+        if queue is not None:
+            self._compare(queue, records.expected, records.delays)
 
     def _queue(self, topic: bytes, queue_id: int) -> _Queue | None:
         key = (topic, queue_id)
@@ -103,9 +147,9 @@ class Queues:
             queue.missing.append(expected[wrong])
             self._held += int(wrong.sum())
             if self._held > _HELD:
-                self._settle()
+                self._recheck_missing()
 
-    def _settle(self) -> None:
+    def _recheck_missing(self) -> None:
         """Look again at what was missing: a live broker dispatches a moment after it appends."""
         for queue in self._queues.values():
             if queue is None or not queue.missing:
@@ -137,20 +181,16 @@ class Queues:
         facts = {"found_commitlog_offset": int(unit["commitlog_offset"])} if unit["size"] else {}
         self._report("queue-missing", queue, int(record["queue_offset"]), int(record["commitlog_offset"]), text, facts)
 
-    def finish(self, others: list[tuple[str, int, Units]], begin_offset: int, ignore_from: int | None) -> None:
-        """Report what stayed missing, and the units that no record claims.
-
-        `others` are all queues on disk; units below `begin_offset` have lost their record to retention; units from
-        `ignore_from` on belong to records that a live broker appended after the scan.
-        """
-        self._settle()
-        for topic, queue_id, units in others:
+    def finish(self, context: FinishContext) -> None:
+        """Report what stayed missing, and the units that no record claims."""
+        self._recheck_missing()
+        for topic, queue_id, units in context.queues:
             known = self._queues.get((topic.encode(), queue_id))
-            claimed = known.claimed if known else Spans()
+            claimed = known.claimed if known else IntervalSet()
             queue = known or _Queue(topic, queue_id, units)
-            self._orphans(queue, claimed, begin_offset, ignore_from)
+            self._orphans(queue, claimed, context.begin_offset, context.ignore_from)
 
-    def _orphans(self, queue: _Queue, claimed: Spans, begin_offset: int, ignore_from: int | None) -> None:
+    def _orphans(self, queue: _Queue, claimed: IntervalSet, begin_offset: int, ignore_from: int | None) -> None:
         units = queue.units
         for first, stop in claimed.gaps(units.begin, units.end):
             for number, rows in units.filled(first, stop):

@@ -6,91 +6,31 @@ RocketMQ: IndexService.buildIndex, IndexFile.putKey (5.3.3; 3.1.4).
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from broker.errors import CorruptRecord, CorruptStore
-from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, item_at, slot_at
-from broker.store.disk.files import Missing
-from broker.store.read.index import work_out
-from broker.store.read.segments import Segment
+from broker.format.index import IndexItem
 from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
-from recovery.scan.units import Ints, Rows, first_run
-from recovery.verify.index_items import Rule, expected_items
+from recovery.scan.units import Ints, Rows, first_sustained
+from recovery.verify.comparison import FinishContext
+from recovery.verify.index_files import Chains, IndexFileView
+from recovery.verify.index_items import IndexingRule, expected_items
 
 ITEM = np.dtype([*IndexItem.DTYPE, ("number", "i8"), ("file", "i8")])
 _ON_DISK = np.dtype(IndexItem.DTYPE)
 _AT_LEAST, _AT_ONCE = 1 << 12, 1 << 18
 _SAME = ("commitlog_offset", "key_hash")
 _SECONDS_MAX = (1 << 31) - 1
-_PAUSES_S = (0.001, 0.01, 0.1)  # an item is written in less
 
 
 @dataclass(frozen=True, slots=True)
-class IndexFile:
-    """One file of the index with what its header says."""
-
-    segment: Segment
-    header: IndexHeader
-    slots: int
-    items: int  # that fit
-    is_growing: bool = False  # items may be added while it is read: what lies behind the counted ones is nobody's
-
-    @property
-    def used(self) -> int:
-        """How many items are written."""
-        return self.header.next_item - 1
-
-    def read(self, first: int, count: int) -> Rows:
-        """Items first … first + count - 1 as they are on disk."""
-        rows = np.zeros(max(count, 0), _ON_DISK)
-        self.segment.read_into(item_at(first, self.slots), rows.view(np.uint8).data)
-        return rows
-
-
-def open_index(
-    segments: Sequence[Segment],
-    findings: Findings,
-    *,
-    is_growing: bool = False,
-    said: tuple[int, int] | None = None,
-) -> list[IndexFile]:
-    """The index files that can be read, in order; a finding for each that cannot. Of a growing index the last grows.
-
-    `said` are the numbers of slots and items that a store of ours states; others are worked out from the contents.
-    """
-    files: list[IndexFile] = []
-    for segment in segments:
-        grows = is_growing and segment is segments[-1]
-        try:
-            header = IndexHeader.unpack_from(segment.read(0, HEADER_SIZE))
-            if grows:  # the count is raised last: what the header says after it was read holds for all that it counts
-                counted = header.item_count
-                header = replace(IndexHeader.unpack_from(segment.read(0, HEADER_SIZE)), item_count=counted)
-            file = segment.files.get(segment.path, segment.inode)
-            store_path = os.path.dirname(os.path.dirname(segment.path))
-            found = work_out(file, header, segment.size, store_path, said=said)
-            files.append(IndexFile(segment, header, found.slots, found.items, grows))
-            if header.next_item - 1 > found.items:
-                raise CorruptRecord(f"its header counts {header.next_item - 1} items, {found.items} fit")
-        except Missing:
-            continue
-        except CorruptRecord as error:
-            findings.add(Finding("index-damaged", 0, error.reason, segment.path))
-        except CorruptStore as error:
-            findings.add(Finding("index-damaged", 0, str(error), segment.path))
-    return files
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _ItemRun:
     """Items of one file that follow each other."""
 
     file: int
@@ -102,7 +42,7 @@ class _Run:
         return self.first + np.arange(len(self.rows))
 
 
-def _joined(runs: Sequence[_Run]) -> Rows:
+def _joined(runs: Sequence[_ItemRun]) -> Rows:
     """All these items, each with its number and its file."""
     items = np.zeros(sum(len(run.rows) for run in runs), ITEM)
     at = 0
@@ -115,31 +55,53 @@ def _joined(runs: Sequence[_Run]) -> Rows:
     return items
 
 
-class Index:
-    """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
+class IndexDifferences(NamedTuple):
+    """What the index lacks, the items that no record asked for, and the file and item behind the last one compared."""
 
-    def __init__(self, open_files: Callable[[Findings], list[IndexFile]], findings: Findings) -> None:
+    missing: Rows  # shape (n,), dtype EXPECTED of index_items
+    strays: Rows  # shape (n,), dtype ITEM
+    file: int
+    item: int
+
+
+class IndexComparison:
+    """Takes the records of a scan, compares as it goes, and reports at the end what stayed wrong.
+
+    `known` is what other comparisons of this index found already.
+    """
+
+    def __init__(
+        self,
+        open_files: Callable[[Findings], list[IndexFileView]],
+        findings: Findings,
+        known: IndexDifferences | None = None,
+    ) -> None:
         self._open, self._findings = open_files, findings
         self._files = open_files(findings)
-        self._file, self._item = 0, 1  # the cursor
+        self._file, self._item = (known.file, known.item) if known else (0, 1)  # the cursor
         self._at_once = _AT_LEAST
-        self._rule: Rule | None = None
-        self._missing: list[Rows] = []
-        self._strays: list[Rows] = []
+        self._rule: IndexingRule | None = None
+        self._missing: list[Rows] = [known.missing] if known else []
+        self._strays: list[Rows] = [known.strays] if known else []
+
+    def skip_to(self, commitlog_offset: int) -> tuple[int, int]:
+        """Pass over the items of records below an offset; the file and the item at which the others begin."""
+        self._ahead(commitlog_offset)
+        return self._file, self._item
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare the items of all keys of these records."""
         runs = self._ahead(records.base + int(records.at[-1]) + 1)
-        best: tuple[int, Rule, Rows, npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+        best: tuple[int, IndexingRule, Rows, npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
         live: Rows | None = None
-        for rule in sorted(Rule, key=lambda rule: rule is not self._rule):
+        for rule in sorted(IndexingRule, key=lambda rule: rule is not self._rule):
             expected = expected_items(records, kinds, rule)
             if self._are(runs, expected):
                 self._rule = rule
                 return
             live = _joined(runs) if live is None else live
-            missing, known = self._match(expected, live, records.base)
-            wrong = against(expected[missing], len(known) - int(known.sum()), last_offset(live))
+            missing, known = match_items(self._files, expected, live, records.base)
+            wrong = mismatch_score(expected[missing], len(known) - int(known.sum()), last_offset(live))
             if best is None or wrong < best[0]:
                 best = (wrong, rule, expected, missing, known)
             if not wrong:
@@ -150,27 +112,27 @@ class Index:
         self._missing.append(expected[missing])
         self._strays.append(live[~known])
 
-    def _are(self, runs: Sequence[_Run], expected: Rows) -> bool:
+    def _are(self, runs: Sequence[_ItemRun], expected: Rows) -> bool:
         """Whether the items are what is expected, in the order in which RocketMQ writes them: so it mostly is."""
         at = 0
         for run in runs:
             part = expected[at : at + len(run.rows)]
             at += len(run.rows)
             same = len(part) == len(run.rows) and all(bool((run.rows[name] == part[name]).all()) for name in _SAME)
-            if not same or not self._right_times(run.file, run.numbers, run.rows, part["store_ms"]).all():
+            if not same or not right_times(self._files[run.file], run.numbers, run.rows, part["store_ms"]).all():
                 return False
         return at == len(expected)
 
-    def _ahead(self, stop: int | None = None) -> list[_Run]:
+    def _ahead(self, stop: int | None = None) -> list[_ItemRun]:
         """The items from the cursor to the first of an offset at or above `stop`; the cursor moves behind them."""
-        runs: list[_Run] = []
+        runs: list[_ItemRun] = []
         while self._file < len(self._files):
             file = self._files[self._file]
             rows = file.read(self._item, min(self._at_once, file.used - self._item + 1))
-            count = len(rows) if stop is None else first_run(rows["commitlog_offset"] >= stop)
+            count = len(rows) if stop is None else first_sustained(rows["commitlog_offset"] >= stop)
             if count == len(rows) - 1 and self._is_beyond_file(rows[-1], self._item + count):
                 count += 1
-            runs.append(_Run(self._file, self._item, rows[:count]))
+            runs.append(_ItemRun(self._file, self._item, rows[:count]))
             self._item += count
             if count < len(rows):
                 break
@@ -185,43 +147,13 @@ class Index:
         is_last = number == self._files[self._file].used
         return is_last and bool(after) and after[0].header.begin_commitlog_offset < item["commitlog_offset"]
 
-    def _match(self, expected: Rows, live: Rows, base: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which expected items are missing, and which live ones are known with their right time."""
-        wanted, held = _packed(expected, base), _packed(live, base)
-        order = np.argsort(wanted, kind="stable")
-        ranked = wanted[order]
-        at = np.minimum(np.searchsorted(ranked, held), max(len(ranked) - 1, 0))
-        known = ranked[at] == held if len(ranked) else np.zeros(len(held), np.bool_)
-        store_ms = expected["store_ms"][order[at]] if len(ranked) else np.zeros(len(held), np.int64)
-        found = np.zeros(len(wanted), np.bool_)
-        found[at[known]] = True
-        missing = np.zeros(len(wanted), np.bool_)
-        missing[order] = ~found
-        if missing.any():  # one item may answer for a key that stands twice
-            missing &= ~np.isin(wanted, held)
-        for number in np.unique(live["file"]).tolist():
-            which = live["file"] == number
-            known[which] &= self._right_times(number, live["number"][which], live[which], store_ms[which])
-        return missing, known
-
-    def _right_times(self, number: int, items: Ints, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:
-        """Which of these items of one file state the time of their record; the header knows the first and the last."""
-        header, said = self._files[number].header, live["time_diff_s"]
-        after_ms = np.maximum(store_ms - header.begin_timestamp_ms, 0)
-        fits = said == np.minimum(after_ms // 1000, _SECONDS_MAX)
-        if not fits.all():
-            fits |= said == np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
-        fits &= (items != 1) | (store_ms == header.begin_timestamp_ms)
-        if not self._files[number].is_growing:
-            fits &= (items != self._files[number].used) | (store_ms == header.end_timestamp_ms)
-        return np.asarray(fits)
-
-    def finish(self, begin_offset: int, ignore_from: int | None, look: Callable[[int], Records | None]) -> None:
+    def finish(self, context: FinishContext) -> None:
         """Report what stayed missing and the items that belong to no record.
 
-        `look` reads one record: an item out of order is right when its record has that key. RocketMQ indexes the last
-        record again when it comes back after a crash.
+        An item out of order is right when its record has that key: RocketMQ indexes the last record again when it comes
+        back after a crash.
         """
+        begin_offset, ignore_from = context.begin_offset, context.ignore_from
         self._look_again()
         self._strays.append(_joined(self._ahead()))
         strays = np.concatenate(self._strays)
@@ -236,7 +168,7 @@ class Index:
             offset = int(stray["commitlog_offset"])
             stale = 0 <= offset < begin_offset
             later = ignore_from is not None and offset >= ignore_from
-            if not stale and not later and not self._belongs(stray, look(offset)):
+            if not stale and not later and not self._belongs(stray, context.look(offset)):
                 facts = {"item": int(stray["number"]), "key_hash": int(stray["key_hash"])}
                 text = f"item {stray['number']} belongs to no key of a record, or states another time than the record"
                 self._report("index-orphan", offset, text, facts, self._files[stray["file"]].segment.path)
@@ -245,7 +177,7 @@ class Index:
             Chains(file, self._findings).check()
 
     def _look_again(self) -> None:
-        """Read the headers anew: a live broker has indexed more meanwhile, in the last file or in further ones."""
+        """Read the headers again: a live broker has indexed more meanwhile, in the last file or in further ones."""
         before, now = self._files, self._open(Findings())
         if not before or [file.segment.path for file in now[: len(before)]] != [file.segment.path for file in before]:
             return
@@ -258,7 +190,8 @@ class Index:
             return False
         live = np.array([stray], ITEM)
         return any(
-            bool(self._match(expected_items(record, Kinds(record), rule), live, record.base)[1].all()) for rule in Rule
+            bool(match_items(self._files, expected_items(record, Kinds(record), rule), live, record.base)[1].all())
+            for rule in IndexingRule
         )
 
     def _file_for(self, commitlog_offset: int) -> str:
@@ -272,7 +205,42 @@ class Index:
         self._findings.add(Finding(kind, commitlog_offset, text, file, facts))
 
 
-def against(missing: Rows, strays: int, last: int | None) -> int:
+def match_items(
+    files: Sequence[IndexFileView], expected: Rows, live: Rows, base: int
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which expected items are missing, and which live ones are known with their right time."""
+    wanted, held = _packed(expected, base), _packed(live, base)
+    order = np.argsort(wanted, kind="stable")
+    ranked = wanted[order]
+    at = np.minimum(np.searchsorted(ranked, held), max(len(ranked) - 1, 0))
+    known = ranked[at] == held if len(ranked) else np.zeros(len(held), np.bool_)
+    store_ms = expected["store_ms"][order[at]] if len(ranked) else np.zeros(len(held), np.int64)
+    found = np.zeros(len(wanted), np.bool_)
+    found[at[known]] = True
+    missing = np.zeros(len(wanted), np.bool_)
+    missing[order] = ~found
+    if missing.any():  # one item may answer for a key that stands twice
+        missing &= ~np.isin(wanted, held)
+    for number in np.unique(live["file"]).tolist():
+        which = live["file"] == number
+        known[which] &= right_times(files[number], live["number"][which], live[which], store_ms[which])
+    return missing, known
+
+
+def right_times(file: IndexFileView, items: Ints, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:
+    """Which of these items of one file state the time of their record; the header knows the first and the last."""
+    header, stated_s = file.header, live["time_diff_s"]
+    after_ms = np.maximum(store_ms - header.begin_timestamp_ms, 0)
+    fits = stated_s == np.minimum(after_ms // 1000, _SECONDS_MAX)
+    if not fits.all():
+        fits |= stated_s == np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
+    fits &= (items != 1) | (store_ms == header.begin_timestamp_ms)
+    if not file.is_growing:
+        fits &= (items != file.used) | (store_ms == header.end_timestamp_ms)
+    return np.asarray(fits)
+
+
+def mismatch_score(missing: Rows, strays: int, last: int | None) -> int:
     """How much speaks against a rule. What the index lacks behind its last item says nothing: it ends there."""
     return strays + (0 if last is None else int((missing["commitlog_offset"] <= last).sum()))
 
@@ -287,101 +255,3 @@ def _packed(items: Rows, base: int) -> Ints:
     distance = items["commitlog_offset"].astype(np.int64) - base
     far = (distance < 0) | (distance >= 1 << 31)
     return np.where(far, -1, (distance << 32) | (items["key_hash"].astype(np.int64) & 0xFFFFFFFF))
-
-
-class Chains:
-    """The chains of one file, followed from its first item to its last as they were made."""
-
-    def __init__(self, file: IndexFile, findings: Findings) -> None:
-        self._file, self._findings = file, findings
-        self._newest = np.zeros(file.slots, np.int32)
-
-    def check(self) -> None:
-        """Report whatever in the file does not agree with its items."""
-        file, first_item, last_item = self._file, None, None
-        for first in range(1, file.used + 1, _AT_ONCE):
-            rows = file.read(first, min(_AT_ONCE, file.used - first + 1))
-            numbers = first + np.arange(len(rows))
-            slots = np.abs(rows["key_hash"].astype(np.int64)) % file.slots
-            for index in np.flatnonzero(self._previous(slots, numbers) != rows["previous"]):
-                text = f"item {numbers[index]} names a wrong item before it"
-                self._report(text, int(rows["commitlog_offset"][index]))
-            first_item = first_item if first_item is not None else rows[0]
-            last_item = rows[-1]
-        self._check_slots()
-        self._check_header(first_item, last_item)
-        self._check_unused()
-
-    def _previous(self, slots: Ints, numbers: Ints) -> Ints:
-        """The item before each in its slot; takes note of the newest."""
-        order = np.argsort(slots, kind="stable")
-        ranked = slots[order]
-        again = np.concatenate(([False], ranked[1:] == ranked[:-1]))
-        previous = np.zeros(len(slots), np.int64)
-        previous[order] = np.where(again, np.concatenate(([0], numbers[order][:-1])), self._newest[ranked])
-        self._newest[slots] = numbers
-        return previous
-
-    def _check_slots(self) -> None:
-        held = self._newest_counted()
-        for pause_s in _PAUSES_S if self._file.is_growing else ():
-            if (held == self._newest).all():
-                break
-            time.sleep(pause_s)
-            held = self._newest_counted()
-        for slot in np.flatnonzero(held != self._newest):
-            self._report(f"slot {slot} names item {held[slot]}, its newest is {self._newest[slot]}", 0)
-
-    def _newest_counted(self) -> Ints:
-        """The item that each slot names; in a file that grows, the first that is counted in the chain of that one.
-
-        An item is written before its slot names it, and is counted after that. So what a slot names is whole, counted
-        or not, unless its writer was killed and another one writes it again at this moment: then looking again helps.
-        """
-        file = self._file
-        held = np.zeros(file.slots, ">i4")
-        file.segment.read_into(slot_at(0), held.view(np.uint8).data)
-        newest = held.astype(np.int64)
-        if not file.is_growing or int(newest.max(initial=0)) <= file.used:
-            return newest
-        last = min(int(newest.max()), file.items)
-        previous = file.read(file.used + 1, last - file.used)["previous"].astype(np.int64)
-        while len(later := np.flatnonzero((newest > file.used) & (newest <= last))):
-            items = newest[later]
-            before = previous[items - file.used - 1]
-            newest[later] = np.where(before < items, before, 0)
-        return newest
-
-    def _check_header(self, first: Any, last: Any) -> None:
-        if self._file.is_growing:  # its counts and its end are of a later item than the last one that was read
-            if first is not None and self._file.header.begin_commitlog_offset != first["commitlog_offset"]:
-                self._report("the header begins with another record than its first item", 0)
-            return
-        header, used_slots = self._file.header, int(np.count_nonzero(self._newest))
-        if header.used_slots not in (used_slots, self._file.used):
-            self._report(f"the header counts {header.used_slots} used slots, {used_slots} are", 0)
-        if first is None:
-            return
-        if header.begin_commitlog_offset != first["commitlog_offset"]:
-            self._report("the header begins with another record than its first item", header.begin_commitlog_offset)
-        if header.end_commitlog_offset != last["commitlog_offset"]:
-            self._report("the header ends with another record than its last item", header.end_commitlog_offset)
-
-    def _check_unused(self) -> None:
-        """Item 0 and everything behind the last item was never written."""
-        file, segment = self._file, self._file.segment
-        if file.read(0, 1).view(np.uint8).any():
-            self._report("item 0, which is never used, is not zero", 0)
-        if file.is_growing:
-            return
-        at = segment.next_data(item_at(file.used + 1, file.slots))
-        while at < segment.size:
-            rest = np.zeros(min(_AT_ONCE * _ON_DISK.itemsize, segment.size - at), np.uint8)
-            segment.read_into(at, rest.data)
-            if rest.any():
-                self._report(f"byte {at + int(np.flatnonzero(rest)[0])} behind the last item is not zero", 0)
-                return
-            at = segment.next_data(at + len(rest))
-
-    def _report(self, text: str, commitlog_offset: int) -> None:
-        self._findings.add(Finding("index-damaged", commitlog_offset, text, self._file.segment.path))

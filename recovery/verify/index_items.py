@@ -16,7 +16,7 @@ from broker.format.sysflag import TransactionType
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import joined, pick
-from recovery.scan.strings import Slices, java_hashes_joined
+from recovery.scan.strings import StringViews, java_hashes_joined
 from recovery.scan.units import Ints, Rows
 
 _SPACE = ord(" ")
@@ -24,23 +24,23 @@ _SPACE = ord(" ")
 EXPECTED = np.dtype([("commitlog_offset", "i8"), ("key_hash", "i8"), ("store_ms", "i8")])
 
 
-class Rule(enum.Enum):
+class IndexingRule(enum.Enum):
     """How a generation indexes."""
 
     V5 = "unique key and keys, absolute hash; all but rollbacks"
     V3 = "keys, signed hash; no ends"
 
 
-def expected_items(records: Records, kinds: Kinds, rule: Rule) -> Rows:
+def expected_items(records: Records, kinds: Kinds, rule: IndexingRule) -> Rows:
     """The items that RocketMQ makes of these records, in order. RocketMQ: IndexService.buildIndex (5.3.3; 3.1.4)."""
     types = kinds.types << 2
     indexed = types != TransactionType.ROLLBACK
-    if rule is Rule.V3:
+    if rule is IndexingRule.V3:
         indexed &= types != TransactionType.COMMIT
     which = np.flatnonzero(indexed)
     rows, keys = split_keys(records.values(names.KEYS).take(which))
     items = _items(records, which[rows], keys)
-    if rule is Rule.V5:
+    if rule is IndexingRule.V5:
         unique = records.values(names.UNIQ_KEY).take(which)
         there = np.flatnonzero(unique.lengths)
         if len(there):
@@ -48,12 +48,21 @@ def expected_items(records: Records, kinds: Kinds, rule: Rule) -> Rows:
             items = pick(items, np.argsort(items["commitlog_offset"], kind="stable"))
     hashes = items["key_hash"]
     smallest = hashes == -(1 << 31)
-    items["key_hash"] = np.where(smallest, 0, np.abs(hashes) if rule is Rule.V5 else hashes)
+    items["key_hash"] = np.where(smallest, 0, np.abs(hashes) if rule is IndexingRule.V5 else hashes)
     return items
 
 
-def split_keys(keys: Slices) -> tuple[Ints, Slices]:
-    """Each non-empty key with the row that it stands in."""
+def split_keys(keys: StringViews) -> tuple[Ints, StringViews]:
+    """Each non-empty key with the row that it stands in: KEYS holds several, with spaces between them.
+
+    An example: the bytes `a bcx  y` hold the KEYS of three rows, `a bc`, `x` and `  y`.
+      spaces        1 5 6              where the spaces are
+      first, after  0 1 1 and 1 1 3    the spaces of row i are spaces[first[i] : after[i]]: one, none, two
+      begins        0 2 | 4 | 5 6 7    the begin of each row, and behind each of its spaces
+      stops         1 4 | 5 | 5 6 8    each of its spaces, and the end of each row
+      kept          a bc | x | y       begins with their stops, without the empty ones
+    tests/scan/test_columns_against_scalars.py compares this with str.split.
+    """
     rows, starts, lengths = np.arange(len(keys)), keys.starts, keys.lengths
     spaces = np.flatnonzero(keys.data == _SPACE) if bool((keys.data == _SPACE).any()) else np.zeros(0, np.int64)
     first, after = np.searchsorted(spaces, starts), np.searchsorted(spaces, starts + lengths)
@@ -68,10 +77,10 @@ def split_keys(keys: Slices) -> tuple[Ints, Slices]:
         # The stops of a row, in order, belong to its begins in order.
         starts, lengths = begins, stops[np.lexsort((stops, np.concatenate((np.arange(len(keys)), more))))] - begins
     filled = np.flatnonzero(lengths)
-    return rows[filled], Slices(keys.data, starts[filled], lengths[filled])
+    return rows[filled], StringViews(keys.data, starts[filled], lengths[filled])
 
 
-def _items(records: Records, rows: Ints, keys: Slices) -> Rows:
+def _items(records: Records, rows: Ints, keys: StringViews) -> Rows:
     items = np.zeros(len(rows), EXPECTED)
     if len(rows):
         codes, topics = records.topic_codes

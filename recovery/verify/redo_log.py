@@ -7,6 +7,7 @@ table is right. RocketMQ: TransactionStateService.appendPreparedTransaction, Def
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from broker.format.topics import SCHEDULE_TOPIC
 from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
-from recovery.scan.units import Ints, Rows, Units, first_run
+from recovery.scan.units import Ints, Rows, UnitFile, first_sustained
+from recovery.verify.comparison import FinishContext
 
 # The last column: a 4.x or 5.x broker wrote it, and those keep no redo log (a `mixed` store).
 EXPECTED = np.dtype([("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8"), ("half_op", "?")])
@@ -27,15 +29,32 @@ UNIT_NAMES = ("commitlog_offset", "size", "tags_code")
 NUMBERED = np.dtype([*Unit.DTYPE, ("number", "i8")])
 
 
-class RedoLog:
-    """Takes the records of a scan, compares as it goes, and says at the end what stayed wrong."""
+class RedoDifferences(NamedTuple):
+    """What the redo log lacks, and the units (with their numbers) that no record asked for."""
 
-    def __init__(self, units: Units, findings: Findings) -> None:
+    missing: Rows  # shape (n,), dtype EXPECTED
+    strays: Rows  # shape (n,), dtype NUMBERED
+
+
+class RedoLogComparison:
+    """Takes the records of a scan, compares as it goes, and reports at the end what stayed wrong.
+
+    `span` are the units to compare (by default all); `known` is what other comparisons of this log found already.
+    """
+
+    def __init__(
+        self,
+        units: UnitFile,
+        findings: Findings,
+        span: tuple[int, int] | None = None,
+        known: RedoDifferences | None = None,
+    ) -> None:
         self._units, self._findings = units, findings
-        self._cursor = units.begin
-        self._missing: list[Rows] = []
-        self._strays: list[Rows] = []  # live units with their numbers, that no record asked for yet
-        self.prepared = 0
+        self._cursor: int
+        self._end: int
+        self._cursor, self._end = span or (units.begin, units.end)
+        self._missing: list[Rows] = [known.missing] if known else []
+        self._strays: list[Rows] = [known.strays] if known else []  # that no record asked for yet
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare the units of prepared records and of everything with the type of an end.
@@ -50,7 +69,7 @@ class RedoLog:
         expected["commitlog_offset"], expected["size"] = part.offsets, part.sizes
         prepared = kinds.types[which] << 2 == TransactionType.PREPARED
         expected["tags_code"] = np.where(prepared, PREPARED_TAG, part.field("prepared_transaction_offset"))
-        live = self._units.read(self._cursor, min(len(expected), max(self._units.end - self._cursor, 0)))
+        live = self._units.read(self._cursor, min(len(expected), max(self._end - self._cursor, 0)))
         if len(live) == len(expected) and _equal(live, expected).all():
             self._cursor += len(expected)
             return
@@ -78,9 +97,9 @@ class RedoLog:
         """The live units from the cursor to the first that names `stop` or later; the cursor moves behind them."""
         parts: list[Rows] = []
         first = self._cursor
-        while self._cursor < self._units.end:
-            rows = self._units.read(self._cursor, min(_AHEAD, self._units.end - self._cursor))
-            count = first_run((rows["commitlog_offset"] >= stop) | (rows["size"] == 0))
+        while self._cursor < self._end:
+            rows = self._units.read(self._cursor, min(_AHEAD, self._end - self._cursor))
+            count = first_sustained((rows["commitlog_offset"] >= stop) | (rows["size"] == 0))
             parts.append(rows[:count])
             self._cursor += count
             if count < len(rows):
@@ -88,12 +107,17 @@ class RedoLog:
         live = np.concatenate(parts) if parts else np.zeros(0, self._units.dtype)
         return first + np.arange(len(live)), live
 
-    def finish(self, begin_offset: int, ignore_from: int | None) -> None:
+    def differences(self) -> RedoDifferences:
+        """What stayed missing and the units that no record asked for, those behind the last record included."""
+        missing = np.concatenate([np.zeros(0, EXPECTED), *self._missing])
+        return RedoDifferences(missing, self._all_strays())
+
+    def finish(self, context: FinishContext) -> None:
         """Report what stayed missing and the units that belong to no record.
 
-        Units below `begin_offset` have lost their record to retention, those from `ignore_from` on were appended after
-        the scan: then a live broker has also dispatched meanwhile what was missing when its record was read.
+        What a live broker had not dispatched when the record was read, it has dispatched meanwhile.
         """
+        begin_offset, ignore_from = context.begin_offset, context.ignore_from
         strays = self._all_strays()
         if ignore_from is not None and self._missing:
             missing, strays = without_pairs(np.concatenate(self._missing), strays)
@@ -109,10 +133,10 @@ class RedoLog:
 
     def _all_strays(self) -> Rows:
         """The units that no record asked for, with those that lie behind the cursor; it moves to the end."""
-        for first, rows in self._units.filled(self._cursor, self._units.end):
+        for first, rows in self._units.filled(self._cursor, self._end):
             filled = np.flatnonzero(_filled(rows))
             self._strays.append(_numbered(rows[filled], first + filled))
-        self._cursor = self._units.end
+        self._cursor = self._end
         return np.concatenate([np.zeros(0, NUMBERED), *self._strays])
 
     def _report_missing(self, strays: Rows) -> None:

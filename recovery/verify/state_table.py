@@ -1,4 +1,4 @@
-"""The state table against the verdicts: each prepared record in its own slot, in its state.
+"""The state table against the outcomes: each prepared record in its own slot, in its state.
 
 A slot is compared where it should be; what is not there is looked for by CommitLog offset in what the table holds
 besides, since a table that RocketMQ 3.x rebuilt has its settled slots left out and all others moved.
@@ -6,7 +6,8 @@ besides, since a table that RocketMQ 3.x rebuilt has its settled slots left out 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,79 +15,107 @@ from broker.format.java import string_hash
 from broker.transaction.events import TransactionState
 from recovery.findings import Finding, Findings
 from recovery.scan.spill import PARTITION_BYTES, Spill, pick
-from recovery.scan.units import Ints, Rows, Spans, Units
+from recovery.scan.units import Interval, IntervalSet, Ints, Rows, UnitFile
 from recovery.transactions.events import Names
-from recovery.transactions.outcomes import VERDICT
-from recovery.verify.later_ends import SETTLED, LaterEnds, is_settled_by, no_later_ends
+from recovery.transactions.outcomes import OUTCOME
+from recovery.verify.comparison import FinishContext
+from recovery.verify.later_ends import SETTLED, is_settled_by
 
 _PREPARED = int(TransactionState.PREPARED)
 _SETTLED = (int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK))
 _FIELDS = ("size", "store_time_s", "group_hash")
 
 
-class StateTable:
-    """Takes the verdicts on prepared records and says what the table holds instead.
+class TableClaims(NamedTuple):
+    """What a comparison of some transactions leaves: their slots, and the outcomes whose slot holds something else."""
 
-    With `is_written` ends may come after the verdicts: a slot that is settled where its verdict says prepared is held
-    back, and `finish` is given the later ends.
+    claimed: list[Interval]
+    elsewhere: Rows  # shape (n,), dtype OUTCOME; groups and topics as numbers of `names`
+    held_back: Rows  # shape (n,), dtype SETTLED: slots that an end behind the watermark may have settled
+    names: list[bytes]
+
+
+class StateTableComparison:
+    """Takes the outcomes of prepared records and says what the table holds instead.
+
+    `claimed` are the slots that other comparisons of this table claimed already. With `is_written` ends may come after
+    the outcomes: a slot that is settled where its outcome says prepared is held back, and compared with the later ends
+    by `finish`.
     """
 
     def __init__(
-        self, units: Units, names: Names, partitions: int, findings: Findings, *, is_written: bool = False
+        self,
+        units: UnitFile,
+        names: Names,
+        partitions: int,
+        findings: Findings,
+        claimed: Iterable[Interval] = (),
+        *,
+        is_written: bool = False,
     ) -> None:
         self._units, self._names, self._findings, self._count = units, names, findings, partitions
         self._is_written = is_written
-        self._held_back: list[Rows] = []
-        self._claimed = Spans()
-        self._elsewhere = Spill(VERDICT, partitions)  # verdicts whose slot holds something else
+        self._held_back = [np.zeros(0, SETTLED)]
+        self._claimed = IntervalSet(claimed)
+        self._elsewhere = Spill(OUTCOME, partitions)  # outcomes whose slot holds something else
         self._unclaimed = Spill([*units.dtype.descr, ("slot", "i8")], partitions)
         self._hashes: dict[int, int] = {}
 
-    def add(self, verdicts: Rows) -> None:
-        """Compare the slots of some verdicts."""
-        if not len(verdicts):
+    def add(self, outcomes: Rows) -> None:
+        """Compare the slots of some outcomes."""
+        if not len(outcomes):
             return
-        slots = self._units.take(verdicts["queue_offset"])
-        in_place = (slots["commitlog_offset"] == verdicts["half"]) & (slots["size"] > 0)
+        slots = self._units.take(outcomes["queue_offset"])
+        in_place = (slots["commitlog_offset"] == outcomes["half"]) & (slots["size"] > 0)
         if not in_place.all():
-            rest = pick(verdicts, ~in_place)
-            self._elsewhere.add(rest, self._partition(rest["half"]))
-            verdicts, slots = pick(verdicts, in_place), pick(slots, in_place)
-        self._claimed.add(verdicts["queue_offset"])
-        self._compare(verdicts, slots, verdicts["queue_offset"])
+            rest = pick(outcomes, ~in_place)
+            self.add_elsewhere(rest)
+            outcomes, slots = pick(outcomes, in_place), pick(slots, in_place)
+        self._claimed.add(outcomes["queue_offset"])
+        self._compare(outcomes, slots, outcomes["queue_offset"])
+
+    def claims(self, names: list[bytes]) -> TableClaims:
+        """What is left of a comparison with one partition; `names` are those behind the numbers."""
+        claimed = self._claimed.within(self._units.begin, self._units.end)
+        return TableClaims(claimed, self._elsewhere.take(0), np.concatenate(self._held_back), names)
+
+    def add_elsewhere(self, rows: Rows) -> None:
+        """Take over outcomes whose slot holds something else."""
+        self._elsewhere.add(rows, self._partition(rows["half"]))
+
+    def hold_back(self, rows: Rows) -> None:
+        """Take over slots that an end behind the watermark may have settled: shape (n,), dtype SETTLED."""
+        self._held_back.append(rows)
 
     def _partition(self, offsets: Ints) -> Ints:
         return np.asarray((offsets // PARTITION_BYTES) % self._count)
 
-    def _compare(self, verdicts: Rows, slots: Rows, numbers: Ints) -> None:
+    def _compare(self, outcomes: Rows, slots: Rows, numbers: Ints) -> None:
         """Slots that hold the right transaction: in the right state, with the record's size, time and group?"""
-        state = np.where(verdicts["state"] == TransactionState.PARKED, _PREPARED, verdicts["state"])
-        groups = np.unique(verdicts["group"])
+        state = np.where(outcomes["state"] == TransactionState.PARKED, _PREPARED, outcomes["state"])
+        groups = np.unique(outcomes["group"])
         hashes = np.array([self._hash(group) for group in groups.tolist()], np.int32)
         expected = {
-            "size": verdicts["size"],
-            "store_time_s": (verdicts["store_ms"] // 1000).astype(np.int32),
-            "group_hash": hashes[np.searchsorted(groups, verdicts["group"])],
+            "size": outcomes["size"],
+            "store_time_s": (outcomes["store_ms"] // 1000).astype(np.int32),
+            "group_hash": hashes[np.searchsorted(groups, outcomes["group"])],
         }
         wrong = slots["state"] != state
         if self._is_written:
             later = wrong & (state == _PREPARED) & np.isin(slots["state"], _SETTLED)
-            self._hold_back(verdicts["half"][later], slots["state"][later], numbers[later])
+            rows = np.zeros(int(later.sum()), SETTLED)
+            rows["half"], rows["state"], rows["slot"] = outcomes["half"][later], slots["state"][later], numbers[later]
+            self.hold_back(rows)
             wrong &= ~later
         for index in np.flatnonzero(wrong):
-            half, held = int(verdicts["half"][index]), int(slots["state"][index])
+            half, held = int(outcomes["half"][index]), int(slots["state"][index])
             self._report_state(half, held, int(state[index]), int(numbers[index]))
         for name in _FIELDS:
             for index in np.flatnonzero(slots[name] != expected[name]):
                 found, true_value = int(slots[name][index]), int(expected[name][index])
                 text = f"slot {numbers[index]} has {name} {found}, its record says {true_value}"
                 facts = {"slot": int(numbers[index]), "field": name, "found": found, "expected": true_value}
-                self._report("slot-wrong-field", int(verdicts["half"][index]), text, facts)
-
-    def _hold_back(self, halves: Ints, states: Ints, numbers: Ints) -> None:
-        rows = np.zeros(len(halves), SETTLED)
-        rows["half"], rows["state"], rows["slot"] = halves, states, numbers
-        self._held_back.append(rows)
+                self._report("slot-wrong-field", int(outcomes["half"][index]), text, facts)
 
     def _report_state(self, half: int, held: int, true: int, number: int) -> None:
         text = f"slot {number} says {_state(held)}, the CommitLog says {_state(true)}"
@@ -98,17 +127,17 @@ class StateTable:
             self._hashes[group] = string_hash(self._names[group])
         return self._hashes[group]
 
-    def finish(self, begin_offset: int, ignore_from: int | None, later_ends: LaterEnds = no_later_ends) -> None:
+    def finish(self, context: FinishContext) -> None:
         """Join what was not in its place with what nobody claimed.
 
-        `later_ends` is asked for the ends behind the log that was judged, once all slots were read: a slot that was
-        settled meanwhile was settled by one of them.
+        The ends behind the watermark are read once all slots were: a slot that was settled meanwhile was settled by one
+        of them.
         """
-        held_back = np.concatenate([np.zeros(0, SETTLED), *self._held_back])
+        begin_offset, ignore_from = context.begin_offset, context.ignore_from
+        held_back = np.concatenate(self._held_back)
         if len(held_back):
-            for row in held_back[~is_settled_by(held_back, later_ends())]:
+            for row in held_back[~is_settled_by(held_back, context.later_ends())]:
                 self._report_state(int(row["half"]), int(row["state"]), _PREPARED, int(row["slot"]))
-        entries = in_doubt = 0
         for first, stop in self._claimed.gaps(self._units.begin, self._units.end):
             for number, rows in self._units.filled(first, stop):
                 filled = np.flatnonzero(rows.view(np.uint8).reshape(len(rows), -1).any(axis=1))
@@ -119,7 +148,6 @@ class StateTable:
                 at = strays["commitlog_offset"]
                 kept = (at >= begin_offset) | (at < 0) | (strays["size"] <= 0)
                 kept &= (ignore_from is None) | (at < (ignore_from or 0))
-                entries += int(kept.sum())
                 self._unclaimed.add(strays[kept], self._partition(np.maximum(strays["commitlog_offset"][kept], 0)))
         lost: list[Rows] = []
         moved = 0
@@ -128,13 +156,12 @@ class StateTable:
             found, rest = self._join(wanted, strays)
             moved += found
             lost.append(rest)
-            in_doubt += int((rest["state"] == _PREPARED).sum())
         self._report_lost(np.concatenate(lost), moved)
         self._elsewhere.close()
         self._unclaimed.close()
 
     def _join(self, wanted: Rows, strays: Rows) -> tuple[int, Rows]:
-        """Match by CommitLog offset; returns how many stand elsewhere, and the verdicts that stand nowhere."""
+        """Match by CommitLog offset; returns how many stand elsewhere, and the outcomes that stand nowhere."""
         wanted = wanted[np.argsort(wanted["half"], kind="stable")]
         at = np.searchsorted(wanted["half"], strays["commitlog_offset"])
         inside = np.minimum(at, max(len(wanted) - 1, 0))
@@ -146,10 +173,10 @@ class StateTable:
         for stray in strays[~hit]:
             text = f"slot {stray['slot']} belongs to no prepared record"
             self._report("slot-orphan", int(stray["commitlog_offset"]), text, {"slot": int(stray["slot"])})
-        for stray, verdict in zip(strays[hit], wanted[at[hit]], strict=True):
-            text = f"stands in slot {stray['slot']}, its record says {verdict['queue_offset']}: nobody can settle it"
-            facts = {"slot": int(stray["slot"]), "expected_slot": int(verdict["queue_offset"])}
-            self._report("slot-moved", int(verdict["half"]), text, facts)
+        for stray, outcome in zip(strays[hit], wanted[at[hit]], strict=True):
+            text = f"stands in slot {stray['slot']}, its record says {outcome['queue_offset']}: nobody can settle it"
+            facts = {"slot": int(stray["slot"]), "expected_slot": int(outcome["queue_offset"])}
+            self._report("slot-moved", int(outcome["half"]), text, facts)
         self._compare(wanted[at[hit]], strays[hit], strays["slot"][hit])
         found = np.zeros(len(wanted), np.bool_)
         found[at[hit]] = True
@@ -172,17 +199,17 @@ class StateTable:
             )
             counts = {"settled_without_slot": int(settled.sum()), "moved": moved}
             self._report("table-compacted", int(lost["half"].min()) if len(lost) else 0, text, counts)
-        for verdict, taken in zip(lost, overtaken, strict=True):
-            state = _state(verdict["state"])
-            facts: dict[str, Any] = {"slot": int(verdict["queue_offset"]), "state": state}
-            if compacted and verdict["state"] not in (_PREPARED, TransactionState.PARKED):
+        for outcome, taken in zip(lost, overtaken, strict=True):
+            state = _state(outcome["state"])
+            facts: dict[str, Any] = {"slot": int(outcome["queue_offset"]), "state": state}
+            if compacted and outcome["state"] not in (_PREPARED, TransactionState.PARKED):
                 continue
             if taken:
-                text = f"a later transaction took slot {verdict['queue_offset']}: this one ({state}) has none"
-                self._report("slot-moved", int(verdict["half"]), text, facts)
+                text = f"a later transaction took slot {outcome['queue_offset']}: this one ({state}) has none"
+                self._report("slot-moved", int(outcome["half"]), text, facts)
             else:
                 text = f"the state table lacks this transaction ({state}): RocketMQ will never ask about it"
-                self._report("slot-missing", int(verdict["half"]), text, facts)
+                self._report("slot-missing", int(outcome["half"]), text, facts)
 
     def _empty(self) -> bool:
         return not any(len(rows) and rows["size"].any() for _, rows in self._units.filled(0, self._units.end))

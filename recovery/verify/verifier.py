@@ -14,42 +14,36 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-
-import numpy as np
+from functools import partial
+from typing import Protocol
 
 from broker.format import properties as names
 from broker.store.disk.files import Disk
-from broker.store.disk.store_lock import is_held
-from broker.store.read.segments import Listing
-from broker.store.recover.watermark import Watermark, has_moved, log_begin, published, read_watermark
-from broker.transaction.events import Generation, TransactionState
-from recovery.findings import Finding, Findings, Report
-from recovery.scan.framing import Stop, walk
+from broker.store.recover.watermark import Watermark, has_moved, log_begin, read_watermark
+from broker.transaction.events import Generation
+from recovery.findings import Findings, Report
 from recovery.scan.kinds import Kinds
+from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
-from recovery.scan.scanner import Damage, Scan
+from recovery.scan.scanner import Scan
 from recovery.scan.spill import pick
-from recovery.scan.store_files import StoreFiles, breaks_off
-from recovery.scan.units import Units
-from recovery.transactions.digest import Digest
-from recovery.transactions.events import diverted_halves
+from recovery.scan.store_files import StoreFiles
 from recovery.transactions.fingerprint import difference
-from recovery.transactions.outcomes import Verdicts
-from recovery.transactions.tracker import Judgement
-from recovery.verify.consume_queues import Queues
-from recovery.verify.field_checks import implausible
-from recovery.verify.index import Index, IndexFile, open_index
-from recovery.verify.later_ends import later_ends
-from recovery.verify.live_writes import LAG_MS, Unfinished
-from recovery.verify.redo_log import RedoLog
-from recovery.verify.state_table import StateTable
+from recovery.transactions.outcomes import Outcomes
+from recovery.transactions.tracker import TransactionTracker
+from recovery.verify.comparison import Comparison
+from recovery.verify.conclusion import Comparisons, Conclusion, LogFacts, TransactionSums
+from recovery.verify.consume_queues import QueueComparison
+from recovery.verify.index import IndexComparison
+from recovery.verify.index_files import open_live_index
+from recovery.verify.record_checks import wrong_crcs, wrong_fields
+from recovery.verify.redo_log import RedoLogComparison
+from recovery.verify.state_table import StateTableComparison
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-_LOOK_BYTES = 1 << 16
 _PROPERTIES = (names.KEYS, names.TAGS, names.PGROUP, names.UNIQ_KEY)
 _TRIES = 3
 # What a record that is gone has left behind, or takes with it.
@@ -57,33 +51,51 @@ _OF_RECORDS = frozenset({
     "segment-missing", "corrupt-region", "queue-missing", "index-missing", "redo-missing", "slot-missing",
     "slot-wrong-state", "queue-orphan", "index-orphan", "redo-orphan", "slot-orphan", "end-without-half",
 })  # fmt: skip
-_STATES = {
-    TransactionState.COMMITTED: "committed",
-    TransactionState.ROLLED_BACK: "rolled_back",
-    TransactionState.PREPARED: "in_doubt",
-    TransactionState.PARKED: "parked",
-}
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress = lambda _done, _total: None) -> Report:
-    """Read the whole store at `path` and compare all its files.
+class Observer(Protocol):
+    """Sees in passing what a verification reads."""
 
-    Raises NotAStore or another StoreError when there is nothing to judge; whatever is wrong with a store that can be
-    read is a finding.
+    def on_records(self, records: Records) -> None:
+        """Some records, in log order."""
+
+    def on_outcomes(self, outcomes: Outcomes) -> None:
+        """Some transactions, each once."""
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress = lambda _done, _total: None,
+    observers: Sequence[Observer] = (),
+) -> Report:
+    """Read the whole store at `path` and compare all its files; the store may be in use.
+
+    The log is read once, in bounded memory. Raises NotAStore or another StoreError when there is nothing to
+    verify; whatever is wrong with a store that can be read is a finding.
     """
-    return verify_by(os.fspath(path), Disk(), lambda mark: Verification(StoreFiles.open(path, mark), progress).run())
+
+    def verify_up_to(mark: Watermark | None) -> Report:
+        return Verification(StoreFiles.open(path, mark), progress, observers).run()
+
+    return verify_by(os.fspath(path), Disk(), verify_up_to)
 
 
 def verify_by(
-    path: str, disk: Disk, judge: Callable[[Watermark | None], Report], *, is_again: bool = False, tries: int = _TRIES
+    path: str,
+    disk: Disk,
+    verify_up_to: Callable[[Watermark | None], Report],
+    *,
+    is_again: bool = False,
+    tries: int = _TRIES,
 ) -> Report:
-    """Have a store judged up to its watermark; once more when something moved that the watermark does not allow for.
+    """Verify a store up to its watermark; once more when something moved that the watermark does not allow for.
 
     Retention took a segment, a rebuild exchanged the derived files, or a store at rest was opened: what was found may
     come of that. A healthy report stands either way.
     """
     mark = read_watermark(path, disk, while_written=is_again)
-    report = judge(mark)
+    report = verify_up_to(mark)
     if report.ok:
         return report
     begin = log_begin(path, disk)
@@ -91,12 +103,12 @@ def verify_by(
         drop_expired(report.findings, begin)
     has_changed = has_moved(mark, path, disk) or (mark is not None and begin != report.begin_offset)
     if len(report.findings) and has_changed and tries > 1:
-        return verify_by(path, disk, judge, is_again=True, tries=tries - 1)
+        return verify_by(path, disk, verify_up_to, is_again=True, tries=tries - 1)
     return report
 
 
 def drop_expired(findings: Findings, begin_offset: int) -> None:
-    """Take back what is about records that retention removed while they were judged."""
+    """Take back what is about records that retention removed while they were compared."""
     findings.drop(
         lambda one: one.kind in _OF_RECORDS and int(one.facts.get("half_offset", one.commitlog_offset)) < begin_offset
     )
@@ -111,197 +123,84 @@ def _prepare(records: Records) -> None:
     _ = records.property_sums
 
 
-class Verification:
-    """One verification: the scan feeds each comparison, then each says what stayed wrong."""
+def comparisons_of(files: StoreFiles, findings: Findings) -> Comparisons:
+    """The comparisons in log order, of what the store has; the state table's needs the transactions first."""
+    return Comparisons(
+        QueueComparison(files.expected_queue_units, findings, has_ext=files.has_queue_ext)
+        if files.has_queues
+        else None,
+        IndexComparison(partial(open_live_index, files), findings) if files.index else None,
+        RedoLogComparison(files.redo_units(), findings) if files.has_redo_log else None,
+    )
 
-    def __init__(self, files: StoreFiles, progress: Progress) -> None:
-        self.files, self.findings = files, Findings()
+
+class Verification:
+    """One verification: the scan feeds each comparison, then each reports what stayed wrong."""
+
+    def __init__(self, files: StoreFiles, progress: Progress, observers: Sequence[Observer] = ()) -> None:
+        self.files, self.findings, self._observers = files, Findings(), observers
         self.scan = Scan(files.judged, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
-        self.begin, self.delivers, self.has_keys = files.commitlog.begin, False, False
-        self.judgement = Judgement(files, self.findings)
-        self.judgement.compare_copies(lambda half, end: difference(self._look(half), self._look(end)))
-        self.queues = Queues(self._open_queue, self.findings, has_ext=files.has_queue_ext) if files.has_queues else None
-        self.index = Index(self._open_index, self.findings) if files.index else None
-        self.redo_log = RedoLog(files.redo_units(), self.findings) if files.has_redo_log else None
-        self.table: StateTable | None = None
+        self.tracker = TransactionTracker(
+            files, self.findings, lambda half, end: difference(self._look(half), self._look(end))
+        )
+        self._delivers = self._has_keys = False
+        self.comparisons = comparisons_of(files, self.findings)
         if files.has_state_table:
-            names, partitions = self.judgement.names, self.judgement.partitions
-            self.table = StateTable(
-                files.slot_units(), names, partitions, self.findings, is_written=self._ignore_from is not None
-            )
+            tracker = self.tracker
+            self.comparisons.table = StateTableComparison(
+                files.slot_units(), tracker.names, tracker.partitions, self.findings,
+                is_written=files.ignore_from is not None,
+            )  # fmt: skip
 
     def run(self) -> Report:
         """The report; call once."""
         started = time.monotonic()
         for records in self.scan:
             self._take(records)
-        digest, states = self._judge()
-        self._finish()
-        self._report_damages()
-        live = self._is_live()
-        if live and self.files.watermark is None:
-            known = [file.path for file in self.files.index]
-            growing = {*known[-1:], *(file.path for file in self.files.index_now() if file.path not in known)}
-            growing.add(self.files.checkpoint)
-            recent_ms = min(self.files.opened_ms, self.judgement.last_store_ms) - LAG_MS
-            Unfinished(self.scan.end_offset, recent_ms, frozenset(growing), self._look).take_back(self.findings)
-        transactions = {"total": states.total(), **{name: states[state] for state, name in _STATES.items()}}
-        return Report(
-            path=self.files.path,
-            generation=self.judgement.generation.label,
-            records=self.judgement.records,
-            bytes=self.judgement.bytes,
-            transactions=transactions,
-            digest=digest.hex(),
-            findings=self.findings,
-            begin_offset=self.begin,
-            end_offset=self.scan.end_offset,
-            seconds=time.monotonic() - started,
-            live=live,
-        )
+        sums = self._sum_up()
+        tracker = self.tracker
+        facts = LogFacts(
+            self.scan.end_offset, self.scan.damages, tracker.evidence, tracker.records, tracker.bytes,
+            tracker.last_store_ms, self._delivers, self._has_keys,
+        )  # fmt: skip
+        return Conclusion(self.files, self.findings, facts, self.comparisons, self._look).report(sums, started)
 
     def _take(self, records: Records) -> None:
-        kinds = Kinds(records)
-        self.judgement.add(records, kinds)
-        self.delivers |= bool((kinds.types % 2 == 0).any())  # neither prepared nor rolled back
-        if self.index is None and not self.has_keys:
-            self.has_keys = any(bool(records.values(name).lengths.any()) for name in (names.KEYS, names.UNIQ_KEY))
-        for number, text in implausible(records, kinds):
-            self._add("record-implausible", int(records.offsets[number]), text)
-        for number in records.bad_crcs():
-            self._bad_crc(records, int(number))
-        for offset in diverted_halves(records, kinds).tolist():
-            text = "a half message with a delay, stored in the schedule topic: no end will ever find it"
-            self._add("half-diverted", offset, text)
-        for derived in (self.queues, self.index, self.redo_log):
-            if derived is not None:
-                derived.add(records, kinds)
+        kinds, file_at = Kinds(records), self.files.commitlog_file
+        self.tracker.add(records, kinds)
+        self._delivers |= bool((kinds.types % 2 == 0).any())  # neither prepared nor rolled back
+        if self.comparisons.index is None and not self._has_keys:
+            self._has_keys = any(bool(records.values(name).lengths.any()) for name in (names.KEYS, names.UNIQ_KEY))
+        for finding in (*wrong_crcs(records, self._look, file_at), *wrong_fields(records, kinds, file_at)):
+            self.findings.add(finding)
+        derived: tuple[Comparison | None, ...] = (
+            self.comparisons.queues, self.comparisons.index, self.comparisons.redo_log,
+        )  # fmt: skip
+        for comparison in derived:
+            if comparison is not None:
+                comparison.add(records, kinds)
+        for observer in self._observers:
+            observer.on_records(records)
 
-    def _bad_crc(self, records: Records, number: int) -> None:
-        """A record whose body changed; at the end of a log that lives, or was being written, it may be half there."""
-        offset, size = int(records.offsets[number]), int(records.sizes[number])
-        again = self._look(offset)
-        if again is not None and not len(again.bad_crcs()):
-            return
-        text = "the body does not have the CRC that the record states"
-        self._add("crc-mismatch", offset, text, size=size)
-
-    def _judge(self) -> tuple[Digest, Counter[int]]:
+    def _sum_up(self) -> TransactionSums:
         """Sum up every transaction, and hand those with a slot to the state table's comparison."""
-        digest, states = Digest(), Counter[int]()
+        sums = TransactionSums()
         with ThreadPoolExecutor(1, thread_name_prefix="checkback-digest") as pool:
             hashed: Future[None] | None = None
-            for verdicts in self.judgement.verdicts():
+            for outcomes in self.tracker.outcomes():
                 if hashed is not None:
                     hashed.result()
-                entries, starts = verdicts.entries(), verdicts.starts.tolist()
-                hashed = pool.submit(digest.add_many, entries, starts, verdicts.delivered)
-                numbers, counts = np.unique(verdicts.rows["state"], return_counts=True)
-                states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-                self._to_table(verdicts)
+                entries, starts = outcomes.entries(), outcomes.starts.tolist()
+                hashed = pool.submit(sums.digest.add_many, entries, starts, outcomes.delivered)
+                sums.count(outcomes)
+                table = self.comparisons.table
+                if table is not None and self.tracker.prepared_generation is Generation.STATE_TABLE:
+                    table.add(pick(outcomes.rows, outcomes.rows["generation"] == Generation.STATE_TABLE))
+                for observer in self._observers:
+                    observer.on_outcomes(outcomes)
             if hashed is not None:
                 hashed.result()
-        return digest, states
+        return sums
 
-    def _to_table(self, verdicts: Verdicts) -> None:
-        if self.table is not None and self.judgement.prepared_generation is Generation.STATE_TABLE:
-            self.table.add(pick(verdicts.rows, verdicts.rows["generation"] == Generation.STATE_TABLE))
-
-    @property
-    def _ignore_from(self) -> int | None:
-        """The CommitLog offset from which on records are not judged, as the watermark says."""
-        return self.files.watermark.ignore_from if self.files.watermark is not None else None
-
-    def _is_live(self) -> bool:
-        """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan."""
-        if self.files.was_held or is_held(self.files.lock):
-            return True
-        if self.files.watermark is not None:
-            return published(self.files.path, self.files.disk)[0] > self.files.watermark.tail
-        end, now = self.scan.end_offset, self.files.commitlog_now()
-        later = [segment.base for segment in now.segments if segment.base > end]
-        return any(self._look(at, now) is not None for at in (end, *later[:1]))
-
-    def _finish(self) -> None:
-        """Let each comparison say what stayed wrong; what a live broker appended since is not judged."""
-        ignore_from = self._ignore_from
-        if self.files.watermark is None and self._is_live():
-            ignore_from = self.scan.end_offset
-        if self.queues is not None:
-            others = [(topic, number, self._units(topic, number)) for topic, number in self.files.queues()]
-            self.queues.finish(others, self.begin, ignore_from)
-        if self.index is not None:
-            self.index.finish(self.begin, ignore_from, self._look)
-        if self.judgement.evidence.lone:
-            if self.redo_log is not None:
-                self.redo_log.finish(self.begin, ignore_from)
-            if self.table is not None:
-                self.table.finish(self.begin, ignore_from, lambda: later_ends(self.files))
-        self._report_missing_folders()
-        for finding in self.files.damaged_small_files(self.judgement.last_store_ms):
-            self.findings.add(finding)
-
-    def _report_missing_folders(self) -> None:
-        """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""
-        derived = (self.queues, self.index, self.table, self.redo_log)
-        if not self.judgement.records or all(part is None for part in derived):
-            return
-        wanted = {"consumequeue": self.queues is None and self.delivers}
-        if self.judgement.generation is Generation.STATE_TABLE:
-            wanted |= {"transaction/statetable": self.table is None, "transaction/redolog": self.redo_log is None}
-        for folder, missing in wanted.items():
-            if missing:
-                path = os.path.join(self.files.path, folder)
-                text = f"{folder} is not there, though the log holds records for it"
-                self.findings.add(Finding("files-missing", self.begin, text, path))
-        if self.index is None and self.has_keys and not self.files.index_now():
-            text = "there is no index: no query by key finds anything. That is right where messageIndexEnable=false"
-            self.findings.add(Finding("files-missing", self.begin, text, os.path.join(self.files.path, "index")))
-
-    def _report_damages(self) -> None:
-        for damage in self._damages():
-            text = f"{damage.reason} ({damage.size} bytes)" if damage.size else damage.reason
-            self.findings.add(Finding(damage.kind, damage.commitlog_offset, text, damage.file, {"size": damage.size}))
-        for finding in self.files.wrong_sizes():
-            self.findings.add(finding)
-
-    def _damages(self) -> list[Damage]:
-        """What is wrong with the log; where it breaks off below what was published, its end is not just torn."""
-        found = list(self.scan.damages)
-        at = breaks_off(self.files, self.scan.end_offset)
-        if at is None or any(one.commitlog_offset <= at < one.commitlog_offset + one.size for one in found
-                             if one.kind != "torn-tail"):  # fmt: skip
-            return found
-        assert self.files.watermark is not None
-        stop = self.files.watermark.dispatched
-        kept = [one for one in found if one.kind != "torn-tail" or one.commitlog_offset >= stop]
-        reason = f"no record begins here, and the log was published up to {stop}"
-        return [*kept, Damage("corrupt-region", at, stop - at, reason, self.files.commitlog_file(at))]
-
-    def _look(self, commitlog_offset: int, listing: Listing | None = None) -> Records | None:
-        """The record at an offset, read again; None when there is none."""
-        listing = listing or self.files.commitlog
-        segment = listing.at(commitlog_offset)
-        if segment is None:
-            return None
-        window = self.files.read(segment, commitlog_offset - segment.base, _LOOK_BYTES)
-        step = walk(window, commitlog_offset, segment.base + self.files.commitlog.segment_size)
-        if step.stop is Stop.MORE and not len(step.records):
-            window = self.files.read(segment, commitlog_offset - segment.base, step.claims)
-            step = walk(window, commitlog_offset, segment.base + self.files.commitlog.segment_size)
-        return step.records.take(slice(0, 1)) if len(step.records) else None
-
-    def _open_index(self, findings: Findings) -> list[IndexFile]:
-        return open_index(
-            self.files.index_now(), findings, is_growing=self.files.is_index_growing, said=self.files.index_counts
-        )
-
-    def _open_queue(self, topic: str, queue_id: int) -> Units | None:
-        return self._units(topic, queue_id) if self.files.expects_queue(topic, queue_id) else None
-
-    def _units(self, topic: str, queue_id: int) -> Units:
-        return self.files.queue_units(topic, queue_id)
-
-    def _add(self, kind: str, commitlog_offset: int, text: str, **facts: int) -> None:
-        place = self.files.commitlog_file(commitlog_offset)
-        self.findings.add(Finding(kind, commitlog_offset, text, place, dict(facts)))
+    def _look(self, commitlog_offset: int) -> Records | None:
+        return record_at(self.files.commitlog, commitlog_offset)

@@ -34,7 +34,7 @@ _OPS_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class DumpSelection:
     """What to show: from one place to another, at most so many, of a topic (or meant for it), with a key."""
 
     start: int | None = None
@@ -43,7 +43,7 @@ class Selection:
     topic: str | None = None
     key: str | None = None
 
-    def first(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+    def first(self, entries: Iterator[DumpEntry]) -> Iterator[DumpEntry]:
         """The entries up to the limit, which counts what holds a value and not the notes between."""
         shown = 0
         if self.limit == 0:
@@ -56,7 +56,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DumpEntry:
     """One thing that stands in a file: as JSON values, as a line, and on request byte by byte."""
 
     values: dict[str, Any]
@@ -67,15 +67,15 @@ class Entry:
     is_damage: bool = False
 
 
-def dump_commitlog(path: str | os.PathLike[str], selection: Selection) -> Iterator[Entry]:
+def dump_commitlog(path: str | os.PathLike[str], selection: DumpSelection) -> Iterator[DumpEntry]:
     """Every record from `selection.start` on (or the first true one behind it), damage and blanks in their places."""
-    return selection.first(_Log(StoreFiles.open(path), selection).entries())
+    return selection.first(_LogDump(StoreFiles.open(path), selection).entries())
 
 
-class _Log:
+class _LogDump:
     """One pass over the CommitLog."""
 
-    def __init__(self, files: StoreFiles, selection: Selection) -> None:
+    def __init__(self, files: StoreFiles, selection: DumpSelection) -> None:
         self._files, self._selection = files, selection
         start = files.commitlog.begin if selection.start is None else selection.start
         resync = selection.start is not None
@@ -84,7 +84,7 @@ class _Log:
         self._first: Record | None = None  # the record at CommitLog offset 0, to tell redeliveries from its ends
         self._is_first_read = False
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[DumpEntry]:
         at: int | None = None
         for records in self._scan:
             which = _candidates(records, self._selection)
@@ -100,7 +100,7 @@ class _Log:
                     yield entry
         yield from self._damages(None)
 
-    def _damages(self, before: int | None) -> Iterator[Entry]:
+    def _damages(self, before: int | None) -> Iterator[DumpEntry]:
         """What was found damaged below an offset and was not shown yet."""
         low, high = self._scan.start, self._selection.end
         for damage in sorted(self._scan.damages, key=lambda damage: damage.commitlog_offset):
@@ -110,15 +110,15 @@ class _Log:
                 self._shown.add(damage)
                 yield self._damage(damage)
 
-    def _damage(self, damage: Damage) -> Entry:
+    def _damage(self, damage: Damage) -> DumpEntry:
         at = damage.commitlog_offset
         values = {"kind": damage.kind, "commitlog_offset": at, "size": damage.size}
         values |= {"reason": damage.reason, "file": damage.file}
         text = f"{at:>12}  !! {damage.kind}: {printable(damage.reason)} ({damage.size} bytes, {printable(damage.file)})"
         raw = self._bytes(at, min(damage.size, DAMAGE_BYTES))
-        return Entry(values, text, lambda: plain_fields(raw, at, "no record"), raw, counts=False, is_damage=True)
+        return DumpEntry(values, text, lambda: plain_fields(raw, at, "no record"), raw, counts=False, is_damage=True)
 
-    def _blank(self, at: int, following: int) -> Iterator[Entry]:
+    def _blank(self, at: int, following: int) -> Iterator[DumpEntry]:
         """The blank between the last record of a segment and the first of the next one."""
         segment = self._files.commitlog.at(at)
         end = following if segment is None else segment.base + self._files.commitlog.segment_size
@@ -127,7 +127,7 @@ class _Log:
         raw = self._bytes(at, 8)
         text = f"{at:>12}  {end - at:>8} B  the segment ends here: a blank"
         values = {"kind": "blank", "commitlog_offset": at, "size": end - at}
-        yield Entry(values, text, lambda: plain_fields(raw, at, "blank"), raw, counts=False)
+        yield DumpEntry(values, text, lambda: plain_fields(raw, at, "blank"), raw, counts=False)
 
     def _bytes(self, at: int, size: int) -> bytes:
         segment = self._files.commitlog.at(at)
@@ -136,7 +136,7 @@ class _Log:
         except Missing:
             return b""
 
-    def _record(self, raw: bytes, commitlog_offset: int) -> Entry | None:
+    def _record(self, raw: bytes, commitlog_offset: int) -> DumpEntry | None:
         """The record, unless the selection leaves it out."""
         try:
             record = decode(raw, commitlog_offset=commitlog_offset, check_crc=False)
@@ -154,7 +154,7 @@ class _Log:
         if fault:
             values["damage"] = fault
         text = _line(record, properties, _sentence(record, properties, says, what)) + (f"  !! {fault}" if fault else "")
-        return Entry(values, text, lambda: record_fields(raw, commitlog_offset), raw, is_damage=fault is not None)
+        return DumpEntry(values, text, lambda: record_fields(raw, commitlog_offset), raw, is_damage=fault is not None)
 
     def _file(self, commitlog_offset: int) -> str:
         return self._files.commitlog_file(commitlog_offset)
@@ -205,7 +205,7 @@ def _identity(record: Record) -> Identity:
     return Identity(properties.get(names.PGROUP, ""), target, record.body_crc, record.born_timestamp_ms)
 
 
-def _candidates(records: Records, selection: Selection) -> Any:
+def _candidates(records: Records, selection: DumpSelection) -> Any:
     """The records that may be wanted, by their bytes: a scan for one key decodes only what has it."""
     mask = np.ones(len(records), np.bool_)
     for text in filter(None, (selection.topic, selection.key)):
@@ -216,7 +216,7 @@ def _candidates(records: Records, selection: Selection) -> Any:
     return np.flatnonzero(mask)
 
 
-def _is_wanted(record: Record, properties: dict[str, str], selection: Selection) -> bool:
+def _is_wanted(record: Record, properties: dict[str, str], selection: DumpSelection) -> bool:
     topic, key = selection.topic, selection.key
     if topic is not None and topic not in (record.topic, target_topic(record.topic, properties)):
         return False

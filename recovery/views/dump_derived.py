@@ -29,15 +29,15 @@ from broker.store.read.segments import Segment
 from recovery.findings import Findings
 from recovery.humanize import moment, printable
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Units
-from recovery.verify.index import IndexFile, open_index
-from recovery.views.dump_commitlog import Entry, Selection, no_such
+from recovery.scan.units import UnitFile
+from recovery.verify.index_files import IndexFileView, open_index
+from recovery.views.dump_commitlog import DumpEntry, DumpSelection, no_such
 from recovery.views.hexdump import Field, layout_fields, plain_fields
 
 _ITEMS_AT_ONCE = 1 << 14
 
 
-def dump_queue(path: str, name: str, selection: Selection) -> Iterator[Entry]:
+def dump_queue(path: str, name: str, selection: DumpSelection) -> Iterator[DumpEntry]:
     """The units of a ConsumeQueue, `name` is TOPIC/QUEUE; `selection` counts in queue offsets."""
     files = StoreFiles.open(path)
     topic, _, queue = name.rpartition("/")
@@ -46,30 +46,30 @@ def dump_queue(path: str, name: str, selection: Selection) -> Iterator[Entry]:
         of_topic = [f"{one}/{number}" for one, number in queues if one == (topic or name)]
         others = of_topic or [f"{one}/{number}" for one, number in queues]
         raise no_such(f"ConsumeQueue {name!r}: give TOPIC/QUEUE", path, others)
-    units = Units(files.queue(topic, int(queue)), Unit.DTYPE)
+    units = UnitFile(files.queue(topic, int(queue)), Unit.DTYPE)
     return selection.first(_values(units, Unit, selection, lambda unit: _say_unit(topic, unit)))
 
 
-def dump_redo_log(path: str, selection: Selection) -> Iterator[Entry]:
+def dump_redo_log(path: str, selection: DumpSelection) -> Iterator[DumpEntry]:
     """The units of the transaction redo log of 3.0."""
     files = StoreFiles.open(path)
     if not files.has_redo_log:
         raise StoreError(f"{path} has no redo log: only RocketMQ 3.0.0 to 3.1.4, and checkback, write one", path=path)
-    units = Units(files.redo_log, Unit.DTYPE)
+    units = UnitFile(files.redo_log, Unit.DTYPE)
     return selection.first(_values(units, Unit, selection, _say_redo))
 
 
-def dump_state_table(path: str, selection: Selection) -> Iterator[Entry]:
+def dump_state_table(path: str, selection: DumpSelection) -> Iterator[DumpEntry]:
     """The slots of the transaction state table of 3.0."""
     files = StoreFiles.open(path)
     if not files.has_state_table:
         text = f"{path} has no state table: only RocketMQ 3.0.0 to 3.1.4, and checkback, write one"
         raise StoreError(text, path=path)
-    units = Units(files.state_table, Slot.DTYPE)
+    units = UnitFile(files.state_table, Slot.DTYPE)
     return selection.first(_values(units, Slot, selection, _say_slot))
 
 
-def dump_index(path: str, name: str | None, selection: Selection) -> Iterator[Entry]:
+def dump_index(path: str, name: str | None, selection: DumpSelection) -> Iterator[DumpEntry]:
     """The items of the index, or of one file of it; with topic and key those that may be of that key."""
     files = StoreFiles.open(path)
     segments = [segment for segment in files.index if name in (None, segment.name)]
@@ -80,7 +80,7 @@ def dump_index(path: str, name: str | None, selection: Selection) -> Iterator[En
     return selection.first(_index(segments, files.index_counts, selection))
 
 
-def dump_checkpoint(path: str) -> Iterator[Entry]:
+def dump_checkpoint(path: str) -> Iterator[DumpEntry]:
     """The numbers of the file `checkpoint`."""
     file = Paths(StoreFiles.open(path).path).checkpoint
     raw = _read(file)
@@ -92,7 +92,7 @@ def dump_checkpoint(path: str) -> Iterator[Entry]:
         number = getattr(value, field.name)
         said = moment(number) if field.name.endswith("_ms") and number > 0 else ""
         line = f"{field.name:<26}  {number:>20}  {said}".rstrip()
-        yield Entry({field.name: number}, line, partial(_one, field), field.raw)
+        yield DumpEntry({field.name: number}, line, partial(_one, field), field.raw)
 
 
 def _one(field: Field) -> Iterator[Field]:
@@ -122,12 +122,12 @@ def _read(file: str) -> bytes:
     return Disk().read(file)
 
 
-def _values(units: Units, layout: type[Layout], selection: Selection, say: Any) -> Iterator[Entry]:
+def _values(units: UnitFile, layout: type[Layout], selection: DumpSelection, say: Any) -> Iterator[DumpEntry]:
     """The values in use with their numbers; a note where some between them are not, or a file is damaged."""
     for damage in units.listing.damages:
         values = {"kind": damage.kind, "position": damage.start, "reason": damage.reason, "file": damage.path}
         line = f"!! {damage.kind}: {printable(damage.path)}: {printable(damage.reason)}"
-        yield Entry(values, line, lambda: plain_fields(b"", 0, ""), counts=False, is_damage=True)
+        yield DumpEntry(values, line, lambda: plain_fields(b"", 0, ""), counts=False, is_damage=True)
     start = units.begin if selection.start is None else max(selection.start, units.begin)
     stop = units.end if selection.end is None else min(selection.end, units.end)
     expected = start
@@ -138,17 +138,17 @@ def _values(units: Units, layout: type[Layout], selection: Selection, say: Any) 
             if number > expected:
                 text = f"{expected:>12}  !! {number - expected} unused values, to {number - 1}"
                 values = {"kind": "unused", "first": expected, "count": number - expected}
-                yield Entry(values, text, lambda: plain_fields(b"", 0, ""), counts=False, is_damage=True)
+                yield DumpEntry(values, text, lambda: plain_fields(b"", 0, ""), counts=False, is_damage=True)
             expected = number + 1
             yield _value(layout, number, raw[row].tobytes(), say)
 
 
-def _value(layout: type[Layout], number: int, raw: bytes, say: Any) -> Entry:
+def _value(layout: type[Layout], number: int, raw: bytes, say: Any) -> DumpEntry:
     value: Any = layout.unpack_from(raw)
     kind, sentence = say(value)
     fields = {name: getattr(value, name) for name in layout.OFFSET}
     line = f"{number:>12}  {sentence}"
-    return Entry(
+    return DumpEntry(
         {"kind": kind, "number": number, **fields},
         line,
         lambda: layout_fields(layout, raw, number * layout.SIZE),
@@ -190,29 +190,29 @@ def _say_slot(slot: Slot) -> tuple[str, str]:
     return "slot", f"{place}  {state:<11}  group hash {slot.group_hash}"
 
 
-def _index(segments: list[Segment], said: tuple[int, int] | None, selection: Selection) -> Iterator[Entry]:
+def _index(segments: list[Segment], said: tuple[int, int] | None, selection: DumpSelection) -> Iterator[DumpEntry]:
     for segment in segments:
         findings = Findings()
         opened = open_index([segment], findings, said=said)
         for finding in findings:
             values = {"kind": "damaged", "file": finding.file, "reason": finding.text}
             line = f"!! {printable(finding.file)}: {printable(finding.text)}"
-            yield Entry(values, line, lambda: plain_fields(b"", 0, ""), counts=False, is_damage=True)
+            yield DumpEntry(values, line, lambda: plain_fields(b"", 0, ""), counts=False, is_damage=True)
         for file in opened:
             yield _index_header(file)
             yield from _items(file, selection)
 
 
-def _index_header(file: IndexFile) -> Entry:
+def _index_header(file: IndexFileView) -> DumpEntry:
     header, raw = file.header, file.header.pack()
     values = {"kind": "header", "file": file.segment.path, "slots": file.slots, "items": file.items}
     stored = f"{moment(header.begin_timestamp_ms)} to {moment(header.end_timestamp_ms)}"
     line = f"{file.segment.name}  {file.used:,} of {file.items:,} items, {file.slots:,} slots  {stored}"
     values |= {name: getattr(header, name) for name in IndexHeader.OFFSET}
-    return Entry(values, line, lambda: layout_fields(IndexHeader, raw, 0), raw, counts=False)
+    return DumpEntry(values, line, lambda: layout_fields(IndexHeader, raw, 0), raw, counts=False)
 
 
-def _items(file: IndexFile, selection: Selection) -> Iterator[Entry]:
+def _items(file: IndexFileView, selection: DumpSelection) -> Iterator[DumpEntry]:
     codes: set[int] = set()
     if selection.topic is not None and selection.key is not None:
         codes = {key_hash(selection.topic, selection.key), key_hash_3_0(selection.topic, selection.key)}
@@ -228,7 +228,7 @@ def _items(file: IndexFile, selection: Selection) -> Iterator[Entry]:
             yield _item(file, first + row, rows[row].tobytes())
 
 
-def _item(file: IndexFile, number: int, raw: bytes) -> Entry:
+def _item(file: IndexFileView, number: int, raw: bytes) -> DumpEntry:
     item = IndexItem.unpack_from(raw)
     stored = moment(file.header.begin_timestamp_ms + 1000 * item.time_diff_s)[:-4]
     line = (
@@ -236,4 +236,4 @@ def _item(file: IndexFile, number: int, raw: bytes) -> Entry:
         f"  next in its slot {item.previous}"
     )
     values = {"kind": "item", "number": number, **{name: getattr(item, name) for name in IndexItem.OFFSET}}
-    return Entry(values, line, lambda: layout_fields(IndexItem, raw, 0), raw)
+    return DumpEntry(values, line, lambda: layout_fields(IndexItem, raw, 0), raw)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +18,10 @@ import numpy.typing as npt
 from broker.transaction.events import TransactionState
 from recovery.findings import Report
 from recovery.scan.records import Records
-from recovery.scan.store_files import StoreFiles
-from recovery.transactions.outcomes import Verdicts
-from recovery.verify.verifier import Progress, Verification
+from recovery.transactions.outcomes import STATE_NAMES, Outcomes
+from recovery.verify.verifier import Progress, verify
 
-STATES = {
-    TransactionState.COMMITTED: "committed",
-    TransactionState.ROLLED_BACK: "rolled back",
-    TransactionState.PREPARED: "in doubt",
-    TransactionState.PARKED: "parked",
-}
+STATES = {state: name.replace("_", " ") for state, name in STATE_NAMES.items()}
 AGES_MS = (
     ("under a minute", 60_000),
     ("to 10 minutes", 600_000),
@@ -92,54 +85,51 @@ class Figures:
 
     report: Report
     now_ms: int
-    traffic: TimeSums = field(default_factory=lambda: TimeSums(2))  # records, bytes
-    transactions: TimeSums = field(default_factory=lambda: TimeSums(len(STATES)))  # by the half message's time
-    ages: Counter[str] = field(default_factory=Counter)  # of those in doubt
-    checks: Counter[int] = field(default_factory=Counter)
-    topics: Counter[str] = field(default_factory=Counter)  # bytes
-    topic_records: Counter[str] = field(default_factory=Counter)
+    traffic: TimeSums  # records, bytes
+    transactions: TimeSums  # by the half message's time
+    ages: Counter[str]  # of those in doubt
+    checks: Counter[int]
+    topics: Counter[str]  # bytes
+    topic_records: Counter[str]
 
 
 def survey(path: str | os.PathLike[str], now_ms: int, progress: Progress | None = None) -> Figures:
     """Verify a store, and sum up what is seen. Raises NotAStore."""
-    survey = _Survey(StoreFiles.open(path), progress or (lambda _done, _total: None), now_ms)
-    return survey.figures()
+    sums = _Sums(now_ms)
+    report = verify(path, progress=progress or (lambda _done, _total: None), observers=[sums])
+    return Figures(report, now_ms, sums.traffic, sums.transactions, sums.ages, sums.checks, sums.topics, sums.records)
 
 
-class _Survey(Verification):
-    """A verification that counts in passing."""
+class _Sums:
+    """Counts what a verification reads."""
 
-    def __init__(self, files: StoreFiles, progress: Progress, now_ms: int) -> None:
-        super().__init__(files, progress)
+    def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
-        self._sums: Any = Figures(None, now_ms)  # type: ignore[arg-type] # the report comes last
+        self.traffic, self.transactions = TimeSums(2), TimeSums(len(STATES))
+        self.ages: Counter[str] = Counter()
+        self.checks: Counter[int] = Counter()
+        self.topics: Counter[str] = Counter()
+        self.records: Counter[str] = Counter()
 
-    def figures(self) -> Figures:
-        """The figures; call once."""
-        report = self.run()
-        self._sums.report = report
-        figures: Figures = self._sums
-        return figures
-
-    def _take(self, records: Records) -> None:
-        super()._take(records)
+    def on_records(self, records: Records) -> None:
+        """Bytes and records by time and by topic."""
         sizes = records.sizes
         times_ms = records.field("store_timestamp_ms")
-        self._sums.traffic.add(times_ms, np.stack((np.ones(len(sizes), np.int64), sizes), axis=1))
+        self.traffic.add(times_ms, np.stack((np.ones(len(sizes), np.int64), sizes), axis=1))
         codes, topics = records.topic_codes
         for number, topic in enumerate(topics):
             name, own = topic.decode("utf-8", "replace"), codes == number
-            self._sums.topics[name] += int(sizes[own].sum())
-            self._sums.topic_records[name] += int(own.sum())
+            self.topics[name] += int(sizes[own].sum())
+            self.records[name] += int(own.sum())
 
-    def _to_table(self, verdicts: Verdicts) -> None:
-        super()._to_table(verdicts)
-        rows = verdicts.rows
+    def on_outcomes(self, outcomes: Outcomes) -> None:
+        """Transactions by time and state; checks, and the ages of those in doubt."""
+        rows = outcomes.rows
         ones = np.stack([rows["state"] == state for state in STATES], axis=1).astype(np.int64)
-        self._sums.transactions.add(rows["store_ms"], ones)
+        self.transactions.add(rows["store_ms"], ones)
         checks, counts = np.unique(np.minimum(rows["checks"], CHECKS_MAX), return_counts=True)
-        self._sums.checks.update(dict(zip(checks.tolist(), counts.tolist(), strict=True)))
+        self.checks.update(dict(zip(checks.tolist(), counts.tolist(), strict=True)))
         ages_ms = self._now_ms - rows["store_ms"][rows["state"] == TransactionState.PREPARED]
         at = np.searchsorted([limit for _, limit in AGES_MS], ages_ms, side="right")
         for number, count in zip(*(part.tolist() for part in np.unique(at, return_counts=True)), strict=True):
-            self._sums.ages[AGES_MS[min(number, len(AGES_MS) - 1)][0]] += count
+            self.ages[AGES_MS[min(number, len(AGES_MS) - 1)][0]] += count

@@ -72,10 +72,10 @@ def html_report(figures: Figures) -> str:
 def _head(figures: Figures) -> str:
     report = figures.report
     found = len(report.findings)
-    verdict = "No finding: every file of this store says what its CommitLog says."
+    outcome = "No finding: every file of this store says what its CommitLog says."
     if found:
         kinds = ", ".join(f"{count} {kind}" for kind, count in report.findings.counts.most_common(4))
-        verdict = (
+        outcome = (
             f"{found} finding{'s' if found != 1 else ''}: {kinds}{' …' if len(report.findings.counts) > 4 else ''}"
         )
     cards = [
@@ -90,7 +90,7 @@ def _head(figures: Figures) -> str:
     return (
         f"<h1>{escape(report.path)}</h1><p class='soft'>Generation {report.generation}, CommitLog offsets "
         f"{report.begin_offset:,} to {report.end_offset:,}.{live}</p>"
-        f"<div class='verdict {'bad' if found else 'good'}'>{escape(verdict)}</div><div class='cards'>{shown}</div>"
+        f"<div class='verdict {'bad' if found else 'good'}'>{escape(outcome)}</div><div class='cards'>{shown}</div>"
     )
 
 

@@ -26,8 +26,8 @@ from recovery.findings import Findings
 from recovery.scan.open_by import Writer, writers
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
-from recovery.transactions.tracker import Judgement
-from recovery.verify.index import open_index
+from recovery.transactions.tracker import TransactionTracker
+from recovery.verify.index_files import open_index
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -125,10 +125,10 @@ def look(path: str | os.PathLike[str], *, count: bool = False, progress: Progres
     """Look at the store at `path`. Raises NotAStore, or StoreError where this user may not look."""
     files = StoreFiles.open(path)
     with open_store(files.path) as store:
-        return _Look(files, store).take(count, progress)
+        return _InfoReader(files, store).take(count, progress)
 
 
-class _Look:
+class _InfoReader:
     """One look; what fails becomes a damage."""
 
     def __init__(self, files: StoreFiles, store: Store) -> None:
@@ -216,19 +216,19 @@ class _Look:
         """With the number of records, the true end and the generation from all of them."""
         total = self._files.commitlog_bytes
         scan = Scan(self._files.commitlog, progress=lambda done: progress(done, total) if progress else None)
-        judgement = Judgement(self._files)
+        tracker = TransactionTracker(self._files)
         try:
             for records in scan:
-                judgement.add(records)
+                tracker.add(records)
         finally:
-            judgement.close()
+            tracker.close()
         self._note(scan, self._files.commitlog)
-        generation = judgement.generation.label
-        return replace(info, records=judgement.records, generation=generation, end_offset=scan.end_offset)
+        generation = tracker.generation.label
+        return replace(info, records=tracker.records, generation=generation, end_offset=scan.end_offset)
 
     def _sampled(self, info: Info) -> Info:
         """The generation from both ends of the log, and where it ends."""
-        listing, judgement = self._files.commitlog, Judgement(self._files)
+        listing, tracker = self._files.commitlog, TransactionTracker(self._files)
         tail = self._tail(info)
         head_end = listing.begin + SAMPLE_BYTES
         scan = Scan(listing, start=listing.begin, end=head_end if tail > head_end else None)
@@ -236,13 +236,13 @@ class _Look:
         try:
             for scan in scans:
                 for records in scan:
-                    judgement.add(records)
+                    tracker.add(records)
                 self._note(scan, listing)
         finally:
-            judgement.close()
+            tracker.close()
         source = "a sample" if len(scans) > 1 else "all records"
         end_offset = max(scan.end_offset for scan in scans)
-        return replace(info, generation=judgement.generation.label, generation_from=source, end_offset=end_offset)
+        return replace(info, generation=tracker.generation.label, generation_from=source, end_offset=end_offset)
 
     def _tail(self, info: Info) -> int:
         """Where to begin to look for the end: ConsumeQueues name records close to it; else the last used segment."""

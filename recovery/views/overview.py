@@ -24,7 +24,7 @@ from broker.format.topics import PARK_TOPIC
 from broker.store.disk.paths import Paths
 from broker.transaction.events import BY, PARKED, PARKED_OFFSET, WHY, EventKind, kind_of
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Units
+from recovery.scan.units import UnitFile
 from recovery.transactions.in_doubt import Pending
 from recovery.views.history_half_op import delivered, half_op_story, prepared, when
 
@@ -41,7 +41,7 @@ _STATE_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingTransaction:
     """One transaction that waits: for an answer, or, parked, for a person."""
 
     commitlog_offset: int
@@ -83,8 +83,8 @@ class Overview:
     """A store at one moment."""
 
     counts: dict[str, int]
-    in_doubt: list[Waiting]
-    parked: list[Waiting]
+    in_doubt: list[WaitingTransaction]
+    parked: list[WaitingTransaction]
     omitted: int = 0  # in doubt and not listed
 
     @property
@@ -100,7 +100,7 @@ class Overview:
 def overview(path: str, now_ms: int, limit: int = 100) -> Overview:
     """How the transactions of a store stand. Raises StoreError when there is none at `path`."""
     files = StoreFiles.open(path)
-    table = Units(files.state_table, _SLOT)
+    table = UnitFile(files.state_table, _SLOT)
     if not table:
         return _from_log(path, now_ms, limit)
     states, waiting = _look_at_table(table)
@@ -157,7 +157,7 @@ def story(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
     return []
 
 
-def _look_at_table(table: Units) -> tuple[Counter[int], list[tuple[int, int]]]:
+def _look_at_table(table: UnitFile) -> tuple[Counter[int], list[tuple[int, int]]]:
     """How many slots are in each state; (slot, CommitLog offset of the half) of each in doubt."""
     states: Counter[int] = Counter()
     waiting: list[tuple[int, int]] = []
@@ -175,7 +175,7 @@ def _look_at_table(table: Units) -> tuple[Counter[int], list[tuple[int, int]]]:
 
 def _read(
     store: broker.Store, slot: int, commitlog_offset: int, now_ms: int, why: str | None, attempt: Any
-) -> Waiting | None:
+) -> WaitingTransaction | None:
     """One that waits, from its half; None when its segment expired, or when a live broker is not so far yet."""
     try:
         half = store.record(commitlog_offset)
@@ -188,15 +188,15 @@ def _read(
     keys = names.keys(said)
     checks, last, outcome = (attempt.checks, attempt.why, attempt.outcome) if attempt else (0, "", "")
     group = said.get(names.PGROUP, "")
-    return Waiting(commitlog_offset, slot, group, half.topic, keys, age_s, checks, why, last, outcome)
+    return WaitingTransaction(commitlog_offset, slot, group, half.topic, keys, age_s, checks, why, last, outcome)
 
 
 def _from_log(path: str, now_ms: int, limit: int) -> Overview:
     """The other generations have no table: the log is read."""
-    found: dict[str, list[Waiting]] = {"in_doubt": [], "parked": []}
+    found: dict[str, list[WaitingTransaction]] = {"in_doubt": [], "parked": []}
     for half in Pending(path, now_ms, parked=True):
         why = "RocketMQ gave up asking" if half.state == "parked" else None
-        one = Waiting(
+        one = WaitingTransaction(
             half.commitlog_offset, half.slot, half.producer_group, half.topic, half.keys, half.age_s, half.checks, why
         )
         found[half.state].append(one)
@@ -236,7 +236,7 @@ def _parkings(store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, 
 
 def _ends(path: str, store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:
     """The records that end it. The unit of an end in the redo log carries the half's CommitLog offset as its tag."""
-    units = Units(StoreFiles.open(path).redo_log, _UNIT)
+    units = UnitFile(StoreFiles.open(path).redo_log, _UNIT)
     for first in range(units.begin, units.end, _AT_ONCE):
         rows = units.read(first, min(_AT_ONCE, units.end - first))
         if not (rows["size"] > 0).any():

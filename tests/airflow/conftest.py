@@ -16,9 +16,12 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
 
 PASSWORDS = "simple_auth_manager_passwords.json.generated"
 HOME = tempfile.mkdtemp(prefix="checkback-airflow-")
@@ -133,3 +136,22 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@pytest.fixture
+def dag(database: None, looked_after: Callable[..., None]) -> Callable[..., DAG]:
+    """`dag("verify_store", path=...)` is that DAG for a store called shop."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    from recovery.airflow.bundle import dags_folder
+    from tests.jobs.shops import ANSWERS
+
+    def load(work: str, **settings: Any) -> DAG:
+        looked_after(shop={"resolver": ANSWERS, "engine": "local", **settings})
+        bag = DagBag(dags_folder() / f"{work}.py")
+        assert not bag.import_errors
+        found = bag.dags[f"shop.{work}"]
+        found.deadline = None  # Airflow 3.3.2: dag.test() of a DAG with a deadline fails when its tasks are done
+        return found
+
+    return load

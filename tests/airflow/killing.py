@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,12 +30,17 @@ from broker.format.sysflag import TransactionType
 from broker.store.disk.store_lock import is_held
 from recovery.jobs import tasks
 from recovery.views.overview import overview
-from tests.airflow.shops import ANSWERS, LATE_MS, SMALL, bodies, killed_shop, park, prepare, spoil_slot
+from tests.house.tree import ROOT
+from tests.jobs.shops import ANSWERS, LATE_MS, SMALL, bodies, killed_shop, park, prepare, spoil_slot
 
 ORDERS = 400
 PARKED = 12
 AT_ONCE = {"*": {"first_check_after": "0s"}}
 TEMPORARY = "temporary"
+# What a task imports when it begins.
+LOADED_BY_TASKS = (
+    "checkback.catalog", "checkback.round", "repair.crash", "rebuild.rebuilder", "checkback.manual", "verify.verifier",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -317,13 +323,21 @@ def main(name: str, folder: str, kills: str, seed: str = "0") -> None:
         "checkback.manual",
         "verify.verifier",
     ):
-        import_module(f"recovery.{loaded}")  # what a task imports when it begins: a fork shares it
+        import_module(f"recovery.{loaded}")  # a fork shares it
     os.environ["TMPDIR"] = str(place / TEMPORARY)  # a killed comparison leaves what it made
     if name == "traffic":
         stores = kill_in_traffic(place, int(kills), int(seed))
     else:
         stores = together(name, place) if kills == "together" else kill(name, place, int(kills), int(seed))
     print(json.dumps({"stores": stores}))
+
+
+def kill_in_a_process(work: str, folder: Path, *how: object) -> int:
+    """Run `tests.airflow.killing`; how many stores it judged."""
+    words = [sys.executable, "-m", "tests.airflow.killing", work, str(folder), *map(str, how)]
+    ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return int(json.loads(ran.stdout)["stores"])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
@@ -20,8 +19,9 @@ from fastapi.testclient import TestClient
 from recovery.airflow.bundle import dags_folder
 from recovery.jobs import tasks
 from recovery.views.overview import overview, story
+from tests.airflow.dag_runs import run
 from tests.airflow.people import somebody
-from tests.airflow.shops import ANSWERS, bodies, killed_shop, park, shop, spoil_slot
+from tests.jobs.shops import bodies, killed_shop, park, shop, spoil_slot
 
 WORK = {"check_back", "recover_after_crash", "rebuild_state_table", "resolve_parked", "retention", "verify_store"}
 PARSE_S = 0.5
@@ -40,28 +40,6 @@ costly = ("pyspark", "pyarrow", "numpy", "broker.ledger", "recovery.checkback.ca
 heavy = [name for name in costly if name in sys.modules]
 print(spent, len(bag.dags), *heavy)
 """
-
-
-@pytest.fixture
-def dag(database: None, looked_after: Callable[..., None]) -> Callable[..., DAG]:
-    """`dag("verify_store", path=...)` is that DAG for a store called shop."""
-
-    def load(work: str, **settings: Any) -> DAG:
-        looked_after(shop={"resolver": ANSWERS, "engine": "local", **settings})
-        bag = DagBag(dags_folder() / f"{work}.py")
-        assert not bag.import_errors
-        found = bag.dags[f"shop.{work}"]
-        found.deadline = None  # Airflow 3.3.2: dag.test() of a DAG with a deadline fails when its tasks are done
-        return found
-
-    return load
-
-
-def run(dag: DAG, conf: dict[str, Any] | None = None, **options: Any) -> dict[str, str]:
-    """One run in this process; the state of each task, and of the run under "run"."""
-    ran = dag.test(run_conf=conf, **options)
-    states = {instance.task_id: str(instance.state) for instance in ran.get_task_instances()}
-    return {**states, "run": str(ran.state)}
 
 
 def probe(count: int) -> tuple[float, int, list[str]]:

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from typing import Any
 
 import pytest
-import yaml
 
 from recovery.airflow.bundle import CheckbackDagBundle
 from recovery.airflow.local.standalone import BUNDLES
 from recovery.airflow.settings import read_stores
+from tests.airflow.compose import COMPOSE, DOCKER, DOCKERFILE, PARTS, SERVICES
 from tests.house.tree import ROOT
-
-DOCKER = ROOT / "docker"
-COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
-PARTS = {"airflow-api", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"}
 
 
 def test_every_part_is_there() -> None:

@@ -13,11 +13,8 @@ from airflow.sdk import DAG
 
 from recovery.airflow.operators import CompareTableOperator, RebuildOperator
 from recovery.jobs import tasks
-from tests.airflow.shops import shop, spoil_slot
-from tests.airflow.test_dags import dag, run
-from tests.airflow.test_operators import context
-
-__all__ = ["dag"]  # a fixture
+from tests.airflow.dag_runs import context, run
+from tests.jobs.shops import shop, spoil_slot
 
 pytestmark = [
     pytest.mark.skipif(not shutil.which("java"), reason="Spark needs Java, and there is none here"),

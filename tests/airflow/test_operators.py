@@ -5,19 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
-from airflow.sdk import Asset, BaseOperator
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from recovery.airflow import approval, operators
 from recovery.airflow.approval import AskOperator
 from recovery.airflow.assets import verified
 from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, VerifyOperator, question, spark_master
-from tests.airflow.shops import ANSWERS, bodies, shop, spoil_slot
+from tests.airflow.dag_runs import context
+from tests.jobs.shops import ANSWERS, bodies, shop, spoil_slot
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -27,25 +26,6 @@ OURS = [
     for _, kind in inspect.getmembers(module, inspect.isclass)
     if issubclass(kind, BaseOperator) and kind.__module__ == module.__name__
 ]
-
-
-class Ran:
-    """A run that was due at the end of time: everything in the store is old by then."""
-
-    run_after = datetime(2100, 1, 1, tzinfo=UTC)
-
-
-class Events(dict[Asset, Any]):
-    """The events of a task's outlets."""
-
-    def __missing__(self, asset: Asset) -> Any:
-        event = type("Event", (), {"extra": {}})()
-        self[asset] = event
-        return event
-
-
-def context(**more: Any) -> Any:
-    return {"dag_run": Ran(), "outlet_events": Events(), **more}
 
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from recovery.jobs import tasks
-from tests.airflow.shops import LATE_MS, park, shop, tree
+from tests.jobs.shops import LATE_MS, park, shop, tree
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_store_shows_what_waits_and_its_last_verification(page: TestClient, tm
 def test_the_story_tells_of_checks(page: TestClient, tmp_path: Path) -> None:
     """Who was asked how often, and when again."""
     late = time.time_ns() // 1_000_000 + LATE_MS
-    tasks.check_back(str(tmp_path / "shop"), now_ms=late, resolver="tests.airflow.shops:knows_nothing")
+    tasks.check_back(str(tmp_path / "shop"), now_ms=late, resolver="tests.jobs.shops:knows_nothing")
     (one, *_) = page.get("/checkback/api/stores/shop").json()["in_doubt"]
     assert one["checks"] == 1
     steps = page.get(f"/checkback/api/stores/shop/transactions/{one['commitlog_offset']}").json()["steps"]

@@ -25,7 +25,7 @@ import broker
 from recovery.airflow.hook import CheckbackHook
 from recovery.airflow.provider import get_provider_info
 from recovery.airflow.settings import BadSettings
-from tests.airflow.shops import shop
+from tests.jobs.shops import shop
 
 PLUGIN_S = 0.2
 

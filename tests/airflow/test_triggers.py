@@ -22,7 +22,7 @@ from broker.store.maintain import background as upkeep
 from recovery.airflow.sensors import CrashSensor, InDoubtSensor, MessageSensor
 from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger
 from recovery.jobs.tasks import queue_ends
-from tests.airflow.shops import SMALL, in_child, killed_shop, park, shop
+from tests.jobs.shops import SMALL, in_child, killed_shop, park, shop
 
 FAST_S = 0.02
 

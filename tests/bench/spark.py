@@ -20,27 +20,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker.transaction.events import prepared_generation
+from recovery.pipeline.in_memory import InMemoryExecutor
+from recovery.pipeline.splits import Reading, Split, plan
+from recovery.pipeline.store_location import LogManifest, StoreLocation
+from recovery.pipeline.transaction_files import write_transaction_files
 from recovery.scan.arrow import record_batch
 from recovery.spark import scan, session, write_transactions
-from recovery.spark.blocks import (
-    EVENTS,
-    KEYED,
-    NAMED,
-    PARTITION_BYTES,
-    SCHEMA,
-    SUMMARY,
-    VERDICTS,
-    rows_of,
-    values_of,
-)
-from recovery.spark.inspection import Inspection, Task
-from recovery.spark.judging import Court, join_ops, judge_ends, judge_keys
 from recovery.spark.mapping import mapped
-from recovery.spark.pipeline import merged_evidence
-from recovery.spark.places import Log, Place
-from recovery.spark.splits import Reading, Split, plan
-from recovery.transactions.digest import Digest
 from tests.bench.stores import make_store
 
 COLUMNS = ["commitlog_offset", "queue_id", "queue_offset", "store_timestamp_ms", "topic", "body"]
@@ -57,41 +43,12 @@ PIECE_BYTES = 128 << 20
 # The local engine with two processes
 
 
-def _inspected(task: Task, split: Split) -> pa.Table:
-    return pa.Table.from_batches(rows_of(Inspection(task, split).run()), SCHEMA)
-
-
-def _judged(stage: Callable[[Court], Any], court: Court, table: pa.Table) -> pa.Table:
-    return pa.Table.from_batches(rows_of(stage(court)(table)), SCHEMA)
-
-
-def _of_parts(table: pa.Table, tag: str) -> list[pa.Table]:
-    rows: dict[int, list[int]] = {}
-    for row, (found, part) in enumerate(zip(table["tag"].to_pylist(), table["part"].to_pylist(), strict=True)):
-        if found == tag:
-            rows.setdefault(part, []).append(row)
-    return [table.take(which) for which in rows.values()]
-
-
-def local_transactions(pool: ProcessPoolExecutor, log: Log, out: Path) -> str:
+def local_transactions(pool: ProcessPoolExecutor, log: LogManifest, path: str, out: Path) -> str:
     """The same list of transactions with CRC, by two processes; returns the digest."""
-    out.mkdir()
-    task, splits = Task(log, -(-log.bytes // PARTITION_BYTES), crc=True, strings=True), plan(log)
-    held = pa.concat_tables(pool.map(_inspected, [task] * len(splits), splits))
-    summaries = sorted(values_of(held, SUMMARY), key=lambda one: one.split.number)
-    evidence = merged_evidence(summaries)
-    court = Court(log, task.partitions, prepared_generation(evidence), log.begin, {}, with_rows=True, folder=str(out))
-    tables = [held]
-    for tag, stage in ((EVENTS, judge_ends), (NAMED, join_ops), (KEYED, judge_keys)):
-        parts = _of_parts(pa.concat_tables(tables), tag)
-        tables.extend(pool.map(_judged, [stage] * len(parts), [court] * len(parts), parts))
-    digest = Digest()
-    for sentence in values_of(pa.concat_tables(tables), VERDICTS):
-        digest.total += sentence.digest
-    return digest.hex()
+    return write_transaction_files(InMemoryExecutor(pool.map), log, path, str(out), 0).digest
 
 
-def _decoded(log: Log, split: Split) -> int:
+def _decoded(log: LogManifest, split: Split) -> int:
     rows = 0
     for records in Reading(log, split):
         for first in range(0, len(records), 4096):
@@ -99,7 +56,7 @@ def _decoded(log: Log, split: Split) -> int:
     return rows
 
 
-def local_rows(pool: ProcessPoolExecutor, log: Log) -> int:
+def local_rows(pool: ProcessPoolExecutor, log: LogManifest) -> int:
     """Every record decoded, by two processes."""
     splits = plan(log)
     return sum(pool.map(_decoded, [log] * len(splits), splits))
@@ -108,7 +65,7 @@ def local_rows(pool: ProcessPoolExecutor, log: Log) -> int:
 # What one would write without us
 
 
-def cut_into_files(log: Log, folder: Path) -> None:
+def cut_into_files(log: LogManifest, folder: Path) -> None:
     """Files of whole records that Spark's binaryFile can hold: it refuses 2 GiB, and a file is one value."""
     folder.mkdir()
     listing = log.listing()
@@ -169,15 +126,15 @@ def transactions_by_hand(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
 
 def bench(path: str, folder: Path) -> None:
     """Measure, and print."""
-    log = Place(path).log()
+    log = StoreLocation(path).log()
     started = time.monotonic()
     spark = session("local[2]", memory="4g")  # binaryFile needs it; ours does with 1 GB
     print(f"session: {time.monotonic() - started:.1f} s")
     started = time.monotonic()
     scan(spark, path, columns=COLUMNS, endOffset=4096).count()
     print(f"first query: {time.monotonic() - started:.1f} s")
-    pieces = folder / "pieces"
-    cut_into_files(log, pieces)
+    chunks = folder / "pieces"
+    cut_into_files(log, chunks)
     kinds = ("bigint", "int", "bigint", "bigint", "string", "binary")
     ddl = ", ".join(f"{name} {kind}" for name, kind in zip(COLUMNS, kinds, strict=True))
     digests: set[str] = set()
@@ -185,16 +142,16 @@ def bench(path: str, folder: Path) -> None:
         number = iter(range(1000))
         subjects: dict[str, Callable[[], Any]] = {
             "transactions, local, 2 processes": lambda: digests.add(
-                local_transactions(pool, log, folder / f"local{next(number)}")
+                local_transactions(pool, log, path, folder / f"local{next(number)}")
             ),
             "transactions, Spark": lambda: digests.add(
                 write_transactions(spark, path, str(folder / f"out{next(number)}")).digest
             ),
             "rows, local, 2 processes": lambda: local_rows(pool, log),
             "rows, Spark": lambda: _drain(scan(spark, path, columns=COLUMNS)),
-            "rows, binaryFile + mapInArrow": lambda: _without_us(spark, str(pieces), ddl),
+            "rows, binaryFile + mapInArrow": lambda: _without_us(spark, str(chunks), ddl),
             "transactions, binaryFile + mapInArrow": lambda: _transactions_without_us(
-                spark, str(pieces), str(folder / f"hand{next(number)}")
+                spark, str(chunks), str(folder / f"hand{next(number)}")
             ),
         }
         best = dict.fromkeys(subjects, float("inf"))
@@ -219,19 +176,19 @@ def bench(path: str, folder: Path) -> None:
     spark.stop()
 
 
-def _without_us(spark: Any, pieces: str, ddl: str) -> None:
+def _without_us(spark: Any, chunks: str, ddl: str) -> None:
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")  # a file is a row
-    _drain(mapped(spark.read.format("binaryFile").load(pieces).select("content"), by_hand, ddl))
+    _drain(mapped(spark.read.format("binaryFile").load(chunks).select("content"), by_hand, ddl))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
 
 
-def _transactions_without_us(spark: Any, pieces: str, out: str) -> None:
+def _transactions_without_us(spark: Any, chunks: str, out: str) -> None:
     """A row for each transaction, with its latest state, to Parquet."""
     from pyspark.sql import functions as f
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     ddl = "half bigint, latest bigint, topic string, producer_group string, `keys` string, unique_key string"
-    records = mapped(spark.read.format("binaryFile").load(pieces).select("content"), transactions_by_hand, ddl)
+    records = mapped(spark.read.format("binaryFile").load(chunks).select("content"), transactions_by_hand, ddl)
     others = [f.first(name).alias(name) for name in ENDS[2:]]
     records.groupBy("half").agg(f.max("latest").alias("latest"), *others).write.parquet(out)
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")

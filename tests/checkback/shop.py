@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import broker
+from broker.errors import StoreFull
 from broker.ledger import Ledger
 from broker.live import LiveStore, open_live
 from broker.local_transaction import SessionTransaction
@@ -127,3 +129,16 @@ def raiser(error: Exception) -> Callable[..., NoReturn]:
         raise error
 
     return raises
+
+
+def leave_in_doubt(shop: Shop, monkeypatch: pytest.MonkeyPatch, *numbers: int, saved: bool = True) -> None:
+    """Orders whose ends are lost."""
+    with monkeypatch.context() as patch:
+        for end in ("commit", "rollback"):
+            patch.setattr(shop.store.transactions, end, raiser(StoreFull("the end is lost")))
+        for number in numbers:
+            if saved:
+                shop.buy(number)
+            else:
+                with pytest.raises(ZeroDivisionError):
+                    shop.buy(number, in_between=raiser(ZeroDivisionError()))

@@ -9,24 +9,11 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from broker.errors import AlreadyEnded, StoreFull
+from broker.errors import AlreadyEnded
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import TransactionState
 from recovery.checkback.protocol import Question
-from tests.checkback.shop import Shop, announce, raiser, save
-
-
-def leave_in_doubt(shop: Shop, monkeypatch: pytest.MonkeyPatch, *numbers: int, saved: bool = True) -> None:
-    """Orders whose ends are lost."""
-    with monkeypatch.context() as patch:
-        for end in ("commit", "rollback"):
-            patch.setattr(shop.store.transactions, end, raiser(StoreFull("the end is lost")))
-        for number in numbers:
-            if saved:
-                shop.buy(number)
-            else:
-                with pytest.raises(ZeroDivisionError):
-                    shop.buy(number, in_between=raiser(ZeroDivisionError()))
+from tests.checkback.shop import Shop, announce, leave_in_doubt, save
 
 
 def test_check_back_against_a_running_local_transaction(shop: Shop) -> None:

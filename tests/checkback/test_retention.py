@@ -8,8 +8,7 @@ from sqlalchemy import func, select
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
 from recovery.checkback.ledgers.proof import Evidence
-from tests.checkback.shop import Shop
-from tests.checkback.test_races import leave_in_doubt
+from tests.checkback.shop import Shop, leave_in_doubt
 
 DAY_MS = 86_400_000
 

@@ -16,8 +16,7 @@ from recovery.checkback.leader import Lease
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack, RoundReport
 from recovery.checkback.service import CheckService, for_producers
-from tests.checkback.shop import Shop, open_store, raiser
-from tests.checkback.test_races import leave_in_doubt
+from tests.checkback.shop import Shop, leave_in_doubt, open_store, raiser
 
 
 @pytest.fixture

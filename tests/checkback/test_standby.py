@@ -15,8 +15,7 @@ from sqlalchemy import URL, create_engine, text
 
 from broker.ledger import Ledger
 from recovery.checkback.round import RoundReport
-from tests.checkback.shop import Shop
-from tests.checkback.test_races import leave_in_doubt
+from tests.checkback.shop import Shop, leave_in_doubt
 from tests.ledger import postgres
 
 WAIT_S = 60.0

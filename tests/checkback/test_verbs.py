@@ -22,8 +22,7 @@ from recovery.checkback.round import CheckBack
 from recovery.cli import checkback as verbs_check
 from recovery.cli.app import _Verbs
 from recovery.cli.shared import FINDINGS, USAGE, WELL
-from tests.checkback.shop import Shop, open_store, raiser
-from tests.checkback.test_races import leave_in_doubt
+from tests.checkback.shop import Shop, leave_in_doubt, open_store, raiser
 
 Run = Callable[..., Any]
 

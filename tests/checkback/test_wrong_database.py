@@ -24,8 +24,7 @@ from recovery.cli import checkback as verbs_check
 from recovery.cli import ledger as verbs_ledger
 from recovery.cli.app import _Verbs
 from recovery.cli.shared import FINDINGS, USAGE, WELL
-from tests.checkback.shop import Shop
-from tests.checkback.test_races import leave_in_doubt
+from tests.checkback.shop import Shop, leave_in_doubt
 
 _numbers = itertools.count()
 Made = tuple[URL, tuple[str, ...]]  # the wrong database, and further options

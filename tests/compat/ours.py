@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,3 +117,13 @@ def main(path: str, seed: str, count: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+def places(events: list[Event], kind: str) -> Counter[tuple[Any, ...]]:
+    """Each message with its place in its queue and its body."""
+    return Counter(place(event) for event in events if event["event"] == kind)
+
+
+def place(event: Event) -> tuple[Any, ...]:
+    """Where a message stands in its queue, and its body."""
+    return tuple(event[name] for name in ("topic", "queue_id", "queue_offset", "body_len", "body_crc"))

@@ -10,9 +10,8 @@ import pytest
 import broker
 from recovery.verify.verifier import verify
 from tests.compat import ours, rocketmq
-from tests.compat.ours import write
+from tests.compat.ours import places, write
 from tests.compat.rocketmq import running
-from tests.compat.test_they_read_us import places
 
 
 def sizes(layout: broker.StoreLayout) -> dict[str, object]:

@@ -16,7 +16,7 @@ from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
 from tests.compat import ours, rocketmq
 from tests.compat.rocketmq import running
-from tests.store.test_writing import fill
+from tests.store.filled import fill
 
 ASKED_S = 75  # 3.1.4 asks 60 s after its start, and every 10 s from then on
 # The sizes of the fixture's files, where they are not those of tests/compat/rocketmq.py, and its producers' group.

@@ -14,7 +14,7 @@ import pytest
 import broker
 from recovery.verify.verifier import verify
 from tests.compat import ours, rocketmq, witness
-from tests.compat.ours import Event
+from tests.compat.ours import Event, place, places
 from tests.compat.rocketmq import Cluster, running
 
 ASKED_S = 75  # 3.1.4 asks 60 s after its start, and every 10 s from then on
@@ -25,16 +25,6 @@ def read(cluster: Cluster, folder: Path) -> list[Event]:
     truth = folder / "read.jsonl"
     cluster.run("Reader", truth, topics=",".join(ours.TOPICS))
     return rocketmq.read_truth(truth)
-
-
-def places(events: list[Event], kind: str) -> Counter[tuple[Any, ...]]:
-    """Each message with its place in its queue and its body."""
-    return Counter(place(event) for event in events if event["event"] == kind)
-
-
-def place(event: Event) -> tuple[Any, ...]:
-    """Where a message stands in its queue, and its body."""
-    return tuple(event[name] for name in ("topic", "queue_id", "queue_offset", "body_len", "body_crc"))
 
 
 def settle(cluster: Cluster, folder: Path) -> list[Event]:

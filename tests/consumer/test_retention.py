@@ -27,7 +27,7 @@ from broker.store.maintain.retention_registry import registered
 from broker.store.read.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.verify.verifier import verify
-from tests.store.test_store_full import fill_disk, small
+from tests.store.full_disk import fill_disk, small
 
 __all__ = ["small"]
 

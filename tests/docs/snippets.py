@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.house.tree import ROOT
+from tests.house.tree import ROOT, files
 
 BLOCK = re.compile(
     r"^(?:<!-- not run: ([^>]+) -->\n+)?```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -58,3 +58,12 @@ def agrees(expected: list[str], printed: list[str]) -> bool:
         for line in expected
     )
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in printed)) is not None
+
+
+def pages() -> list[str]:
+    """README and every page of docs/."""
+    return [
+        path.as_posix()
+        for path in files()
+        if path.suffix == ".md" and (path.parts[0] == "docs" or path.parts == ("README.md",))
+    ]

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.docs.test_snippets import pages
+from tests.docs.snippets import pages
 from tests.house.tree import ROOT
 
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")

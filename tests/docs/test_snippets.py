@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.snippets import Block, blocks
-from tests.house.tree import ROOT, files
+from tests.docs.snippets import Block, blocks, pages
+from tests.house.tree import ROOT
 
 # Pages whose programs another test runs.
 ELSEWHERE = {
@@ -69,15 +69,6 @@ for block in sys.stdin.read().split("\\0"):
     except KeyboardInterrupt:  # how a prelude ends a loop that runs for ever
         pass
 """
-
-
-def pages() -> list[str]:
-    """README and every page of docs/."""
-    return [
-        path.as_posix()
-        for path in files()
-        if path.suffix == ".md" and (path.parts[0] == "docs" or path.parts == ("README.md",))
-    ]
 
 
 def programs(page: str) -> list[Block]:

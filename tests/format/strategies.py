@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from broker.format import body, properties
-from broker.format.commitlog import MAGIC_V2, Record, make_record
+from broker.format import (
+    body,
+    config,
+    properties,
+)
+from broker.format.checkpoint import Checkpoint
+from broker.format.commitlog import MAGIC_V2, Record, RecordBorn, RecordHead, RecordMiddle, RecordStore, make_record
+from broker.format.consumequeue import Unit
+from broker.format.index import IndexHeader, IndexItem
 from broker.format.java import Host
 from broker.format.layout import Layout
+from broker.format.statetable import Slot
 from broker.format.sysflag import Compression, TransactionType, with_compression, with_transaction_type
 
 BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
@@ -53,3 +62,17 @@ def records(draw: st.DrawFn) -> Record:
         prepared_transaction_offset=draw(integers("i64")),
     )
     return replace(record, magic=MAGIC_V2) if draw(st.booleans()) else record
+
+
+Codec = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
+CODECS: dict[str, Codec] = {
+    "topics.json": (config.decode_topics, config.encode_topics),
+    "subscriptionGroup.json": (config.decode_subscription_groups, config.encode_subscription_groups),
+    "consumerOffset.json": (config.decode_consumer_offsets, config.encode_consumer_offsets),
+    "delayOffset.json": (config.decode_delay_offsets, config.encode_delay_offsets),
+}
+
+LAYOUTS: list[type[Layout]] = [
+    *(RecordHead, RecordBorn, RecordStore, RecordMiddle),
+    *(Unit, Slot, IndexHeader, IndexItem, Checkpoint),
+]

@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from broker.errors import CorruptRecord
 from broker.format import config
 from broker.format.config import ConsumerOffsets, DataVersion, DelayOffsets, TopicConfig, Topics
-from tests.format.strategies import integers, words
+from tests.format.strategies import CODECS, integers, words
 
-Codec = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
-CODECS: dict[str, Codec] = {
-    "topics.json": (config.decode_topics, config.encode_topics),
-    "subscriptionGroup.json": (config.decode_subscription_groups, config.encode_subscription_groups),
-    "consumerOffset.json": (config.decode_consumer_offsets, config.encode_consumer_offsets),
-    "delayOffset.json": (config.decode_delay_offsets, config.encode_delay_offsets),
-}
 OFFSETS = b"""{
 \t"dataVersion":{
 \t\t"counter":3,

@@ -6,7 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
-from tests.format.test_fixed import LAYOUTS
+from tests.format.strategies import LAYOUTS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"
 BLOCK = re.compile(r"(<!-- unit:(\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

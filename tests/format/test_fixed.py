@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 from broker.errors import CorruptRecord, MessageRejected
 from broker.format import checkpoint, consumequeue, opmessage, redolog, statetable, sysflag, topics
 from broker.format.checkpoint import Checkpoint
-from broker.format.commitlog import RecordBorn, RecordHead, RecordMiddle, RecordStore
 from broker.format.consumequeue import Unit
-from broker.format.index import IndexHeader, IndexItem
 from broker.format.layout import Layout
 from broker.format.statetable import Slot
 from broker.format.sysflag import Compression, TransactionType
-from tests.format.strategies import integers, layouts
+from tests.format.strategies import LAYOUTS, integers, layouts
 
-LAYOUTS: list[type[Layout]] = [
-    *(RecordHead, RecordBorn, RecordStore, RecordMiddle),
-    *(Unit, Slot, IndexHeader, IndexItem, Checkpoint),
-]
 by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 
 

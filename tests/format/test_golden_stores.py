@@ -15,7 +15,7 @@ from broker.format.consumequeue import Unit
 from broker.format.statetable import Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import OP_TOPIC
-from tests.format.test_config import CODECS
+from tests.format.strategies import CODECS
 
 STORES = {
     "rocketmq-3.1.5-clean": 2130,

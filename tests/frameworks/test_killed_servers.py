@@ -8,31 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL
 
-from tests.frameworks import shop_kinds
-from tests.frameworks.killing import Tally, reconcile, run_and_kill
+from tests.frameworks.killed_shops import SHOPS, kill
+from tests.frameworks.killing import Tally, reconcile
 
 KILLS = 5
-SHOPS = [
-    ("flask", "sqlite", "--preload"),
-    ("flask", "postgres", ""),
-    ("fastapi", "sqlite", ""),
-    ("fastapi", "postgres", ""),
-    ("fastapi_async", "sqlite", ""),
-    ("fastapi_async", "postgres", ""),
-    ("django", "sqlite", ""),
-    ("django", "postgres", "--preload"),
-]
-
-
-def kill(kind: str, database: str, option: str, kills: int, request: pytest.FixtureRequest, folder: Path) -> Tally:
-    """Run a shop on a database and kill it; what came of it."""
-    url: URL = request.getfixturevalue(f"{database}_url")
-    shop = getattr(shop_kinds, kind)(folder, url, *filter(None, [option]))
-    tally = run_and_kill(shop, folder, url, kills, seed=kills)
-    print(f"{kind} on {database} {option}: {tally}")
-    return tally
 
 
 @pytest.mark.parametrize(("kind", "database", "option"), SHOPS)

@@ -33,7 +33,7 @@ def texts() -> Iterator[tuple[Path, str]]:
             yield path, content.decode("utf-8")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Module:
     """A Python file: its dotted name, its path and its syntax tree."""
 
@@ -64,33 +64,47 @@ def product() -> list[Module]:
     return [module for module in modules() if module.room != "tests"]
 
 
-def imports(module: Module, *, at_load: bool = False) -> Iterator[tuple[str, int]]:
+@cache
+def imports(module: Module, *, at_load: bool = False, types: bool = False) -> tuple[tuple[str, int], ...]:
     """(dotted name, line) of all that a module imports; with `at_load` only what loads together with it.
 
     `from broker.store import segments` imports `broker.store.read.segments` where that is a module, else
-    `broker.store`. `import_module("pyarrow")` is an import too; what only the type checker sees is none.
+    `broker.store`. `import_module("pyarrow")` is an import too; what only the type checker sees is one with `types`.
     """
-    known = {other.name for other in modules()}
-    for node in _walk(module.tree, into_functions=not at_load):
+    return tuple(_imports(module, at_load=at_load, types=types))
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(module.name for module in modules())
+
+
+def _imports(module: Module, *, at_load: bool, types: bool) -> Iterator[tuple[str, int]]:
+    known = _names()
+    for node in _walk(module.tree, into_functions=not at_load, types=types):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
                 yield (submodule if submodule in known else node.module), node.lineno
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"}:
             for argument in node.args[:1]:
                 if isinstance(argument, ast.Constant):
                     yield str(argument.value), node.lineno
 
 
-def _walk(node: ast.AST, *, into_functions: bool) -> Iterator[ast.AST]:
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _walk(node: ast.AST, *, into_functions: bool, types: bool) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+        if not types and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             continue
         yield child
         if into_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _walk(child, into_functions=into_functions)
+            yield from _walk(child, into_functions=into_functions, types=types)
 
 
 def under(name: str, prefixes: set[str]) -> bool:

@@ -13,6 +13,7 @@ from broker.format import properties as names
 from broker.live import LiveStore
 from broker.transaction.service import LocalTransactionState
 from tests.checkback.shop import raiser
+from tests.producer.delivered import delivered
 
 BODY = b"x"
 
@@ -285,15 +286,3 @@ def test_nothing_runs_when_the_half_message_was_not_stored(store: LiveStore, mon
     with pytest.raises(StoreFull):
         producer.send_message_in_transaction(broker.Message("orders", b"order"))
     assert listener.seen == []
-
-
-def delivered(store: LiveStore, topic: str = "orders") -> list[bytes]:
-    """What consumers see, queue by queue."""
-    store.sync_now()
-    found = []
-    for queue_id in store.queues(topic):
-        for number in range(*store.queue_range(topic, queue_id)):
-            message = store.message(topic, queue_id, number)
-            assert message is not None
-            found.append(message.body)
-    return found

@@ -17,7 +17,7 @@ from broker.ledger import LEDGER_KEY, Ledger
 from broker.live import LiveStore
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import TransactionState
-from tests.producer.test_producer import delivered
+from tests.producer.delivered import delivered
 
 
 def producer_of(store: LiveStore, ledger: Ledger) -> broker.Producer:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from broker.format.commitlog import BLANK_SIZE, BODY_AT, Record, encode, encode_blank, make_record
 from broker.format.java import Host
+from recovery.scan.scanner import Scan
 
 V4, V6 = Host(b"\x7f\x00\x00\x01", 10911), Host(bytes(15) + b"\x01", 65535)
 MAGICS = (0xDAA320A7, 0xDAA320AB, 0xCBD43194)
@@ -206,3 +207,14 @@ def logs(draw: st.DrawFn, deltas: st.SearchStrategy[int] = lies, min_size: int =
             log.append(wanted, garbage)
     log.preallocate(draw(st.sampled_from((0, 0, 1, 2))) or (not log.segments))
     return log
+
+
+def found_by(scan: Scan) -> dict[int, bytes]:
+    """Offset and bytes of each record, in the order in which they come; none comes twice."""
+    found: dict[int, bytes] = {}
+    for records in scan:
+        for offset, at, size in zip(records.offsets.tolist(), records.at.tolist(), records.sizes.tolist(), strict=True):
+            assert offset not in found
+            found[offset] = records.window[at : at + size].tobytes()
+    assert list(found) == sorted(found)
+    return found

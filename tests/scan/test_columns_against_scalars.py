@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from broker.format import properties
 from broker.format.java import string_hash
-from recovery.scan.strings import Slices, Strings, binary, gather, java_hashes, java_hashes_joined, text_at, unaligned
+from recovery.scan.strings import (
+    StringColumn,
+    StringViews,
+    binary,
+    gather,
+    java_hashes,
+    java_hashes_joined,
+    text_at,
+    unaligned,
+)
 from recovery.transactions.digest import identities_of_unique_keys, identity_of_unique_key
 from recovery.verify.index_items import split_keys
 from tests.scan.effort import tries
@@ -23,11 +32,11 @@ texts = (
 )
 
 
-def strings(values: list[bytes]) -> Strings:
+def strings(values: list[bytes]) -> StringColumn:
     """The values as the engine has them: gathered from a window in which other bytes stand between them."""
     window = np.frombuffer(b"\x02#\x01".join([b"K\x01v\x02", *values]), np.uint8)
     starts = list(accumulate([7, *(len(value) + 3 for value in values)]))[: len(values)]
-    return Strings.gather(window, np.array(starts, np.int64), np.array([len(value) for value in values], np.int64))
+    return StringColumn.gather(window, np.array(starts, np.int64), np.array([len(value) for value in values], np.int64))
 
 
 @tries(300)
@@ -52,7 +61,7 @@ def test_a_part_of_an_array_is_read_as_the_part(rows: list[bytes | None], data: 
     first = data.draw(st.integers(0, len(rows)))
     size = data.draw(st.integers(0, len(rows) - first))
     part = rows[first : first + size]
-    column = Strings(pa.array(rows, pa.binary()).slice(first, size))
+    column = StringColumn(pa.array(rows, pa.binary()).slice(first, size))
     assert column.lengths.tolist() == [len(row or b"") for row in part]
     wanted = [properties.decode(row or b"").get("KEYS") for row in part]
     found = column.property_values("KEYS").to_pylist()
@@ -115,7 +124,9 @@ def test_identities_of_unique_keys(values: list[bytes]) -> None:
 
 
 def test_a_null_is_no_string() -> None:
-    column = Strings(binary(np.frombuffer(b"abc", np.uint8), np.array([0, 1, 3], np.int32), np.array([True, False])))
+    column = StringColumn(
+        binary(np.frombuffer(b"abc", np.uint8), np.array([0, 1, 3], np.int32), np.array([True, False]))
+    )
     assert column.array.to_pylist() == [b"a", b""]
 
 
@@ -125,7 +136,7 @@ def test_a_null_is_no_string() -> None:
 @example([b"x" * 8 + b"y", b"x" * 8 + b"z", b"x" * 8, b"x" * 7 + b"\0"])
 def test_strings_that_recur_get_one_number_each(values: list[bytes]) -> None:
     column = strings(values)
-    numbers, found = Slices(column.data, column.starts, column.lengths).codes()
+    numbers, found = StringViews(column.data, column.starts, column.lengths).codes()
     assert [found[number] for number in numbers.tolist()] == values
     assert len(found) == len(set(values))
 
@@ -136,7 +147,7 @@ def test_keys_are_split_at_blanks(values: list[bytes], data: st.DataObject) -> N
     """As RocketMQ does; also where only some of the records are asked for, in any order."""
     column = strings(values)
     which = data.draw(st.lists(st.integers(0, max(len(values) - 1, 0)), unique=True, max_size=len(values)))
-    part = Slices(column.data, column.starts, column.lengths).take(np.array(which, np.int64))
+    part = StringViews(column.data, column.starts, column.lengths).take(np.array(which, np.int64))
     rows, keys = split_keys(part)
     wanted = [(row, key) for row, number in enumerate(which) for key in values[number].split(b" ") if key]
     assert list(zip(rows.tolist(), keys.array().to_pylist(), strict=True)) == wanted

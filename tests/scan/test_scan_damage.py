@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles
 from tests.scan.effort import tries
-from tests.scan.logs import Chunk, Log, Wanted, logs
-from tests.scan.test_scan_whole_logs import found_by
+from tests.scan.logs import Chunk, Log, Wanted, found_by, logs
 
 
 @dataclass

@@ -18,7 +18,7 @@ from recovery.scan.framing import Stop, walk
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from tests.scan.effort import tries
-from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
+from tests.scan.logs import Chunk, Log, Wanted, found_by, logs, truths_and_lies
 
 windows = st.sampled_from((64, 91, 100, 4096, 1 << 20)) | st.integers(8, 9000)
 
@@ -28,17 +28,6 @@ def scanned(log: Log) -> Iterator[StoreFiles]:
     """The log on disk, as the engine finds it."""
     with tempfile.TemporaryDirectory() as folder:
         yield StoreFiles.open(log.write(Path(folder) / "store"))
-
-
-def found_by(scan: Scan) -> dict[int, bytes]:
-    """Offset and bytes of each record, in the order in which they come; none comes twice."""
-    found: dict[int, bytes] = {}
-    for records in scan:
-        for offset, at, size in zip(records.offsets.tolist(), records.at.tolist(), records.sizes.tolist(), strict=True):
-            assert offset not in found
-            found[offset] = records.window[at : at + size].tobytes()
-    assert list(found) == sorted(found)
-    return found
 
 
 @tries(60)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recovery.spark import stream
 from recovery.spark.following import FollowingReader
-from recovery.spark.source import settings_of
+from recovery.spark.options import settings_of
 from tests.scan.logs import Chunk, Log, Wanted
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from recovery.spark.mapping import mapped
 from recovery.spark.progress import watched
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify as local_verify
-from tests.spark.by_hand import comparable
+from tests.spark.inline import comparable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

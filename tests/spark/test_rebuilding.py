@@ -6,7 +6,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,21 +14,22 @@ from broker.errors import CorruptStore, StoreError
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
+from broker.store.write.pending_record import end_draft
 from broker.store.writer import open_writer
+from recovery.pipeline.split_builder import RebuildPlan, SplitBuilder
+from recovery.pipeline.stages import InspectedLog, inspect_log
+from recovery.pipeline.store_location import StoreLocation
 from recovery.rebuild.rebuilder import rebuild as local_rebuild
 from recovery.rebuild.rebuilder import sizes_of
 from recovery.scan.kinds import Kinds
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.spark import rebuild
-from recovery.spark.making import Maker, Making
-from recovery.spark.pipeline import Judgement
-from recovery.spark.places import Place
 from recovery.transactions.in_doubt import Pending
-from recovery.verify.index_items import Rule
+from recovery.verify.index_items import IndexingRule
 from recovery.verify.verifier import verify
-from tests.operations.test_rebuild import derived, store_of
-from tests.store.test_writing import end_draft, fill, half
+from tests.rebuild.derived_files import derived, store_of
+from tests.store.filled import fill, half
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,17 +86,17 @@ def test_what_is_appended_while_spark_reads_is_in_it(
     path = store_of(tmp_path / "store", 90, layout)
     halves = {half.slot: half.commitlog_offset for half in Pending(str(path), 0)}
     assert set(range(2, 90, 3)) == set(halves)
-    settle = Judgement._settle
 
-    def append(judgement: Judgement) -> None:
-        settle(judgement)
+    def inspect_and_append(*arguments: Any, **options: Any) -> InspectedLog:
+        inspected = inspect_log(*arguments, **options)
         store = open_writer(str(path), Disk(), layout, sync="os")
         store.append([end_draft(half(2), halves[2], 2, TransactionType.COMMIT)])
         fill(store, 90, 60)
         store.append([end_draft(half(5), halves[5], 5, TransactionType.ROLLBACK)])
         store.close()
+        return inspected
 
-    monkeypatch.setattr(Judgement, "_settle", append)
+    monkeypatch.setattr("recovery.spark.rebuilding.inspect_log", inspect_and_append)
     report = rebuild(spark, str(path), apply=True, split_bytes=5000)
     assert report.applied
     assert report.differences == ()
@@ -126,7 +127,8 @@ def test_a_task_notes_records_that_nothing_is_built_for(golden: Callable[[str], 
     """A split counts them, and the driver refuses before anything is exchanged."""
     path = golden(f"kinds/rocketmq-5.3.3-{name}")
     files = StoreFiles.open(path)
-    maker = Maker(Making(Place(str(path)), "", sizes_of(files, Disk()), Rule.V5, whole_records=False))
+    plan = RebuildPlan(StoreLocation(str(path)), "", sizes_of(files, Disk()), IndexingRule.V5, whole_records=False)
+    builder = SplitBuilder(plan)
     for records in Scan(files.commitlog):
-        maker.add(records, Kinds(records))
-    assert [misfit.what[: len(what)] for misfit in maker.counts().misfits] == [what] * bool(what)
+        builder.add(records, Kinds(records))
+    assert [misfit.what[: len(what)] for misfit in builder.counts().misfits] == [what] * bool(what)

@@ -20,17 +20,18 @@ from broker.format.consumequeue import UNIT_SIZE
 from broker.live import LiveStore, open_live
 from broker.store.read.layout import StoreLayout
 from broker.store.write.control import Word
+from recovery.pipeline import splits
+from recovery.pipeline.inspection import InspectionTask
+from recovery.pipeline.store_location import StoreLocation, manifest_of
+from recovery.pipeline.verification import comparing, verify_in_stages
 from recovery.scan.store_files import StoreFiles
-from recovery.spark import splits
-from recovery.spark.inspection import Task
-from recovery.spark.places import Place, log_of
-from recovery.spark.verification import comparing, judge
+from recovery.verify.conclusion import Conclusion
 from recovery.verify.verifier import Verification, verify
-from tests.operations import small_stores
-from tests.operations.small_broker import GENERATIONS
+from tests.scan import small_stores
 from tests.scan.effort import tries
 from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
-from tests.spark.by_hand import JudgementByHand, comparable, verify_by_hand
+from tests.scan.small_broker import GENERATIONS
+from tests.spark.inline import ShuffledExecutor, comparable, verify_inline
 
 GOLDEN = ("rocketmq-3.1.5-killed", "rocketmq-3.1.5-recovered", "rocketmq-5.3.3-killed", "rocketmq-5.3.3-clean")
 
@@ -48,7 +49,7 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_golden_stores(golden: Callable[[str], Path], name: str, split_bytes: int) -> None:
     """The stores of real brokers: killed ones, and one whose table the broker broke."""
     path = str(golden(name))
-    assert comparable(verify_by_hand(path, split_bytes)) == comparable(verify(path))
+    assert comparable(verify_inline(path, split_bytes)) == comparable(verify(path))
 
 
 @tries(40)
@@ -66,7 +67,7 @@ def test_flipped_bits(small: Path, seed: int, split_bytes: int) -> None:
             filled = [at for at, byte in enumerate(raw) if byte] or [0]
             raw[dice.choice(filled)] ^= 1 << dice.randrange(8)
             file.write_bytes(raw)
-        assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(verify(path))
+        assert comparable(verify_inline(str(path), split_bytes)) == comparable(verify(path))
 
 
 @pytest.mark.parametrize("behind", [1, 2])
@@ -83,7 +84,7 @@ def test_the_last_units_of_a_redo_log(tmp_path: Path, behind: int, split_bytes: 
     log.write_bytes(raw)
     found = verify(path)
     assert found.as_json()["counts"] == {"redo-missing": 1, "redo-orphan": 1}
-    assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(found)
+    assert comparable(verify_inline(str(path), split_bytes)) == comparable(found)
 
 
 @pytest.mark.parametrize("split_bytes", [1 << 30, 1024, 2000])
@@ -99,7 +100,7 @@ def test_a_segment_that_is_too_large(tmp_path: Path, name: str, size: int, split
             file.truncate(1938)  # then no size is more frequent than another
     found = verify(path)
     assert "segment-size" in found.as_json()["counts"]
-    assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(found)
+    assert comparable(verify_inline(str(path), split_bytes)) == comparable(found)
 
 
 @pytest.mark.parametrize("split_bytes", [1 << 30, 1024])
@@ -113,7 +114,7 @@ def test_a_unit_that_moved_is_no_orphan(tmp_path: Path, split_bytes: int) -> Non
     log.write_bytes(raw)
     found = verify(path)
     assert found.as_json()["counts"] == {"redo-missing": 1}
-    assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(found)
+    assert comparable(verify_inline(str(path), split_bytes)) == comparable(found)
 
 
 @tries(25)
@@ -140,7 +141,7 @@ def test_units_and_items_that_changed_places(small: Path, seed: int, split_bytes
                 raw[first : first + width] = dice.choice((there, bytes(width)))
                 raw[second : second + width] = here
         file.write_bytes(raw)
-        assert comparable(verify_by_hand(str(path), split_bytes)) == comparable(verify(path))
+        assert comparable(verify_inline(str(path), split_bytes)) == comparable(verify(path))
 
 
 @tries(60)
@@ -149,7 +150,7 @@ def test_bodies_that_deceive(log: object, split_bytes: int) -> None:
     """Whole fake records, blanks and magic codes in bodies: no split falls for them."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(log.write(Path(folder)))  # type: ignore[attr-defined]
-        assert comparable(verify_by_hand(path, split_bytes)) == comparable(verify(path))
+        assert comparable(verify_inline(path, split_bytes)) == comparable(verify(path))
 
 
 def test_a_body_larger_than_what_is_looked_back_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +161,12 @@ def test_a_body_larger_than_what_is_looked_back_for(tmp_path: Path, monkeypatch:
     path = str(log.write(tmp_path))
     monkeypatch.setattr(splits, "LOOK_BACK_BYTES", 0)
     fooled = [
-        split for split in splits.plan(Place(path).log(), 1024) if _first(path, split) not in (None, *log.records)
+        split
+        for split in splits.plan(StoreLocation(path).log(), 1024)
+        if _first(path, split) not in (None, *log.records)
     ]
     assert fooled, "without looking back a split takes the record in the body for one"
-    assert comparable(verify_by_hand(path, 1024)) == comparable(verify(path))
+    assert comparable(verify_inline(path, 1024)) == comparable(verify(path))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_a_body_larger_than_what_is_looked_back_for(tmp_path: Path, monkeypatch:
     ids=["missing", "cut", "appended"],
 )
 def test_a_segment_that_changes_after_the_splits_were_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, kinds: dict[str, int]
+    tmp_path: Path, change: str, kinds: dict[str, int]
 ) -> None:
     """It expires, is cut, is written to: the job goes on, and what it cannot tell is a finding."""
     log = Log(8192)
@@ -183,19 +186,16 @@ def test_a_segment_that_changes_after_the_splits_were_planned(
     if change == "appended":
         last = offsets[-1] % 8192
         segments[-1].write_bytes(whole[: last + 40] + bytes(len(whole) - last - 40))
-    read = JudgementByHand._read
 
-    def changed(judgement: JudgementByHand, planned: list[splits.Split]) -> None:
+    def changed() -> None:
         if change == "missing":
             segments[1].unlink()
         elif change == "cut":
             segments[1].write_bytes(segments[1].read_bytes()[:3000])
         else:
             segments[-1].write_bytes(whole)
-        read(judgement, planned)
 
-    monkeypatch.setattr(JudgementByHand, "_read", changed)
-    report = verify_by_hand(str(path), 3000)
+    report = verify_inline(str(path), 3000, before=changed)
     assert dict(report.findings.counts) == kinds
     assert report.records == {"missing": 30, "cut": 33, "appended": 40}[change]
 
@@ -208,26 +208,25 @@ def test_a_store_that_is_written_to_meanwhile(
 ) -> None:
     """Between the plan and the reading come more transactions than there were; they are no findings."""
     monkeypatch.setattr(
-        "recovery.verify.verifier.LAG_MS", 0
+        "recovery.verify.conclusion.LAG_MS", 0
     )  # what came long before the last record is not excused by its age
     layout = StoreLayout(segment_bytes, 20 * 400, 24 * 400, 20 * 400, 100, 400)
     with open_live(tmp_path / "store", layout=layout) as store:
         _traffic(store, 100)
         log_files = store.writer.appender.log
         log_files.allocate(store.writer.control[Word.TAIL] // segment_bytes * segment_bytes + segment_bytes)  # ahead
-        place = Place(str(tmp_path / "store"))
+        place = StoreLocation(str(tmp_path / "store"))
         files = place.files()
-        log = log_of(place, files)
+        log = manifest_of(place, files)
 
-        def meanwhile(planned: tuple[splits.Split, ...]) -> Task:
+        def meanwhile(planned: tuple[splits.Split, ...]) -> InspectionTask:
             task = comparing(files, log)(planned)
             _traffic(store, 400)
             if closes:
                 store.close()
             return task
 
-        made = JudgementByHand(None, log, split_bytes=split_bytes, prepare=meanwhile)  # type: ignore[arg-type]
-        report = judge(files, log, made)
+        report = verify_in_stages(ShuffledExecutor(), files, log, split_bytes=split_bytes, prepare=meanwhile)
     assert report.live
     assert dict(report.findings.counts) == {}
     assert report.transactions["total"] > 150  # what lies behind a small segment was not planned
@@ -235,7 +234,7 @@ def test_a_store_that_is_written_to_meanwhile(
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_the_local_engine_on_such_a_store(tmp_path: Path, closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.verify.verifier.LAG_MS", 0)
+    monkeypatch.setattr("recovery.verify.conclusion.LAG_MS", 0)
     layout = StoreLayout(1 << 20, 20 * 400, 24 * 400, 20 * 400, 100, 400)
     with open_live(tmp_path / "store", layout=layout) as store:
         _traffic(store, 100)
@@ -258,18 +257,18 @@ def test_a_unit_that_is_written_after_its_record_was_read(tmp_path: Path, monkey
         last = 19 * UNIT_SIZE  # a half and an end each
         whole = log.read_bytes()[last : last + UNIT_SIZE]
         assert any(whole)
-        finish = Verification._finish
+        finish = Conclusion._finish
 
         def write(raw: bytes) -> None:
             with log.open("r+b") as file:
                 file.seek(last)
                 file.write(raw)
 
-        def dispatched(one: Verification) -> None:
+        def dispatched(one: Conclusion) -> None:
             write(whole)
             finish(one)
 
-        monkeypatch.setattr(Verification, "_finish", dispatched)
+        monkeypatch.setattr(Conclusion, "_finish", dispatched)
         write(bytes(UNIT_SIZE))
         report = verification.run()
     assert dict(report.findings.counts) == {}
@@ -284,7 +283,7 @@ def _traffic(store: LiveStore, count: int) -> None:
 
 
 def _first(path: str, split: splits.Split) -> int | None:
-    reading = splits.Reading(Place(path).log(), split)
+    reading = splits.Reading(StoreLocation(path).log(), split)
     for _ in reading:
         pass
     return reading.first

@@ -17,7 +17,7 @@ def test_the_zip_holds_the_code_and_nothing_else(tmp_path: Path) -> None:
     names = zipfile.ZipFile(first).namelist()
     assert "recovery/spark/source.py" in names
     assert all(name.endswith(".py") and name.split("/")[0] in ("broker", "recovery") for name in names)
-    code = "import recovery.spark.inspection as one; print(one.__file__)"
+    code = "import recovery.pipeline.inspection as one; print(one.__file__)"
     isolated = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(first)!r}); {code}"]
     out = subprocess.run(isolated, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
     assert out.startswith(str(first))

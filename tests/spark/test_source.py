@@ -14,8 +14,8 @@ import pytest
 from broker.errors import NotAStore
 from recovery.scan import scan as local_scan
 from recovery.spark import findings, register, scan
+from recovery.spark.options import NAME, OPTIONS, settings_of, spark_schema
 from recovery.spark.selection import BadOption
-from recovery.spark.source import NAME, OPTIONS, settings_of, spark_schema
 from tests.scan.logs import Chunk, Log, Wanted
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def test_options_ignore_case_and_are_documented() -> None:
 
 def test_a_wrong_path_is_a_sentence() -> None:
     """The same that the other verbs say."""
-    from recovery.spark.places import Place
+    from recovery.pipeline.store_location import StoreLocation
 
     with pytest.raises(NotAStore, match="there is no such folder"):
-        Place("nowhere/at/all").log()
+        StoreLocation("nowhere/at/all").log()

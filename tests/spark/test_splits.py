@@ -9,22 +9,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from recovery.pipeline.splits import Reading, plan
+from recovery.pipeline.store_location import StoreLocation
 from recovery.scan.scanner import Scan
-from recovery.spark.places import Place
-from recovery.spark.splits import Reading, plan
 from tests.scan.logs import Chunk, Log, Wanted, logs, truths_and_lies
 
 split_sizes = st.integers(1024, 4096) | st.just(1 << 30)
 
 
 def _whole(path: Path) -> tuple[list[tuple[int, int]], list[object]]:
-    scan = Scan(Place(str(path)).log().listing())
+    scan = Scan(StoreLocation(str(path)).log().listing())
     found = [(int(at), int(size)) for one in scan for at, size in zip(one.offsets, one.sizes, strict=True)]
     return found, sorted(map(repr, scan.damages))
 
 
 def _split(path: Path, size: int) -> tuple[list[tuple[int, int]], list[object]]:
-    log = Place(str(path)).log()
+    log = StoreLocation(str(path)).log()
     found, damages = [], []
     for split in plan(log, size):
         reading = Reading(log, split)
@@ -79,4 +79,4 @@ def test_a_segment_that_is_missing_or_cut_leaves_the_others(tmp_path: Path) -> N
 def test_a_split_has_a_least_size(tmp_path: Path) -> None:
     """A split of a few bytes would be a task for each record."""
     with pytest.raises(ValueError, match="at least 1024"):
-        plan(Place(str(Log(4096).write(tmp_path))).log(), 1000)
+        plan(StoreLocation(str(Log(4096).write(tmp_path))).log(), 1000)

@@ -12,7 +12,7 @@ import pytest
 import broker
 from broker.format.consumequeue import Unit
 from tests.store.build import SEGMENT_SIZE, Log, units_of, write_index, write_queue
-from tests.store.test_golden_stores import as_nobody
+from tests.store.permissions import as_nobody
 
 
 def sentence(path: str | Path, error: type[broker.BrokerError] = broker.NotAStore) -> str:

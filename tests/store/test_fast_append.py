@@ -73,11 +73,15 @@ def run(path: Path, moves: list[tuple[str, int, int]]) -> None:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    """All that was stored, by name; an index file is named by the time when it was made, here by its turn."""
+    """All that was stored, by name; an index file is named by the time when it was made, here by its turn.
+
+    A file of zeros was made ahead, by a thread that may or may not have had its turn.
+    """
     stored = {}
     for part in DERIVED:
         for number, file in enumerate(sorted(file for file in (path / part).rglob("*") if file.is_file())):
-            stored[str(number) if part == "index" else str(file.relative_to(path))] = file.read_bytes()
+            if any(data := file.read_bytes()):
+                stored[str(number) if part == "index" else str(file.relative_to(path))] = data
     return stored
 
 

@@ -8,8 +8,7 @@ import subprocess
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import pytest
 import broker
 from broker.format.sysflag import TransactionType
 from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from tests.store.permissions import as_nobody
 
-NOBODY = 65534
 STORES = {
     "rocketmq-3.1.5-clean": 2130,
     "rocketmq-3.1.5-killed": 2870,
@@ -188,24 +187,6 @@ def read_all(path: Path) -> int:
         list(store.state_table.walk())
         list(store.redo_log.walk())
     return len(records)
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Root may write everywhere: be a user who owns nothing. Whoever runs the tests without root is one already."""
-    if os.geteuid() != 0:
-        yield
-        return
-    groups = os.getgroups()
-    os.setgroups([])
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(groups)
 
 
 @by_store

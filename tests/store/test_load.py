@@ -25,33 +25,14 @@ from broker.store.recover.tail import TailKind
 from broker.store.write.checkpoint_file import seal
 from broker.store.write.control import Word
 from broker.store.write.pending_record import end_draft
-from broker.store.writer import StoreWriter, open_writer
+from broker.store.writer import open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.verify.verifier import verify
 from tests.store.build import record
-from tests.store.test_writing import SMALL, assert_right, fill, half
+from tests.store.crashed import abandoned, left, offsets, write_at
+from tests.store.filled import SMALL, assert_right, fill, half
 
 TINY = StoreLayout(8192, 400, 240, 200, 16, 24)
-
-
-def abandoned(path: Path, closed: int, then: int, layout: StoreLayout = SMALL) -> int:
-    """A store that was closed after some transactions and went on; the machine stopped. Returns the log's end."""
-    store = open_writer(str(path), Disk(), layout, sync="os")
-    fill(store, 0, closed)
-    store.close()
-    store = open_writer(str(path), Disk(), sync="os")
-    fill(store, closed, then)
-    end = store.control[Word.TAIL]
-    left(store, path)
-    return end
-
-
-def left(store: StoreWriter, path: Path) -> None:
-    """Let go of a store without closing it, as when the machine stops; the control page is of a boot that is over."""
-    store.upkeep.close()
-    store.lock.release()
-    (path / "checkback" / "control").unlink()
-    (path / "checkback" / "durable").unlink(missing_ok=True)
 
 
 def seen(path: Path) -> Survey:
@@ -64,21 +45,6 @@ def planned(path: Path) -> Plan:
 
 def reopened(path: Path) -> None:
     open_writer(str(path), Disk(), sync="os").close()
-
-
-def write_at(path: Path, commitlog_offset: int, data: bytes, segment_bytes: int = SMALL.segment_bytes) -> None:
-    base = commitlog_offset - commitlog_offset % segment_bytes
-    with open(path / "commitlog" / f"{base:020}", "r+b") as file:
-        file.seek(commitlog_offset - base)
-        file.write(data)
-
-
-def offsets(path: Path) -> list[tuple[int, int]]:
-    """Where each record begins, and its size: by the reader, which knows nothing of recovery."""
-    import broker
-
-    with broker.open(path, read_only=True) as store:
-        return [(one.commitlog_offset, one.total_size) for one in store.records()]
 
 
 # Cases

@@ -17,7 +17,7 @@ from broker.store.write.sync import Syncer
 from broker.store.writer import open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.verify.verifier import verify
-from tests.store.test_writing import half
+from tests.store.filled import half
 
 TINY = StoreLayout(4096, 400, 240, 200, 16, 24)
 KINDS = (TransactionType.COMMIT, TransactionType.ROLLBACK, None)

@@ -16,7 +16,7 @@ from broker.store.write.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify
-from tests.store.test_writing import SMALL, half
+from tests.store.filled import SMALL, half
 
 HOUR_S = 3600.0
 ALL = Retention(keep_s=0, even_unread=True)  # nobody consumes here

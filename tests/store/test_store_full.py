@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +16,10 @@ from broker.store.write.control import Word
 from broker.store.write.pending_record import PendingRecord, draft, end_draft
 from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify
-from tests.store.test_writing import half
+from tests.store.filled import half
+from tests.store.full_disk import KIB, MIB, fill_disk, small
 
-KIB, MIB = 1 << 10, 1 << 20
+__all__ = ["small"]
 
 # Each is the kind of file of which a new one is needed soon, while all others have room for long.
 ROOMY = StoreLayout(4 * MIB, 60_000, 240_000, 400_000, 100, 20_000)
@@ -33,45 +30,6 @@ LAYOUTS = {
     "redolog": replace(ROOMY, redo_log_bytes=20 * 200),
     "index": replace(ROOMY, index_items=800),
 }
-
-
-@pytest.fixture(params=["tmpfs", "ext4"])
-def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A file system of some 24 MiB; ext4 may be mounted where loop devices are."""
-    point = tmp_path / "small"
-    point.mkdir()
-    if request.param == "tmpfs":
-        mount(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(point)])
-    else:
-        image = tmp_path / "image"
-        with image.open("wb") as file:
-            file.truncate(24 * MIB)
-        mount(["mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(image)])
-        mount(["mount", "-o", "loop", str(image), str(point)])
-    yield point
-    subprocess.run(["umount", "--lazy", str(point)], check=True)
-
-
-def mount(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, check=False, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
-
-
-def fill_disk(folder: Path) -> Path:
-    """A file that takes all that is left, and what ext4 gives back of its reserves when that is forced."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file:
-        before = -1
-        while before < file.tell():
-            before = file.tell()
-            for size in (64 * KIB, 4 * KIB, KIB, 1):
-                with contextlib.suppress(OSError):
-                    while file.write(b"x" * size):
-                        pass
-            with contextlib.suppress(OSError):
-                os.fsync(file.fileno())
-    return filler
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from broker.store.write.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify
-from tests.store.test_writing import SMALL, assert_right, fill, half
+from tests.store.filled import SMALL, assert_right, fill, half
 
 FORK = multiprocessing.get_context("fork")
 SPAWN = multiprocessing.get_context("spawn")

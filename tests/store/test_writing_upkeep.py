@@ -19,7 +19,7 @@ from broker.store.write.control import Word
 from broker.store.write.pending_record import draft, end_draft
 from broker.store.writer import open_writer
 from recovery.verify.verifier import verify
-from tests.store.test_writing import SMALL, assert_right, fill, half
+from tests.store.filled import SMALL, assert_right, fill, half
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from recovery.airflow.local.rest import ASKS, NoAnswer, Rest, Run
 from recovery.airflow.local.standalone import Standalone
 from recovery.jobs import tasks
 from recovery.verify.verifier import verify
-from tests.airflow.shops import ANSWERS, SMALL, bodies, in_child, killed_shop, park, prepare, shop, spoil_slot
 from tests.house.tree import ROOT
+from tests.jobs.shops import ANSWERS, SMALL, bodies, in_child, killed_shop, park, prepare, shop, spoil_slot
 
 READY_S, RUN_S = 300.0, 120.0
 ARRIVES_S = 10.0
@@ -211,7 +211,7 @@ def test_a_killed_task_loses_and_doubles_nothing(alive: Alive) -> None:
         prepare(store, range(200, 260))
 
     def half_a_round() -> None:
-        from tests.airflow import shops
+        from tests.jobs import shops
 
         asked = 0
 

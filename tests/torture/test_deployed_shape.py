@@ -26,8 +26,8 @@ from cryptography.fernet import Fernet
 from recovery.airflow.local.rest import NoAnswer, Rest
 from recovery.airflow.local.standalone import Standalone
 from recovery.jobs import tasks
-from tests.airflow.shops import park, shop
-from tests.airflow.test_docker import DOCKER, PARTS, SERVICES
+from tests.airflow.compose import DOCKER, PARTS, SERVICES
+from tests.jobs.shops import park, shop
 from tests.ledger import postgres
 
 READY_S, RUN_S = 240.0, 240.0

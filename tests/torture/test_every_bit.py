@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.operations import unprotected
-from tests.operations.damage import Patient
-from tests.operations.small_broker import GENERATIONS, Generation
-from tests.operations.small_stores import build
-from tests.operations.test_damage import files, judge_cut, judge_loss
+from tests.scan.small_broker import GENERATIONS, Generation
+from tests.scan.small_stores import build
+from tests.verify import unprotected
+from tests.verify.damage import Patient, files, judge_cut, judge_loss
 
 each = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.name)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.test_killed_processes import kill_and_judge
+from tests.store.killing import kill_and_judge
 
 
 @pytest.mark.timeout(1800)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.test_killed_servers import SHOPS, kill
+from tests.frameworks.killed_shops import SHOPS, kill
 from tests.ledger.databases import postgres_socket, postgres_url, sqlite_url
 
 __all__ = ["postgres_socket", "postgres_url", "sqlite_url"]

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from recovery.rebuild.rebuilder import rebuild
 from recovery.spark import rebuilding, verification
 from recovery.verify.verifier import verify
-from tests.operations.beside_writers import LAYOUTS, Watch, watch
-from tests.operations.test_beside_writers import assert_a_flipped_bit_is_found
 from tests.spark.conftest import spark
+from tests.verify.beside_writers import LAYOUTS, Watch, watch
+from tests.verify.flipped_bits import assert_a_flipped_bit_is_found
 
 __all__ = ["spark"]
 

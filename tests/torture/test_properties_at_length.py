@@ -13,7 +13,9 @@ TREE = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("room", ["tests/scan", "tests/transaction", "tests/spark/test_same_report.py"])
+@pytest.mark.parametrize(
+    "room", ["tests/scan", "tests/transaction", "tests/transactions", "tests/spark/test_same_report.py"]
+)
 def test_twenty_times_the_examples(room: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "--timeout", "1500", room]
     done = subprocess.run(

@@ -18,7 +18,7 @@ def test_verify_on_a_standalone_cluster(golden: Callable[[str], Path], tmp_path:
     """A master and two workers in processes of their own give the local engine's digest and counts."""
     store = golden("rocketmq-5.3.3-killed")
     with standalone(tmp_path) as url:
-        command = [sys.executable, "-m", "recovery.spark.jobs", "--master", url, "--memory", "600m"]
+        command = [sys.executable, "-m", "recovery.cli.spark_job", "--master", url, "--memory", "600m"]
         splits = ["--split-bytes", "400000"]
         done = subprocess.run(
             [*command, *splits, "verify", str(store)],

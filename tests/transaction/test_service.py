@@ -9,19 +9,9 @@ import pytest
 
 import broker
 from broker.format.sysflag import TransactionType
-from broker.store.read.layout import StoreLayout
 from broker.transaction.events import BY, WHY
 from recovery.verify.verifier import verify
-
-SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)
-
-
-def message(text: str = "body", topic: str = "orders") -> broker.Message:
-    return broker.Message(topic, text.encode(), tag="new", keys=[f"key-{text[:9]}"], properties={"colour": "blue"})
-
-
-def opened(path: Path, **options: object) -> broker.LiveStore:
-    return broker.open(path / "store", layout=SMALL, **options)  # type: ignore[call-overload, no-any-return]
+from tests.transaction.opened import message, opened
 
 
 def bodies(store: broker.Store, topic: str = "orders", queue_id: int = 0) -> list[bytes]:

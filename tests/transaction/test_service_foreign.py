@@ -16,7 +16,7 @@ from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.golden.unpack import unpack
 from tests.store.build import HOST
-from tests.transaction.test_service import message, opened
+from tests.transaction.opened import message, opened
 
 
 def test_the_in_doubt_ones_of_3_are_settled(tmp_path: Path) -> None:

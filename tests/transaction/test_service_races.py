@@ -14,8 +14,8 @@ import pytest
 import broker
 from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
+from tests.transaction.opened import message, opened
 from tests.transaction.rebuilt import assert_one_truth
-from tests.transaction.test_service import message, opened
 
 COUNT = 500
 

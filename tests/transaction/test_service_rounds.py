@@ -15,7 +15,7 @@ from broker.transaction.rounds import is_due
 from broker.transaction.service import CheckListener
 from broker.transaction.statetable import StateTableService
 from recovery.verify.verifier import verify
-from tests.transaction.test_service import message, opened
+from tests.transaction.opened import message, opened
 
 COMMIT, ROLLBACK, UNKNOW = broker.LocalTransactionState
 

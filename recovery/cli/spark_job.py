@@ -1,0 +1,64 @@
+"""The program for spark-submit and for schedulers that start one: transactions and verification on Spark.
+
+    python -m recovery.cli.spark_job transactions shop.store out/ --master local[*]
+    spark-submit --py-files checkback.zip job.py verify shop.store
+
+where job.py says `from recovery.cli.spark_job import main; main()`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from broker.errors import BrokerError
+from recovery.cli.output import print_json, warn
+from recovery.pipeline.splits import SPLIT_BYTES
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m recovery.cli.spark_job`: transactions STORE OUT, verify STORE, package OUT; JSON on standard output.
+
+    Returns the exit code: 0 well, 1 findings, 2 what the sentence on standard error says.
+    """
+    try:
+        return _run(_parsed(arguments))
+    except BrokerError as error:
+        warn(str(error))
+        return 2
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m recovery.cli.spark_job", description=main.__doc__)
+    parser.add_argument("--master", default=None, help="Spark's master; spark-submit sets it (else local[*])")
+    parser.add_argument("--memory", default="1g", help="heap of the driver and of each executor")
+    parser.add_argument("--split-bytes", type=int, default=SPLIT_BYTES)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    listing = verbs.add_parser("transactions", help="Parquet files, a row for each transaction")
+    listing.add_argument("store")
+    listing.add_argument("out")
+    verbs.add_parser("verify", help="judge a store").add_argument("store")
+    verbs.add_parser("package", help="the code for --py-files").add_argument("out")
+    return parser.parse_args(arguments)
+
+
+def _run(given: argparse.Namespace) -> int:
+    from recovery.spark.jobs import write_transactions
+    from recovery.spark.sessions import session
+    from recovery.spark.shipping import package
+    from recovery.spark.verification import verify
+
+    if given.verb == "package":
+        package(given.out)
+        return 0
+    spark = session(given.master or "local[*]", memory=given.memory)
+    if given.verb == "transactions":
+        print_json(write_transactions(spark, given.store, given.out, split_bytes=given.split_bytes).as_json())
+        return 0
+    report = verify(spark, given.store, split_bytes=given.split_bytes)
+    print_json(report.as_json())
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

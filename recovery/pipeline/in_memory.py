@@ -1,0 +1,98 @@
+"""The executors of this machine: the tasks in this process, or in a pool of processes; what they hand over in memory.
+
+The events take about a tenth of the log's size. What is larger than that belongs to a cluster.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor as Pool
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from recovery.pipeline.blocks import OUTCOMES, SCHEMA, SUMMARY, rows_of, values_of
+from recovery.pipeline.inspection import Inspection, InspectionTask, SplitSummary
+from recovery.pipeline.joins import JoinContext, PartitionResult
+from recovery.pipeline.splits import Split
+from recovery.pipeline.stages import Join
+from recovery.pipeline.store_location import StoreLocation
+from recovery.pipeline.transaction_files import TransactionFiles, write_transaction_files
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def write_transactions(
+    path: str, out: str, now_ms: int, *, processes: int | None = None, progress: Progress | None = None
+) -> TransactionFiles:
+    """The Parquet files and the manifest that `recovery.spark.write_transactions` writes, without Spark.
+
+    Raises NotAStore, and StoreError when `out` is there already.
+    """
+    log = StoreLocation(path).log()
+    with workers(processes or os.cpu_count() or 1) as pool:
+        executor = InMemoryExecutor(pool.map, progress)
+        return write_transaction_files(executor, log, path, out, now_ms)
+
+
+@contextmanager
+def workers(count: int) -> Iterator[Pool]:
+    """Processes that start empty: a fork of a process with threads may hang."""
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+class InMemoryExecutor:
+    """Runs the tasks with a function like the builtin `map`: that one, or a pool's."""
+
+    def __init__(self, run: Callable[..., Any] = map, progress: Progress | None = None) -> None:
+        self._run, self._progress = run, progress
+        self._held: list[pa.Table] = []
+
+    def inspect(self, task: InspectionTask, splits: Sequence[Split]) -> list[SplitSummary]:
+        """The summaries, as the tasks end."""
+        self._held, summaries, done = [], [], 0
+        for table in self._run(_inspect, [task] * len(splits), splits):
+            self._held.append(table)
+            (summary,) = values_of(table, SUMMARY)
+            summaries.append(summary)
+            done += summary.split.end - summary.split.start
+            if self._progress is not None:
+                self._progress(done, task.log.bytes)
+        return summaries
+
+    def join(self, context: JoinContext, joins: Sequence[tuple[str, Join]]) -> list[PartitionResult]:
+        """The results of all partitions."""
+        tables = list(self._held)
+        for tag, join in joins:
+            parts = parts_of(tables, tag)
+            tables.extend(self._run(_join, [join] * len(parts), [context] * len(parts), parts))
+        return [result for table in tables for result in values_of(table, OUTCOMES)]
+
+    def close(self) -> None:
+        """Forget the events."""
+        self._held = []
+
+
+def parts_of(tables: Sequence[pa.Table], tag: str) -> list[pa.Table]:
+    """The blocks of each partition that travel under a tag."""
+    parts: dict[int, list[pa.Table]] = defaultdict(list)
+    for table in tables:
+        tags, numbers = table.column("tag").to_pylist(), table.column("part").to_pylist()
+        for row, (tag_of_row, part) in enumerate(zip(tags, numbers, strict=True)):
+            if tag_of_row == tag:
+                parts[part].append(table.slice(row, 1))
+    return [pa.concat_tables(of_part) for of_part in parts.values()]
+
+
+def _inspect(task: InspectionTask, split: Split) -> pa.Table:
+    return pa.Table.from_batches(rows_of(Inspection(task, split).run()), SCHEMA)
+
+
+def _join(join: Join, context: JoinContext, table: pa.Table) -> pa.Table:
+    return pa.Table.from_batches(rows_of(join(context)(table)), SCHEMA)

@@ -1,0 +1,370 @@
+"""Derived files made by Spark's tasks: the cells of each split, dealt to files, and each file written by one task.
+
+    split ──► cells (units that know their place; redo units and index items, which do not yet)
+    counts of all splits ──► the place of each ──► pieces, dealt by the file that they belong to
+    pieces of one file, in log order ──► the file: written aside, forced, renamed
+
+What a task that Spark runs twice writes is the same file; no two tasks write to one. An index file is filled in order,
+since each of its items names the one before it in its slot: that is why items travel to one task for each file, which
+holds the slots (20 MB by default) and a block of items at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+from broker.errors import BrokerError
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.read.inventory import Misfit
+from broker.store.read.layout import StoreLayout
+from broker.store.read.segments import NAME_DIGITS
+from recovery.pipeline.blocks import SCHEMA, each_of, rows_of
+from recovery.pipeline.store_location import StoreLocation
+from recovery.rebuild.entries import SLOT, UNIT, Claim, owners, queue_runs, redo_units, set_due_times
+from recovery.rebuild.file_writers import IndexFiles
+from recovery.rebuild.misfits import misfits_of_records
+from recovery.scan.kinds import Kinds
+from recovery.scan.records import Records
+from recovery.scan.spill import joined
+from recovery.scan.units import Ints, Rows, UnitFile
+from recovery.verify.index_items import EXPECTED as ITEM
+from recovery.verify.index_items import IndexingRule, expected_items
+
+CELLS, REDO, ITEMS, WRITTEN = "cells", "redo", "items", "filed"
+QUEUE, REDO_LOG, TABLE, INDEX = "consumequeue", "redolog", "statetable", "index"
+_INDEX_DIGITS = 17
+_NO_NUMBERS = np.zeros(0, np.int64)
+_DTYPES: dict[str, Any] = {QUEUE: UNIT, REDO_LOG: UNIT, TABLE: SLOT}
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPlan:
+    """What every task of a rebuild is told."""
+
+    place: StoreLocation
+    folder: str  # where the files go, the same for all executors
+    sizes: StoreLayout
+    rule: IndexingRule
+    whole_records: bool  # whether the items of a record stay in one index file
+
+    def units_in_file(self, kind: str) -> int:
+        """How many units or slots a file of some kind holds."""
+        sizes = self.sizes
+        size = {QUEUE: sizes.consume_queue_bytes, REDO_LOG: sizes.redo_log_bytes, TABLE: sizes.state_table_bytes}[kind]
+        return int(size // np.dtype(_DTYPES[kind]).itemsize)
+
+
+class OutputFile(NamedTuple):
+    """One file: the how manieth of its folder it is; of the index its name."""
+
+    kind: str
+    file: int
+    topic: str = ""
+    queue_id: int = 0
+
+    @property
+    def part(self) -> int:
+        """By which its pieces meet; another file may have the same."""
+        return crc32(repr(tuple(self)).encode()) & 0x7FFFFFFF
+
+    def path(self, rebuild_plan: RebuildPlan) -> str:
+        """Where it ends up."""
+        paths = Paths(rebuild_plan.folder)
+        if self.kind == INDEX:
+            return os.path.join(paths.index, f"{self.file:0{_INDEX_DIGITS}}")
+        folder = {REDO_LOG: paths.redo_log, TABLE: paths.state_table}.get(self.kind)
+        folder = folder or paths.queue(self.topic, self.queue_id)
+        base = self.file * rebuild_plan.units_in_file(self.kind) * np.dtype(_DTYPES[self.kind]).itemsize
+        return os.path.join(folder, f"{base:0{NAME_DIGITS}}")
+
+
+@dataclass(slots=True)
+class FileChunk:
+    """Some cells of one file; `order` says which of two pieces comes first in the log."""
+
+    target: OutputFile
+    order: int
+    numbers: Ints
+    rows: Rows
+
+
+@dataclass
+class EntryCounts:
+    """What a split has, before anything is placed."""
+
+    redo: int = 0
+    items: int = 0
+    misfits: list[Misfit] = field(default_factory=list)
+
+
+@dataclass
+class WrittenFile:
+    """A file that was written: its first unit and the one behind its last; of an index the time of its last item."""
+
+    target: OutputFile
+    begin: int = 0
+    end: int = 0
+    end_ms: int = 0
+    claims: list[Claim] = field(default_factory=list)
+    error: str = ""
+
+
+def chunks(rebuild_plan: RebuildPlan, target: OutputFile, order: int, numbers: Ints, rows: Rows) -> Iterator[FileChunk]:
+    """Cells with their numbers, dealt to the files of the target's folder; `target.file` does not matter."""
+    if not len(numbers):
+        return
+    files = numbers // rebuild_plan.units_in_file(target.kind)
+    if files[0] == files[-1] and (files == files[0]).all():
+        yield FileChunk(target._replace(file=int(files[0])), order, numbers, rows)
+        return
+    by_file = np.argsort(files, kind="stable")
+    for run in np.split(by_file, np.flatnonzero(np.diff(files[by_file])) + 1):
+        yield FileChunk(target._replace(file=int(files[run[0]])), order, numbers[run], rows[run])
+
+
+class SplitBuilder:
+    """Takes the records of one split."""
+
+    def __init__(self, rebuild_plan: RebuildPlan) -> None:
+        self._plan, self._files = rebuild_plan, rebuild_plan.place.files()
+        self._queues: dict[tuple[str, int], list[tuple[Ints, Rows]] | None] = {}
+        self._redo: list[Rows] = []
+        self._items: list[Rows] = []
+        self._misfits: list[Misfit] = []
+
+    def add(self, records: Records, kinds: Kinds) -> None:
+        """Make what these records have."""
+        if not self._misfits:
+            self._misfits += misfits_of_records(records, self._files, ours=self._plan.whole_records)
+        for run in queue_runs(records, kinds):
+            key = (run.topic, run.queue_id)
+            if key not in self._queues:
+                self._queues[key] = [] if self._files.expects_queue(*key) else None
+            held = self._queues[key]
+            if held is not None:
+                if run.scheduled:
+                    set_due_times(run, UnitFile(self._files.queue(*key), UNIT))
+                held.append((run.numbers, run.units))
+        self._redo.append(redo_units(records, kinds))
+        self._items.append(expected_items(records, kinds, self._plan.rule))
+
+    def counts(self) -> EntryCounts:
+        """How many there are of what has no place yet."""
+        return EntryCounts(sum(map(len, self._redo)), sum(map(len, self._items)), self._misfits)
+
+    def blocks(self, split_number: int) -> Iterator[tuple[str, int, Any]]:
+        """Everything, once all was added."""
+        for (topic, queue_id), runs in self._queues.items():
+            if runs:
+                numbers, units = _together(runs, UNIT)
+                target = OutputFile(QUEUE, 0, topic, queue_id)
+                for chunk in chunks(self._plan, target, split_number, numbers, units):
+                    yield CELLS, chunk.target.part, chunk
+        yield REDO, split_number, joined(self._redo, UNIT)
+        yield ITEMS, split_number, joined(self._items, ITEM)
+
+
+def _together(parts: Sequence[tuple[Ints, Rows]], dtype: Any) -> tuple[Ints, Rows]:
+    """Numbers and cells of many parts; NumPy's own way would turn their bytes about."""
+    return np.concatenate([numbers for numbers, _ in parts]), joined([rows for _, rows in parts], dtype)
+
+
+def boundary(items: Rows, first: int, wanted: int, *, whole_records: bool) -> tuple[int, int]:
+    """Where an index file begins that may begin at item `wanted` at the latest, and the store time of that record.
+
+    `items` are those of a split, the first of which is number `first` of all. A file of ours begins with a record.
+    """
+    at = wanted - first
+    if whole_records:
+        offsets = items["commitlog_offset"]
+        at = int(np.searchsorted(offsets[: at + 1], offsets[at], side="left"))
+    return first + at, int(items["store_ms"][at])
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of what splits counted: the first redo unit and item of each, and where each index file begins."""
+
+    redo: Sequence[int]
+    items: Sequence[int]
+    index_starts: Sequence[int] = ()
+    index_names: Sequence[int] = ()
+    with_redo: bool = True
+
+
+def placed(rebuild_plan: RebuildPlan, layout: Placement, tag: str, part: int, rows: Any) -> Iterator[FileChunk]:
+    """The pieces of a block that a split left: cells have their place, the others get theirs."""
+    if tag == CELLS:
+        yield rows
+    elif tag == REDO and layout.with_redo:
+        numbers = layout.redo[part] + np.arange(len(rows))
+        yield from chunks(rebuild_plan, OutputFile(REDO_LOG, 0), part, numbers, rows)
+    elif tag == ITEMS and len(rows):
+        first = layout.items[part]
+        cuts = [start - first for start in layout.index_starts if first < start < first + len(rows)]
+        for low, high in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+            file = int(np.searchsorted(layout.index_starts, first + low, side="right")) - 1
+            target = OutputFile(INDEX, layout.index_names[file])
+            yield FileChunk(target, part, _NO_NUMBERS, rows[low:high])  # they follow each other
+
+
+def chunk_rows(found: Iterable[FileChunk]) -> Iterator[pa.RecordBatch]:
+    """A row for each piece: its place in the log as the tag, so that Spark can sort by it."""
+    for chunk in found:
+        columns = [[f"{chunk.order:020}"], [chunk.target.part], [pickle.dumps(chunk, protocol=5)]]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+        )
+
+
+# Files
+
+
+class _UnitFileWriter:
+    """A file of units or slots, in memory until it is complete: 6 MB of a ConsumeQueue, 48 MB of a state table."""
+
+    def __init__(self, rebuild_plan: RebuildPlan, target: OutputFile) -> None:
+        self._plan, self._target = rebuild_plan, target
+        self._cells: list[tuple[Ints, Rows]] = []
+        count, dtype = rebuild_plan.units_in_file(target.kind), np.dtype(_DTYPES[target.kind])
+        self._first, self._rows = target.file * count, np.zeros(count, dtype)
+        self._written = WrittenFile(target)
+
+    def add(self, chunk: FileChunk) -> None:
+        """Put cells at their numbers; of two with one number the later stays."""
+        if self._target.kind == TABLE:  # who owns a slot is known when all who claim it are
+            self._cells.append((chunk.numbers, chunk.rows))
+        else:
+            self._put(chunk.numbers, chunk.rows)
+
+    def _put(self, numbers: Ints, rows: Rows) -> None:
+        plain = f"V{self._rows.dtype.itemsize}"  # NumPy copies a structure field by field
+        self._rows.view(plain)[numbers - self._first] = np.ascontiguousarray(rows, self._rows.dtype).view(plain)
+        written, least = self._written, int(numbers.min())
+        written.begin = least if not written.end else min(written.begin, least)
+        written.end = max(written.end, int(numbers.max()) + 1)
+
+    def finish(self, disk: Disk, scratch: str) -> WrittenFile:
+        """Write the file."""
+        if self._cells:
+            numbers, slots = _together(self._cells, SLOT)
+            order = np.lexsort((slots["commitlog_offset"], numbers))
+            self._put(*owners(numbers[order], slots[order], self._written.claims))
+        path, beside = self._target.path(self._plan), os.path.join(scratch, uuid.uuid4().hex)
+        disk.write_file(beside, self._rows.tobytes())
+        _put_in_place(disk, beside, path)
+        return self._written
+
+
+class _IndexFileWriter:
+    """An index file, filled as its items come."""
+
+    def __init__(self, rebuild_plan: RebuildPlan, target: OutputFile, disk: Disk, scratch: str) -> None:
+        self._target, self._path = target, target.path(rebuild_plan)
+        self._folder = os.path.join(scratch, uuid.uuid4().hex)
+        sizes = rebuild_plan.sizes
+        self._files = IndexFiles(
+            disk, self._folder, sizes.index_slots, sizes.index_items, rebuild_plan.rule, names=[target.file]
+        )
+        self._end_ms = 0
+
+    def add(self, chunk: FileChunk) -> None:
+        """Items behind those that were added before."""
+        self._files.add(chunk.rows)
+        self._end_ms = int(chunk.rows["store_ms"][-1])
+
+    def finish(self, disk: Disk, scratch: str) -> WrittenFile:
+        """Write its slots and header."""
+        del scratch
+        self._files.finish()
+        _put_in_place(disk, os.path.join(self._folder, os.path.basename(self._path)), self._path)
+        return WrittenFile(self._target, end_ms=self._end_ms)
+
+
+def _put_in_place(disk: Disk, beside: str, path: str) -> None:
+    if disk.entry(os.path.dirname(path)) is None:
+        disk.create_folder(os.path.dirname(path))
+    disk.rename(beside, path)
+
+
+def file_writer(rebuild_plan: RebuildPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A task: pieces, sorted by what they meet by and then as in the log, become files; a row says of each that it is.
+
+    What fails is a row, too: Spark would run the task again, and then show its own traceback.
+    """
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            for written in _written(rebuild_plan, batches):
+                yield from rows_of([(WRITTEN, 0, written)])
+        except (BrokerError, OSError) as error:
+            yield from rows_of([(WRITTEN, 0, WrittenFile(OutputFile("", 0), error=str(error)))])
+
+    return write
+
+
+def _written(rebuild_plan: RebuildPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
+    disk, scratch = Disk(), os.path.join(rebuild_plan.folder, f"task-{uuid.uuid4().hex}")
+    open_files: dict[OutputFile, _UnitFileWriter | _IndexFileWriter] = {}
+    part = -1
+    for batch in batches:
+        for _, found, chunk in each_of(batch):
+            if found != part:
+                yield from _finished(open_files, disk, scratch)
+                part = found
+            if chunk.target not in open_files:
+                _ready(disk, rebuild_plan, scratch)
+                is_index = chunk.target.kind == INDEX
+                open_files[chunk.target] = (
+                    _IndexFileWriter(rebuild_plan, chunk.target, disk, scratch)
+                    if is_index
+                    else _UnitFileWriter(rebuild_plan, chunk.target)
+                )
+            open_files[chunk.target].add(chunk)
+    yield from _finished(open_files, disk, scratch)
+    if disk.entry(scratch) is not None:
+        disk.remove_tree(scratch)
+
+
+def _ready(disk: Disk, rebuild_plan: RebuildPlan, scratch: str) -> None:
+    if disk.entry(rebuild_plan.folder) is None:
+        raise BrokerError(
+            f"an executor does not see {rebuild_plan.folder}: files are rebuilt in a folder that all machines share. "
+            "Set TMPDIR to one, or use --apply on a store that they share"
+        )
+    if disk.entry(scratch) is None:
+        disk.create_folder(scratch)
+
+
+def _finished(
+    open_files: dict[OutputFile, _UnitFileWriter | _IndexFileWriter], disk: Disk, scratch: str
+) -> Iterator[WrittenFile]:  # fmt: skip
+    for one in open_files.values():
+        yield one.finish(disk, scratch)
+    open_files.clear()
+
+
+def prefix_sums(counts: Sequence[int], first: int = 0) -> list[int]:
+    """The number of the first of each split's, where the first of all has the number `first`."""
+    return [first, *(first + np.cumsum(counts)).tolist()][: len(counts)]
+
+
+def least_and_most(written: Iterable[WrittenFile]) -> Mapping[tuple[str, str, int], tuple[int, int]]:
+    """The first unit and the one behind the last of each folder of units that was written to."""
+    spans: dict[tuple[str, str, int], tuple[int, int]] = {}
+    for one in written:
+        if one.target.kind != INDEX and one.end:
+            key = (one.target.kind, one.target.topic, one.target.queue_id)
+            low, high = spans.get(key, (one.begin, one.end))
+            spans[key] = min(low, one.begin), max(high, one.end)
+    return spans

@@ -1,0 +1,169 @@
+"""Byte ranges of a CommitLog that can be read apart from each other, and the records that begin in each.
+
+    for split in plan(log, split_bytes=128 << 20):
+        reading = Reading(log, split)
+        for records in reading: ...
+
+A record belongs to the split in which it begins. Where a split begins in the middle of a segment, its first record is
+found: known magic, lengths that add up, and the place that it states is the place where it lies. A body can hold bytes
+that pass all of this; so whatever begins before and would reach over the place is looked for as well, and where there
+is any, the segment is walked from its beginning, as the local engine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, RecordHead
+from broker.store.read.segments import Listing, Segment
+from recovery.pipeline.store_location import LogManifest
+from recovery.scan.records import Bytes, Ints, Records
+from recovery.scan.scanner import Damage, Scan
+from recovery.scan.strings import unaligned
+from recovery.scan.windows import WINDOW_BYTES
+
+SPLIT_BYTES = 128 << 20
+SPLIT_BYTES_MIN = 1024
+LOOK_BACK_BYTES = 4_456_448  # the largest message that a broker takes by default (4 MiB), and what else is in a record
+_LOOK_AHEAD_BYTES = 1 << 18
+_MAGIC_AT = RecordHead.OFFSET["magic"]
+_PLACE_AT = RecordHead.OFFSET["commitlog_offset"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The records that begin at a CommitLog offset in [start, end), all in one segment."""
+
+    number: int
+    start: int
+    end: int
+    base: int  # of the segment
+
+
+def plan(log: LogManifest, split_bytes: int = SPLIT_BYTES, start: int = 0, end: int | None = None) -> list[Split]:
+    """Splits of at most `split_bytes`, in log order, for the records in [start, end).
+
+    A compressed segment is one split: it can only be unpacked as a whole. What lies beyond the bytes that a file has,
+    or beyond those that a segment should have, is left out.
+    """
+    if split_bytes < SPLIT_BYTES_MIN:
+        raise ValueError(f"a split has at least {SPLIT_BYTES_MIN} bytes, not {split_bytes}")
+    splits: list[Split] = []
+    for file in log.files:
+        first = max(file.base, start)
+        last = file.base + min(file.size, log.segment_size)
+        last = last if end is None else min(last, end)
+        step = max(last - first, 1) if log.is_compressed(file) else split_bytes
+        for at in range(first, last, step):
+            splits.append(Split(len(splits), at, min(at + step, last), file.base))
+    return splits
+
+
+@dataclass
+class Reading:
+    """The records of one split; the other fields are complete when the iteration is."""
+
+    log: LogManifest
+    split: Split
+    first: int | None = None  # the CommitLog offset of the first record
+    end_offset: int | None = None  # after the last record
+    damages: list[Damage] = field(default_factory=list)  # those that begin behind a record of this split
+
+    def __iter__(self) -> Iterator[Records]:
+        """The records in log order; each batch stands until the next is asked for."""
+        self._listing = self.log.listing()
+        segment = self._listing.based(self.split.base)
+        if segment is None:
+            return
+        scan = self._scan(segment, self.split.start)
+        for records in scan:
+            if self.first is None and self._is_doubtful(segment, int(records.offsets[0])):
+                break
+            yield self._take(records)
+        else:
+            self._note_damages(scan, segment)
+            return
+        scan = self._scan(segment, segment.base)
+        for records in scan:
+            own = records.take(slice(int(np.searchsorted(records.offsets, self.split.start)), None))
+            if len(own):
+                yield self._take(own)
+        self._note_damages(scan, segment)
+
+    def _scan(self, segment: Segment, start: int) -> Scan:
+        listing = Listing((segment,), self._listing.segment_size)
+        window = min(max(self.split.end - self.split.start, 0) + _LOOK_AHEAD_BYTES, WINDOW_BYTES)
+        return Scan(listing, start, self.split.end, resync=True, window_bytes=window)
+
+    def _take(self, records: Records) -> Records:
+        if self.first is None:
+            self.first = int(records.offsets[0])
+        self.end_offset = int(records.offsets[-1] + records.sizes[-1])
+        return records
+
+    def _is_doubtful(self, segment: Segment, commitlog_offset: int) -> bool:
+        """Whether something that begins before this place would reach over it."""
+        at = commitlog_offset - segment.base
+        begin = max(at - LOOK_BACK_BYTES, 0)
+        if self.split.start == segment.base or at == begin:
+            return False
+        window = np.zeros(min(at + _LOOK_AHEAD_BYTES, segment.size) - begin, np.uint8)
+        segment.read_into(begin, window.data)
+        return overlaps(window, segment.base + begin, commitlog_offset, segment.base + self._listing.segment_size)
+
+    def _note_damages(self, scan: Scan, segment: Segment) -> None:
+        """What begins behind a record of this split, or at the beginning of the segment, is this split's to judge."""
+        is_first = self.split.start == segment.base
+        low = segment.base if is_first else self.first
+        if low is not None and self.end_offset is not None:
+            inside = (damage for damage in scan.damages if low <= damage.commitlog_offset < (self.end_offset or 0))
+            self.damages.extend(inside)
+        tail = self.end_offset if self.end_offset is not None or not is_first else segment.base
+        if tail is not None and tail < segment.base + min(segment.size, self._listing.segment_size):
+            self.damages.extend(damages_at(self._listing, segment, tail))
+
+
+def damages_at(listing: Listing, segment: Segment, commitlog_offset: int) -> list[Damage]:
+    """What is wrong in a segment from an offset at which records end, up to the next record; nothing where one is.
+
+    Torn or corrupt is told by what follows, in this segment or in a later one: that far is read.
+    """
+    rest = Listing((segment, *listing.after(segment)), listing.segment_size)
+    scan = Scan(rest, commitlog_offset, window_bytes=_LOOK_AHEAD_BYTES)
+    for _ in scan:
+        break
+    segment_end = segment.base + listing.segment_size
+    return [damage for damage in scan.damages if damage.commitlog_offset < segment_end]
+
+
+def overlaps(window: Bytes, base: int, commitlog_offset: int, segment_end: int) -> bool:
+    """Whether a record or a blank that the window may hold begins before an offset and reaches over it.
+
+    Nothing is asked of it but a known magic, its own true place, and its size: better a doubt too many.
+    """
+    for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK):
+        at = _places(window, magic)
+        at = at[at + base < commitlog_offset]
+        if not len(at):
+            continue
+        sizes = unaligned(window, ">i4", at).astype(np.int64)
+        over = at + base + sizes > commitlog_offset
+        if magic == MAGIC_BLANK:
+            over &= (sizes == segment_end - base - at) & (sizes >= BLANK_SIZE)
+        else:
+            over &= (sizes >= RECORD_SIZE_MIN) & (unaligned(window, ">i8", at + _PLACE_AT) == at + base)
+        if over.any():
+            return True
+    return False
+
+
+def _places(window: Bytes, magic: int) -> Ints:
+    """Where something begins whose second word is this magic."""
+    mark = magic.to_bytes(4, "big", signed=True)
+    at = np.flatnonzero(window[_MAGIC_AT : len(window) - len(mark) + 1] == mark[0])
+    for number in range(1, len(mark)):
+        at = at[window[at + _MAGIC_AT + number] == mark[number]]
+    return at

@@ -1,0 +1,281 @@
+"""Where a store lies: on a disk of this machine, or on any file system that pyarrow reaches; its segments as they are
+or compressed.
+
+    place = Place("s3://archive/shop.store")
+    place.log().listing()
+
+A place and its log can be pickled: the driver lists the folder, the executors open what they were told. Compressed
+segments (`00000000000000000000.gz`, `.zst`, `.lz4`) are unpacked into a temporary file by the process that reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from broker.errors import NotAStore, StoreError
+from broker.store.disk.files import Disk, Entry, Missing, ReadFile
+from broker.store.disk.open_files import OpenFiles
+from broker.store.read.directory import Folder
+from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage
+from broker.store.recover.watermark import Watermark
+from recovery.scan.store_files import StoreFiles
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
+_COPY_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """One segment: where it lies and what it holds."""
+
+    base: int
+    size: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogManifest:
+    """The segments of a CommitLog at one moment."""
+
+    place: StoreLocation
+    files: tuple[SegmentEntry, ...]
+    segment_size: int
+    damages: tuple[SegmentDamage, ...] = ()
+    watermark: Watermark | None = None  # up to where derived files are compared, on every machine
+
+    @property
+    def begin(self) -> int:
+        """The CommitLog offset of the first byte."""
+        return self.files[0].base if self.files else 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def listing(self) -> Listing:
+        """The segments to read, without what is wrong with them as files."""
+        opened = OpenFiles(self.place.disk())
+        segments = tuple(Segment(file.base, file.size, file.path, 0, opened) for file in self.files)
+        return Listing(segments, self.segment_size)
+
+    def file_at(self, commitlog_offset: int) -> str:
+        """The path of the segment that holds an offset, or of the folder."""
+        for file in self.files:
+            if file.base <= commitlog_offset < file.base + self.segment_size:
+                return file.path
+        return os.path.dirname(self.files[0].path) if self.files else self.place.path
+
+    def store_files(self) -> StoreFiles:
+        """The other files of the store, as far as they are compared."""
+        return self.place.files(self.watermark)
+
+    def is_compressed(self, file: SegmentEntry) -> bool:
+        """Whether a segment can only be read as a whole."""
+        return os.path.splitext(file.path)[1] in COMPRESSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLocation:
+    """A store's path, or the URI of one (s3://, hdfs://, gs://, file://)."""
+
+    path: str
+
+    def disk(self) -> Disk:
+        """The disk that the place is on."""
+        return _disk(self.path)[0]
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.path
+
+    @property
+    def inside(self) -> str:
+        """The path on the disk that the place is on."""
+        return _disk(self.path)[1]
+
+    def files(self, watermark: Watermark | None = None) -> StoreFiles:
+        """The store. Raises NotAStore."""
+        disk, path = _disk(self.path)
+        if not self.is_local or _has_archives(disk, os.path.join(path, "commitlog")):
+            if disk.entry(os.path.join(path, "commitlog")) is None:
+                text = f"{self.path} is no store, for it holds no commitlog/. Give the folder that a broker calls"
+                raise NotAStore(f"{text} storePathRootDir", path=self.path)
+            return StoreFiles(Folder(path, disk), watermark)
+        return StoreFiles.open(path, watermark)
+
+    def log(self) -> LogManifest:
+        """The CommitLog as it is now. Raises NotAStore."""
+        return manifest_of(self, self.files())
+
+
+def manifest_of(place: StoreLocation, store: StoreFiles) -> LogManifest:
+    """What executors need to know of the part of a log that is compared."""
+    listing = store.judged
+    files = tuple(SegmentEntry(segment.base, segment.size, segment.path) for segment in listing.segments)
+    return LogManifest(place, files, listing.segment_size, listing.damages, store.watermark)
+
+
+@cache
+def _disk(path: str) -> tuple[Disk, str]:
+    """The disk of a path or URI, and the path on it."""
+    if "://" not in path:
+        plain = path if path == os.sep else path.rstrip(os.sep)
+        return ArchiveDisk(None), os.path.abspath(plain)
+    filesystem, inside = filesystem_of(path)
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        return ArchiveDisk(None), inside.rstrip("/") or "/"
+    return ArchiveDisk(filesystem), inside.rstrip("/")
+
+
+def filesystem_of(path: str) -> tuple[Any, str]:
+    """The file system of a path or URI as pyarrow has it, and the path on it. Raises StoreError."""
+    if "://" not in path:
+        return pafs.LocalFileSystem(), os.path.abspath(path)
+    try:
+        filesystem, inside = pafs.FileSystem.from_uri(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise StoreError(f"{path}: pyarrow cannot reach this file system: {error}", path=path) from error
+    return filesystem, inside
+
+
+def _has_archives(disk: Disk, folder: str) -> bool:
+    try:
+        return any(os.path.splitext(entry.path)[1] in COMPRESSIONS for entry in disk.entries(folder))
+    except Missing:
+        return False
+
+
+class ArchiveDisk(Disk):
+    """The file system of this machine or one of pyarrow's, on which a segment may be compressed.
+
+    A compressed segment appears under the name of what it holds, with the size of its neighbours: a broker allocates
+    every segment in full.
+    """
+
+    def __init__(self, filesystem: Any) -> None:
+        self._filesystem = filesystem
+
+    def entry(self, path: str) -> Entry | None:
+        """What stands at a path; None when nothing does."""
+        if self._filesystem is None:
+            return super().entry(path)
+        if path in ("", "/"):
+            return Entry(path, path, True, False, 0, 0, 0)
+        info = self._filesystem.get_file_info(path)
+        return None if info.type is pafs.FileType.NotFound else _entry(info)
+
+    def entries(self, folder: str) -> list[Entry]:
+        """What lies in a folder, sorted by name. Raises Missing without a folder."""
+        if self._filesystem is None:
+            found = super().entries(folder)
+        else:
+            try:
+                infos = self._filesystem.get_file_info(pafs.FileSelector(folder))
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise Missing(f"{folder}: there is no such folder", path=folder) from error
+            found = sorted((_entry(info) for info in infos), key=lambda entry: entry.name)
+        return self._unpacked(found)
+
+    def _unpacked(self, found: list[Entry]) -> list[Entry]:
+        """Compressed segments under their own names; one that is there as well as it was, counts once."""
+        plain = {entry.name for entry in found}
+        packed = [entry for entry in found if _is_archive(entry) and entry.name[:NAME_DIGITS] not in plain]
+        if not packed:
+            return found
+        others = [entry for entry in found if not _is_archive(entry)]
+        size = _usual_size(others, [int(entry.name[:NAME_DIGITS]) for entry in found if _is_numbered(entry)])
+        size = size or self._count(packed[0].path)
+        unpacked = [replace(entry, name=entry.name[:NAME_DIGITS], size=size) for entry in packed]
+        return sorted([*others, *unpacked], key=lambda entry: entry.name)
+
+    def _count(self, path: str) -> int:
+        return self._unpack(path)[1]
+
+    def open_read(self, path: str) -> ReadFile:
+        """Raises Missing when the file is not there."""
+        if os.path.splitext(path)[1] in COMPRESSIONS:
+            return ReadFile(path, self._unpack(path)[0])
+        if self._filesystem is None:
+            return super().open_read(path)
+        try:
+            return _RemoteFile(path, self._filesystem.open_input_file(path))
+        except FileNotFoundError as error:
+            raise Missing(f"{path}: there is no such file", path=path) from error
+
+    def _unpack(self, path: str) -> tuple[int, int]:
+        """A descriptor of an unnamed file with what a compressed one holds, and its size."""
+        filesystem = self._filesystem or pafs.LocalFileSystem()
+        compression = COMPRESSIONS[os.path.splitext(path)[1]]
+        try:
+            with (
+                filesystem.open_input_stream(path, compression=compression) as source,
+                tempfile.TemporaryFile(prefix="checkback-") as target,
+            ):
+                size = 0
+                while part := source.read(_COPY_BYTES):
+                    target.write(part)
+                    size += len(part)
+                target.flush()
+                return os.dup(target.fileno()), size
+        except FileNotFoundError as error:
+            raise Missing(f"{path}: there is no such file", path=path) from error
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{path} cannot be unpacked as {compression}: {error}", path=path) from error
+
+
+class _RemoteFile(ReadFile):
+    """A file of a file system of pyarrow's."""
+
+    def __init__(self, path: str, file: Any) -> None:
+        super().__init__(path, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        self._file = file
+
+    def pread(self, size: int, at: int) -> bytes:
+        """The bytes from position `at` on: fewer than `size` only where the file ends."""
+        wanted = max(min(size, self._file.size() - at), 0)
+        data: bytes = self._file.read_at(wanted, at)
+        return data
+
+    def pread_into(self, buffer: Any, at: int) -> int:
+        """Fill a writable buffer from position `at`; returns how many bytes were there."""
+        view = memoryview(buffer).cast("B")
+        data = self.pread(len(view), at)
+        view[: len(data)] = data
+        return len(data)
+
+    def next_data(self, at: int) -> int:
+        """Holes are not known there."""
+        return at
+
+
+def _entry(info: Any) -> Entry:
+    is_folder, is_file = info.type is pafs.FileType.Directory, info.type is pafs.FileType.File
+    return Entry(info.path, info.base_name, is_folder, is_file, info.size or 0, 0, info.mtime_ns or 0)
+
+
+def _is_numbered(entry: Entry) -> bool:
+    stem = os.path.splitext(entry.name)[0]
+    return entry.is_file and len(stem) == NAME_DIGITS and stem.isascii() and stem.isdecimal()
+
+
+def _is_archive(entry: Entry) -> bool:
+    return _is_numbered(entry) and os.path.splitext(entry.name)[1] in COMPRESSIONS
+
+
+def _usual_size(plain: Sequence[Entry], bases: Sequence[int]) -> int:
+    """What most segments have, else the least distance of the names; 0 when neither says it."""
+    sizes = Counter(entry.size for entry in plain if _is_numbered(entry) and entry.size)
+    if sizes:
+        return max(sizes, key=lambda size: (sizes[size], size))
+    ordered = sorted(bases)
+    return min((after - before for before, after in pairwise(ordered) if after > before), default=0)

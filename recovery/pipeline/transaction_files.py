@@ -1,0 +1,114 @@
+"""The transactions of a store as Parquet files, a row each, and a manifest beside them, written last."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from broker.errors import StoreError
+from broker.transaction.events import TransactionState
+from recovery.pipeline.joins import PartitionResult
+from recovery.pipeline.splits import SPLIT_BYTES
+from recovery.pipeline.stages import Executor, InspectedLog, inspect_log, join_transactions
+from recovery.pipeline.store_location import LogManifest, filesystem_of
+from recovery.transactions.digest import Digest
+from recovery.transactions.outcomes import STATE_NAMES
+
+MANIFEST = "_checkback.json"
+_TEMPORARY = "_temporary"  # readers of Parquet pass over such names
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionFiles:
+    """What was written; `as_json` is the manifest beside the Parquet files."""
+
+    path: str
+    store: str
+    generation: str
+    transactions: dict[str, int]
+    digest: str
+    records: int
+    bytes: int
+    begin_offset: int
+    end_offset: int
+    bad_crcs: int
+    damages: list[dict[str, Any]]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The manifest."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def write_transaction_files(
+    executor: Executor,
+    log: LogManifest,
+    path: str,
+    out: str,
+    now_ms: int,
+    *,
+    split_bytes: int = SPLIT_BYTES,
+    crc: bool = True,
+) -> TransactionFiles:
+    """Write the rows to the directory `out` and then the manifest: what fails leaves nothing behind.
+
+    Raises StoreError when `out` is there already.
+    """
+    if "://" not in out and os.path.exists(out):
+        raise StoreError(f"{out} is there already. Give a folder that is not, or remove it", path=out)
+    started = time.monotonic()
+    filesystem, directory = filesystem_of(out)
+    temporary = f"{directory}/{_TEMPORARY}"
+    filesystem.create_dir(temporary, recursive=True)
+    try:
+        inspected = inspect_log(executor, log, split_bytes=split_bytes, crc=crc, strings=True)
+        context = inspected.context(with_rows=True, now_ms=now_ms, folder=f"{_absolute(out)}/{_TEMPORARY}")
+        results = join_transactions(executor, inspected, context)
+        written = _manifest(inspected, results, path, out, started)
+    except BaseException:
+        filesystem.delete_dir(directory)
+        raise
+    finally:
+        executor.close()
+    files = [result.file for result in results if result.file is not None]
+    for number, name in enumerate(files):
+        filesystem.move(f"{temporary}/{name}", f"{directory}/part-{number:05}.parquet")
+    filesystem.delete_dir(temporary)  # with it, what tasks wrote that Spark then ran again
+    with filesystem.open_output_stream(f"{temporary}.json") as file:
+        file.write(json.dumps(written.as_json(), indent=2).encode() + b"\n")
+    filesystem.move(f"{temporary}.json", f"{directory}/{MANIFEST}")
+    return written
+
+
+def _absolute(path: str) -> str:
+    return path.rstrip("/") if "://" in path else os.path.abspath(path)
+
+
+def _manifest(
+    inspected: InspectedLog, results: list[PartitionResult], path: str, out: str, started: float
+) -> TransactionFiles:
+    digest, states = Digest(), dict.fromkeys(STATE_NAMES.values(), 0)
+    for result in results:
+        digest.total += result.digest
+        for state, count in result.states.items():
+            states[STATE_NAMES[TransactionState(state)]] += count
+    return TransactionFiles(
+        path=out,
+        store=path,
+        generation=inspected.generation.label,
+        transactions={"total": sum(states.values()), **states},
+        digest=digest.hex(),
+        records=inspected.records,
+        bytes=inspected.bytes,
+        begin_offset=inspected.log.begin,
+        end_offset=inspected.end_offset,
+        bad_crcs=sum(summary.findings.counts["crc-mismatch"] for summary in inspected.summaries),
+        damages=[
+            {"kind": one.kind, "commitlog_offset": one.commitlog_offset, "size": one.size, "file": one.file}
+            for one in inspected.damages
+        ],
+        seconds=round(time.monotonic() - started, 3),
+    )

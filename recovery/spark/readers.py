@@ -1,0 +1,133 @@
+"""What the tasks of the data source run: the records of a split, or what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from broker.errors import BrokerError, CorruptStore
+from recovery.findings import CRC_MISMATCH
+from recovery.pipeline.splits import Reading, Split, plan
+from recovery.pipeline.store_location import LogManifest
+from recovery.scan.arrow import record_batch
+from recovery.scan.records import Records
+from recovery.scan.scanner import Damage
+from recovery.spark.mapping import set_imports_aside
+from recovery.spark.options import FINDINGS, Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+
+@dataclass
+class SplitPartition(InputPartition):
+    """One split, and the log as the driver saw it."""
+
+    log: LogManifest
+    split: Split
+
+
+class RecordsReader(DataSourceReader):
+    """Records of the wanted kind, a few thousand in a batch."""
+
+    def __init__(self, settings: Settings, columns: Sequence[str]) -> None:
+        self.settings, self.columns = settings, list(columns)
+        self.selection = settings.selection
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The splits in which a wanted record may begin."""
+        log = self.settings.place.log()
+        if self.settings.on_corrupt == "fail" and log.damages:
+            first = log.damages[0]
+            raise _corrupt(Damage(first.kind, first.start, first.end - first.start, first.reason, first.path))
+        splits = plan(log, self.settings.split_bytes, self.selection.start, self.selection.end)
+        return [SplitPartition(log, split) for split in splits]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """The batches of a split."""
+        set_imports_aside()
+        settings, reading = self.settings, Reading(partition.log, partition.split)
+        for records in reading:
+            if settings.on_corrupt == "fail":
+                self._fail_at_damage(reading, records)
+            wanted = self.selection.choose(records)
+            if settings.crc and settings.on_corrupt == "skip":
+                wanted = wanted.take(np.setdiff1d(np.arange(len(wanted)), wanted.bad_crcs()))
+            yield from batches_of(wanted, self.columns, settings.rows)
+        if settings.on_corrupt == "fail":
+            self._fail_at_damage(reading, None)
+
+    def _fail_at_damage(self, reading: Reading, records: Records | None) -> None:
+        damages = [damage for damage in reading.damages if damage.kind != "torn-tail"]
+        if damages:
+            raise _corrupt(damages[0])
+        if self.settings.crc and records is not None:
+            for damage in bad_records(records, reading.log):
+                raise _corrupt(damage)
+
+
+class FilteredReader(RecordsReader):
+    """The same, which takes over filters on offsets, times, topics and kinds.
+
+    Spark asks it only while spark.sql.python.filterPushdown.enabled is true, and refuses it else.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
+        """Takes what it can and hands back the rest."""
+        self.selection, rest = self.selection.narrowed(filters)
+        yield from rest
+
+
+class FindingsReader(DataSourceReader):
+    """What is wrong with the log: damage, and with the option crc the records that fail theirs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The splits, and one for the files as such."""
+        log = self.settings.place.log()
+        splits = plan(log, self.settings.split_bytes)
+        return [SplitPartition(log, Split(-1, 0, 0, 0)), *(SplitPartition(log, split) for split in splits)]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """The findings of a split."""
+        set_imports_aside()
+        log = partition.log
+        if partition.split.number < 0:
+            found = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in log.damages]
+        else:
+            reading, found = Reading(log, partition.split), []
+            for records in reading:
+                found.extend(bad_records(records, log) if self.settings.crc else ())
+            found.extend(reading.damages)
+        rows = [(one.kind, one.commitlog_offset, one.size, one.file, one.reason) for one in found]
+        if rows:
+            pairs = zip(zip(*rows, strict=True), FINDINGS, strict=True)
+            columns = [pa.array(column, field.type) for column, field in pairs]
+            yield pa.RecordBatch.from_arrays(columns, schema=FINDINGS)
+
+
+def batches_of(records: Records, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    """Records as batches of at most `rows`; without columns (a count) a batch has its length alone."""
+    for first in range(0, len(records), rows):
+        part = records.take(slice(first, first + rows))
+        yield record_batch(part, columns)
+
+
+def bad_records(records: Records, log: LogManifest) -> Iterator[Damage]:
+    """The records that fail their CRC."""
+    for number in records.bad_crcs().tolist():
+        place = int(records.offsets[number])
+        yield Damage("crc-mismatch", place, int(records.sizes[number]), CRC_MISMATCH, log.file_at(place))
+
+
+def _corrupt(damage: Damage) -> BrokerError:
+    place = f"{damage.file} at CommitLog offset {damage.commitlog_offset}"
+    text = f"{place}: {damage.reason}. Read on with the option onCorrupt=report, and run: checkback verify"
+    return CorruptStore(text, path=damage.file)

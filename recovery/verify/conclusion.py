@@ -1,0 +1,187 @@
+"""The end of a verification: what the pass over the log told, and the comparisons, become one report.
+
+The local engine calls this with what it read itself; the pipeline with what its splits and partitions handed over.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from broker.store.disk.store_lock import is_held
+from broker.store.recover.watermark import published
+from broker.transaction.events import Evidence, Generation, generation
+from recovery.findings import Finding, Findings, Report
+from recovery.scan.record_at import record_at
+from recovery.scan.records import Records
+from recovery.scan.scanner import Damage
+from recovery.scan.store_files import StoreFiles, breaks_off
+from recovery.transactions.digest import Digest
+from recovery.transactions.outcomes import STATE_NAMES, Outcomes
+from recovery.verify.comparison import FinishContext
+from recovery.verify.consume_queues import QueueComparison
+from recovery.verify.index import IndexComparison
+from recovery.verify.later_ends import later_ends
+from recovery.verify.live_writes import LAG_MS, Unfinished
+from recovery.verify.redo_log import RedoLogComparison
+from recovery.verify.state_table import StateTableComparison
+
+
+@dataclass
+class LogFacts:
+    """What the pass over the log told."""
+
+    end_offset: int
+    damages: list[Damage]
+    evidence: Evidence
+    records: int = 0
+    bytes: int = 0
+    last_store_ms: int = 0
+    delivers: bool = False  # whether any record is neither prepared nor rolled back
+    has_keys: bool = False  # whether any record has a key; looked for only where there is no index
+
+
+@dataclass
+class Comparisons:
+    """One for each kind of derived file that is there."""
+
+    queues: QueueComparison | None = None
+    index: IndexComparison | None = None
+    redo_log: RedoLogComparison | None = None
+    table: StateTableComparison | None = None
+
+
+@dataclass
+class TransactionSums:
+    """The digest of all transactions, and how many are in each state."""
+
+    digest: Digest = field(default_factory=Digest)
+    states: Counter[int] = field(default_factory=Counter)
+
+    def count(self, outcomes: Outcomes) -> None:
+        """Count some transactions by state; the digest is summed elsewhere, in a thread of its own."""
+        numbers, counts = np.unique(outcomes.rows["state"], return_counts=True)
+        self.states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+
+
+@dataclass
+class Conclusion:
+    """Finishes the comparisons and writes the report; use once."""
+
+    files: StoreFiles
+    findings: Findings
+    log: LogFacts
+    comparisons: Comparisons
+    look: Callable[[int], Records | None]
+
+    def report(self, sums: TransactionSums, started: float) -> Report:
+        """Let each comparison report, drop what a live broker explains, and sum up."""
+        self._finish()
+        self._report_damages()
+        live = self.is_live()
+        if live and self.files.watermark is None:
+            self._drop_unfinished()
+        states = {name: sums.states[state] for state, name in STATE_NAMES.items()}
+        return Report(
+            path=self.files.path,
+            generation=generation(self.log.evidence).label,
+            records=self.log.records,
+            bytes=self.log.bytes,
+            transactions={"total": sums.states.total(), **states},
+            digest=sums.digest.hex(),
+            findings=self.findings,
+            begin_offset=self.files.commitlog.begin,
+            end_offset=self.log.end_offset,
+            seconds=time.monotonic() - started,
+            live=live,
+        )
+
+    def is_live(self) -> bool:
+        """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan."""
+        if self.files.was_held or is_held(self.files.lock):
+            return True
+        if self.files.watermark is not None:
+            return published(self.files.path, self.files.disk)[0] > self.files.watermark.tail
+        end, now = self.log.end_offset, self.files.commitlog_now()
+        later = [segment.base for segment in now.segments if segment.base > end]
+        return any(record_at(now, at) is not None for at in (end, *later[:1]))
+
+    def _finish(self) -> None:
+        """Let each comparison report what stayed wrong; what a live broker appended since is not compared."""
+        parts, files = self.comparisons, self.files
+        ignore_from = files.ignore_from
+        if files.watermark is None and self.is_live():
+            ignore_from = self.log.end_offset
+        context = FinishContext(
+            files.commitlog.begin,
+            ignore_from,
+            self.look,
+            tuple((topic, number, files.queue_units(topic, number)) for topic, number in files.queues()),
+            partial(later_ends, files),
+        )
+        if parts.queues is not None:
+            parts.queues.finish(context)
+        if parts.index is not None:
+            parts.index.finish(context)
+        if self.log.evidence.lone:
+            if parts.redo_log is not None:
+                parts.redo_log.finish(context)
+            if parts.table is not None:
+                parts.table.finish(context)
+        self._add(self._missing_directories())
+        self._add(self.files.damaged_small_files(self.log.last_store_ms))
+
+    def _missing_directories(self) -> Iterable[Finding]:
+        """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""
+        parts, begin = self.comparisons, self.files.commitlog.begin
+        derived = (parts.queues, parts.index, parts.table, parts.redo_log)
+        if not self.log.records or all(part is None for part in derived):
+            return
+        wanted = {"consumequeue": parts.queues is None and self.log.delivers}
+        if generation(self.log.evidence) is Generation.STATE_TABLE:
+            wanted |= {"transaction/statetable": parts.table is None, "transaction/redolog": parts.redo_log is None}
+        for directory, missing in wanted.items():
+            if missing:
+                path = os.path.join(self.files.path, directory)
+                text = f"{directory} is not there, though the log holds records for it"
+                yield Finding("files-missing", begin, text, path)
+        if parts.index is None and self.log.has_keys and not self.files.index_now():
+            text = "there is no index: no query by key finds anything. That is right where messageIndexEnable=false"
+            yield Finding("files-missing", begin, text, os.path.join(self.files.path, "index"))
+
+    def _report_damages(self) -> None:
+        for damage in self._damages():
+            text = f"{damage.reason} ({damage.size} bytes)" if damage.size else damage.reason
+            self.findings.add(Finding(damage.kind, damage.commitlog_offset, text, damage.file, {"size": damage.size}))
+        self._add(self.files.wrong_sizes())
+
+    def _damages(self) -> list[Damage]:
+        """What is wrong with the log; where it breaks off below what was published, its end is not just torn."""
+        found, mark = self.log.damages, self.files.watermark
+        at = breaks_off(self.files, self.log.end_offset)
+        if mark is None or at is None:
+            return found
+        if any(one.commitlog_offset <= at < one.commitlog_offset + one.size for one in found
+               if one.kind != "torn-tail"):  # fmt: skip
+            return found
+        stop = mark.dispatched
+        kept = [one for one in found if one.kind != "torn-tail" or one.commitlog_offset >= stop]
+        reason = f"no record begins here, and the log was published up to {stop}"
+        return [*kept, Damage("corrupt-region", at, stop - at, reason, self.files.commitlog_file(at))]
+
+    def _drop_unfinished(self) -> None:
+        known = [file.path for file in self.files.index]
+        growing = {*known[-1:], *(file.path for file in self.files.index_now() if file.path not in known)}
+        growing.add(self.files.checkpoint)
+        recent_ms = min(self.files.opened_ms, self.log.last_store_ms) - LAG_MS
+        Unfinished(self.log.end_offset, recent_ms, frozenset(growing), self.look).take_back(self.findings)
+
+    def _add(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            self.findings.add(finding)

@@ -1,0 +1,19 @@
+"""The parts of docker/, read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from tests.house.tree import ROOT
+
+DOCKER = ROOT / "docker"
+
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
+
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+
+PARTS = {"airflow-api", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"}

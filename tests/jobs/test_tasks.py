@@ -1,0 +1,237 @@
+"""What tasks call: plain functions that may be called again, on real stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import broker
+from recovery.jobs import tasks
+from recovery.jobs.setup import LATEST_RETENTION, alone, last_report
+from tests.jobs.shops import ANSWERS, LATE_MS, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def test_a_killed_store_is_found_recovered_asked_about_and_verified(tmp_path: Path) -> None:
+    """The whole way, with a second run of each step that finds nothing left to do."""
+    path, later = str(killed_shop(tmp_path / "shop")), now_ms() + LATE_MS
+    assert tasks.crashed(path)
+    assert tasks.check_back(path, now_ms=later, resolver=ANSWERS)["did"] == "it crashed, and is recovered first"
+    assert tasks.plan_recovery(path)["needed"]
+    for _ in range(2):
+        tasks.recover(path, now_ms=1)
+        assert tasks.crashed(path) is None
+        assert not tasks.plan_recovery(path)["needed"]
+    asked = tasks.check_back(path, now_ms=later, resolver=ANSWERS)
+    assert (asked["committed"], asked["rolled_back"]) == (5, 5)
+    assert tasks.check_back(path, now_ms=later, resolver=ANSWERS)["did"] == "nothing is in doubt"
+    report = tasks.verify(path, now_ms=2)
+    assert report["ok"]
+    assert report["transactions"] == {"total": 12, "committed": 6, "rolled_back": 6, "in_doubt": 0, "parked": 0}
+    assert sorted(bodies(tmp_path / "shop")) == sorted(b"order %d" % number for number in (0, 2, 4, 6, 8, 11))
+
+
+def test_a_store_that_is_open_has_not_crashed(tmp_path: Path) -> None:
+    """The file abort is there while a process has the store open."""
+    with broker.open(str(tmp_path / "shop")):
+        assert (tmp_path / "shop/abort").exists()
+        assert tasks.crashed(str(tmp_path / "shop")) is None
+
+
+def test_a_pass_that_finds_nothing_writes_nothing(tmp_path: Path) -> None:
+    """Not even the time of a file changes; no folder appears."""
+    path = shop(tmp_path / "shop", orders=0)
+    before = tree(path)
+    assert tasks.check_back(str(path), now_ms=now_ms())["did"] == "nothing is in doubt"
+    assert tree(path) == before
+
+
+def test_nobody_to_ask_is_said(tmp_path: Path) -> None:
+    """Settings without a ledger and without a resolver."""
+    path = shop(tmp_path / "shop", orders=1)
+    with pytest.raises(broker.BrokerError, match="nobody is named who could answer"):
+        tasks.check_back(str(path), now_ms=now_ms() + LATE_MS)
+
+
+def test_a_path_without_a_store_stays_without_one(tmp_path: Path) -> None:
+    """No task makes a store where there is none."""
+    for work in (
+        lambda path: tasks.check_back(path, now_ms=1),
+        lambda path: tasks.verify(path, now_ms=1),
+        lambda path: tasks.resolve(path, commitlog_offset=0, decision="commit", now_ms=1),
+        lambda path: tasks.recover(path, now_ms=1),
+        lambda path: tasks.rebuild_table(path, now_ms=1),
+    ):
+        with pytest.raises(broker.NotAStore):
+            work(str(tmp_path / "nothing"))
+        assert not (tmp_path / "nothing").exists()
+
+
+def test_a_person_decides_about_what_is_parked(tmp_path: Path) -> None:
+    """Commit once, whatever is asked afterwards; the why and the who are in the store."""
+    from recovery.views.overview import overview, story
+
+    shop(tmp_path / "shop", orders=3)
+    first, second, third = park(tmp_path / "shop")
+    path = str(tmp_path / "shop")
+    listed = tasks.parked(path, now_ms=now_ms())
+    assert [one["commitlog_offset"] for one in listed] == [first, second, third]
+    assert "nobody knew" in listed[0]["body"]
+    assert tasks.parked(path, now_ms=now_ms(), only=second) == [listed[1] | {"body": listed[1]["body"]}]
+
+    def decide(commitlog_offset: int, decision: str) -> str:
+        found = tasks.resolve(
+            path, commitlog_offset=commitlog_offset, decision=decision, now_ms=now_ms(), why="paid", by="ada"
+        )
+        return str(found["result"])
+
+    assert decide(first, "commit") == "committed"
+    assert decide(first, "commit") == "unchanged"
+    assert decide(first, "rollback") == "refused"
+    assert decide(second, "ask-again") == "unparked"
+    assert decide(third, "leave") == "unchanged"
+    assert bodies(tmp_path / "shop") == [b"order 0"]
+    end = story(path, first)[-1]
+    assert (end["what"], end["why"], end["by"]) == ("committed", "paid", "ada")
+    counts = overview(path, now_ms()).counts
+    assert counts == {"in_doubt": 1, "committed": 1, "rolled_back": 0, "parked": 1}
+
+
+def test_a_wrong_slot_is_found_and_mended_once(tmp_path: Path) -> None:
+    """Verify and compare both see it; the exchange is done once, a second rebuild finds nothing to do."""
+    path = str(killed_shop(tmp_path / "shop"))
+    tasks.recover(path, now_ms=1)
+    spoil_slot(tmp_path / "shop", 2)
+    assert tasks.verify(path, now_ms=2)["counts"] == {"slot-wrong-state": 1}
+    compared = tasks.compare_table(path, now_ms=3)
+    assert compared["needed"]
+    assert "statetable" in compared["text"]
+    assert tasks.rebuild_table(path, now_ms=4)["applied"]
+    assert not tasks.rebuild_table(path, now_ms=5)["applied"]
+    assert tasks.verify(path, now_ms=6)["ok"]
+    assert not tasks.compare_table(path, now_ms=7)["needed"]
+
+
+def test_reports_are_kept_and_the_last_one_is_found(tmp_path: Path) -> None:
+    """A retry writes the same file."""
+    from recovery.jobs.setup import last_report
+
+    path = shop(tmp_path / "shop")
+    for _ in range(2):
+        kept = tasks.verify(str(path), now_ms=17)["report"]
+        assert json.loads(Path(kept).read_text())["now_ms"] == 17
+    assert sorted(os.listdir(path / "checkback/reports")) == ["verify-17.json", "verify-latest.json"]
+    assert last_report(str(path))["transactions"]["in_doubt"] == 10
+
+
+def test_two_verifications_at_once_do_not_run(tmp_path: Path) -> None:
+    """The second is told to wait; when the first dies its lease is free."""
+    path = shop(tmp_path / "shop")
+    with alone(str(path), "verify"):
+
+        def second() -> None:
+            try:
+                tasks.verify(str(path), now_ms=1)
+            except broker.StoreLocked:
+                os._exit(7)
+
+        assert os.waitstatus_to_exitcode(in_child(second)) == 7
+    assert tasks.verify(str(path), now_ms=1)["ok"]
+
+
+def test_a_store_that_rocketmq_wrote_is_never_recovered_unasked(golden_copy: Callable[[str], Path]) -> None:
+    """The plan says that a person must say so."""
+    plan = tasks.plan_recovery(str(golden_copy("rocketmq-3.1.5-killed")))
+    assert plan["needed"]
+    assert plan["must_ask"]
+    assert not tasks.plan_recovery(str(golden_copy("rocketmq-3.1.5-clean")))["needed"]
+
+
+def test_what_is_in_doubt_for_long_is_told(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    """Both generations; what is parked does not count."""
+    path = str(golden("rocketmq-5.3.3-killed"))
+    assert tasks.in_doubt_longer(path, 10.0, now_ms())["count"] == 91
+    assert tasks.in_doubt_longer(path, 1e9, now_ms()) is None
+    shop(tmp_path / "shop", orders=2)
+    park(tmp_path / "shop")
+    assert tasks.in_doubt_longer(str(tmp_path / "shop"), 0.0, now_ms() + LATE_MS) is None
+
+
+def test_a_connection_is_tested(tmp_path: Path) -> None:
+    """A sentence about what works; the error of what does not."""
+    path = shop(tmp_path / "shop", orders=4)
+    assert "4 transactions in doubt" in tasks.test_store(str(path))
+    with pytest.raises(broker.BrokerError, match="no 'intervall'"):
+        tasks.test_store(str(path), policy={"*": {"intervall": "30s"}})
+
+
+def test_retention_takes_whole_segments_and_names_what_pins_one(tmp_path: Path) -> None:
+    """A transaction in doubt keeps its segment; when it is settled the segment goes."""
+    path, later = shop(tmp_path / "shop", orders=1), now_ms() + LATE_MS
+    with broker.open(str(path)) as store:
+        for _ in range(12):
+            store.append(broker.Message("filler", bytes(100_000)))
+    kept = tasks.retain(str(path), now_ms=later, keep="1s", even_unread=True)
+    assert (kept["segments"], kept["due"]) == (0, 1)
+    (pin,) = kept["pins"]
+    half = pin["commitlog_offset"]
+    tasks.resolve(str(path), commitlog_offset=half, decision="rollback", now_ms=later, why="old", by="ada")
+    gone = tasks.retain(str(path), now_ms=later, keep="1s", even_unread=True)
+    assert gone["segments"] >= 1
+    assert gone["pins"] == []
+    assert gone["unread_gone"] > 0
+    assert tasks.verify(str(path), now_ms=1)["ok"]
+
+
+def test_retention_waits_for_a_group_and_says_how_far_it_is(tmp_path: Path) -> None:
+    """The report of the job has bytes, segments, what pins, and the unread of each group; the last one is kept."""
+    path, later = shop(tmp_path / "shop", orders=0), now_ms() + LATE_MS
+    with broker.open(str(path)) as store:
+        for _ in range(30):
+            store.append(broker.Message("filler", bytes(100_000)))
+        with store.consumer("billing", "filler") as consumer:
+            for _ in range(12):
+                message = consumer.receive(5)
+                assert message is not None
+                consumer.ack(message)
+    kept = tasks.retain(str(path), now_ms=later, keep="1s")
+    assert (kept["segments"], kept["due"], kept["bytes"]) == (1, 2, 1 << 20)
+    assert [(one["group"], one["waiting"], one["going"]) for one in kept["unread"]] == [("billing", 18, 0)]
+    assert "group billing" in kept["pins"][0]["text"]
+    last = last_report(str(path), LATEST_RETENTION)
+    assert last is not None
+    assert last["pins"] == kept["pins"]
+    assert kept["used_bytes"] > 3 << 20
+
+
+def test_retention_by_size_looks_at_the_store_alone(tmp_path: Path) -> None:
+    """However full others make the disk, and nothing younger than `keep` goes unless the store is too large."""
+    path = shop(tmp_path / "shop", orders=0)
+    with broker.open(str(path)) as store:
+        for _ in range(30):
+            store.append(broker.Message("filler", bytes(100_000)))
+    kept = tasks.retain(str(path), now_ms=now_ms(), keep="72h", max_bytes="1GiB", even_unread=True)
+    assert (kept["segments"], kept["due"]) == (0, 0)
+    gone = tasks.retain(str(path), now_ms=now_ms(), keep="72h", max_bytes="3 MiB", even_unread=True)
+    assert gone["segments"] == gone["due"] > 0
+    assert gone["used_bytes"] - gone["bytes"] <= 3 << 20 < gone["used_bytes"] - gone["bytes"] + (1 << 20)
+    with pytest.raises(broker.BrokerError, match="a size is a number"):
+        tasks.retain(str(path), now_ms=now_ms(), keep="72h", max_bytes="much")
+
+
+def test_retention_takes_old_reports_and_leaves_the_latest(tmp_path: Path) -> None:
+    """What the page shows is a copy under another name."""
+    path = shop(tmp_path / "shop", orders=1)
+    for at_ms in (1_000, 2_000, 3_000):
+        assert tasks.verify(str(path), now_ms=at_ms)["report"]
+    assert tasks.retain(str(path), now_ms=3_500, keep="1s")["reports"] == 2
+    left = {file.name for file in (path / "checkback" / "reports").iterdir()}
+    assert left == {"verify-3000.json", "verify-latest.json", "retain-3500.json", "retain-latest.json"}

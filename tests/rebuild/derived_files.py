@@ -1,0 +1,41 @@
+"""Stores to rebuild, and what their derived files hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.format.commitlog import encode, make_record
+from broker.format.properties import encode as encode_properties
+from broker.store.disk.files import Disk
+from broker.store.read.layout import StoreLayout
+from broker.store.writer import open_writer
+from tests.store.build import HOST
+from tests.store.filled import SMALL, fill
+
+
+def derived(path: Path) -> dict[str, bytes]:
+    """Every derived file that holds anything, by its name; of the index the names of the files do not count."""
+    found = {}
+    for folder in ("consumequeue", "transaction", "index"):
+        for number, file in enumerate(sorted((path / folder).rglob("*"))):
+            if file.is_file() and any(file.read_bytes()):
+                name = f"index/{number}" if folder == "index" else str(file.relative_to(path))
+                found[name] = file.read_bytes()
+    return found
+
+
+def store_of(path: Path, count: int, layout: StoreLayout = SMALL) -> Path:
+    """A closed store of ours with transactions that were committed, rolled back, left in doubt."""
+    store = open_writer(str(path), Disk(), layout, sync="os")
+    fill(store, 0, count)
+    store.close()
+    return path
+
+
+def prepared(number: int, slot: int, commitlog_offset: int, kind: int = 4, half: int = 0) -> bytes:
+    text = encode_properties({"PGROUP": "shop", "TRAN_MSG": "true", "KEYS": f"k{number}"})
+    return encode(
+        make_record("orders", b"body" if kind != 12 else b"", text, born_host=HOST, store_host=HOST,
+                    born_timestamp_ms=number, store_timestamp_ms=1_700_000_000_000, queue_offset=slot,
+                    commitlog_offset=commitlog_offset, sys_flag=kind, prepared_transaction_offset=half)
+    )  # fmt: skip

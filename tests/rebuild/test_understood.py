@@ -1,0 +1,381 @@
+"""Nothing is replaced that is not understood: stores that real brokers wrote in settings that we only partly read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.errors import NotUnderstood, StoreError
+from broker.store.disk.files import Disk
+from broker.store.read.inventory import KINDS, Handling, inventory, kind_of
+from broker.store.writer import open_writer
+from recovery.rebuild.rebuilder import rebuild
+from recovery.rebuild.undo import undo
+from recovery.repair import crash
+from recovery.repair.salvage import salvage
+from tests.cli.command import command
+from tests.rebuild.derived_files import store_of
+from tests.rebuild.dying import Deaf, Killed, dying
+from tests.store.crashed import abandoned
+from tests.store.filled import fill
+
+# A store of each kind, and what its refusal names: a path below the store, and words of what it is.
+REFUSED = {
+    "rocketmq-5.3.3-batchcq": ("batchconsumequeue", "BatchConsumeQueue"),
+    "rocketmq-5.3.3-lmq": ("consumequeue/%LMQ%qa", "light messages"),
+    "rocketmq-5.3.3-rocksdb": ("consumequeue", "RocksDB of queues"),
+    "rocketmq-5.3.3-double": ("consumequeue", "RocksDB of queues"),
+    "rocketmq-5.3.3-ext": ("consumequeue_ext", "ConsumeQueueExt"),
+    "rocketmq-5.5.0-default": ("index", "items for tags"),
+}
+each_kind = pytest.mark.parametrize("name", REFUSED)
+
+
+@pytest.fixture
+def kind_store(golden_copy: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of one of the small stores in tests/golden/kinds, for this test alone."""
+    (tmp_path / "kinds").mkdir()
+    return lambda name: golden_copy(f"kinds/{name}")
+
+
+@pytest.fixture(autouse=True)
+def _still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody watches for three seconds whether a store of these tests changes."""
+    for module in ("rebuilder", "undo"):
+        monkeypatch.setattr(f"recovery.rebuild.{module}.check_still", lambda *_arguments, **_options: None)
+
+
+def on_disk(path: Path) -> dict[str, str]:
+    """Every directory and file of a store, with the digest of what it holds."""
+    return {
+        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        for file in path.rglob("*")
+    }
+
+
+# Refusals
+
+
+@each_kind
+def test_no_verb_replaces_what_it_cannot_make(
+    kind_store: Callable[[str], Path], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path, (entry, what) = kind_store(name), REFUSED[name]
+    before = on_disk(path)
+    for verb in ("rebuild", "recover"):
+        ran = command(capsys, verb, path, "--apply", "--broker-is-stopped")
+        assert (ran.code, on_disk(path)) == (2, before), ran.err
+        assert f"{path}/{entry} is " in ran.err
+        assert what in ran.err
+        assert "Nothing was replaced" in ran.err
+    ran = command(capsys, "rebuild", path)
+    assert (ran.code, on_disk(path)) == (1, before)
+    assert f"not understood: {path}/{entry} is " in ran.out
+    assert "checkback rebuild" not in ran.out, "no advice to put anything in place"
+
+
+@pytest.mark.parametrize(
+    ("name", "gone", "what"),
+    [
+        ("rocketmq-5.3.3-batchcq", ("batchconsumequeue", "config"), "a batch of messages"),
+        ("rocketmq-5.3.3-lmq", ("consumequeue/%LMQ%qa", "consumequeue/%LMQ%qb"), "INNER_MULTI_DISPATCH"),
+        ("rocketmq-5.3.3-ext", ("consumequeue_ext",), "names a place in the ConsumeQueueExt"),
+    ],
+)
+def test_records_and_units_speak_where_directories_are_gone(
+    kind_store: Callable[[str], Path], name: str, gone: tuple[str, ...], what: str
+) -> None:
+    """What stands in the log and in the queues is seen before anything is exchanged."""
+    path = kind_store(name)
+    for one in gone:
+        shutil.rmtree(path / one)
+    before = on_disk(path)
+    assert not inventory(str(path), Disk()).misfits()
+    with pytest.raises(NotUnderstood, match=what):
+        rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
+    assert on_disk(path) == before
+
+
+def test_the_plain_store_beside_them_is_understood(kind_store: Callable[[str], Path]) -> None:
+    path = kind_store("rocketmq-5.3.3-plain")
+    assert rebuild(path).ok
+    shutil.rmtree(path / "index")
+    assert rebuild(path, apply=True, broker_is_stopped=True, still_s=0).applied
+    assert rebuild(path).ok
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["newdirectory/", "newfile", "consumequeue/notes", "consumequeue/Plain/notes", "consumequeue/Plain/0/notes",
+     "consumequeue/Plain/half/", "index/notes", "transaction/notes", "commitlog2/", "dledger-0/", "tieredStore/"],
+)  # fmt: skip
+def test_an_unknown_entry_is_named(kind_store: Callable[[str], Path], entry: str) -> None:
+    path = kind_store("rocketmq-5.3.3-plain")
+    shutil.rmtree(path / "index")
+    (path / entry).parent.mkdir(exist_ok=True)
+    (path / entry).mkdir() if entry.endswith("/") else (path / entry).write_bytes(b"x")
+    before = on_disk(path)
+    with pytest.raises(NotUnderstood, match=f"{path}/{entry.rstrip('/')} is "):
+        rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
+    assert on_disk(path) == before
+
+
+def test_a_topic_type_that_only_the_backup_knows(kind_store: Callable[[str], Path]) -> None:
+    path = kind_store("rocketmq-5.3.3-plain")
+    topics = path / "config" / "topics.json"
+    text = topics.read_text().replace('"attributes":{}', '"attributes":{"queue.type":"BatchCQ"}', 1)
+    (path / "config" / "topics.json.bak").write_text(text)
+    topics.unlink()
+    with pytest.raises(NotUnderstood, match=r"topics\.json is the table that gives topic \w+ the queue type BatchCQ"):
+        rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
+
+
+def test_every_row_of_the_table_is_met() -> None:
+    """A pattern that nothing fits, or that another row hides, is a mistake."""
+    examples = [
+        "lost+found/", "consumequeue/", "consumequeue/%LMQ%a/", "consumequeue/CURRENT", "consumequeue/T/",
+        "consumequeue/T/0/", f"consumequeue/T/0/{0:020}", "index/", "index/20261122023312343", "transaction/",
+        "transaction/statetable/", "transaction/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0/",
+        f"transaction/statetable/{0:020}", "abort", "commitlog/", "checkback/", "config/", "timerwheel", "compaction/",
+        "kvStore/", "epochFileCheckpoint", "lock", "batchconsumequeue/", "consumequeue_ext/", "consumequeue_r/",
+        "rocksdbstore/000012.sst", "rocksdbstore/", "dledger-n0/", "tieredstore/",
+    ]  # fmt: skip
+    assert {kind_of(path) for path in examples} == set(KINDS)
+    assert all(bool(kind.why) == (kind.handling is Handling.REFUSED) for kind in KINDS)
+    assert kind_of("consumequeue/T/0/notes") is kind_of("storage/") is None
+
+
+# Stores of ours
+
+
+def test_a_recovery_removes_nothing_that_another_program_put_there(tmp_path: Path) -> None:
+    """The machine stopped, and there is no checkpoint: everything derived would be made again from the log."""
+    abandoned(tmp_path, 30, 30)
+    (tmp_path / "checkback" / "checkpoint").unlink()
+    (tmp_path / "consumequeue" / "%LMQ%qa" / "0").mkdir(parents=True)
+    before = on_disk(tmp_path)
+    with pytest.raises(NotUnderstood, match="%LMQ%qa"):
+        crash.apply(crash.plan(crash.survey(tmp_path)))
+    with pytest.raises(NotUnderstood, match="%LMQ%qa"):
+        open_writer(str(tmp_path), Disk(), sync="os")
+    assert {
+        name: digest for name, digest in on_disk(tmp_path).items() if name in before and "checkback" not in name
+    } == {name: digest for name, digest in before.items() if "checkback" not in name}
+    shutil.rmtree(tmp_path / "consumequeue" / "%LMQ%qa")
+    open_writer(str(tmp_path), Disk(), sync="os").close()
+
+
+def test_a_queue_whose_records_are_gone_is_kept_as_it_is(kind_store: Callable[[str], Path]) -> None:
+    """Its last file says which number its next message gets: without it a consumer would miss the first ones."""
+    path = kind_store("rocketmq-5.3.3-plain")
+    idle = path / "consumequeue" / "Idle" / "3"
+    idle.mkdir(parents=True)
+    (idle / f"{6000:020}").write_bytes(bytes(6000))
+    shutil.rmtree(path / "index")
+    (path / "consumequeue" / "Plain" / "0" / f"{0:020}").write_bytes(bytes(6000))
+    report = rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
+    assert report.replacement is not None
+    assert {part.name for part in report.replacement.parts} == {"consumequeue", "index"}
+    assert (idle / f"{6000:020}").read_bytes() == bytes(6000)
+
+
+def test_a_store_that_is_taken_over_keeps_what_its_broker_had_derived(golden_copy: Callable[[str], Path]) -> None:
+    path = golden_copy("rocketmq-3.1.5-clean")
+    before = on_disk(path)
+    report = crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True, still_s=0)
+    (kept,) = (path / "checkback" / "replaced").iterdir()
+    assert str(kept) in report.kept
+    after = on_disk(kept)
+    derived = ("consumequeue", "index", "transaction", "checkpoint")
+    assert {name: digest for name, digest in before.items() if name.split(os.sep)[0] in derived} == {
+        name: digest for name, digest in after.items() if name != "manifest.json"
+    }
+    assert rebuild(path).ok
+    with pytest.raises(StoreError, match="nothing to undo"):
+        undo(path)
+
+
+# Salvage
+
+
+def test_salvage_says_what_it_leaves_behind(
+    kind_store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = kind_store("rocketmq-5.3.3-rocksdb"), tmp_path / "out"
+    ran = command(capsys, "salvage", path, out)
+    assert ran.code == 2
+    assert f"{path}/config/topics is a RocksDB that holds the topics, the groups, the consumers' positions" in ran.err
+    assert "--without-config" in ran.err
+    assert not out.exists()
+    ran = command(capsys, "salvage", path, out, "--without-config")
+    assert ran.code == 1
+    assert "RocksDB and were NOT copied" in ran.out
+    assert "Nothing was lost" not in ran.out
+    assert json.loads((out / "checkback" / "salvage.json").read_text())["left_behind"]
+
+
+def test_salvage_names_what_only_a_broker_can_read(kind_store: Callable[[str], Path], tmp_path: Path) -> None:
+    path = kind_store("rocketmq-5.3.3-plain")
+    assert salvage(path, tmp_path / "first").left_behind == []
+    for name in ("kvStore", "rocksdbstore", "compaction/compactionLog", "timerlog", "another"):
+        (path / name).mkdir(parents=True)
+        (path / name / "000012.sst").write_bytes(b"x")
+    sentences = salvage(path, tmp_path / "second").left_behind
+    assert [sentence.split()[0] for sentence in sentences] == [
+        "kvStore", "rocksdbstore", "compaction", "timerlog", "another",
+    ]  # fmt: skip
+
+
+# What was replaced
+
+
+def damaged(path: Path) -> Path:
+    """One unit of a queue is gone."""
+    file = next(file for file in sorted((path / "consumequeue").rglob("0" * 20)) if any(file.read_bytes()))
+    raw = bytearray(file.read_bytes())
+    raw[0:20] = bytes(20)
+    file.write_bytes(raw)
+    return file
+
+
+def outside_checkback(path: Path) -> dict[str, str]:
+    return {name: digest for name, digest in on_disk(path).items() if name.split(os.sep)[0] != "checkback"}
+
+
+def test_undo_brings_back_a_store_of_rocketmq_byte_for_byte(
+    kind_store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = kind_store("rocketmq-5.3.3-plain")
+    damaged(path)
+    (path / "abort").write_text("4711")
+    before = outside_checkback(path)
+    ran = command(capsys, "rebuild", path, "--apply", "--broker-is-stopped")
+    assert ran.code == 0, ran.err
+    assert f"checkback rebuild {path} --undo --broker-is-stopped" in ran.out
+    after = outside_checkback(path)
+    assert after != before
+    (kept,) = (path / "checkback" / "replaced").iterdir()
+    manifest = json.loads((kept / "manifest.json").read_text())
+    assert [part["live"] for part in manifest["parts"]] == ["consumequeue"], "what was equal stays"
+    assert manifest["files"] == {"checkpoint": True, "abort": True}
+    assert {str(file.relative_to(kept)) for file in kept.rglob("*") if file.is_file()} == {
+        *manifest["sums"], "manifest.json",
+    }  # fmt: skip
+    ran = command(capsys, "rebuild", path, "--undo", "--broker-is-stopped")
+    assert ran.code == 0, ran.err
+    assert outside_checkback(path) == before
+    ran = command(capsys, "rebuild", path, "--undo", "--broker-is-stopped")
+    assert (ran.code, outside_checkback(path)) == (2, before)
+    assert "nothing to undo" in ran.err
+
+
+def test_undo_brings_back_a_store_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = store_of(tmp_path / "store", 60)
+    file = damaged(path)
+    parts = ("consumequeue", "index", "transaction")
+    before = {name: digest for name, digest in on_disk(path).items() if name.startswith(parts)}
+    ran = command(capsys, "rebuild", path, "--apply")
+    assert ran.code == 0, ran.err
+    assert any(file.read_bytes()[:20])
+    assert command(capsys, "rebuild", path, "--undo").code == 0
+    assert {name: digest for name, digest in on_disk(path).items() if name.startswith(parts)} == before
+    assert command(capsys, "rebuild", path).code == 1
+
+
+def test_undo_refuses_when_the_store_went_on(
+    tmp_path: Path, kind_store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = store_of(tmp_path / "store", 30)
+    damaged(ours)
+    assert command(capsys, "rebuild", ours, "--apply").code == 0
+    store = open_writer(str(ours), Disk(), sync="os")
+    fill(store, 30, 3)
+    store.close()
+    ran = command(capsys, "rebuild", ours, "--undo")
+    assert (ran.code, "appended since" in ran.err) == (2, True), ran.err
+    assert command(capsys, "rebuild", ours).code == 0
+    theirs = kind_store("rocketmq-5.3.3-plain")
+    damaged(theirs)
+    assert command(capsys, "rebuild", theirs, "--apply", "--broker-is-stopped").code == 0
+    os.utime(theirs / "commitlog" / f"{0:020}")
+    after = outside_checkback(theirs)
+    ran = command(capsys, "rebuild", theirs, "--undo", "--broker-is-stopped")
+    assert (ran.code, outside_checkback(theirs)) == (2, after)
+    assert f"{theirs}/commitlog/{0:020} changed since" in ran.err
+
+
+def test_kept_copies_are_deleted_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = store_of(tmp_path / "store", 30)
+    for _ in range(2):
+        damaged(path)
+        assert command(capsys, "rebuild", path, "--apply").code == 0
+    first, second = sorted(one.name for one in (path / "checkback" / "replaced").iterdir())
+    ran = command(capsys, "rebuild", path)
+    assert "2 replaced copies take" in ran.out
+    ran = command(capsys, "rebuild", path, first, "--undo")
+    assert (ran.code, "undo that one first" in ran.err) == (2, True)
+    assert command(capsys, "rebuild", path, "nothing", "--forget-replaced").code == 2
+    assert command(capsys, "rebuild", path, first, "--forget-replaced").code == 0
+    assert [one.name for one in (path / "checkback" / "replaced").iterdir()] == [second]
+    assert command(capsys, "rebuild", path, "--forget-replaced").code == 0
+    assert not (path / "checkback" / "replaced").exists()
+
+
+def test_a_changed_copy_is_not_brought_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = store_of(tmp_path / "store", 30)
+    damaged(path)
+    assert command(capsys, "rebuild", path, "--apply").code == 0
+    file = next(one for one in (path / "checkback" / "replaced").rglob("0" * 20) if any(one.read_bytes()))
+    file.write_bytes(b"\1" + file.read_bytes()[1:])
+    after = outside_checkback(path)
+    ran = command(capsys, "rebuild", path, "--undo")
+    assert (ran.code, outside_checkback(path)) == (4, after)
+    assert f"{file} is not what was kept there" in ran.err
+
+
+@pytest.mark.parametrize("base", [Disk, Deaf])
+@pytest.mark.parametrize("name", ["_exchange", "_rename", "_write", "_remove_file"])
+def test_a_kill_loses_neither_the_old_files_nor_the_way_back(
+    kind_store: Callable[[str], Path], tmp_path: Path, base: type[Disk], name: str
+) -> None:
+    """Killed in a rebuild the old files are live or kept; killed in an undo the next undo ends it."""
+    source = kind_store("rocketmq-5.3.3-plain")
+    damaged(source)
+    (source / "abort").write_text("4711")
+    before, kills = outside_checkback(source), 0
+    old = {path: digest for path, digest in before.items() if path.startswith("consumequeue")}
+    for call in range(1, 26, 4):
+        path = shutil.copytree(source, tmp_path / f"{call}")
+        kills += _killed(lambda disk, path=path: _apply(path, disk), dying(base, name, call))
+        kept = on_disk(path / "checkback") if (path / "checkback").exists() else {}
+        assert set(old.values()) <= {*on_disk(path).values(), *kept.values()}
+        assert _apply(path, Disk()).applied
+        kills += _killed(lambda disk, path=path: undo(path, broker_is_stopped=True, disk=disk), dying(base, name, call))
+        for _ in range(2):  # a rebuild that was killed after its exchange is followed by one that closes the store
+            with contextlib.suppress(StoreError):
+                undo(path, broker_is_stopped=True)
+        with pytest.raises(StoreError, match="nothing to undo"):
+            undo(path, broker_is_stopped=True)
+        now = outside_checkback(path)
+        assert {name: digest for name, digest in now.items() if not name.endswith(".tmp")} == before
+    assert kills or (base is Deaf and name == "_exchange")
+
+
+def _apply(path: Path, disk: Disk) -> Any:
+    return rebuild(path, apply=True, broker_is_stopped=True, disk=disk)
+
+
+def _killed(act: Callable[[Disk], object], disk: Disk) -> bool:
+    try:
+        act(disk)
+    except Killed:
+        return True
+    return False

@@ -1,0 +1,150 @@
+"""Recover: what the command shows, and what it does, for a store of each kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import broker
+from broker.errors import CorruptStore, StoreError
+from broker.format.commitlog import encode
+from broker.store.disk.files import Disk
+from broker.store.recover.cases import CASES
+from broker.store.writer import open_writer
+from recovery.cli import repair as verbs_repair
+from recovery.repair import crash
+from recovery.verify.verifier import verify
+from tests.house.tree import ROOT
+from tests.store.build import record
+from tests.store.crashed import abandoned, offsets, write_at
+from tests.store.filled import SMALL, assert_right, fill, half
+
+
+def run(*words: object) -> Any:
+    """`checkback WORDS` with the verbs of this room alone; errors come as they are."""
+    app = typer.Typer()
+    verbs_repair.register(app)
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def closed(path: Path, count: int = 30) -> Path:
+    store = open_writer(str(path), Disk(), SMALL, sync="os")
+    fill(store, 0, count)
+    store.close()
+    return path
+
+
+def test_the_plan_says_what_there_is_to_do_and_changes_nothing(tmp_path: Path) -> None:
+    end = abandoned(tmp_path, 30, 30)
+    write_at(tmp_path, end, bytes.fromhex("000000ffdaa320a7") + b"torn")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    ran = run("recover", tmp_path)
+    assert ran.exit_code == 1
+    assert f"at {end}" in ran.output
+    assert f"checkback recover {tmp_path} --apply" in ran.output
+    said = json.loads(run("recover", tmp_path, "--json").output)
+    assert (said["case"], said["needed"]) == ("crashed", True)
+    assert [step["step"] for step in said["steps"]] == [
+        "keep-aside", "cut-log", "cut-derived", "flush", "replay", "checkpoint", "trust",
+    ]  # fmt: skip
+    assert said["survey"]["end_offset"] == end
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_apply_does_it_and_a_second_time_there_is_nothing_to_do(tmp_path: Path) -> None:
+    end = abandoned(tmp_path, 30, 30)
+    write_at(tmp_path, end, bytes.fromhex("000000ffdaa320a7") + b"torn")
+    ran = run("recover", tmp_path, "--apply", "--json")
+    assert ran.exit_code == 0
+    assert json.loads(ran.output)["kept"] == [str(tmp_path / "checkback" / "torn" / f"{end:020}")]
+    assert_right(tmp_path, 20, 20, 20)
+    assert run("recover", tmp_path).exit_code == 0
+
+
+def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
+    store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
+    fill(store, 0, 3)
+    made = crash.plan(crash.survey(tmp_path))
+    assert made.case.label == "in use"
+    assert not crash.apply(made).applied
+    assert run("recover", tmp_path).exit_code == 0
+    store.append([half(9)])
+    store.close()
+
+
+def test_a_corrupt_log_is_refused_with_its_place(tmp_path: Path) -> None:
+    abandoned(tmp_path, 3, 30)
+    at = offsets(tmp_path)[40][0]
+    write_at(tmp_path, at + 60, b"\x77")
+    ran = run("recover", tmp_path)
+    assert ran.exit_code == 4
+    assert str(at) in ran.output
+    with pytest.raises(CorruptStore, match=rf"{at}.*checkback salvage"):
+        crash.apply(crash.plan(crash.survey(tmp_path)))
+
+
+def test_a_store_that_grew_under_another_program_is_taken_over_by_a_word(tmp_path: Path) -> None:
+    path = closed(tmp_path)
+    end = crash.survey(path).tail.end
+    write_at(path, end, encode(record(0, end, topic="Strange")))
+    (path / "checkback" / "control").unlink()
+    made = crash.plan(crash.survey(path))
+    assert made.case.label == "strange"
+    with pytest.raises(StoreError, match="--broker-is-stopped"):
+        crash.apply(made, still_s=0)
+    assert crash.apply(made, broker_is_stopped=True, still_s=0).applied
+    assert_right(path, 10, 10, 10)
+    with broker.open(path, read_only=True) as store:
+        assert store.message("Strange", 0, 0) is not None
+
+
+@pytest.mark.parametrize("name", ["rocketmq-3.1.5-clean", "rocketmq-3.1.5-killed", "rocketmq-3.1.5-recovered"])
+def test_a_store_of_rocketmq_3_is_taken_over_and_written_to(golden_copy: Callable[[str], Path], name: str) -> None:
+    """Its transactions stay what they were; ours come behind them, at slots that nobody had."""
+    path = golden_copy(name)
+    before = verify(path)
+    with pytest.raises(StoreError, match="another program"):
+        open_writer(str(path), Disk())
+    crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True, still_s=0)
+    after = verify(path)
+    assert after.ok, [str(finding) for finding in after.findings][:4]
+    assert (after.digest, after.transactions) == (before.digest, before.transactions)
+    store = open_writer(str(path), Disk(), sync="os")
+    fill(store, 0, 30)
+    store.close()
+    report = verify(path)
+    assert report.ok, [str(finding) for finding in report.findings][:4]
+    assert report.transactions["total"] == before.transactions["total"] + 30
+
+
+def test_a_store_of_rocketmq_5_is_only_read(golden_copy: Callable[[str], Path]) -> None:
+    path = golden_copy("rocketmq-5.3.3-clean")
+    with pytest.raises(StoreError, match="half-op"):
+        crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True, still_s=0)
+    assert not (path / "checkback").exists()
+
+
+def test_rebuild_on_the_command_line(golden_copy: Callable[[str], Path]) -> None:
+    path = golden_copy("rocketmq-3.1.5-recovered")
+    ran = run("rebuild", path)
+    assert ran.exit_code == 1
+    assert "1241 missing" in ran.output
+    said = json.loads(run("rebuild", path, "--json").output)
+    assert said["counts"] == {"consumequeue-different": 44, "statetable-different": 68, "statetable-missing": 1241}
+
+
+def test_the_page_has_the_table_of_cases() -> None:
+    """docs/recovery.md explains every case by its sentence, and every kind of difference."""
+    from recovery.rebuild.diff import DIFFERENCES
+
+    page = (ROOT / "docs" / "recovery.md").read_text(encoding="utf-8")
+    for case in CASES:
+        assert f"| {case.label} | {case.sentence} | {case.verdict.value} |" in page, case.label
+    for kind, sentence in DIFFERENCES.items():
+        assert f"| {kind} | {sentence} |" in page, kind

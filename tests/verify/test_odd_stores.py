@@ -1,0 +1,110 @@
+"""Stores of which a part is as no broker leaves it, or as only some do: one clear finding each, never a traceback."""
+
+from __future__ import annotations
+
+import shutil
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.format.index import SLOT_SIZE, IndexHeader, IndexItem, file_size, item_at, slot_at
+from broker.store.disk.files import Disk, Missing
+from recovery.findings import Finding, Findings
+from recovery.scan.store_files import StoreFiles
+from recovery.verify.index_files import open_index
+from recovery.verify.verifier import verify
+from tests.scan.logs import Chunk, Log, Wanted
+from tests.scan.small_broker import GENERATIONS, V3, V5, Generation
+from tests.scan.small_stores import build
+
+each = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.name)
+
+
+def findings_of(store: Path) -> list[Finding]:
+    return list(verify(store).findings)
+
+
+@each
+@pytest.mark.parametrize("what", ["no folder", "an empty folder"])
+def test_a_store_without_an_index_has_one_finding(generation: Generation, what: str, tmp_path: Path) -> None:
+    """Not one for each key: a broker may run with its index switched off, and the sentence says so."""
+    build(generation, tmp_path / "store")
+    index = tmp_path / "store" / "index"
+    shutil.rmtree(index)
+    if what == "an empty folder":
+        index.mkdir()
+    (found,) = findings_of(tmp_path / "store")
+    assert (found.kind, found.file) == ("files-missing", str(index))
+    assert "messageIndexEnable=false" in found.text
+
+
+@pytest.mark.parametrize("record_crc", [False, True])
+def test_records_without_a_key_need_no_index(record_crc: bool, tmp_path: Path) -> None:
+    log = Log(4096)
+    log.append(Wanted(chunks=(Chunk("bytes", b"body"),), record_crc=record_crc))
+    store = log.write(tmp_path / "store")
+    (store / "consumequeue").mkdir()
+    assert [finding.kind for finding in findings_of(store)] == ["queue-missing"]
+
+
+@pytest.mark.parametrize("topic", ["Or\0ers", "T" * 300, "/", "..", "Or/ers"])
+def test_a_topic_that_no_folder_can_have(topic: str, tmp_path: Path) -> None:
+    """A damaged topic names a queue that cannot be there."""
+    log = Log(4096)
+    for name in ("Orders", topic):
+        log.append(Wanted(topic=name))
+    store = log.write(tmp_path / "store")
+    (store / "consumequeue").mkdir()
+    assert [(found.kind, found.commitlog_offset) for found in findings_of(store)] == [
+        ("queue-missing", offset) for offset in log.records
+    ]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
+def test_no_file_has_such_a_name(name: str, tmp_path: Path) -> None:
+    path = str(tmp_path / name)
+    assert Disk().entry(path) is None
+    for look in (Disk().entries, Disk().open_read, Disk().read, Disk().inode):
+        with pytest.raises(Missing):
+            look(path)
+
+
+@each
+def test_an_index_of_an_unusual_size_is_not_read_into_memory(generation: Generation, tmp_path: Path) -> None:
+    """Its numbers of slots and items are worked out from where what is used ends, holes left out."""
+    store = tmp_path / "store"
+    build(generation, store)
+    (first, *_) = sorted((store / "index").iterdir())
+    header = replace(IndexHeader.unpack_from(first.read_bytes()), used_slots=1, item_count=2)
+    item = IndexItem(7, header.begin_commitlog_offset, 0, 0)
+    slots, items = 1_000_003, 30_000_000
+    with first.open("wb") as file:
+        file.truncate(file_size(slots, items))
+        file.write(header.pack())
+        file.seek(slot_at(7))
+        file.write((1).to_bytes(SLOT_SIZE, "big"))
+        file.seek(item_at(1, slots))
+        file.write(item.pack())
+    segments, findings = StoreFiles.open(store).index_now(), Findings()
+    tracemalloc.start()
+    opened = open_index(segments, findings)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (opened[0].slots, opened[0].items) == (slots, items)
+    assert list(findings) == []
+    assert peak < 8 << 20
+
+
+@pytest.mark.parametrize("generation", [V3, V5], ids=lambda generation: generation.name)
+def test_lookups_and_verification_work_out_the_same_numbers(generation: Generation, tmp_path: Path) -> None:
+    import broker
+
+    store = tmp_path / "store"
+    build(generation, store)
+    with broker.open(store, read_only=True) as reader:
+        looked_up = {file.file.path: (file.slots, file.items) for file in reader.index.files()}
+    opened = open_index(StoreFiles.open(store).index_now(), Findings())
+    assert looked_up == {file.segment.path: (file.slots, file.items) for file in opened}
+    assert looked_up
