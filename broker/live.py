@@ -31,16 +31,16 @@ from broker.store.read.consumequeue import ConsumeQueue
 from broker.store.read.detect import check_place
 from broker.store.read.layout import StoreLayout
 from broker.store.read.store import Store
+from broker.store.shared.control import Word
+from broker.store.shared.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.admission import Admission, check_batch
 from broker.store.write.compose import compose
-from broker.store.write.control import Word
 from broker.store.write.pending_record import Appended, PendingRecord, check_size, draft
-from broker.store.write.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.uniquekey import new_unique_key
 from broker.store.writer import open_writer
 from broker.transaction.foreign import check_may_write
 from broker.transaction.loading import load_service
-from broker.transaction.service import Bridge, TransactionalMessageService
+from broker.transaction.service import TransactionalMessageBridge, TransactionalMessageService
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -82,7 +82,7 @@ class LiveStore(Store):
             self._admission = Admission(
                 topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
             )
-            bridge = Bridge(self, self.writer, self._admission)
+            bridge = TransactionalMessageBridge(self, self.writer, self._admission)
             self.transactions: TransactionalMessageService = load_service(transactions, bridge)
             self.transactions.open()
             self._clamp_positions()

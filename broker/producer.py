@@ -36,8 +36,8 @@ from broker.ledger_binding import LEDGER_BINDING, KnownLedgers
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
 from broker.send_arguments import check_group, check_message, checked_batch, checked_topics, order_and_delay
+from broker.store.shared.topicfile import DEFAULT_QUEUES
 from broker.store.write.pending_record import LOCAL_HOST, Appended
-from broker.store.write.topicfile import DEFAULT_QUEUES
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 

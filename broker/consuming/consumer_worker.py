@@ -18,7 +18,7 @@ from broker.consuming.reading import readable_end
 from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError, MessageRejected, StoreError, StoreFull
 from broker.message import ReceivedMessage
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 
 if TYPE_CHECKING:
     from broker.live import LiveStore

@@ -32,7 +32,7 @@ _CRC = 0xFFFFFFFF
 _T = TypeVar("_T")
 
 
-class Exchange:
+class OffsetExport:
     """The two files of one store."""
 
     def __init__(self, cells: ConsumerTable, paths: Paths, queue_end: Callable[[str, int], int]) -> None:

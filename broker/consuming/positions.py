@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.consuming.consumer_table import UNSET, ConsumerTable
-from broker.consuming.offset_export import SCHEDULE_GROUP, Exchange
+from broker.consuming.offset_export import SCHEDULE_GROUP, OffsetExport
 from broker.errors import BrokerError
 from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
-from broker.store.write.control import boot_words
+from broker.store.shared.control import boot_words
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -53,7 +53,7 @@ class Positions:
         self._store = store
         writer = store.writer
         self.cells = ConsumerTable(writer.disk, writer.paths.own, boot_words(writer.disk), self._clamp)
-        self.exchange = Exchange(self.cells, writer.paths, store.queue_end)
+        self.exchange = OffsetExport(self.cells, writer.paths, store.queue_end)
         with self.cells.lock:
             self.exchange.take_over()
 

@@ -12,7 +12,7 @@ from broker.consuming.tags import Selection
 from broker.consuming.window import Window
 from broker.errors import CorruptStore
 from broker.message import ReceivedMessage
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 
 if TYPE_CHECKING:
     from broker.live import LiveStore

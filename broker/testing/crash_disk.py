@@ -46,7 +46,7 @@ from pathlib import Path
 from broker.errors import SyncFailed
 from broker.store.disk.files import Disk, Entry, Map, ReadFile
 from broker.store.disk.os_errors import full, sync_failed
-from broker.testing.power_cut import Chance, File, Folder, Node, Operation, assign, loaded, write_image
+from broker.testing.power_cut import Chance, DirectoryNode, File, Node, Operation, assign, loaded, write_image
 
 
 class Crashed(BaseException):
@@ -142,7 +142,7 @@ class CrashDisk(Disk):
         with self._lock:
             self._step("make folder", path)
             super()._make_folder(path)
-            self._rename_in_model((path, Folder()))
+            self._rename_in_model((path, DirectoryNode()))
 
     def _create(self, path: str) -> int:
         with self._lock:
@@ -268,7 +268,7 @@ class CrashDisk(Disk):
         names = self._names_below(path)
         node: Node | None = None if names is None else self._tree
         for name in names or []:
-            node = node.now.get(name) if isinstance(node, Folder) else None
+            node = node.now.get(name) if isinstance(node, DirectoryNode) else None
         return node
 
     def _names_below(self, path: str) -> list[str] | None:
@@ -282,7 +282,7 @@ class CrashDisk(Disk):
         found = []
         for path, node in changes:
             folder = self._find(os.path.dirname(os.path.abspath(path)))
-            if isinstance(folder, Folder):
+            if isinstance(folder, DirectoryNode):
                 found.append((folder, os.path.basename(path), node))
         for folder, name, node in found:
             assign(folder.now, name, node)

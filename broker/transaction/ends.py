@@ -11,7 +11,7 @@ from dataclasses import replace
 from broker.errors import MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import Record, decode, encode
-from broker.format.recordcrc import record_crc_reserve, record_crc_said
+from broker.format.record.recordcrc import record_crc_reserve, record_crc_said
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.store.write.pending_record import PendingRecord, draft_of, end_draft
 from broker.transaction.events import BY, MOVED_FROM, WHY

@@ -13,7 +13,7 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.detect import check_is_store
 from broker.store.read.store import Store
-from broker.transaction.events import EventKind, Evidence, Generation, gap_evidence, generation, kind_of
+from broker.transaction.events import EventKind, Generation, GenerationEvidence, gap_evidence, generation, kind_of
 
 _RECORDS = 10_000  # of a foreign log that are looked at: enough for a reason, not for a verdict
 
@@ -68,4 +68,4 @@ def _generation(store: Store) -> Generation:
     except CorruptStore:
         pass  # whoever recovers it will say so
     evidence = gap_evidence(slots, None)
-    return generation(Evidence(evidence.state_table, evidence.gap, evidence.lone, halves))
+    return generation(GenerationEvidence(evidence.state_table, evidence.gap, evidence.lone, halves))

@@ -37,7 +37,7 @@ def park_draft(half: Half, why: str, unique_key: str, now_ms: int, *, parks: boo
     return draft(PARK_TOPIC, body, properties, queue_id=_QUEUE, born_timestamp_ms=now_ms)
 
 
-class Parked:
+class ParkTopic:
     """What the park topic says, read on from where it was read before. Threads may share it."""
 
     def __init__(self, store: Store) -> None:

@@ -116,7 +116,7 @@ class CheckListener(abc.ABC):
         service.park(half, "nobody could say how the local transaction ended")
 
 
-class Bridge(NamedTuple):
+class TransactionalMessageBridge(NamedTuple):
     """What a service works on. RocketMQ: TransactionalMessageBridge (5.3.3)."""
 
     store: Store  # for reading
@@ -130,7 +130,8 @@ Reference = Half | HalfReference
 class TransactionalMessageService(abc.ABC):
     """Transactions of one open store. Threads may share it; every decision is made once, whoever makes it.
 
-    Implementations are found by the entry point group `checkback.transaction_service`; each is called with a Bridge.
+    Implementations are found by the entry point group `checkback.transaction_service`; each is called with
+    a `TransactionalMessageBridge`.
     """
 
     @abc.abstractmethod

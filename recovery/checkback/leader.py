@@ -1,6 +1,6 @@
 """Who leads: of all processes that could ask about transactions in doubt, one does.
 
-    lease = Lease("shop.store")
+    lease = LeaderLock("shop.store")
     if lease.try_take(): ...                 # True again and again while this process leads
 
     STORE/checkback/leader.lock    flock, held by the leader; its text says who that is
@@ -23,7 +23,7 @@ from broker.store.disk.paths import Paths
 _SAYS_BYTES = 200
 
 
-class Lease:
+class LeaderLock:
     """The lock of the leader. One for each CheckService; a forked child does not lead."""
 
     def __init__(self, store_path: str, disk: Disk | None = None) -> None:
@@ -78,7 +78,7 @@ class Lease:
             os.close(descriptor)
 
 
-_forked: weakref.WeakSet[Lease] = weakref.WeakSet()
+_forked: weakref.WeakSet[LeaderLock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -1,6 +1,6 @@
 """Answers from the ledger: what the application's database says, and the tombstone where it says nothing.
 
-    answers = LedgerResolver(ledger, Evidence(store)).ask(questions, now_ms)
+    answers = LedgerResolver(ledger, LedgerEvidence(store)).ask(questions, now_ms)
 
 First the database must prove that it is the ledger of this store (`ledgers.proof`), and a half message must name it:
 else the answer is REFUSED. A half message that names no ledger binding is older than bindings are: its row says
@@ -33,7 +33,7 @@ from broker.ledger_binding import LEDGER_BINDING
 from broker.ledger_identity import Execute
 from broker.transaction.service import Half
 from recovery.checkback.ledgers.database_errors import answer, place
-from recovery.checkback.ledgers.proof import Evidence, WrongLedger, prove
+from recovery.checkback.ledgers.proof import LedgerEvidence, WrongLedger, prove
 from recovery.checkback.protocol import Answer, Outcome, Question
 
 if TYPE_CHECKING:
@@ -52,7 +52,12 @@ class LedgerResolver:
     """Asks one ledger. `evidence` is what the store knows of its ledgers."""
 
     def __init__(
-        self, ledger: Ledger, evidence: Evidence, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS, by: str = "check-back"
+        self,
+        ledger: Ledger,
+        evidence: LedgerEvidence,
+        *,
+        lock_timeout_ms: int = LOCK_TIMEOUT_MS,
+        by: str = "check-back",
     ) -> None:
         self._ledger, self._evidence, self._by = ledger, evidence, by
         self._store_id = evidence.store_id

@@ -47,7 +47,7 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class ParkedTransaction:
     """A transaction that waits for a person."""
 
     commitlog_offset: int
@@ -107,7 +107,7 @@ def chosen(
     ]
 
 
-def park_list(store: LiveStore, now_ms: int) -> list[Parked]:
+def park_list(store: LiveStore, now_ms: int) -> list[ParkedTransaction]:
     """What is parked, since when and why, in log order."""
     found = []
     for commitlog_offset, record_offset in sorted(store.transactions.parked().items()):
@@ -115,7 +115,7 @@ def park_list(store: LiveStore, now_ms: int) -> list[Parked]:
         record = store.commitlog.read(record_offset)
         said = ReceivedMessage.of(record) if record is not None else None
         found.append(
-            Parked(
+            ParkedTransaction(
                 commitlog_offset=commitlog_offset,
                 message_id=half.message_id,
                 unique_key=half.unique_key,

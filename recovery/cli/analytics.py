@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from broker.errors import StoreError
-from recovery.cli.output import Bar, print_json, show
 from recovery.cli.shared import AsJson, Store, examples, listing
+from recovery.cli.terminal.output import Bar, print_json, show
 
 Master = Annotated[
     str | None,

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 
 from broker.errors import BrokerError
-from recovery.cli.output import print_json, warn
+from recovery.cli.terminal.output import print_json, warn
 from recovery.pipeline.splits import SPLIT_BYTES
 
 

@@ -30,9 +30,9 @@ from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.testing.fixtures import SMALL
-from recovery.checkback.leader import Lease
+from recovery.checkback.leader import LeaderLock
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.protocol import Answer, Outcome
 from recovery.checkback.round import CheckBack
@@ -129,7 +129,7 @@ def open_store(setting: Setting) -> LiveStore:
         appender: Any = store.writer.appender
 
         def forget(_start: int, stop: int) -> None:
-            from broker.store.write.control import Word
+            from broker.store.shared.control import Word
 
             appender.control[Word.DISPATCHED] = stop
 
@@ -205,11 +205,11 @@ def _process(
 
 
 def _check(store: LiveStore, engine: Engine, setting: Setting) -> None:
-    resolver = LedgerResolver(ledger(engine), Evidence(store))
+    resolver = LedgerResolver(ledger(engine), LedgerEvidence(store))
     if TOMBSTONE in setting.off:
         resolver.decide = lambda *_, **__: Answer(Outcome.ROLLED_BACK, "no row")  # type: ignore[method-assign]
     if CHECK_BACK in setting.off:
         while True:
             time.sleep(_CHECK_EVERY_S)
     check = CheckBack(store, resolver, policy=Policy(_RULE))
-    CheckService(check, Lease(store.path), interval_s=_CHECK_EVERY_S).run()
+    CheckService(check, LeaderLock(store.path), interval_s=_CHECK_EVERY_S).run()

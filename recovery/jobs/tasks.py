@@ -254,11 +254,11 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
         return {"did": "nothing is in doubt", "in_doubt": 0, "parked": counts["parked"]}
     if crashed(path):
         return {"did": "it crashed, and is recovered first", **counts}
-    from recovery.checkback.leader import Lease
+    from recovery.checkback.leader import LeaderLock
     from recovery.checkback.ledgers.proof import WrongLedger
     from recovery.checkback.round import CheckBack
 
-    lease = Lease(path)
+    lease = LeaderLock(path)
     with opened(path, catalog, **asked) as shop:
         if not lease.try_take():
             return {"did": f"{lease.leader()} is asking", **counts}

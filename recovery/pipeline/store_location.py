@@ -25,7 +25,7 @@ import pyarrow.fs as pafs
 from broker.errors import NotAStore, StoreError
 from broker.store.disk.files import Disk, Entry, Missing, ReadFile
 from broker.store.disk.open_files import OpenFiles
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage
 from broker.store.recover.watermark import Watermark
 from recovery.scan.store_files import StoreFiles
@@ -110,7 +110,7 @@ class StoreLocation:
             if disk.entry(os.path.join(path, "commitlog")) is None:
                 text = f"{self.path} is no store, for it holds no commitlog/. Give the folder that a broker calls"
                 raise NotAStore(f"{text} storePathRootDir", path=self.path)
-            return StoreFiles(Folder(path, disk), watermark)
+            return StoreFiles(StoreDirectory(path, disk), watermark)
         return StoreFiles.open(path, watermark)
 
     def log(self) -> LogManifest:

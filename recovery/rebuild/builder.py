@@ -19,7 +19,7 @@ import numpy as np
 from broker.format.index import file_size as index_file_size
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import Misfit
 from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import Listing
@@ -214,7 +214,7 @@ def copy_file(disk: Disk, source: str, target: str, size: int) -> None:
 
 def listing_of(disk: Disk, folder: str) -> Listing:
     """The files of a queue in any folder, as they are now."""
-    return Folder(folder, disk).segments(folder).listing(fresh=True)
+    return StoreDirectory(folder, disk).segments(folder).listing(fresh=True)
 
 
 def _first_kept(live: UnitFile, begin: int) -> int:

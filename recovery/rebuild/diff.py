@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import Segment
 from broker.transaction.events import TransactionState
 from recovery.findings import Findings
@@ -181,6 +181,6 @@ def _items(files: list[IndexFileView], kept: tuple[int, int]) -> Iterator[Rows]:
 
 
 def _index_of(build: Build, disk: Disk) -> list[Segment]:
-    files = Folder(build.paths.store, disk).files
+    files = StoreDirectory(build.paths.store, disk).files
     found = disk.entries(build.paths.index)
     return [Segment(int(one.name), one.size, one.path, one.inode, files) for one in found if one.name.isdecimal()]

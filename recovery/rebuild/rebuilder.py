@@ -4,7 +4,7 @@
     report = rebuild("shop.store", apply=True)            and put them in place, while applications go on
 
 What is built lies beside the live files (STORE/checkback/rebuild) until it is complete, flushed and compared; then the
-directories that differ are exchanged (`broker.store.write.directory_swap`), and the old ones kept aside
+directories that differ are exchanged (`broker.store.shared.directory_swap`), and the old ones kept aside
 (`recovery.rebuild.replaced`, `recovery.rebuild.undo`). Nothing is exchanged that would be lost
 (`recovery.rebuild.misfits`). A store that another program wrote is changed only when that program is stopped:
 `recovery.rebuild.quiescence`. RocketMQ has no such tool; its own recovery of a 3.x store renumbers the slots, after
@@ -27,12 +27,12 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.checkpoint import read_checkpoint
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import Misfit, refusal
 from broker.store.read.layout import StoreLayout, read_store_file
 from broker.store.recover.watermark import has_moved, log_begin, read_watermark
-from broker.store.write.control import Word
-from broker.store.write.directory_swap import begin_swap, finish_swap, remove_built
+from broker.store.shared.control import Word
+from broker.store.shared.directory_swap import begin_swap, finish_swap, remove_built
 from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
 from recovery.findings import Findings
@@ -316,7 +316,7 @@ class Rebuilding:
         RocketMQ: StoreCheckpoint, DefaultMessageStore.load (3.1.4, 5.3.3). A 3.x broker that finds `abort` would make
         its state table again, and wrong.
         """
-        before = read_checkpoint(Folder(self.path, self.disk))
+        before = read_checkpoint(StoreDirectory(self.path, self.disk))
         last_ms = build.tracker.last_store_ms
         made = Checkpoint(
             last_ms,

@@ -21,7 +21,7 @@ from broker.format.statetable import Slot
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.layout import read_layout
 from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of
 from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
@@ -63,7 +63,7 @@ class StoreFiles:
     `slot_units` and the index files then leave out what no writer has finished.
     """
 
-    def __init__(self, folder: Folder, watermark: Watermark | None = None) -> None:
+    def __init__(self, folder: StoreDirectory, watermark: Watermark | None = None) -> None:
         self.path, self._folder, self.watermark = folder.path, folder, watermark
         paths = folder.paths
         self.opened_ms, self.was_held = time.time_ns() // 1_000_000, False
@@ -88,7 +88,7 @@ class StoreFiles:
         text = text if text == os.sep else text.rstrip(os.sep)
         disk = Disk()
         check_is_store(text, disk)
-        return cls(Folder(text, disk), watermark)
+        return cls(StoreDirectory(text, disk), watermark)
 
     def _listing(self, folder: str) -> Listing:
         return self._folder.segments(folder).listing(fresh=True)

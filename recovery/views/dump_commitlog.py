@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from broker.errors import CorruptRecord, StoreError
-from broker.format import opmessage
 from broker.format import properties as names
 from broker.format.commitlog import Record, crc_fault, decode
+from broker.format.record import opmessage
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Missing
 from broker.transaction.events import PARKED_OFFSET, EventKind, Identity, checks, kind_of, names_half, target_topic

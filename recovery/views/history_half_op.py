@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import broker
-from broker.format import opmessage
 from broker.format import properties as names
+from broker.format.record import opmessage
 from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, PARK_TOPIC
 from broker.transaction.events import EventKind, checks, kind_of, target_topic
 

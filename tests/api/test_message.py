@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import Message, MessageRejected, ReceivedMessage
-from broker.format import body, properties
+from broker.format import properties
 from broker.format.commitlog import MESSAGE_SIZE_MAX, decode, encode, make_record
 from broker.format.java import Host
+from broker.format.record import body
 from broker.format.sysflag import Compression, TransactionType, with_compression
 
 GOOD: dict[str, Any] = {"topic": "orders", "body": b"1"}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from broker.errors import BrokerError, CorruptRecord, StoreLocked
-from recovery.cli import output as cli_output
+from recovery.cli.terminal import output as cli_output
 from recovery.findings import KINDS
 from recovery.verify import verifier as verification
 from tests.cli.command import command, process

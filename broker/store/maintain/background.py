@@ -26,8 +26,8 @@ from collections.abc import Callable
 from broker.errors import BrokerError
 from broker.store.disk.files import ReadFile
 from broker.store.maintain.checkpointing import checkpoint
-from broker.store.write.checkpoint_file import seal
-from broker.store.write.control import Word
+from broker.store.shared.checkpoint_file import seal
+from broker.store.shared.control import Word
 from broker.store.write.parts import StoreParts
 
 SHARE_EVERY_S = SYNC_EVERY_S = 0.02

@@ -25,7 +25,7 @@ from broker.store.disk.paths import Paths
 from broker.store.maintain.checkpointing import checkpoint, last_checkpoint, slots_in_doubt
 from broker.store.maintain.retention import OldSegment
 from broker.store.read.segments import is_base
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.write.parts import StoreParts
 
 RESERVE_BYTES = 256 << 10  # enough to open a store and write a checkpoint

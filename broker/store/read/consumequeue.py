@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from broker.format.consumequeue import Unit, is_end
 from broker.store.disk.files import Missing
 from broker.store.disk.paths import is_topic_folder
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.fixedqueue import FixedQueue
 
 
@@ -55,7 +55,7 @@ class ConsumeQueue:
 class ConsumeQueues:
     """The folder `consumequeue`: topics, and in each its queues."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: StoreDirectory) -> None:
         self._folder = folder
         self._paths = folder.paths
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}

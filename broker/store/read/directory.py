@@ -8,7 +8,7 @@ from broker.store.disk.paths import Paths
 from broker.store.read.segments import SegmentQueue
 
 
-class Folder:
+class StoreDirectory:
     """What the parts of a store share."""
 
     def __init__(self, path: str, disk: Disk) -> None:

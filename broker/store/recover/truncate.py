@@ -15,7 +15,7 @@ from broker.store.read.log_reader import LogReader
 from broker.store.read.segments import is_base
 from broker.store.recover.tail import Tail, whole_records
 from broker.store.recover.truncate_index import cut_index
-from broker.store.write.checkpoint_file import Checkpoint
+from broker.store.shared.checkpoint_file import OwnCheckpoint
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.parts import StoreParts
 
@@ -112,7 +112,7 @@ def empty_derived(disk: Disk, paths: Paths) -> None:
         disk.create_folder(folder)
 
 
-def cut_derived(parts: StoreParts, point: Checkpoint) -> None:
+def cut_derived(parts: StoreParts, point: OwnCheckpoint) -> None:
     """Take everything out of the derived files that a checkpoint does not vouch for.
 
     Slots that were in doubt then are prepared again: an end that settled one may have been lost with the log's tail.

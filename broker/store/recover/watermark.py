@@ -30,8 +30,8 @@ from broker.store.disk.store_lock import is_held
 from broker.store.read.layout import StoreFile, read_store_file
 from broker.store.read.log_reader import LogReader
 from broker.store.recover.tail import record_begins
-from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, two_words
-from broker.store.write.queue_offsets import CELL_SIZE, cell_at
+from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, two_words
+from broker.store.shared.queue_offsets import CELL_SIZE, cell_at
 
 _TRIES, _PAUSE_S = 40, 0.005  # for how long an exchange of directories is waited for
 _READINGS = 100  # of a page whose numbers move; each is in order but for one that meets a move

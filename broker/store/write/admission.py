@@ -21,7 +21,7 @@ from broker.format.topics import (
     parse_delay_levels,
 )
 from broker.message import Message
-from broker.store.write.topicfile import DEFAULT_QUEUES, Rules, TopicFile, new_topic
+from broker.store.shared.topicfile import DEFAULT_QUEUES, Rules, TopicFile, new_topic
 
 ROLES = ("master", "slave")
 

@@ -26,7 +26,7 @@ from broker.store.clock import StoreClock
 from broker.store.disk.append_lock import AppendLock
 from broker.store.read.layout import StoreLayout
 from broker.store.read.log_reader import LogReader
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.control import ControlPage, Word
 from broker.store.write.dispatch import Dispatcher
 from broker.store.write.fast_append import FastAppend
 from broker.store.write.mapped import MappedQueue, zero

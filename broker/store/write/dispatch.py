@@ -19,12 +19,12 @@ from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms, parse_delay_le
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import StoreLayout
-from broker.store.write.control import ControlPage, Word
-from broker.store.write.directory_swap import finish_swap
+from broker.store.shared.control import ControlPage, Word
+from broker.store.shared.directory_swap import finish_swap
+from broker.store.shared.queue_offsets import NextOffsets
 from broker.store.write.indexwriter import IndexWriter
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import PendingRecord
-from broker.store.write.queue_offsets import NextOffsets
 
 # Plain numbers: an attribute of an enum takes as long as a write to a map.
 _pack_unit, _pack_slot, _unpack_slot = Unit.STRUCT.pack_into, Slot.STRUCT.pack_into, Slot.STRUCT.unpack_from

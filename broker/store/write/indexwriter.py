@@ -24,7 +24,7 @@ from broker.format.index import (
     time_diff_s,
 )
 from broker.store.disk.files import Disk, Map
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.control import ControlPage, Word
 
 _HEADER = IndexHeader.STRUCT
 _ITEM = struct.Struct(">iqii")

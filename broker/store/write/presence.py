@@ -19,7 +19,7 @@ from broker.errors import StoreError
 from broker.store.disk.files import Disk, Map
 from broker.store.disk.paths import Paths
 from broker.store.read.segments import is_base
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.write.mapped import MappedQueue
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from broker.errors import SyncFailed
 from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.control import ControlPage, Word
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.presence import Poison, files_lost
 

@@ -34,7 +34,7 @@ from broker.ledger_binding import (
 from broker.ledger_identity import DatabaseIdentity, difference
 from broker.live import LiveStore
 from broker.store.disk.files import Missing
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from recovery.checkback.ledgers.database_errors import is_missing_table
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class CommittedKey(NamedTuple):
     commitlog_offset: int  # of its half message
 
 
-class Evidence:
+class LedgerEvidence:
     """What a store can say of its ledgers."""
 
     def __init__(self, store: LiveStore) -> None:
@@ -101,7 +101,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LedgerFacts:
     """What is known before it is judged. Of what was not asked for, the value that is no ground for doubt."""
 
     store_id: str
@@ -115,7 +115,7 @@ class Facts:
     lacking: Sequence[CommittedKey] = ()  # of them, those whose rows are missing
 
 
-def judge(facts: Facts) -> str:
+def judge(facts: LedgerFacts) -> str:
     """Why nothing may be decided by this database; empty when all agrees. Pure."""
     row, known, actual = facts.row, facts.known, facts.actual
     if not facts.has_table:
@@ -133,7 +133,7 @@ def judge(facts: Facts) -> str:
     return _lacks(facts, row, known)
 
 
-def _lacks(facts: Facts, row: Binding, known: KnownLedger) -> str:
+def _lacks(facts: LedgerFacts, row: Binding, known: KnownLedger) -> str:
     """Why the database may have lost rows; empty when there is no sign of it."""
     actual, accept = facts.actual, f"If a person knows that these rows are gone: {_ACCEPT}"
     if facts.lacking:
@@ -160,7 +160,7 @@ def _moved() -> str:
     return f"Name the right database; or, if it was moved there: {_REBIND}"
 
 
-def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Facts:
+def gather(transaction: Transaction, ledger: Ledger, evidence: LedgerEvidence) -> LedgerFacts:
     """Ask the database and the store. Raises what the database raises."""
     with transaction() as execute:
         actual, has_table, read_only = ledger.look(execute)
@@ -172,7 +172,7 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Fact
         if not is_missing_table(error):
             raise
         has_table = False
-    facts = Facts(evidence.store_id, actual, has_table, read_only, row, None, evidence.known.all())
+    facts = LedgerFacts(evidence.store_id, actual, has_table, read_only, row, None, evidence.known.all())
     if row is None:
         return facts
     known = evidence.known.get(row.binding_id)
@@ -188,7 +188,7 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Fact
     return replace(facts, known=known, committed=len(found) + len(lacking), lacking=lacking)
 
 
-def prove(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Binding:
+def prove(transaction: Transaction, ledger: Ledger, evidence: LedgerEvidence) -> Binding:
     """The binding of the store and this database. Raises WrongLedger, and what the database raises."""
     try:
         facts = gather(transaction, ledger, evidence)

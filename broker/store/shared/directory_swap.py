@@ -1,4 +1,4 @@
-"""Exchange derived folders for ones that were built beside them, while other processes have the store open.
+"""Exchange derived directories for ones that were built beside them, while other processes have the store open.
 
     STORE/checkback/replaced/TIME/...  what was built, and afterwards what it replaced (recovery.rebuild.replaced)
     STORE/checkback/swap               the journal: which folders are being exchanged (sealed as a checkpoint is)
@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from broker.errors import CorruptStore
 from broker.store.disk.files import Disk, Missing, NotSupported
 from broker.store.disk.paths import Paths
-from broker.store.write.checkpoint_file import seal, unseal
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.checkpoint_file import seal, unseal
+from broker.store.shared.control import ControlPage, Word
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class DirectoryExchange:
     """A folder of the store, the one that takes its place, and the number by which that one is known."""
 
     live: str  # relative to the store, as all names in the journal: a store may be moved
@@ -39,7 +39,11 @@ def begin_swap(
     `words` are the values that the control page must have afterwards, by their names.
     """
     exchanges = [
-        asdict(Exchange(os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), _inode(disk, built)))
+        asdict(
+            DirectoryExchange(
+                os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), _inode(disk, built)
+            )
+        )
         for live, built in folders
     ]
     said = {"exchanges": exchanges, "words": words or {}}
@@ -51,7 +55,7 @@ def _inode(disk: Disk, path: str) -> int:
     return entry.inode if entry is not None else 0
 
 
-def _journal(disk: Disk, paths: Paths) -> tuple[list[Exchange], dict[str, int]]:
+def _journal(disk: Disk, paths: Paths) -> tuple[list[DirectoryExchange], dict[str, int]]:
     try:
         said = unseal(disk.read(paths.swap))
     except Missing:
@@ -59,7 +63,7 @@ def _journal(disk: Disk, paths: Paths) -> tuple[list[Exchange], dict[str, int]]:
     if said is None:
         text = f"{paths.swap} is damaged: an exchange of folders was begun. Remove it and run: checkback rebuild"
         raise CorruptStore(text, path=paths.swap)
-    return [Exchange(**one) for one in said["exchanges"]], said["words"]
+    return [DirectoryExchange(**one) for one in said["exchanges"]], said["words"]
 
 
 def pending_swaps(disk: Disk, paths: Paths) -> list[str]:

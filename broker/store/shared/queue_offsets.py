@@ -12,7 +12,7 @@ import struct
 
 from broker.errors import StoreError
 from broker.store.disk.files import Disk, Map
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.control import ControlPage, Word
 
 CELL_SIZE = 512
 CELLS = 16_384
