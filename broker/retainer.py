@@ -32,7 +32,7 @@ from broker.store.maintain.retention_registry import (
 )
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 RETAIN_EVERY_S = 10.0  # RocketMQ: cleanResourceInterval
 _log = logging.getLogger("broker")
@@ -101,7 +101,7 @@ class _RemovalPlan:
 class Retainer:
     """The retention of one open store. With settings it runs in the background, else when it is called."""
 
-    def __init__(self, store: LiveStore, retention: Retention | None = None) -> None:
+    def __init__(self, store: WritableStore, retention: Retention | None = None) -> None:
         """Raises BrokerError for limits that no store of this layout can keep, StoreFull."""
         self._store, self._writer, self.retention = store, store.writer, retention
         self._positions: Positions | None = None

@@ -21,7 +21,7 @@ from broker.message import ReceivedMessage
 from broker.store.shared.control import Word
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 TICK_S = 0.05
 _REBALANCE_MS = 500  # how soon a killed member is noticed; one that leaves or joins is noticed at the next tick
@@ -31,7 +31,7 @@ class ConsumerWorker:
     """The thread of one consumer. What goes wrong in it stands in `failure`, for whoever receives next."""
 
     def __init__(
-        self, store: LiveStore, positions: Positions, member: Membership, leases: Leases, *,
+        self, store: WritableStore, positions: Positions, member: Membership, leases: Leases, *,
         ack_timeout_s: float, send_back: Callable[[ReceivedMessage], object],
     ) -> None:  # fmt: skip
         self._store, self._positions, self._member, self._leases = store, positions, member, leases

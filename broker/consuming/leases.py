@@ -26,7 +26,7 @@ from broker.format.topics import RETRY_PREFIX
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 PREFETCH = 32  # RocketMQ: pullBatchSize
 IN_HAND_MAX = 1000  # of one queue. RocketMQ: pullThresholdForQueue
@@ -64,7 +64,7 @@ class Leases:
     """All queues of one consumer. Threads share it: `mutex` is held for every change."""
 
     def __init__(
-        self, store: LiveStore, positions: Positions, member: Membership, group: str, topics: Sequence[str], *,
+        self, store: WritableStore, positions: Positions, member: Membership, group: str, topics: Sequence[str], *,
         selection: Selection, ordered: bool,
     ) -> None:  # fmt: skip
         self._store, self._positions, self._member = store, positions, member

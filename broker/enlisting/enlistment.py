@@ -12,16 +12,18 @@ RocketMQ: DefaultMQProducerImpl.sendMessageInTransaction, endTransaction (5.3.3)
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import enum
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
-from broker.ledger import LEDGER_KEY, new_key
 from broker.transaction.service import Half, TransactionalMessageService
 
 _log = logging.getLogger("broker")
@@ -74,6 +76,26 @@ class Branch:
     def properties(self) -> dict[str, str]:
         """What each half message of the branch carries."""
         return {LEDGER_KEY: self.key}
+
+
+class JoinableTransaction(abc.ABC):
+    """A database transaction that half messages can join: what a send needs to know of it, whichever library runs it.
+
+    with transaction.sending():                     # what is raised inside makes its COMMIT impossible
+        branch = transaction.branch(group, service, store_id=store_id)
+        branch.halves.append(half)                  # stored with `branch.properties`
+    """
+
+    waits_for_disk: ClassVar[bool]
+    """Whether a half message must be durable when its send returns, because nothing can run just before COMMIT."""
+
+    @abc.abstractmethod
+    def sending(self) -> AbstractContextManager[None]:
+        """Around one send. Raises TransactionError for a transaction that no message can join."""
+
+    @abc.abstractmethod
+    def branch(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Branch:
+        """The branch that the next message belongs to. Raises TransactionError where message and row could part."""
 
 
 class Enlistment:

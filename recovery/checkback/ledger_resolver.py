@@ -28,7 +28,8 @@ import tenacity
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 
-from broker.ledger import COMMITTED, KEY_SIZE, LEDGER_KEY, ROLLED_BACK, Ledger, executor, key_time_ms
+from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY, key_time_ms
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.ledger_binding import LEDGER_BINDING
 from broker.ledger_identity import Execute
 from broker.transaction.service import Half

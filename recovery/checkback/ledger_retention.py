@@ -8,7 +8,7 @@ look is forced to disk first. Keys below that time are never answered "rolled ba
 
 from __future__ import annotations
 
-from broker.ledger import LEDGER_KEY, key_time_ms
+from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver
 

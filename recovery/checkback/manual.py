@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
 from broker.format.java import decode_message_id
-from broker.ledger import LEDGER_KEY
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.transaction.events import BY, WHY, TransactionState

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
+from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError
-from broker.ledger import LEDGER_KEY
 from broker.transaction.service import Half
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, meaning
 from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each, key_of

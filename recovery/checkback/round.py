@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
+from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import AlreadyEnded, BrokerError
 from broker.format import properties as names
-from broker.ledger import LEDGER_KEY
 from broker.live import LiveStore
 from broker.transaction.events import BY, WHY
 from broker.transaction.service import Half

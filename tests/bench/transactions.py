@@ -25,7 +25,8 @@ from sqlalchemy import Engine, Integer, LargeBinary, String, create_engine, even
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import broker
-from broker.ledger import LEDGER_KEY, Ledger, new_key
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
+from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.producer import Producer
 from recovery.checkback.catalog import Catalog

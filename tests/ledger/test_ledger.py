@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, event, insert, select, text
 from sqlalchemy.orm import Session
 
+from broker.enlisting.ledger_key import key_time_ms, new_key
 from broker.enlisting.sqlalchemy_join import enlist, join
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
-from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, key_time_ms, new_key
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger
 from broker.transaction.events import TransactionState
 from broker.transaction.service import Half, TransactionalMessageService
 from recovery.checkback.ledger_resolver import LedgerResolver

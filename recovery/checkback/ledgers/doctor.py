@@ -18,8 +18,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms, new_key
 from broker.errors import TransactionError
-from broker.ledger import COMMITTED, LEDGER_KEY, ROLLED_BACK, Ledger, executor, key_time_ms, new_key
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, put_binding
 from broker.ledger_identity import Execute, difference
 from broker.live import LiveStore

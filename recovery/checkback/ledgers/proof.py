@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
-from broker.errors import BrokerError, TransactionError
+from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
+from broker.errors import BrokerError, CorruptRecord, TransactionError
 from broker.format.sysflag import TransactionType
-from broker.ledger import COMMITTED, LEDGER_KEY, Ledger, key_time_ms
+from broker.ledger import COMMITTED, Ledger
 from broker.ledger_binding import (
     LEDGER_BINDING,
     Binding,
@@ -35,7 +36,9 @@ from broker.ledger_identity import DatabaseIdentity, difference
 from broker.live import LiveStore
 from broker.store.disk.files import Missing
 from broker.store.shared.control import Word
+from broker.transaction.events import BY
 from recovery.checkback.ledgers.database_errors import is_missing_table
+from recovery.scan.ends import ends_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,10 +97,11 @@ class LedgerEvidence:
 
     def is_by_hand(self, commitlog_offset: int) -> bool:
         """Whether a person or a policy committed it, and not its ledger: the end record says who and why."""
-        from recovery.views.overview import story
-
-        steps = story(self._store.path, commitlog_offset)
-        return any(step["what"] == "committed" and step.get("by") for step in steps)
+        ends = ends_of(self._store.path, self._store, commitlog_offset)
+        try:
+            return any(end.transaction_type is TransactionType.COMMIT and end.property_map.get(BY) for end in ends)
+        except CorruptRecord:  # it does not say so
+            return False
 
 
 @dataclass(frozen=True, slots=True)
