@@ -266,7 +266,7 @@ class Consumer:
     # The end
 
     def close(self) -> None:
-        """Give the queues back to the group and write the positions. Closing twice is no fault."""
+        """Give the queues back to the group and write the positions. Closing twice is not an error."""
         if not self._closed.is_set():
             self._closed.set()
             if self._pid == os.getpid():

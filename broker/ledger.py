@@ -8,7 +8,7 @@
     checkback_ledger_mark  store_id, low_water_ms: rows older than this were removed
     checkback_ledger_binding   whose ledger it is: see broker.ledger_binding
 
-The row says "committed", and exists if and only if the local transaction committed. Whoever finds none for a
+The row says "committed", and exists if and only if the local transaction committed. Check-back that finds none for a
 transaction in doubt inserts the same key as "rolled back", the tombstone: the primary key lets only one of the two in,
 so a local transaction that still runs can no longer commit against it.
 
@@ -90,7 +90,7 @@ class Ledger:
 
     @property
     def engine(self) -> Engine:
-        """The engine for work outside of any session. Raises BrokerError when the ledger has an async engine only."""
+        """The engine for work outside any session. Raises BrokerError when the ledger has an async engine only."""
         if self.is_async:
             text = (
                 "check-back asks the ledger without an event loop: give it Ledger(create_engine(...)), not an async one"
@@ -200,8 +200,8 @@ class Ledger:
         """Keep the other threads of this process out, as long as nobody waits a second for it.
 
         SQLite lets one write at a time, and the others sleep and try again, each for up to 100 ms, in no order. By
-        turns they wait as long as it takes, and whoever forces the log meanwhile does so for all of them. Nothing rests
-        on it: who waited in vain goes on without, and those who come later wait for nobody that has it now.
+        turns they wait as long as it takes, and a flush of the log meanwhile serves all of them. Correctness does
+        not depend on it: a thread that waited in vain goes on without, and later ones do not wait for its holder.
         """
         turn = self._turn
         if not turn.acquire(timeout=_TURN_S):

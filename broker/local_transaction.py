@@ -1,7 +1,7 @@
 """Local transactions as objects: what `producer.begin_transaction()` returns.
 
 With a session it is sugar: leaving the block calls the session's own commit() or rollback(), and the messages end with
-the session's transaction, whoever ends it (`broker.enlisting`). Without one, the caller says how it ended.
+the session's transaction, whichever code ends it (`broker.enlisting`). Without one, the caller says how it ended.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ class Producer:
 
         With a `transaction` it is a half message, which is delivered when that commits. This is a SQLAlchemy session or
         connection, or what `begin_transaction` returned: the message joins the transaction that the session is in,
-        whoever commits it, is fsynced just before COMMIT, and goes when it is rolled back, to a savepoint too. If the
-        send fails, that transaction (or savepoint) can only be rolled back.
+        whichever code commits it, is fsynced just before COMMIT, and goes when it is rolled back, to a savepoint too.
+        If the send fails, that transaction (or savepoint) can only be rolled back.
 
         Messages with the same `sharding_key` go to the same queue and are consumed in the order of sending;
         transactional ones in the order of their commits. `delay_level` 1 to 18 delivers later, by RocketMQ's table

@@ -126,7 +126,7 @@ class Retainer:
         return most_careful(registered(self._writer.disk, self._writer.paths))
 
     def tick(self) -> None:
-        """One round in the background, when it is due, under the upkeep lock. What fails is logged, and tried again."""
+        """One round in the background, when it is due, under its lock. Failures are logged and tried again."""
         began_s = time.monotonic()
         if began_s < self._due_s:
             return
@@ -157,7 +157,7 @@ class Retainer:
         if self._positions is not None:
             self._positions.close()
 
-    # One round, under the upkeep lock
+    # One round, under the background lock
 
     def _round(self, retention: Retention, now_ms: int, *, dry_run: bool = False, full: bool = True) -> RetentionReport:
         """Unless `full`, what nobody looks at is not found out while nothing is due."""

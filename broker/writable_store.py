@@ -154,7 +154,7 @@ class WritableStore(Store):
     def queue_end(self, topic: str, queue_id: int) -> int:
         """The queue offset that the next message of a queue gets; 0 for a queue that is not there."""
         words = self.writer.control
-        if words[Word.DISPATCHED] != words[Word.TAIL]:  # whoever published was killed, or is at it
+        if words[Word.DISPATCHED] != words[Word.TAIL]:  # the process that published was killed, or is not done
             with self.writer.append_lock:
                 self.writer.appender.heal()
         return self.writer.queue_end(topic, queue_id)

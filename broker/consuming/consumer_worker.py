@@ -28,7 +28,7 @@ _REBALANCE_MS = 500  # how soon a killed member is noticed; one that leaves or j
 
 
 class ConsumerWorker:
-    """The thread of one consumer. What goes wrong in it stands in `failure`, for whoever receives next."""
+    """The thread of one consumer. What goes wrong in it stands in `failure`, for the next receive."""
 
     def __init__(
         self, store: WritableStore, positions: Positions, member: Membership, leases: Leases, *,
@@ -83,7 +83,7 @@ class ConsumerWorker:
         self._positions.exchange.export()
 
     def _finish_what_was_left(self) -> None:
-        """Dispatch and force what has stood still, published but not readable, since the last look."""
+        """Dispatch and flush what has stood still, published but not readable, since the last look."""
         writer = self._store.writer
         lag = writer.control[Word.TAIL], readable_end(self._store)
         if lag[0] > lag[1] and lag == self._lag:

@@ -1,7 +1,8 @@
 """The queues that one consumer has, and the messages of them that are in hand.
 
-A lease says: this queue is read by this consumer, under this fencing number. Whoever lost it, because it hung, because
-others joined, or because a position was reset, moves nothing any more. What it had in hand comes again to another.
+A lease says: this queue is read by this consumer, under this fencing number. A consumer that lost it, because it hung,
+because others joined, or because a position was reset, moves nothing any more. What it had in hand comes again to
+another.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Leases:
         self._turn = list(self._held.values())
 
     def release(self) -> None:
-        """Give every queue back: what is in hand comes again, to whoever takes it next."""
+        """Give every queue back: what is in hand is delivered again, by the next owner."""
         with self.mutex:
             for lease in list(self._held.values()):
                 with self._cells.lock:

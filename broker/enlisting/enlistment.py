@@ -58,7 +58,7 @@ class LedgerRows(Protocol):
 
 @dataclass(eq=False)
 class Branch:
-    """The messages of one producer group in one savepoint, or outside of any: they share one ledger row.
+    """The messages of one producer group in one savepoint, or outside any: they share one ledger row.
 
     The row is inserted inside the savepoint, so the database itself says which branches survived.
     """
@@ -101,7 +101,7 @@ class JoinableTransaction(abc.ABC):
 class Enlistment:
     """The messages in one transaction of a database connection. An adapter calls, in this order:
 
-    - `branch(...)` for each send, with a value that identifies the innermost open savepoint (None outside of any);
+    - `branch(...)` for each send, with a value that identifies the innermost open savepoint (None outside all);
       it appends the half message to the branch it gets, and calls `doom(...)` when anything in the send fails.
     - `savepoint_rolled_back(savepoint)` after a ROLLBACK TO: what failed inside does not matter any more.
     - `check()` and `wait_durable()` before COMMIT, ideally before the database takes its write lock; then
@@ -162,7 +162,7 @@ class Enlistment:
         return made
 
     def doom(self, reason: str, savepoint: Hashable | None = None) -> None:
-        """Make COMMIT impossible: a send failed, and whoever catches its error must not commit without the message."""
+        """Make COMMIT impossible: a send failed, and a caller that catches its error must not commit."""
         self._dooms.append((savepoint, reason))
 
     def savepoint_rolled_back(self, savepoint: Hashable) -> None:

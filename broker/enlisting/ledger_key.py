@@ -17,7 +17,7 @@ def new_key(now_ms: int) -> str:
 
 
 def key_time_ms(key: str) -> int | None:
-    """When a key was made, by its maker's clock; None when it is no key."""
+    """When a key was made, by its maker's clock; None when it is not a key."""
     try:
         return int(key[:_TIME_DIGITS], 16) if len(key) == KEY_SIZE and key.isascii() else None
     except ValueError:

@@ -159,7 +159,7 @@ def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
 
 
 def _meet_others(parts: StoreParts) -> None:
-    """See that the append lock goes round: a process that is stopped while it holds it would block us for ever."""
+    """See that the append lock goes round: a process stopped while it holds it would block this one forever."""
     deadline = time.monotonic() + JOIN_S
     while not parts.append_lock.try_acquire():
         if time.monotonic() >= deadline:
@@ -238,7 +238,7 @@ class StoreWriter:
     # The end
 
     def after_fork(self) -> None:
-        """In a forked child: locks open themselves anew, threads begin with the first append."""
+        """In a forked child: locks open themselves again, threads begin with the first append."""
         self.control[Word.SHARED] = 1
         self.syncer.after_fork()
         self.upkeep.after_fork()

@@ -90,7 +90,7 @@ class File:
         self.durable = self.seen.copy()
         self.later: dict[int, list[bytes]] = {}  # of each block, what it held since it was last forced
         self.sizes: list[int] = []  # since the size was last forced
-        self.lost: set[int] = set()  # blocks that the system takes for clean since a forced write of them failed
+        self.lost: set[int] = set()  # blocks that the system takes for clean since an fsync of them failed
         self.descriptor = -1
 
     def __del__(self) -> None:
@@ -133,7 +133,7 @@ class File:
 
 
 class DirectoryNode:
-    """The names in a folder, and those that are safe."""
+    """The names in a directory, and those that are safe."""
 
     def __init__(self) -> None:
         self.now: dict[str, Node] = {}
@@ -175,7 +175,7 @@ class Chance:
         return states[-1] if self._all else self._random.choice(states)
 
     def size(self, durable: int, later: list[int]) -> int:
-        """One that was forced, one that came later, or one between: a large file grows in pieces."""
+        """One that was flushed, one that came later, or one between: a large file grows in pieces."""
         if not later or not self.survives():
             return durable
         if self._all:

@@ -28,13 +28,13 @@ def check_extra(extra: Mapping[str, str]) -> None:
 
 
 def half_draft(raw: bytes) -> tuple[PendingRecord, Record]:
-    """A half message from the log as a draft that ends can be made of, whoever wrote it.
+    """A half message from the log as a draft that ends can be made of, whichever program wrote it.
 
-    Raises CorruptRecord, and TransactionError when the record is no prepared one.
+    Raises CorruptRecord, and TransactionError when the record is not a prepared one.
     """
     found, record = draft_of(raw)
     if found.kind is not TransactionType.PREPARED:
-        raise TransactionError(f"the record at CommitLog offset {record.commitlog_offset} is no half message")
+        raise TransactionError(f"the record at CommitLog offset {record.commitlog_offset} is not a half message")
     if record.version != 1 or record.sys_flag & (BORN_IPV6 | STORE_IPV6):
         reason = "was not written by RocketMQ 3.0–3.1.4 nor by checkback: only its own broker can end it"
         raise TransactionError(f"the half message at CommitLog offset {record.commitlog_offset} {reason}")

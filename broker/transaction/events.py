@@ -126,7 +126,8 @@ def names_half(half: Identity, end: Identity, *, rolls_back: Any) -> Any:
     """Whether an end record that names the offset of `half` really ends it.
 
     Consumer send-backs and deliveries of scheduled messages copy the COMMIT flag of the message they repeat, with
-    prepared offset 0: by their topic they are no end of the transaction at CommitLog offset 0. A rollback has no body.
+    prepared offset 0: by their topic they are not an end of the transaction at CommitLog offset 0. A rollback has no
+    body.
     """
     same_sender = (half.group == end.group) & (half.topic == end.topic)
     same_message = (half.body_crc == end.body_crc) & (half.born_timestamp_ms == end.born_timestamp_ms)
@@ -159,7 +160,7 @@ def target_topic(topic: str, properties: dict[str, str]) -> str:
 
 
 def checks(properties: dict[str, str]) -> int:
-    """How often RocketMQ asked about this half message, as the half itself says."""
+    """How often RocketMQ checked this half message, as the half itself says."""
     text = properties.get(names.TRANSACTION_CHECK_TIMES, "0")
     return int(text) if text.isascii() and text.isdigit() else 0
 
@@ -174,7 +175,7 @@ class GenerationEvidence(NamedTuple):
 
 
 def generation(evidence: GenerationEvidence) -> Generation:
-    """Recognise a store from its records, never from its folders.
+    """Recognise a store from its records, never from its directories.
 
     A state table numbers its prepared records, the gap generation leaves them all at 0. A single prepared record at 0
     is taken for the first slot of a state table.

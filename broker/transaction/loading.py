@@ -26,7 +26,7 @@ _OWN = {
 
 
 def load_service(name: str, bridge: TransactionalMessageBridge) -> TransactionalMessageService:
-    """The service of this name, for one store. Raises BrokerError when there is none, or it is no service."""
+    """The service of this name, for one store. Raises BrokerError when there is none, or it is not a service."""
     found = _load(SERVICES, name)(bridge)
     if not isinstance(found, TransactionalMessageService):
         raise BrokerError(f"{name!r} in {SERVICES} makes a {type(found).__name__}, no TransactionalMessageService")
@@ -34,7 +34,7 @@ def load_service(name: str, bridge: TransactionalMessageBridge) -> Transactional
 
 
 def load_listener(name: str) -> CheckListener:
-    """The check listener of this name. Raises BrokerError when there is none, or it is no listener."""
+    """The check listener of this name. Raises BrokerError when there is none, or when it is not a listener."""
     found = _load(LISTENERS, name)()
     if not isinstance(found, CheckListener):
         raise BrokerError(f"{name!r} in {LISTENERS} makes a {type(found).__name__}, no CheckListener")

@@ -162,7 +162,7 @@ class StateTableService(TransactionalMessageService):
             else end_draft(known, commitlog_offset, slot, kind)
         )
         check_size(len(end.raw), self._record_bytes_max)
-        if not writer.upkeep.is_running:  # it forces the end soon, for which nobody waits
+        if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
         with writer.append_lock:
             self._appender.heal()
@@ -294,7 +294,7 @@ class StateTableService(TransactionalMessageService):
         return found
 
     def _catch_up(self) -> None:
-        """Finish what a killed process published, and let go of a table that was swapped: no answer rests on either."""
+        """Finish what a killed process published, and release a table that was swapped: no answer rests on either."""
         words = self._writer.control.words
         if words[_DISPATCHED] != words[_TAIL] or words[_GENERATION] != self._dispatcher.generation:
             with self._writer.append_lock:

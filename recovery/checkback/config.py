@@ -92,7 +92,7 @@ def load(path: str) -> Setup:
     try:
         raw = tomllib.loads(Disk().read(path).decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BrokerError(f"{path} is no TOML: {error}") from None
+        raise BrokerError(f"{path} is not TOML: {error}") from None
     for name in raw:
         if name not in ("policy", "resolvers"):
             raise BrokerError(f"{path}: the tables are policy and resolvers; there is no {name!r}")

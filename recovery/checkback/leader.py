@@ -1,13 +1,13 @@
-"""Who leads: of all processes that could ask about transactions in doubt, one does.
+"""Who leads: of all processes that could check transactions in doubt, one does.
 
     lease = LeaderLock("shop.store")
     if lease.try_take(): ...                 # True again and again while this process leads
 
     STORE/checkback/leader.lock    flock, held by the leader; its text says who that is
 
-The system lets go of the lock when its process dies, however it dies, so that another may take it at its next round.
-Two leaders would do no harm: every decision is made once, whoever makes it. They would only ask twice. A store is on a
-local file system (others are refused for writing), so a lock of that system reaches everyone.
+The system releases the lock when its process dies, however it dies, so that another may take it at its next round.
+Two leaders would do no harm: every decision is made once, whichever process makes it. They would only ask twice. A
+store is on a local file system (others are refused for writing), so a lock of that system reaches everyone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LeaderLock:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Let another lead; not to lead is no fault. In a forked child it lets go of what its parent still holds."""
+        """Let another lead; without leading nothing happens. A forked child releases what its parent still holds."""
         descriptor, self._descriptor = self.__dict__.get("_descriptor", -1), -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -73,7 +73,7 @@ class LedgerResolver:
         return self._ledger
 
     def close(self) -> None:
-        """Let go of the connections of an engine that was made for it alone."""
+        """Release the connections of an engine that was made for it alone."""
         self._ledger.engine.dispose()
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002 - the rows know the time
@@ -208,7 +208,7 @@ class LedgerResolver:
         Only on a connection whose database has proved that it is the ledger.
         """
         if key_time_ms(key) is None:
-            return Answer(Outcome.UNKNOWN, f"{key!r:.60} is no ledger key")
+            return Answer(Outcome.UNKNOWN, f"{key!r:.60} is not a ledger key")
         try:
             return self._insert(connection, key, group, state, by) or self._standing(connection, key)
         except WrongLedger as error:
@@ -385,5 +385,5 @@ def _of_another(named: str | None, binding_id: str) -> Answer:
 
 _UNBOUND = Answer(
     Outcome.UNKNOWN,
-    "no row, and the half message, made before 0.2.0, does not say in which database to look: decide it by hand",
+    "no row, and the half message, made before 0.2.0, does not name its database. Run: checkback resolve",
 )

@@ -1,4 +1,4 @@
-"""What a person does about transactions in doubt: see what is parked, decide, have them asked about again.
+"""What a person does about transactions in doubt: see what is parked, decide, have them checked again.
 
     halves = find(store, ["7F00000100002A9F00000000000004D2"])
     resolve(store, halves, TransactionState.COMMITTED, why="paid, see ticket 12", by="ada", ledger=resolver, now_ms=...)
@@ -199,7 +199,7 @@ def _end(store: LiveStore, half: Half, state: TransactionState, why: str, by: st
 def recheck(
     store: LiveStore, halves: Sequence[Half], *, why: str, catalog: Catalog | None = None, dry_run: bool = False
 ) -> list[Resolution]:
-    """Have transactions asked about again, from the first check on: parked ones are taken back."""
+    """Have transactions checked again, from the first check on: parked ones are taken back."""
     found = []
     parked = store.transactions.parked()
     for half in halves:

@@ -239,7 +239,7 @@ def installed_version(name: str = "checkback") -> str | None:
 
 
 def _checks(store: str) -> dict[int, int]:
-    """How often check-back asked about each half message; a catalog that cannot be read is no reason to say nothing."""
+    """How often check-back checked each half message; a catalog that cannot be read changes nothing else."""
     if not os.path.isdir(os.path.join(store, "checkback")):
         return {}
     try:

@@ -151,7 +151,7 @@ def end(
     if commit is rollback:
         raise typer.BadParameter("give one of --commit and --rollback", param_hint="--commit")
     if not why.strip():
-        raise typer.BadParameter("say why: whoever looks at it later wants to know", param_hint="--why")
+        raise typer.BadParameter("say why: it is kept with the decision", param_hint="--why")
     try:
         decided = sending.end(store, name, commit=commit, why=why, by=by)
     except AlreadyEnded as error:

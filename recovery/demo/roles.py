@@ -2,7 +2,7 @@
 
 order    sells, and announces the lock           desk        turns locks into orders
 pay      takes the money, and announces it       stockroom, shipping, points    each does its step
-check    asks after what is in doubt
+check    resolves what is in doubt
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _RULE = Rule(first_check_after_ms=300, interval_ms=200, backoff=1.0, most_checks
 
 @dataclass(frozen=True)
 class Setting:
-    """What every process is told."""
+    """The arguments of every process."""
 
     store: str
     database: str  # a URL of SQLAlchemy
@@ -76,7 +76,7 @@ class Setting:
 
 
 def connect(url: str) -> Engine:
-    """The shop's database. SQLite waits for whoever is writing, and forces as seldom as it may."""
+    """The shop's database. SQLite waits for the process that is writing, and fsyncs as seldom as it may."""
     if not url.startswith("sqlite"):
         return create_engine(url)
     engine = create_engine(url, connect_args={"timeout": 30})

@@ -86,7 +86,7 @@ class InspectedLog:
         return [damage for summary in self.summaries for damage in summary.damages]
 
     def context(self, **options: Any) -> JoinContext:
-        """What the partitions are told; `options` are fields of `JoinContext`."""
+        """What the partitions get; `options` are fields of `JoinContext`."""
         least: dict[int, int] = {}
         for summary in self.summaries:
             for queue_id, queue_offset in summary.least_half.items():

@@ -37,7 +37,7 @@ DIFFERENCES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """So many units, slots or items of one folder are not what the log says."""
+    """So many units, slots or items of one directory are not what the log says."""
 
     part: str
     kind: str
@@ -58,7 +58,7 @@ class Difference:
 def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Difference]:
     """All of them, for the parts that the store's generation has; `end` is where the log was read to.
 
-    What a live store dispatched for records from there on is not judged.
+    What a live store dispatched for records from there on is not verified.
     """
     found: list[Difference] = []
     parts = [part for part, _, _ in build.parts()]

@@ -216,7 +216,7 @@ class Rebuilding:
         for damage in damages:
             if damage.kind != "torn-tail":
                 text = f"{damage.file} at CommitLog offset {damage.commitlog_offset}: {damage.reason}. What is derived "
-                raise CorruptStore(f"{text}from a damaged log is no better. Run: checkback salvage {self.path} OUT")
+                raise CorruptStore(f"{text}from a damaged log is not better. Run: checkback salvage {self.path} OUT")
 
     def _refuse_break(self, files: StoreFiles) -> None:
         at = breaks_off(files, self._end)
@@ -224,7 +224,7 @@ class Rebuilding:
             text = (
                 f"{files.commitlog_file(at)} at CommitLog offset {at}: no record begins here, and the log was published"
             )
-            text = f"{text} up to {files.watermark.dispatched}. What is derived from a damaged log is no better"
+            text = f"{text} up to {files.watermark.dispatched}. What is derived from a damaged log is not better"
             raise CorruptStore(f"{text}. Run: checkback salvage {self.path} OUT")
 
     def _report(self, build: Build, files: StoreFiles, started: float, misfits: Sequence[Misfit] = ()) -> RebuildReport:
@@ -289,7 +289,7 @@ class Rebuilding:
             return None
         if self.disk.entry(self.paths.own_checkpoint) is not None:
             self.disk.remove(self.paths.own_checkpoint)  # it speaks of the files that go
-        control[Word.GENERATION] += 1  # odd: whoever takes the lock after we were killed from here on goes on
+        control[Word.GENERATION] += 1  # odd: if we are killed from here on, the next holder of the lock goes on
         begin_swap(self.disk, self.paths, replaced.exchanges(self.paths, made), words)
         finish_swap(self.disk, self.paths, control)
         store.dispatcher.refresh()

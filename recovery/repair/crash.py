@@ -1,4 +1,4 @@
-"""Load and recover by hand: see what a store needs after a crash, and do it.
+"""Recover by command: see what a store needs after a crash, and do it.
 
     found = survey("shop.store")          what is there; nothing is changed
     made = plan(found)                    the case, and the steps that it takes
@@ -104,7 +104,7 @@ def _kept(disk: Disk, path: str) -> list[str]:
 
 
 def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
-    """Accept what another program wrote: its records below the log's end are no strangers from now on."""
+    """Accept what another program wrote: its records below the log's end are accepted from now on."""
     paths = Paths(path)
     report = rebuild(path, disk=disk)
     if report.misfits:

@@ -129,7 +129,7 @@ def attempts_at(path: str) -> dict[int, Any]:
 
 
 def parked_halves(store: broker.Store) -> dict[int, str]:
-    """CommitLog offset of each half that our park topic says is parked, with the why; the last record counts."""
+    """CommitLog offset of each half that our park topic says is parked, with the reason; the last record counts."""
     said: dict[int, str] = {}
     for record in _park_records(store):
         number = record.properties.get(PARKED_OFFSET, "")
@@ -142,7 +142,7 @@ def parked_halves(store: broker.Store) -> dict[int, str]:
 
 
 def story(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
-    """What is known of one transaction, in order: prepared, asked about, parked and taken back, decided, delivered.
+    """What is known of one transaction, in order: prepared, checked, parked and taken back, decided, delivered.
 
     Empty when no half message begins there. What 3.1.5 to 4.2 wrote has no slots: there it is the half message alone.
     """

@@ -240,7 +240,7 @@ def test_headers_come_from_files(tmp_path: Path, questions: list[Question]) -> N
 def test_a_file_that_holds_no_headers_is_a_sentence_without_its_content(tmp_path: Path, text: str) -> None:
     path = tmp_path / "headers"
     path.write_text(text)
-    with pytest.raises(BrokerError, match="is no header") as caught:
+    with pytest.raises(BrokerError, match="is not a header") as caught:
         read_headers(str(path), None)
     assert "s3cret" not in str(caught.value)
 

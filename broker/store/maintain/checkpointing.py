@@ -29,7 +29,7 @@ _LAST_OF_STATE = SLOT_SIZE - 1
 
 
 def checkpoint(parts: StoreParts) -> None:
-    """Write a checkpoint of a store in use; the caller holds the upkeep lock. Raises SyncFailed, StoreFull.
+    """Write a checkpoint of a store in use; the caller holds the background lock. Raises SyncFailed, StoreFull.
 
     SyncFailed poisons the store: nobody knows what of a derived file is on disk.
     """

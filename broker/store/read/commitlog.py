@@ -263,7 +263,7 @@ class CommitLog:
         return segment.base
 
     def _whole_record_follows(self, at: int) -> bool:
-        """Whether a whole record that says its true offset lies behind a bad place: then the log did not end there."""
+        """Whether a whole record that says its true offset follows a bad place: then the log did not end there."""
         data = self._queue.read(at, min(self._room(at), _SEARCH_BYTES))
         for magic in _MAGICS:
             found = data.find(magic, _MAGIC_AT + 1)

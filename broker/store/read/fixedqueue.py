@@ -19,7 +19,7 @@ _STEP = 4096  # values that are read at once
 
 
 class FixedQueue(Generic[_V]):
-    """The values of one folder, by number. Threads may share it."""
+    """The values of one directory, by number. Threads may share it."""
 
     def __init__(self, folder: StoreDirectory, path: str, layout: type[_V], is_end: Callable[[_V], bool]) -> None:
         self._queue = folder.segments(path)

@@ -89,7 +89,7 @@ class IndexFile:
 
 
 class Index:
-    """The folder `index`. A store may lack it: then nothing is found by key."""
+    """The directory `index`. A store may lack it: then nothing is found by key."""
 
     def __init__(self, folder: StoreDirectory) -> None:
         self._folder = folder

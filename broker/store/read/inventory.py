@@ -145,7 +145,7 @@ class Inventory:
     store: str
     entries: tuple[tuple[str, int, EntryKind | None], ...]  # path below the store, size, kind
     rocksdb_config: tuple[str, ...] = ()  # names of directories under config/
-    queue_types: tuple[tuple[str, str], ...] = ()  # topics whose queues are no plain ConsumeQueues
+    queue_types: tuple[tuple[str, str], ...] = ()  # topics whose queues are not plain ConsumeQueues
 
     def holds(self, prefix: str, *, beside: str = "") -> bool:
         """Whether an entry below a directory holds anything, other than the one file `beside`."""

@@ -1,4 +1,4 @@
-"""Store: the parts of a store folder, held together for reading.
+"""Store: the parts of a store directory, held together for reading.
 
     with broker.open("shop.store", read_only=True) as store:
         for record in store.records(): ...
@@ -38,7 +38,7 @@ _CLOCK_STEP_MS = 60_000  # how far a broker's clock may have been set back witho
 
 
 def open_store(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Store:
-    """Open the store in a folder for reading. See `broker.open`."""
+    """Open the store in a directory for reading. See `broker.open`."""
     return Store(path_of_store(path), disk or Disk())
 
 
@@ -68,7 +68,7 @@ class Store:
         return f"<broker.Store {self.path!r}, read-only>"
 
     def close(self) -> None:
-        """Let go of the files. Closing twice is no fault."""
+        """Release the files. Closing twice is not an error."""
         self._folder.files.close()
 
     # By CommitLog offset

@@ -2,7 +2,7 @@
 
     survey (what is there) → case (a row of CASES) → plan (what to do) → apply
 
-Our checkpoint says up to where the derived files were on disk, and which slots were in doubt then. What lies behind it
+Our checkpoint says up to where the derived files were on disk, and which slots were in doubt then. What follows it
 is cut off and rebuilt from the log, which is the truth: a slot that reached the disk as committed while its end record
 did not must not survive. Without a checkpoint everything derived is rebuilt.
 

@@ -166,7 +166,7 @@ FINISH_SWAP: Step = Step(
 )
 KEEP_ASIDE: Step = Step(
     "keep-aside",
-    "keep a copy of what lies behind the last whole record, and list the whole records in it",
+    "keep a copy of what follows the last whole record, and list the whole records in it",
     _describe_keep,
     _keep_aside,
 )

@@ -53,7 +53,7 @@ class SurveyFacts(NamedTuple):
     owner: Owner
     in_use: bool  # another process holds the store's lock
     vouched: bool  # the control page is of this boot and these files, and no record begins at its tail
-    poisoned: bool  # a forced write failed
+    poisoned: bool  # an fsync failed
     ending: Ending
     point: Point
     tail: TailKind
@@ -66,11 +66,11 @@ class Survey:
     path: str
     facts: SurveyFacts
     begin: int = 0  # the least offset that is kept
-    durable: int = 0  # a lower bound of what was forced
+    durable: int = 0  # a lower bound of what was flushed
     tail: Tail = field(default_factory=lambda: Tail(0, 0))
     point: OwnCheckpoint | None = None
     layout: StoreLayout | None = None
-    swaps: tuple[str, ...] = ()  # exchanges of derived folders that were begun and not finished
+    swaps: tuple[str, ...] = ()  # exchanges of derived directories that were begun and not finished
 
     def as_json(self) -> dict[str, Any]:
         """Its public form."""

@@ -23,7 +23,7 @@ PIECE_BYTES = 1 << 20
 
 
 def keep_aside(disk: Disk, paths: Paths, tail: Tail, segment_bytes: int) -> list[str]:
-    """Copy what lies behind the log's end to STORE/checkback/torn, in pieces named by their CommitLog offset.
+    """Copy what follows the log's end to STORE/checkback/torn, in pieces named by their CommitLog offset.
 
     The file with the ending .jsonl lists each whole record in it. Returns the paths.
     """
@@ -77,7 +77,7 @@ def cut_log(disk: Disk, paths: Paths, tail: Tail, segment_bytes: int) -> None:
 def write_again(disk: Disk, paths: Paths, start: int, segment_bytes: int) -> None:
     """Put a fresh copy in place of each segment that holds bytes from `start` on.
 
-    After a forced write failed, the system takes pages for clean that never reached the disk: forcing them again proves
+    After an fsync failed, the system takes pages for clean that never reached the disk: forcing them again proves
     nothing, and storing the same bytes may not make them dirty. A new file is written from the first byte.
     """
     log = LogReader(disk, paths.commitlog, segment_bytes)

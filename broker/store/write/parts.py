@@ -116,4 +116,4 @@ def open_parts(disk: Disk, paths: Paths, file: StoreFile) -> StoreParts:
 def poison(disk: Disk, paths: Paths, control: ControlPage) -> None:
     """Mark a store as failed, in memory and on disk."""
     control[Word.POISON] = Poison.SYNC_FAILED
-    disk.write_file(paths.poisoned, b"a forced write failed\n")
+    disk.write_file(paths.poisoned, b"an fsync failed\n")

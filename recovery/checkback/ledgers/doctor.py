@@ -146,7 +146,7 @@ def _of_halves(store: LiveStore, facts: LedgerFacts) -> Iterator[LedgerCheck]:
     text = f"{mine} half messages in doubt name this ledger" + (f"; {others}" if others else "")
     yield LedgerCheck("in doubt", not others, text, "name their databases or schemas, too" if others else "")
     if old:
-        step = "their rows decide; decide what has none by hand: checkback resolve"
+        step = "their rows decide; resolve what has none manually: checkback resolve"
         yield LedgerCheck("made before 0.2.0", False, f"{old} half messages in doubt name no binding", step)
 
 
@@ -212,7 +212,7 @@ def rebind(
 def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, dry_run: bool = False) -> Said:
     """Go on although the database lacks rows that the store knows, or a standby took over: a person knows of it.
 
-    The missing rows are no evidence any more; later ones are. Raises WrongLedger when it is another database.
+    The missing rows are not evidence any more; later ones are. Raises WrongLedger when it is another database.
     """
     _check_why(why)
     evidence = LedgerEvidence(store)
@@ -233,7 +233,7 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
 
 
 def _raised(row: Binding) -> Binding:
-    """As if it had been opened often enough: only its identity is judged."""
+    """As if it had been opened often enough: only its identity is checked."""
     return replace(row, opened=1 << 62)
 
 

@@ -106,7 +106,7 @@ class LedgerEvidence:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFacts:
-    """What is known before it is judged. Of what was not asked for, the value that is no ground for doubt."""
+    """What is known before the decision. Where nothing was queried, the value that raises no doubt."""
 
     store_id: str
     actual: DatabaseIdentity
@@ -200,5 +200,5 @@ def prove(transaction: Transaction, ledger: Ledger, evidence: LedgerEvidence) ->
         raise WrongLedger(f"nothing was decided: {error}") from error
     if refusal := judge(facts):
         raise WrongLedger(f"nothing was decided: {refusal}")
-    assert facts.row is not None  # judged
+    assert facts.row is not None  # or `judge` had refused
     return facts.row
