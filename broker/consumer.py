@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from broker.dedup import Processed
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 ACK_TIMEOUT_S = 900.0  # RocketMQ: consumeTimeout, 15 minutes
 _PAUSE_FIRST_S, _PAUSE_LAST_S = 0.0005, 0.004  # between looks: soon after a message, later when nothing comes
@@ -58,7 +58,7 @@ class Consumer:
 
     def __init__(
         self,
-        store: LiveStore,
+        store: WritableStore,
         group: str,
         topic: str | Sequence[str],
         *,
@@ -266,7 +266,7 @@ class Consumer:
     # The end
 
     def close(self) -> None:
-        """Give the queues back to the group and write the positions. Closing twice is no fault."""
+        """Give the queues back to the group and write the positions. Closing twice is not an error."""
         if not self._closed.is_set():
             self._closed.set()
             if self._pid == os.getpid():

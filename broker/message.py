@@ -59,10 +59,10 @@ class Message:
             names.encode(self.stored_properties)
 
     def _checked_letters(self, keys: tuple[str, ...], properties: dict[str, str]) -> int:
-        """How many letters the properties have at most, separators and our own names included; all of them are text."""
+        """How many characters the properties have at most, separators and our own names included; all are text."""
         try:
             everything = "\x01".join((self.topic, self.tag, *keys, *properties, *properties.values()))
-        except TypeError:  # then one below is no text
+        except TypeError:  # then one below is not text
             everything = "\x80"
         if not everything.isascii():
             _check_texts("topic", self.topic)

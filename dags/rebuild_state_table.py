@@ -1,6 +1,6 @@
 """### Rebuild of the state table
 
-Weekly and by hand: makes the state table anew from the CommitLog, beside the real one (`compare`), asks for approval
+Weekly and on demand: makes the state table again from the CommitLog, beside the real one (`compare`), asks for approval
 when they differ (`approve`), and exchanges the two while applications go on (`rebuild`). Without a difference what
 follows is skipped, and the run is green.
 

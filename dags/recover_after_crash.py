@@ -1,8 +1,8 @@
 """### Recovery after a crash
 
-Starts by itself when a store has a file `abort` and nobody has it open, and by hand with a form. Looks at what the
+Starts by itself when a store has a file `abort` and nobody has it open, and on demand with a form. Looks at what the
 crash left and plans (`plan`, changes nothing), asks for approval when the form or the settings say so (`approve`), does
-it (`recover`), asks about the transactions in doubt (`check_back`), and verifies (`verify`, `no_findings`).
+it (`recover`), checks the transactions in doubt (`check_back`), and verifies (`verify`, `no_findings`).
 
 **`approve` waits**: the plan stands on the page of required actions. Reject it, and nothing is changed. A store that a
 RocketMQ broker wrote is never recovered without a person's approval: stop that broker first.
@@ -29,7 +29,7 @@ from recovery.airflow.triggers import CrashTrigger
 from recovery.airflow.wiring import ask_param, engine_pool, shared
 
 for store in stores():
-    if not store.path:  # a watcher needs the place itself; with a connection this DAG is started by hand
+    if not store.path:  # a watcher needs the place itself; with a connection this DAG is started manually
         schedule = None
     else:
         watcher = AssetWatcher(name=f"{store.name} crashed", trigger=CrashTrigger(path=store.path))

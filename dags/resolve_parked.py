@@ -1,14 +1,14 @@
 """### Parked transactions
 
-By hand, for transactions that nobody could answer for: each waits on the page of required actions until a person
+On demand, for transactions that nobody could answer for: each waits on the page of required actions until a person
 decides (`decide`), and what was decided is done at once (`resolve`). Without a form every parked transaction is asked
 about, twenty at a time; with a CommitLog offset that one alone.
 
 - **Commit**: the message is delivered. **Roll back**: it never is. Neither can be taken back.
-- **Ask again**: check-back asks about it again from now on. **Leave**: it stays parked, as it does when time runs out.
+- **Ask again**: check-back checks it again from now on. **Leave**: it stays parked, as it does when time runs out.
 
-Look first in the application's own database whether the order, the payment, whatever the message tells of, is there:
-its keys are on the page. The why is kept in the store with the decision, and so is who decided.
+Look first in the application's own database whether the order, the payment, whatever the message is about, is there:
+its keys are on the page. The reason is kept in the store with the decision, and so is the name of who decided.
 """
 
 from datetime import timedelta

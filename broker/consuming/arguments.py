@@ -47,7 +47,7 @@ def check_retry_level(name: str, level: object) -> None:
 
 
 def check_seconds(name: str, seconds: object, *, may_be_zero: bool = False) -> None:
-    """Raises BrokerError for what is not a time; None is no limit."""
+    """Raises BrokerError for what is not a time; None is not a limit."""
     if seconds is None and may_be_zero:
         return
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)

@@ -12,21 +12,21 @@ from broker.consuming.tags import Selection
 from broker.consuming.window import Window
 from broker.errors import CorruptStore
 from broker.message import ReceivedMessage
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 _UNITS = 1024  # looked at in one go, however few of them match
 
 
-def readable_end(store: LiveStore) -> int:
+def readable_end(store: WritableStore) -> int:
     """The CommitLog offset below which consumers may read."""
     return min(store.visible_end, store.writer.control[Word.DISPATCHED])
 
 
 def fetch(
-    store: LiveStore, topic: str, queue_id: int, window: Window, selection: Selection, limit: int
+    store: WritableStore, topic: str, queue_id: int, window: Window, selection: Selection, limit: int
 ) -> list[tuple[int, ReceivedMessage]]:
     """The next messages of a queue that are wanted, with their queue offsets; the window learns of all it passed.
 

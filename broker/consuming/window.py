@@ -36,6 +36,6 @@ class Window:
         self.next = max(self.next, queue_offset)
 
     def acknowledge(self, queue_offset: int) -> int:
-        """Take a message out; returns the position. One that is not open is no fault."""
+        """Take a message out; returns the position. One that is not open is not an error."""
         self._open.pop(queue_offset, None)
         return self.position

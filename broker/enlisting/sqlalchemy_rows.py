@@ -64,7 +64,7 @@ class SqlAlchemyRows:
     def _check_home(self, connection: Connection, table_id: int) -> None:
         """Raises TransactionError when the session's search_path leads to another table than check-back's.
 
-        Check-back connects anew, so it has the search_path of the role, the database and the connection's options:
+        Check-back connects again, so it has the search_path of the role, the database and the connection's options:
         what PostgreSQL calls the reset value.
         """
         from sqlalchemy import text

@@ -64,7 +64,7 @@ class StoreAlert(BaseNotifier):
 
 
 def deadline_missed(*, store: str, what: str, context: Any = None) -> None:  # noqa: ARG001 - Airflow gives it
-    """What a DAG's deadline calls: an error in the log of whoever runs it."""
+    """What a DAG's deadline calls: an error in the log of the process that runs it."""
     import logging
 
     logging.getLogger(__name__).error("checkback, store %s: %s", store, what)

@@ -47,7 +47,7 @@ class DecideOperator(HITLOperator):
     def __init__(self, *, parked: Any, **kwargs: Any) -> None:
         why = Param("", type=["string", "null"], title="Why", description="Kept in the record that ends it.")
         options = [COMMIT, ROLLBACK, ASK_AGAIN, LEAVE]
-        kwargs["params"] = {"why": why}  # instead of the DAG's, which are no part of this form
+        kwargs["params"] = {"why": why}  # instead of the DAG's, which are not part of this form
         super().__init__(subject="A parked transaction", options=options, defaults=LEAVE, **kwargs)
         self.parked = parked
 

@@ -21,7 +21,7 @@ SPARK_CONNECTION = "spark_default"
 
 
 class StoreOperator(BaseOperator):
-    """What the operators share: which store, and who is asked about it.
+    """What the operators share: which store, and who answers for its transactions.
 
     What is given here goes before what the connection says. `engine` is local, spark, or auto: Spark where the
     connection `spark_default` names a master and Java is there.
@@ -59,7 +59,7 @@ class StoreOperator(BaseOperator):
         return {**found, **{name: value for name, value in given.items() if value is not None}}
 
     def store_path(self) -> str:
-        """The store's folder."""
+        """The store's directory."""
         return str(self.settings()["path"])
 
     def engine_settings(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def spark_master() -> str | None:
 
 
 class CheckBackOperator(StoreOperator):
-    """One round of check-back: everything that is due is asked about, in batches. Finding nothing writes nothing."""
+    """One round of check-back: everything that is due is checked, in batches. Finding nothing writes nothing."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What the round did, in numbers."""

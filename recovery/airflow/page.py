@@ -1,8 +1,8 @@
-"""The page inside of Airflow's UI: stores, what is in doubt and parked, the story of one transaction, the last report.
+"""The page inside Airflow's UI: stores, what is in doubt and parked, the story of one transaction, the last report.
 
-Whoever may see Airflow's website may see it, and nobody else: FastAPI apps of plugins have no login by themselves. It
-shows keys and properties of messages, never their bodies. It changes nothing: to act it starts DAGs, through Airflow's
-own API and with the rights of whoever clicks.
+A user who may see Airflow's website may see it, and nobody else: FastAPI apps of plugins have no login by themselves.
+It shows keys and properties of messages, never their bodies. It changes nothing: to act it starts DAGs, through
+Airflow's own API and with the rights of the user who clicks.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class StoreSensor(BaseSensorOperator):
         self.path, self.connection, self.deferrable = path, connection, deferrable
 
     def store_path(self) -> str:
-        """The store's folder, from the argument or from the connection."""
+        """The store's directory, from the argument or from the connection."""
         return self.path or CheckbackHook(self.connection or CheckbackHook.default_conn_name).path
 
     @abc.abstractmethod

@@ -22,7 +22,7 @@ from typing import Any
 from broker.errors import BrokerError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-NEVER = "never"  # a schedule: by hand only
+NEVER = "never"  # a schedule: manually only
 ENGINES = ("auto", "local", "spark")
 SIZES = ("max_bytes", "free_bytes")
 _INSTEAD = {"disk_share": ". Instead of a share of the disk, which others fill, give max_bytes of the store"}
@@ -34,7 +34,7 @@ class BadSettings(BrokerError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """One store: where it is, who is asked about its transactions, and when the DAGs run."""
+    """One store: where it is, who answers for its transactions, and when the DAGs run."""
 
     name: str
     path: str = ""  # or a connection that says so
@@ -47,7 +47,7 @@ class StoreSettings:
     engine: str = "auto"  # of verification and rebuild: local, spark, or spark where there is one
     ask: bool = False  # whether a person approves before anything is repaired
     check_back_every_s: float = 30.0
-    verify_schedule: str | None = "@daily"  # cron, or @daily and its like; `never`: by hand only
+    verify_schedule: str | None = "@daily"  # cron, or @daily and its like; `never`: manually only
     rebuild_schedule: str | None = "@weekly"
     retention_schedule: str | None = "@daily"
     keep: str = "72h"  # how long messages are kept at least
@@ -60,11 +60,11 @@ class StoreSettings:
     pool: str | None = None  # for Spark jobs
 
     def retention(self) -> dict[str, Any]:
-        """What the operator of retention is told besides."""
+        """The arguments of the operator of retention."""
         return {name: getattr(self, name) for name in ("keep", *SIZES, "gone_after", "even_unread")}
 
     def target(self) -> dict[str, Any]:
-        """What operators are told about the store: their own arguments, without what only DAGs use."""
+        """The arguments of operators that concern the store: their own, without what only DAGs use."""
         names = ("path", "connection", "ledger", "resolver", "resolvers", "catalog", "policy", "engine")
         return {name: getattr(self, name) for name in names} | {"store": self.name}
 
@@ -105,7 +105,7 @@ def _parsed(text: str, where: str, parse: Any) -> list[StoreSettings]:
 def _one(name: str, values: Any, where: str) -> StoreSettings:
     """One table. What it names must be a setting, of the setting's kind."""
     if not _NAME.fullmatch(name):
-        raise BadSettings(f"{where}: {name!r} cannot name a store: letters, digits, - and _ make up a DAG's name")
+        raise BadSettings(f"{where}: {name!r} cannot name a store: characters, digits, - and _ make up a DAG's name")
     if not isinstance(values, Mapping):
         raise BadSettings(f"{where}: stores.{name} is a table of settings, not {values!r:.40}")
     known = {one.name: _default(one) for one in fields(StoreSettings) if one.name != "name"}

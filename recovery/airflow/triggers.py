@@ -30,7 +30,7 @@ class StoreTrigger(BaseEventTrigger):
         self.path, self.poll_s, self.once = path, poll_s, once
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class, and the arguments that make it anew in the triggerer."""
+        """The class, and the arguments that make it again in the triggerer."""
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", self.arguments()
 
@@ -96,12 +96,12 @@ class InDoubtTrigger(StoreTrigger):
         return in_doubt_longer(self.path, self.older_than_s, time.time_ns() // 1_000_000)
 
     def key(self, found: dict[str, Any]) -> Any:
-        """The same one waiting on is no news."""
+        """The same one, still waiting, is not news."""
         return found["commitlog_offset"]
 
 
 class MessageTrigger(BaseEventTrigger):
-    """Messages arrived on a topic. An event tells of all that came since the last one: the range of each queue.
+    """Messages arrived on a topic. An event names all that came since the last one: the range of each queue.
 
     `starts` is where each queue is read from; without it what is there by now counts as known. As an asset's watcher it
     remembers its positions in Airflow's asset state, so that nothing that came while no triggerer ran is missed; after
@@ -121,7 +121,7 @@ class MessageTrigger(BaseEventTrigger):
         self.path, self.topic, self.starts, self.poll_s, self.once = path, topic, starts, poll_s, once
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class, and the arguments that make it anew in the triggerer."""
+        """The class, and the arguments that make it again in the triggerer."""
         names = ("path", "topic", "starts", "poll_s", "once")
         return f"{type(self).__module__}.MessageTrigger", {name: getattr(self, name) for name in names}
 

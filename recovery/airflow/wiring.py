@@ -1,7 +1,7 @@
 """What the DAGs share: retries, time-outs, deadlines, alerts and names, each with its reason.
 
 - One run of a DAG at a time for a store (`max_active_runs`), and no catching up: each run looks at what is there now.
-- A store that is locked is tried again soon; one that is corrupt is not, for trying does not mend it.
+- A store that is locked is tried again soon; one that is corrupt is not, for trying does not repair it.
 - Spark has a pool, where one is set: two sessions on one machine would get into each other's way.
 """
 

@@ -2,12 +2,12 @@
 
     STORE/checkback/catalog.db     SQLite, by default; any SQLAlchemy URL for a database of one's own
 
-    checkback_attempt    one row for each transaction in doubt that was asked about: how often, when again, what then
+    checkback_attempt    one row for each transaction in doubt that was checked: how often, when again, what then
     checkback_run        one row for each round that found something to do
     checkback_decision   one row for each decision of a person
 
 What was decided stands in the CommitLog, who decided and why too, and what is parked. Without the catalog check-back
-only begins to count anew.
+only begins to count again.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Catalog:
         return cls(_sqlite(path), store_id)
 
     def close(self) -> None:
-        """Let go of its connections."""
+        """Release its connections."""
         self._engine.dispose()
 
     def attempts(self) -> dict[int, Attempt]:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
+from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError
-from broker.ledger import LEDGER_KEY
 from broker.transaction.service import Half
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, meaning
 from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each, key_of
@@ -64,7 +64,7 @@ class CallableResolver:
         except (ImportError, AttributeError) as error:
             raise BrokerError(f"{name} cannot be loaded: {error}") from error
         if not callable(getattr(value, "check_local_transaction", value)):
-            raise BrokerError(f"{name} is no function and has no check_local_transaction")
+            raise BrokerError(f"{name} is not a function and has no check_local_transaction")
         return cls(value, name, answer_within_s=answer_within_s)
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002 - it has its own clock

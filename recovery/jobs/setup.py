@@ -1,4 +1,4 @@
-"""What tasks stand on: leases on a store, reports that are kept, a store opened with whom to ask about it.
+"""What tasks stand on: leases on a store, reports that are kept, a store opened with its resolver.
 
     with alone("shop.store", "verify"): ...
     with opened("shop.store", ledger="postgresql+psycopg:///shop") as shop: shop.store, shop.resolvers
@@ -37,7 +37,7 @@ _RUN = re.compile(r"[a-z]+-(\d+)\.json")  # the report of the run of a time in m
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A store, open for writing, with whom to ask about it."""
+    """A store, open for writing, with its resolver."""
 
     store: LiveStore
     resolvers: Resolvers

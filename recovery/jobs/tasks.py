@@ -3,7 +3,7 @@
     verify("shop.store", now_ms=...)      {"ok": true, "counts": {}, "digest": "...", "report": ".../verify-17….json"}
 
 `now_ms` is the run's own time, never the clock's. Each kind of work has a lease on the store (a lock in
-STORE/checkback/leases, which the system lets go of when its holder dies): two runs at once do not get into each
+STORE/checkback/leases, which the system releases when its holder dies): two runs at once do not get into each
 other's way. Nothing heavy is imported before it is needed, so that a trigger's look stays cheap.
 """
 
@@ -22,7 +22,7 @@ from broker.transaction.events import TransactionState
 from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, setup
 
 FINDINGS_SHOWN = 50  # in a task's result; the report has all
-_DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild mends
+_DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild repairs
 _TAKE_OVER = "take the store over: make what is derived from the log, and never let its old broker run on it again"
 LOCAL_SPARK = "local[*]"
 PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
@@ -42,7 +42,7 @@ def crashed(path: str) -> dict[str, Any] | None:
     mark = disk.entry(paths.abort)
     if mark is None or is_held(paths.lock) or writers(path):
         return None
-    again = disk.entry(paths.abort)  # whoever closed it well meanwhile took the mark away first
+    again = disk.entry(paths.abort)  # a process that closed it meanwhile removed the mark first
     if again is None or again.inode != mark.inode:
         return None
     return {"abort": paths.abort, "since_ms": int(os.stat(paths.abort).st_mtime * 1000)}
@@ -62,7 +62,7 @@ def in_doubt_longer(path: str, older_than_s: float, now_ms: int) -> dict[str, An
 def queue_ends(path: str, topic: str) -> dict[str, int]:
     """Where the durable messages of each queue of a topic end, by queue id (as text: JSON); empty while there is none.
 
-    As consumers see it: while a process has the store open, what it has not yet forced to disk does not count.
+    As consumers see it: while a process has the store open, what it has not yet flushed to disk does not count.
     """
     with broker.open(path, read_only=True) as store:
         bound = survey(path, Disk()).durable if is_held(Paths(path).lock) else None
@@ -90,7 +90,7 @@ def verify(path: str, *, now_ms: int, engine: str = "local", master: str | None 
     """Compare everything in a store, and keep the report in STORE/checkback/reports.
 
     `engine` is local, spark, or auto: Spark where it is installed, Java is there and `master` names a cluster.
-    Raises StoreError when there is nothing to judge, StoreLocked when another run is at it.
+    Raises StoreError when there is nothing to verify, StoreLocked when another run is at it.
     """
     with alone(path, "verify"):
         report = _verification(path, engine, master)
@@ -138,7 +138,7 @@ def _on_spark(engine: str, master: str | None) -> bool:
 def compare_table(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
     """Where the derived files differ from what the log says; nothing in the store is touched.
 
-    The local engine makes them anew beside the real ones; Spark compares where it reads. `needed` says whether there
+    The local engine makes them again beside the real ones; Spark compares where it reads. `needed` says whether there
     is anything to exchange, `text` is for the person who decides.
     """
     if _on_spark(engine, master):
@@ -163,10 +163,10 @@ def compare_table(path: str, *, now_ms: int, engine: str = "local", master: str 
 
 
 def rebuild_table(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
-    """Make the derived files anew and exchange them, while applications go on. A second time nothing is exchanged.
+    """Make the derived files again and exchange them, while applications go on. A second time nothing is exchanged.
 
-    Spark's executors write what is new into the store's folder. Raises StoreError for a store that another program may
-    write to, and when two halves claim one slot in doubt.
+    Spark's executors write what is new into the store's directory. Raises StoreError for a store that another program
+    may write to, and when two halves claim one slot in doubt.
     """
     with alone(path, "rebuild"):
         report = _rebuilt_on_spark(path, master) if _on_spark(engine, master) else _rebuilt(path)
@@ -182,7 +182,7 @@ def _rebuilt(path: str) -> dict[str, Any]:
 
 
 def _rebuilt_on_spark(path: str, master: str | None) -> dict[str, Any]:
-    """The comparison reads only, so that executors need no folder in common for a store in order."""
+    """The comparison reads only, so that executors need no directory in common for a store in order."""
     from recovery.spark.rebuilding import rebuild
     from recovery.spark.sessions import running
 
@@ -229,7 +229,7 @@ def recover(path: str, *, now_ms: int, broker_is_stopped: bool = False) -> dict[
     with alone(path, "recover"):
         made = crash.plan(crash.survey(path))
         report = crash.apply(made, broker_is_stopped=broker_is_stopped).as_json()
-        if crashed(path):  # only processes died: whoever opens it next finishes what they left
+        if crashed(path):  # only processes died: the next one that opens it finishes what they left
             with broker.open(path) as store:
                 store.sync_now()
         kept = keep_report(path, f"recover-{now_ms}.json", {"now_ms": now_ms, **report}, latest="recover-latest.json")
@@ -254,11 +254,11 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
         return {"did": "nothing is in doubt", "in_doubt": 0, "parked": counts["parked"]}
     if crashed(path):
         return {"did": "it crashed, and is recovered first", **counts}
-    from recovery.checkback.leader import Lease
+    from recovery.checkback.leader import LeaderLock
     from recovery.checkback.ledgers.proof import WrongLedger
     from recovery.checkback.round import CheckBack
 
-    lease = Lease(path)
+    lease = LeaderLock(path)
     with opened(path, catalog, **asked) as shop:
         if not lease.try_take():
             return {"did": f"{lease.leader()} is asking", **counts}

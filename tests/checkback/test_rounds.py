@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import BrokerError
 from broker.format import properties as names
-from broker.ledger import LEDGER_KEY, new_key
 from broker.live import LiveStore
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half

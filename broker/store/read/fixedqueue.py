@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from broker.errors import CorruptStore
 from broker.format.layout import Layout
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import Listing, Segment, SegmentDamage
 
 _V = TypeVar("_V", bound=Layout)
@@ -19,9 +19,9 @@ _STEP = 4096  # values that are read at once
 
 
 class FixedQueue(Generic[_V]):
-    """The values of one folder, by number. Threads may share it."""
+    """The values of one directory, by number. Threads may share it."""
 
-    def __init__(self, folder: Folder, path: str, layout: type[_V], is_end: Callable[[_V], bool]) -> None:
+    def __init__(self, folder: StoreDirectory, path: str, layout: type[_V], is_end: Callable[[_V], bool]) -> None:
         self._queue = folder.segments(path)
         self._layout = layout
         self._is_end = is_end
