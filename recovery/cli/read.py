@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.errors import BrokerError
+from broker.store.disk.paths import Paths
 from recovery.cli.output import Bar, print_entry, print_json, print_json_list, show, warn
 from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing
 
@@ -240,7 +241,7 @@ def installed_version(name: str = "checkback") -> str | None:
 
 def _checks(store: str) -> dict[int, int]:
     """How often check-back asked about each half message; a catalog that cannot be read is no reason to say nothing."""
-    if not os.path.isdir(os.path.join(store, "checkback")):
+    if not os.path.exists(Paths(store).catalog):  # then SQLAlchemy is not imported
         return {}
     try:
         from recovery.checkback.catalog import attempts_of
