@@ -56,6 +56,12 @@ def check_seconds(name: str, seconds: object, *, may_be_zero: bool = False) -> N
         raise BrokerError(f"{name} is a number of seconds {least}, not {seconds!r:.60}")
 
 
+def check_limit(name: str, limit: object) -> None:
+    """Raises BrokerError for what is not a number of messages."""
+    if type(limit) is not int or limit < 1:
+        raise BrokerError(f"{name} is a whole number from 1 on, not {limit!r:.60}")
+
+
 def check_received(verb: str, message: object) -> None:
     """Raises BrokerError for what no consumer handed out."""
     if not isinstance(message, ReceivedMessage):

@@ -33,7 +33,8 @@ class Window:
 
     def passed(self, queue_offset: int) -> None:
         """Nothing up to here, exclusive, is left to fetch."""
-        self.next = max(self.next, queue_offset)
+        if queue_offset > self.next:
+            self.next = queue_offset
 
     def acknowledge(self, queue_offset: int) -> int:
         """Take a message out; returns the position. One that is not open is not an error."""

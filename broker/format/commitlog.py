@@ -27,6 +27,7 @@ from broker.format.record.recordcrc import record_crc_fault as record_crc_fault
 from broker.format.record.recordcrc import record_crc_item as record_crc_item
 from broker.format.record.recordcrc import record_crc_reserve as record_crc_reserve
 from broker.format.record.recordcrc import record_crc_said as record_crc_said
+from broker.format.record.recordcrc import sound_record_crc
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType, compression, transaction_type
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
@@ -290,11 +291,11 @@ def crc_fault(record: Record, raw: bytes) -> str | None:
     """
     if crc32(record.body) != record.body_crc:
         return f"the body's CRC is {crc32(record.body)}, the record says {record.body_crc}"
-    if fault := record_crc_fault(record.properties):
-        return fault
-    said = record_crc_said(record.properties)
-    if said is not None and said != (found := crc32(raw[:-RECORD_CRC_SIZE])):
-        return f"the record's CRC is {found}, the record says {said}"
+    stated = sound_record_crc(record.properties)
+    if stated is None:
+        return record_crc_fault(record.properties)
+    if stated != (computed := crc32(memoryview(raw)[:-RECORD_CRC_SIZE])):
+        return f"the record's CRC is {computed}, the record says {stated}"
     return None
 
 

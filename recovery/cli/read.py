@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.errors import BrokerError
+from broker.store.disk.paths import Paths
 from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing
 from recovery.cli.terminal.output import Bar, print_entry, print_json, print_json_list, show, warn
 
@@ -240,7 +241,7 @@ def installed_version(name: str = "checkback") -> str | None:
 
 def _checks(store: str) -> dict[int, int]:
     """How often check-back checked each half message; a catalog that cannot be read changes nothing else."""
-    if not os.path.isdir(os.path.join(store, "checkback")):
+    if not os.path.exists(Paths(store).catalog):  # then SQLAlchemy is not imported
         return {}
     try:
         from recovery.checkback.catalog import attempts_of

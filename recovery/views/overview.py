@@ -118,7 +118,7 @@ def overview(path: str, now_ms: int, limit: int = 100) -> Overview:
 
 def attempts_at(path: str) -> dict[int, Any]:
     """What the catalog in the store remembers of each half, by CommitLog offset; empty without one."""
-    if not os.path.exists(os.path.join(Paths(path).own, "catalog.db")):
+    if not os.path.exists(Paths(path).catalog):
         return {}
     from recovery.checkback.catalog import attempts_of
 

@@ -114,6 +114,11 @@ class Paths:
         return self._join("checkback", "adopted")
 
     @property
+    def catalog(self) -> str:
+        """What check-back remembers, unless it was given another database; `recovery` makes it."""
+        return self._join("checkback", "catalog.db")
+
+    @property
     def consumers(self) -> str:
         return self._join("checkback", "consumers")
 

@@ -72,14 +72,19 @@ class FixedQueue(Generic[_V]):
     def _ends_at(self, number: int) -> bool:
         return self.get(number) is None
 
-    def _read(self, number: int, count: int) -> list[_V]:
-        if number < self.first:
-            return []
+    def raw(self, number: int, count: int) -> bytes:
+        """The bytes of up to `count` values from one on, whole ones, used and unused; none where the queue has none."""
         size = self._layout.SIZE
         listing = self._queue.listing()
+        if number < self._sized(listing).begin // size:
+            return b""
         # At the end of the queue, not beyond: a short read would make it look again for new files.
         end = min((number + count) * size, max(listing.end, (number + 1) * size))
-        return list(self._layout.iter_unpack(self._queue.read(number * size, end - number * size)))
+        read = self._queue.read(number * size, end - number * size)
+        return read[: len(read) - len(read) % size]
+
+    def _read(self, number: int, count: int) -> list[_V]:
+        return list(self._layout.iter_unpack(self.raw(number, count)))
 
     def _sized(self, listing: Listing) -> Listing:
         if listing.segment_size % self._layout.SIZE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.padding import Padding
@@ -17,10 +18,12 @@ from rich.text import Text
 from broker.format.topics import HALF_TOPIC
 from recovery.findings import KINDS, Report
 from recovery.humanize import count, moment, printable, size, span
-from recovery.repair.salvage import SalvageReport
-from recovery.transactions.in_doubt import PendingHalf
 from recovery.verify.remedies import next_step
-from recovery.views.info import GroupInfo, Info, QueueInfo
+
+if TYPE_CHECKING:  # each verb imports its own work, and no other's
+    from recovery.repair.salvage import SalvageReport
+    from recovery.transactions.in_doubt import PendingHalf
+    from recovery.views.info import GroupInfo, Info, QueueInfo
 
 Shown = str | Table | Text | Padding
 
