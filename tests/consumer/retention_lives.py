@@ -60,7 +60,7 @@ def kill_again_and_again(path: Path, lives: int) -> None:
                 _live(path, write, life * 100_000)
             os._exit(1)
         os.close(write)
-        stop = chance.randint(80, 160)
+        stop = chance.randint(110, 220)
         with os.fdopen(read) as told:
             for number, line in enumerate(told):
                 if line.endswith("\n"):
