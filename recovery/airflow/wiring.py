@@ -29,16 +29,22 @@ RETRIES = ExceptionRetryPolicy(
 )
 
 
-def shared(
-    store: StoreSettings,
+def shared(store: StoreSettings, work: str, **limits: Any) -> dict[str, Any]:
+    """The arguments of a store's DAG; `limits` as for `shared_of`."""
+    return shared_of(store.name, work, alerts=store.alerts, **limits)
+
+
+def shared_of(
+    name: str,
     work: str,
     *,
+    alerts: str | None = None,
     retries: int = 3,
     most: timedelta = timedelta(hours=6),
     within: timedelta | None = None,
 ) -> dict[str, Any]:
-    """The arguments of a store's DAG. `most`: of one task; `within`: a run that takes longer is an alert."""
-    alert = StoreAlert(store=store.name, connection=store.alerts)
+    """The arguments of a DAG. `most`: of one task; `within`: a run that takes longer is an alert."""
+    alert = StoreAlert(store=name, connection=alerts)
     tasks = {
         "retries": retries,
         "retry_delay": timedelta(seconds=10),
@@ -47,16 +53,16 @@ def shared(
         "on_failure_callback": [alert],
     }
     found: dict[str, Any] = {
-        "dag_id": f"{store.name}.{work}",
+        "dag_id": f"{name}.{work}",
         "start_date": BEGIN,
         "catchup": False,
         "max_active_runs": 1,
         "default_args": tasks,
-        "tags": ["checkback", f"store:{store.name}"],
+        "tags": ["checkback", f"store:{name}"],
     }
     if within is not None:
         what = f"{work} is not done after {within}"
-        late = SyncCallback("recovery.airflow.alerts.deadline_missed", {"store": store.name, "what": what})
+        late = SyncCallback("recovery.airflow.alerts.deadline_missed", {"store": name, "what": what})
         found["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, within, late)
     return found
 

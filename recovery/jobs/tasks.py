@@ -10,7 +10,9 @@ other's way. Nothing heavy is imported before it is needed, so that a trigger's 
 from __future__ import annotations
 
 import os
+import time
 from bisect import bisect_left
+from collections.abc import Mapping
 from typing import Any
 
 import broker
@@ -19,12 +21,11 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
 from broker.store.recover.survey import survey
 from broker.transaction.events import TransactionState
-from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, setup
+from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, spark_for
 
 FINDINGS_SHOWN = 50  # in a task's result; the report has all
 _DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild mends
 _TAKE_OVER = "take the store over: make what is derived from the log, and never let its old broker run on it again"
-LOCAL_SPARK = "local[*]"
 PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
 
 
@@ -86,75 +87,63 @@ def _queue_end(store: broker.Store, topic: str, queue_id: int, bound: int | None
 # Verification
 
 
-def verify(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
-    """Compare everything in a store, and keep the report in STORE/checkback/reports.
+def verify(
+    path: str,
+    *,
+    now_ms: int,
+    engine: str = "local",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Compare everything in a store, and keep the report (`recovery.jobs.setup.keep_report`).
 
-    `engine` is local, spark, or auto: Spark where it is installed, Java is there and `master` names a cluster.
-    Raises StoreError when there is nothing to judge, StoreLocked when another run is at it.
+    `engine`, `master` and `conf` as for `spark_for`. The report says when it was due (`now_ms`) and when it was done
+    (`done_ms`). Raises StoreError when there is nothing to verify, StoreLocked when another run is at it.
     """
     with alone(path, "verify"):
-        report = _verification(path, engine, master)
-        kept = keep_report(path, f"verify-{now_ms}.json", {"now_ms": now_ms, **report})
+        report = _verification(path, engine, master, conf)
+        times = {"now_ms": now_ms, "done_ms": time.time_ns() // 1_000_000}
+        kept = keep_report(path, f"verify-{now_ms}.json", {**times, **report})
     shown = report["findings"][:FINDINGS_SHOWN]
     names = ("ok", "live", "generation", "records", "bytes", "seconds", "transactions", "digest", "counts")
-    return {**{name: report.get(name) for name in names}, "findings": shown, "report": kept, "engine": report["engine"]}
+    facts = {name: report.get(name) for name in names}
+    return {**facts, "findings": shown, "report": kept, "engine": report["engine"], "done_ms": times["done_ms"]}
 
 
-def _verification(path: str, engine: str, master: str | None) -> dict[str, Any]:
-    if not _on_spark(engine, master):
-        from recovery.verify.verifier import verify as judge
-
-        return {**judge(path).as_json(), "engine": "local"}
-    from recovery.spark.sessions import running
-
-    with running(master or LOCAL_SPARK) as spark:
-        return _verification_on(spark, path)
+def _verification(path: str, engine: str, master: str | None, conf: Mapping[str, str] | None) -> dict[str, Any]:
+    with spark_for(engine, master, conf) as spark:
+        return _verified(path, spark)
 
 
-def _verification_on(spark: Any, path: str) -> dict[str, Any]:
+def _verified(path: str, spark: Any) -> dict[str, Any]:
+    if spark is None:
+        from recovery.verify.verifier import verify as verify_locally
+
+        return {**verify_locally(path).as_json(), "engine": "local"}
     from recovery.spark import verification
 
     return {**verification.verify(spark, path).as_json(), "engine": f"spark ({spark.sparkContext.master})"}
 
 
-def _on_spark(engine: str, master: str | None) -> bool:
-    """Whether Spark does it. Raises SparkNotReady when it must and cannot."""
-    from recovery.spark.sessions import SparkNotReady, check_installation
-
-    if engine == "local" or (engine == "auto" and master is None):
-        return False
-    try:
-        check_installation()
-    except SparkNotReady:
-        if engine != "auto":
-            raise
-        return False
-    return True
-
-
 # The state table, and what else is derived
 
 
-def compare_table(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
+def compare_table(
+    path: str,
+    *,
+    now_ms: int,
+    engine: str = "local",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Where the derived files differ from what the log says; nothing in the store is touched.
 
     The local engine makes them anew beside the real ones; Spark compares where it reads. `needed` says whether there
     is anything to exchange, `text` is for the person who decides.
     """
-    if _on_spark(engine, master):
-        report = _verification(path, engine, master)
-        wrong = [one for one in report["findings"] if one["kind"].startswith(_DERIVED)]
-        counts = {kind: count for kind, count in report["counts"].items() if kind.startswith(_DERIVED)}
-        lines, refusal, ok = [f"- {one['kind']}: {one['text']}" for one in wrong], "", not counts
-    else:
-        from recovery.rebuild.rebuilder import rebuild
-
-        with alone(path, "rebuild"):
-            report = rebuild(path).as_json()
-        counts, refusal, ok = report["counts"], report["refusal"], report["ok"]
-        lines = [
-            f"- {one['folder']}: {one['count']} {one['kind']}, from {one['first']}" for one in report["differences"]
-        ]
+    with spark_for(engine, master, conf) as spark:
+        report, lines, refusal = _compared(path) if spark is None else _compared_on_spark(path, spark)
+    counts, ok = report["counts"], report["ok"]
     text = "\n".join(lines[:FINDINGS_SHOWN]) or "Nothing differs."
     if refusal:
         text = f"{text}\n\n**It cannot be exchanged yet**: {refusal}"
@@ -162,14 +151,40 @@ def compare_table(path: str, *, now_ms: int, engine: str = "local", master: str 
     return {**found, **{name: report[name] for name in ("generation", "records", "seconds")}, "now_ms": now_ms}
 
 
-def rebuild_table(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
+def _compared(path: str) -> tuple[dict[str, Any], list[str], str]:
+    """The report of a comparison, its differences line by line, and why they cannot be exchanged yet, if so."""
+    from recovery.rebuild.rebuilder import rebuild
+
+    with alone(path, "rebuild"):
+        report = rebuild(path).as_json()
+    lines = [f"- {one['folder']}: {one['count']} {one['kind']}, from {one['first']}" for one in report["differences"]]
+    return report, lines, report["refusal"]
+
+
+def _compared_on_spark(path: str, spark: Any) -> tuple[dict[str, Any], list[str], str]:
+    """The same, from the findings of a verification that a rebuild mends."""
+    report = _verified(path, spark)
+    lines = [f"- {one['kind']}: {one['text']}" for one in report["findings"] if one["kind"].startswith(_DERIVED)]
+    counts = {kind: count for kind, count in report["counts"].items() if kind.startswith(_DERIVED)}
+    return {**report, "counts": counts, "ok": not counts}, lines, ""
+
+
+def rebuild_table(
+    path: str,
+    *,
+    now_ms: int,
+    engine: str = "local",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Make the derived files anew and exchange them, while applications go on. A second time nothing is exchanged.
 
     Spark's executors write what is new into the store's folder. Raises StoreError for a store that another program may
     write to, and when two halves claim one slot in doubt.
     """
     with alone(path, "rebuild"):
-        report = _rebuilt_on_spark(path, master) if _on_spark(engine, master) else _rebuilt(path)
+        with spark_for(engine, master, conf) as spark:
+            report = _rebuilt(path) if spark is None else _rebuilt_on_spark(path, spark)
         kept = keep_report(path, f"rebuild-{now_ms}.json", {"now_ms": now_ms, **report}, latest="rebuild-latest.json")
     return {name: report[name] for name in ("applied", "counts", "records", "seconds")} | {"report": kept}
 
@@ -181,16 +196,14 @@ def _rebuilt(path: str) -> dict[str, Any]:
     return (compared if compared.ok else rebuild(path, apply=True)).as_json()
 
 
-def _rebuilt_on_spark(path: str, master: str | None) -> dict[str, Any]:
-    """The comparison reads only, so that executors need no folder in common for a store in order."""
+def _rebuilt_on_spark(path: str, spark: Any) -> dict[str, Any]:
+    """The comparison reads only, so that executors need no directory in common for a store in order."""
     from recovery.spark.rebuilding import rebuild
-    from recovery.spark.sessions import running
 
-    with running(master or LOCAL_SPARK) as spark:
-        seen = _verification_on(spark, path)
-        if any(kind.startswith(_DERIVED) for kind in seen["counts"]):
-            return rebuild(spark, path, apply=True).as_json()
-    return {**seen, "applied": False, "counts": {}}
+    report = _verified(path, spark)
+    if any(kind.startswith(_DERIVED) for kind in report["counts"]):
+        return rebuild(spark, path, apply=True).as_json()
+    return {**report, "applied": False, "counts": {}}
 
 
 # After a crash
@@ -359,18 +372,3 @@ def retain(
     counts = {"segments": len(done.segments), "derived_files": len(done.derived), "begin_offset": done.begin}
     names = ("bytes", "due", "used_bytes", "disk_free_bytes", "pins", "unread", "unread_gone")
     return {**counts, **{name: said[name] for name in names}, **rest, "report": kept}
-
-
-# A store as a connection describes it
-
-
-def test_store(path: str, **settings: Any) -> str:
-    """One sentence about a store and its settings that work. Raises BrokerError with what does not."""
-    from recovery.views.overview import overview
-
-    with broker.open(path, read_only=True) as store:
-        segments = len(store.segments)
-    counts = overview(path, now_ms=0, limit=0).counts
-    names = ("ledger", "resolver", "resolvers", "policy")
-    setup(**{name: settings[name] for name in names if settings.get(name)})
-    return f"{path}: {segments} segments, {counts['in_doubt']} transactions in doubt, {counts['parked']} parked"
