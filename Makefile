@@ -15,7 +15,7 @@ help: ## Print this list
 
 setup: $(READY) ## Make .venv with exactly what requirements.lock says, and this project in it
 
-# An environment is tied to its folder and its interpreter: one that came with a copied tree is made anew.
+# An environment is tied to its directory and its interpreter: one that came with a copied tree is made again.
 ifneq ($(shell test -x $(BIN)/python && cat $(READY) 2>/dev/null),$(CURDIR))
 .PHONY: $(READY)
 endif
@@ -75,7 +75,7 @@ oldest: setup ## Run the tests with the oldest dependencies that pyproject.toml 
 	$(BIN)/uv pip sync --quiet --python build/oldest build/oldest.txt
 	build/oldest/bin/python -m pytest
 
-lock: setup ## Write requirements.lock and constraints.txt anew, with the newest versions
+lock: setup ## Write requirements.lock and constraints.txt again, with the newest versions
 	$(BIN)/uv pip compile --quiet --universal --upgrade --no-header --no-annotate --generate-hashes \
 		$(EXTRAS:%=--extra %) pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --upgrade --no-header --no-annotate --constraint requirements.lock \

@@ -153,7 +153,7 @@ def open(
     With `create=False` it is not made: NotAStore says that there is none. The directory above it must be there in any
     case, since a typing error or a volume that is not mounted would become a new, empty store.
 
-    `sync` says what a send waits for: `each` forces every record, `group` forces once for all who wait at a time, `os`
+    `sync` says what a send waits for: `each` fsyncs every record, `group` fsyncs once for all that wait, `os`
     leaves it to the operating system (a power cut loses the last seconds). `layout` are the file sizes of a new store:
     `StoreLayout.default()`, `.small()` or `.rocketmq()`. `retention` says when old messages may go; without it nothing
     is ever removed by this process.

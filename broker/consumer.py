@@ -16,13 +16,14 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from broker.consuming.arguments import (
     check_consumer_names,
+    check_limit,
     check_received,
     check_retries,
     check_retry_level,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from broker.dedup import Processed
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 ACK_TIMEOUT_S = 900.0  # RocketMQ: consumeTimeout, 15 minutes
 _PAUSE_FIRST_S, _PAUSE_LAST_S = 0.0005, 0.004  # between looks: soon after a message, later when nothing comes
@@ -58,7 +59,7 @@ class Consumer:
 
     def __init__(
         self,
-        store: LiveStore,
+        store: WritableStore,
         group: str,
         topic: str | Sequence[str],
         *,
@@ -152,6 +153,19 @@ class Consumer:
         except ValueError as error:  # a map that was closed under us
             raise StoreError(f"{self._store.path} was closed before its consumer: {error}") from error
 
+    def batch(self, limit: int, timeout_s: float | None = None) -> list[ReceivedMessage]:
+        """Up to `limit` messages: waits for the first as `receive` does, and takes what else is there by then.
+
+        Empty when none came in `timeout_s`. Each is acknowledged by itself: `ack`, or all of them by `ack_all`.
+        Raises what `receive` raises, StoreError for a limit below 1.
+        """
+        check_limit("limit", limit)
+        first = self.receive(timeout_s) if timeout_s is not None else self.receive()
+        messages = [] if first is None else [first]
+        while messages and len(messages) < limit and (message := self.receive_now()) is not None:
+            messages.append(message)
+        return messages
+
     def __iter__(self) -> Iterator[ReceivedMessage]:
         while (message := self._receive(None)) is not None:
             yield message
@@ -184,6 +198,10 @@ class Consumer:
         self._check()
         check_received("ack", message)
         return self._leases.acknowledge(message.commitlog_offset)
+
+    def ack_all(self, messages: Iterable[ReceivedMessage]) -> int:
+        """`ack` for each; returns how many were still in this consumer's hands."""
+        return sum([self.ack(message) for message in messages])
 
     def retry(self, message: ReceivedMessage, delay_level: int | None = None) -> bool:
         """The message could not be processed: the group gets it again later.
@@ -266,7 +284,7 @@ class Consumer:
     # The end
 
     def close(self) -> None:
-        """Give the queues back to the group and write the positions. Closing twice is no fault."""
+        """Give the queues back to the group and write the positions. Closing twice is not an error."""
         if not self._closed.is_set():
             self._closed.set()
             if self._pid == os.getpid():

@@ -6,7 +6,7 @@
     checkback_processed    consumer_group, message_key, processed_ms
 
 The key is the UNIQ_KEY of the message, which its producer made: it is the same when the message is delivered again,
-when it comes back through the retry topic, and when check-back makes a commit anew that a power cut took. Of two
+when it comes back through the retry topic, and when check-back repeats a commit that a power cut took. Of two
 transactions that insert one key, one commits; the other sees that the message is processed.
 """
 

@@ -6,7 +6,7 @@ BrokerError
 │  ├─ StoreLocked           another process is alone with it
 │  ├─ StoreFull             .needed_bytes .free_bytes
 │  ├─ NotUnderstood         a repair would replace what only its own broker can make; nothing was changed
-│  ├─ SyncFailed            the disk failed a forced write; the store must be opened again
+│  ├─ SyncFailed            the disk failed an fsync; the store must be opened again
 │  └─ CorruptStore          no crash explains this
 │     └─ CorruptRecord      .reason .at .commitlog_offset
 ├─ MessageRejected          (also ValueError) too large, bad topic, bad property
@@ -26,7 +26,7 @@ class BrokerError(Exception):
 
 
 class StoreError(BrokerError):
-    """Something about a store as a whole; `path` names the file or folder."""
+    """Something about a store as a whole; `path` names the file or directory."""
 
     def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class NotUnderstood(StoreError):
 
 
 class SyncFailed(StoreError):
-    """The disk failed a forced write: nobody knows what of it is there, so the store must be opened again."""
+    """The disk failed an fsync: nobody knows what of it is there, so the store must be opened again."""
 
 
 class CorruptStore(StoreError):

@@ -8,7 +8,7 @@
     checkback_ledger_mark  store_id, low_water_ms: rows older than this were removed
     checkback_ledger_binding   whose ledger it is: see broker.ledger_binding
 
-The row says "committed", and exists if and only if the local transaction committed. Whoever finds none for a
+The row says "committed", and exists if and only if the local transaction committed. Check-back that finds none for a
 transaction in doubt inserts the same key as "rolled back", the tombstone: the primary key lets only one of the two in,
 so a local transaction that still runs can no longer commit against it.
 
@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from broker.enlisting.ledger_key import KEY_SIZE
 from broker.errors import BrokerError, TransactionError
 from broker.ledger_binding import Binding, KnownLedgers, bind, binding_table
 from broker.ledger_identity import Execute, Observed, observe
@@ -39,31 +38,12 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import Session
 
-    from broker.enlisting.enlistment import Branch
-    from broker.transaction.service import TransactionalMessageService
-
-LEDGER_KEY = "CHECKBACK_LEDGER_KEY"
-"""The property of a half message that names its ledger row; all halves of one transaction have the same."""
+    from broker.enlisting.enlistment import JoinableTransaction
 
 COMMITTED, ROLLED_BACK = int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK)
-KEY_SIZE = 32
-_TIME_DIGITS = 12
 _SQLITE = "sqlite"
 _TURN_S = 1.0
 _log = logging.getLogger("broker")
-
-
-def new_key(now_ms: int) -> str:
-    """A key for one local transaction: 12 hexadecimal digits of milliseconds, 20 of chance. Keys sort by their time."""
-    return f"{now_ms:0{_TIME_DIGITS}x}{secrets.token_hex((KEY_SIZE - _TIME_DIGITS) // 2)}"
-
-
-def key_time_ms(key: str) -> int | None:
-    """When a key was made, by its maker's clock; None when it is no key."""
-    try:
-        return int(key[:_TIME_DIGITS], 16) if len(key) == KEY_SIZE and key.isascii() else None
-    except ValueError:
-        return None
 
 
 class Ledger:
@@ -73,9 +53,6 @@ class Ledger:
     and `table` say where the table lies. Raises BrokerError for a database in memory, which one connection holds:
     what is not committed there cannot be told from what is.
     """
-
-    joins_by_itself = False
-    """Whether the ledger finds the running transaction without being given a session: see `joining`."""
 
     def __init__(
         self, engine: Engine | AsyncEngine, *, table: str = "checkback_ledger", schema: str | None = None
@@ -113,7 +90,7 @@ class Ledger:
 
     @property
     def engine(self) -> Engine:
-        """The engine for work outside of any session. Raises BrokerError when the ledger has an async engine only."""
+        """The engine for work outside any session. Raises BrokerError when the ledger has an async engine only."""
         if self.is_async:
             text = (
                 "check-back asks the ledger without an event loop: give it Ledger(create_engine(...)), not an async one"
@@ -206,11 +183,12 @@ class Ledger:
 
         return create_engine(self._engine.url.set(drivername=_SQLITE), poolclass=NullPool)
 
-    def joining(
-        self, producer_group: str, service: TransactionalMessageService, *, store_id: str
-    ) -> AbstractContextManager[Branch]:
-        """Around the storing of one half message in the transaction of the calling thread, where `joins_by_itself`."""
-        raise NotImplementedError
+    def running_transaction(self) -> JoinableTransaction | None:
+        """The database transaction that the calling thread is in, where the ledger can find it without a session.
+
+        None here: with SQLAlchemy a send names its session or connection. Raises TransactionError.
+        """
+        return None
 
     def insert(self, connection: Connection | Session, key: str, group: str, store_id: str) -> None:
         """The row of a transaction that commits, or will."""
@@ -222,8 +200,8 @@ class Ledger:
         """Keep the other threads of this process out, as long as nobody waits a second for it.
 
         SQLite lets one write at a time, and the others sleep and try again, each for up to 100 ms, in no order. By
-        turns they wait as long as it takes, and whoever forces the log meanwhile does so for all of them. Nothing rests
-        on it: who waited in vain goes on without, and those who come later wait for nobody that has it now.
+        turns they wait as long as it takes, and a flush of the log meanwhile serves all of them. Correctness does
+        not depend on it: a thread that waited in vain goes on without, and later ones do not wait for its holder.
         """
         turn = self._turn
         if not turn.acquire(timeout=_TURN_S):

@@ -4,10 +4,11 @@
     STORE/checkback/ledgers/<binding_id>.json    the same, as the store remembers it
 
 Both are made when a producer first opens, before its first half message, and each half message names the binding in
-CHECKBACK_LEDGER_BINDING. So whoever finds no row for a transaction in doubt can tell "it did not commit" from "this is
-another database". The row states the identity of the database that it was made in (`broker.ledger_identity`): in a
-copy the row is the same and the database another. Each process that opens a producer raises `opened`, there first and
-then in the store: a database that has a lower number than the store knows was put back from a backup.
+CHECKBACK_LEDGER_BINDING. So check-back, when it finds no row for a transaction in doubt, can tell "it did not commit"
+from "this is another database". The row states the identity of the database that it was made in
+(`broker.ledger_identity`): in a copy the row is the same and the database another. Each process that opens a producer
+raises `opened`, there first and then in the store: a database that has a lower number than the store knows was put back
+from a backup.
 
 The functions take `execute`, which executes a statement of SQLAlchemy Core on whatever connection there is.
 """

@@ -11,7 +11,7 @@ a dump, and a copy of the files changes it where the database lets us see that:
     MariaDB         host name, port and data directory (it has no server_uuid), the database's name
     SQLite          the file: its inode, and its path or its device
 
-A physical copy of a whole PostgreSQL cluster, or a snapshot of a disk, says what the original says. It is told apart
+A physical copy of a whole PostgreSQL cluster, or a snapshot of a disk, says what the original says. It is distinguished
 by what it lacks: see `recovery.checkback.ledgers.proof`.
 """
 

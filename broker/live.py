@@ -1,4 +1,4 @@
-"""LiveStore: a store that is open for writing. Everything that `Store` reads, and sends, topics and transactions.
+"""LiveStore: a store that is open for writing, as applications use it: with producers, consumers and retention.
 
     with broker.open("shop.store") as store:
         store.append(broker.Message("orders", b"paid"))
@@ -11,36 +11,17 @@ Threads share it, other processes open the same store, and each may be killed at
 from __future__ import annotations
 
 import os
-import time
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.errors import MessageRejected
-from broker.format import properties as names
-from broker.format.commitlog import Record
-from broker.format.config import TopicConfig
-from broker.message import Message
 from broker.retainer import Retainer, RetentionReport
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import path_of_store
 from broker.store.maintain.removal import keep_reserve
 from broker.store.maintain.retention import Retention
 from broker.store.maintain.retention_registry import read_history
-from broker.store.read.consumequeue import ConsumeQueue
-from broker.store.read.detect import check_place
 from broker.store.read.layout import StoreLayout
-from broker.store.read.store import Store
-from broker.store.write.admission import Admission, check_batch
-from broker.store.write.compose import compose
-from broker.store.write.control import Word
-from broker.store.write.pending_record import Appended, PendingRecord, check_size, draft
-from broker.store.write.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
-from broker.store.write.uniquekey import new_unique_key
-from broker.store.writer import open_writer
-from broker.transaction.foreign import check_may_write
-from broker.transaction.loading import load_service
-from broker.transaction.service import Bridge, TransactionalMessageService
+from broker.writable_store import WritableStore
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -51,11 +32,8 @@ if TYPE_CHECKING:
     from broker.producer import Producer
 
 
-class LiveStore(Store):
-    """A store, open for reading and writing. Close it, or use it in a `with` statement; threads may share it.
-
-    Readers see what is durable: in the sync modes `each` and `group` a power cut takes back nothing that was seen.
-    """
+class LiveStore(WritableStore):
+    """A store, open for reading and writing. Close it, or use it in a `with` statement; threads may share it."""
 
     def __init__(
         self,
@@ -70,21 +48,11 @@ class LiveStore(Store):
         create: bool = True,
         retention: Retention | None = None,
     ) -> None:
-        path = path_of_store(path)
-        check_place(path, disk, create=create)
-        check_may_write(path, disk)
-        topics = TopicFile(path, disk)
-        self.writer = open_writer(path, disk, layout, sync)
-        self._is_open = True
+        super().__init__(
+            path, disk, sync=sync, layout=layout, role=role, reject_transactions=reject_transactions,
+            transactions=transactions, create=create,
+        )  # fmt: skip
         try:
-            super().__init__(path, disk)
-            self.writer.parts.also_forget.append(self._folder.files.forget_removed)
-            self._admission = Admission(
-                topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
-            )
-            bridge = Bridge(self, self.writer, self._admission)
-            self.transactions: TransactionalMessageService = load_service(transactions, bridge)
-            self.transactions.open()
             self._clamp_positions()
             self._retainer = Retainer(self, retention)
             keep_reserve(disk, self.writer.paths)
@@ -105,13 +73,10 @@ class LiveStore(Store):
         return f"<broker.LiveStore {self.path!r}, sync={self.writer.sync!r}>"
 
     def close(self) -> None:
-        """Let go of the store; the last process to do so forces everything to disk. Closing twice is no fault."""
+        """Release the store; the last process to do so flushes everything to disk. A second call does nothing."""
         if self._is_open:
-            self._is_open = False
-            self.transactions.close()
-            self.writer.close()
-            self._retainer.close()
             super().close()
+            self._retainer.close()
 
     # Doors
 
@@ -153,92 +118,6 @@ class LiveStore(Store):
             retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s, processed=processed,
         )  # fmt: skip
 
-    # Send
-
-    def append(
-        self, message: Message, *, queue_id: int = 0, extra_properties: Mapping[str, str] | None = None
-    ) -> Appended:
-        """Append a message; as durable as the sync mode says when this returns.
-
-        `extra_properties` may have names that are RocketMQ's own: DELAY, the sharding key, a UNIQ_KEY that is kept.
-        Raises MessageRejected, NotPermitted, StoreFull, SyncFailed; then nothing was written, except after SyncFailed.
-        """
-        size_max = self.writer.layout.record_bytes_max
-        composed = compose(message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties)
-        return self.writer.append_one(composed.record)
-
-    def append_batch(self, messages: Sequence[Message], *, queue_id: int = 0) -> list[Appended]:
-        """Append messages of one topic to one queue: all of them or none, one behind the other.
-
-        Raises MessageRejected when RocketMQ would not take them together, or when they do not fit in one segment.
-        """
-        check_batch(messages)
-        now_ms = time.time_ns() // 1_000_000
-        drafts: list[PendingRecord] = []
-        for message in messages:
-            properties = message.stored_properties
-            properties[names.UNIQ_KEY] = new_unique_key(now_ms)
-            drafts.append(draft(message.topic, message.body, properties, queue_id=queue_id, born_timestamp_ms=now_ms))
-        check_size(sum(one.size for one in drafts), self.writer.layout.record_bytes_max)
-        for message in messages:
-            self._admission.admit(message.topic, message.properties, queue_id, now_ms)
-        return self.writer.append(drafts)
-
-    # Topics
-
-    def topic(self, name: str) -> TopicConfig | None:
-        """A topic's configuration; None when there is no such topic.
-
-        The first message to a topic makes it, without a type: it takes every message until `create_topic` says more.
-        """
-        return self._admission.topics.get(name, time.time_ns() // 1_000_000)
-
-    def create_topic(
-        self, name: str, *, queues: int = DEFAULT_QUEUES, message_type: str = "NORMAL", perm: int = 6
-    ) -> TopicConfig:
-        """Create a topic, or change one: how many queues it has, and which messages it takes.
-
-        `message_type` is NORMAL, FIFO, DELAY, TRANSACTION or MIXED (all of them). Raises MessageRejected, NotPermitted.
-        RocketMQ: UpdateTopicSubCommand, TopicConfigManager.updateTopicConfig (5.3.3).
-        """
-        self._admission.check_role()
-        made, now_ms = new_topic(name, queues, message_type, perm), time.time_ns() // 1_000_000
-        with self.writer.append_lock:
-            self._check_fewer_queues(name, queues)
-            self._admission.topics.put(made, now_ms)
-        return made
-
-    def _check_fewer_queues(self, name: str, queues: int) -> None:
-        """A queue that holds messages cannot go: nobody would read them."""
-        held = [queue_id for queue_id in self.queues(name) if queue_id >= queues]
-        if held:
-            reason = f"queue {held[0]} holds messages, so it needs {max(held) + 1} queues at least"
-            raise MessageRejected(f"the topic {name} cannot have {queues} queues: {reason}")
-
-    # Where the log stands
-
-    @property
-    def store_id(self) -> str:
-        """The id that the store was given when it was made: 32 hexadecimal digits. The ledger's rows carry it."""
-        return self.writer.store_id
-
-    @property
-    def visible_end(self) -> int:
-        """Up to where readers see records: what is durable, in the sync mode `os` what is published."""
-        return self.writer.visible_end
-
-    def queue_end(self, topic: str, queue_id: int) -> int:
-        """The queue offset that the next message of a queue gets; 0 for a queue that is not there."""
-        words = self.writer.control
-        if words[Word.DISPATCHED] != words[Word.TAIL]:  # whoever published was killed, or is at it
-            with self.writer.append_lock:
-                self.writer.appender.heal()
-        return self.writer.queue_end(topic, queue_id)
-
-    def sync_now(self) -> None:
-        """Force everything that is published. Raises SyncFailed."""
-        self.writer.sync_now()
-
     # What is old
 
     def retain(
@@ -260,43 +139,6 @@ class LiveStore(Store):
     def retention_history(self) -> dict[str, Any]:
         """What retention removed so far: segments, bytes, last_ms, and unread messages by group@topic."""
         return read_history(self.writer.disk, self.writer.paths)
-
-    # Read no further than what is durable
-
-    @property
-    def end_offset(self) -> int:
-        """See `visible_end`."""
-        return self.visible_end
-
-    def records(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
-        """As `Store.records`, up to what is durable."""
-        visible = self.visible_end
-        return super().records(start, visible if end is None else min(end, visible))
-
-    def record(self, commitlog_offset: int) -> Record | None:
-        """As `Store.record`; None for what is not yet durable."""
-        return super().record(commitlog_offset) if commitlog_offset < self.visible_end else None
-
-    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """As `Store.queue_range`, up to what is durable."""
-        first, end = super().queue_range(topic, queue_id)
-        queue, visible = self.consumequeues.queue(topic, queue_id), self.visible_end
-        if queue is None or end == first or not self._is_beyond(queue, end - 1, visible):
-            return first, end
-        return first, first + bisect_left(
-            range(end - first), 1, key=lambda n: self._is_beyond(queue, first + n, visible)
-        )
-
-    @staticmethod
-    def _is_beyond(queue: ConsumeQueue, queue_offset: int, visible: int) -> bool:
-        unit = queue.get(queue_offset)
-        return unit is None or unit.commitlog_offset >= visible
-
-    def _record_of(self, queue: ConsumeQueue, queue_offset: int) -> Record | None:
-        unit = queue.get(queue_offset)
-        if unit is None or unit.commitlog_offset >= self.visible_end:
-            return None
-        return super()._record_of(queue, queue_offset)
 
 
 def open_live(

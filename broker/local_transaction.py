@@ -1,11 +1,12 @@
 """Local transactions as objects: what `producer.begin_transaction()` returns.
 
 With a session it is sugar: leaving the block calls the session's own commit() or rollback(), and the messages end with
-the session's transaction, whoever ends it (`broker.enlisting`). Without one, the caller says how it ended.
+the session's transaction, whichever code ends it (`broker.enlisting`). Without one, the caller says how it ended.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from broker.ledger import Ledger
 
 
-class LocalTransaction:
+class LocalTransaction(abc.ABC):
     """What all local transactions share: the half messages that were sent with it."""
 
     def __init__(self, group: str, immunity_s: int | None) -> None:
@@ -45,8 +46,9 @@ class LocalTransaction:
         return f"<{type(self).__name__} of {self.group!r}, {self.stage.value}, {len(self.halves)} messages>"
 
     @property
+    @abc.abstractmethod
     def stage(self) -> Stage:
-        raise NotImplementedError
+        """How far it has come."""
 
     def properties_for(self, message: Message, extra: Mapping[str, str]) -> dict[str, str]:
         """What a half message carries beside its own; what the message says of its immunity comes first."""

@@ -16,6 +16,7 @@ from broker.format.java import encode_message_id
 from broker.format.sysflag import TransactionType
 from broker.format.topics import check_send_topic
 
+_new = object.__new__
 _check_topic = lru_cache(maxsize=4096)(check_send_topic)  # what it raises is not remembered
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BLANK_OR_CONTROL = re.compile(r"[\s\x00-\x1f\x7f]")
@@ -59,10 +60,10 @@ class Message:
             names.encode(self.stored_properties)
 
     def _checked_letters(self, keys: tuple[str, ...], properties: dict[str, str]) -> int:
-        """How many letters the properties have at most, separators and our own names included; all of them are text."""
+        """How many characters the properties have at most, separators and our own names included; all are text."""
         try:
             everything = "\x01".join((self.topic, self.tag, *keys, *properties, *properties.values()))
-        except TypeError:  # then one below is no text
+        except TypeError:  # then one below is not text
             everything = "\x80"
         if not everything.isascii():
             _check_texts("topic", self.topic)
@@ -109,11 +110,14 @@ class ReceivedMessage:
     def of(cls, record: Record) -> ReceivedMessage:
         """The message in a record. Raises CorruptRecord when the body does not decompress."""
         properties = record.property_map
-        return cls(
+        keys = properties.get(names.KEYS)
+        received = _new(cls)
+        # A frozen dataclass sets its fields one by one, past itself; all at once takes a third of that.
+        received.__dict__.update(
             topic=record.topic,
             body=record.plain_body,
             tag=properties.get(names.TAGS, ""),
-            keys=tuple(names.keys(properties)),
+            keys=tuple(names.keys(properties)) if keys else (),
             properties=MappingProxyType(properties),
             queue_id=record.queue_id,
             queue_offset=record.queue_offset,
@@ -126,6 +130,7 @@ class ReceivedMessage:
             flag=record.flag,
             transaction_type=record.transaction_type,
         )
+        return received
 
     def __reduce__(self) -> tuple[Any, ...]:  # a mappingproxy does not pickle
         values = {**self.__dict__, "properties": dict(self.properties)}

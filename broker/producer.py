@@ -25,8 +25,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
-from broker.enlisting.sqlalchemy_join import doom, join
+from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom
 from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
 from broker.errors import TransactionError
 from broker.format import properties as names
@@ -36,8 +37,8 @@ from broker.ledger_binding import LEDGER_BINDING, KnownLedgers
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
 from broker.send_arguments import check_group, check_message, checked_batch, checked_topics, order_and_delay
+from broker.store.shared.topicfile import DEFAULT_QUEUES
 from broker.store.write.pending_record import LOCAL_HOST, Appended
-from broker.store.write.topicfile import DEFAULT_QUEUES
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, scoped_session
 
     from broker.enlisting.targets import AsyncTarget, SyncTarget, Target
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 
 _TRANSACTIONAL = b"transactional\n"
@@ -86,7 +87,7 @@ class Producer:
 
     def __init__(
         self,
-        store: LiveStore,
+        store: WritableStore,
         group: str,
         *,
         topics: Sequence[str] = (),
@@ -153,18 +154,17 @@ class Producer:
 
         With a `transaction` it is a half message, which is delivered when that commits. This is a SQLAlchemy session or
         connection, or what `begin_transaction` returned: the message joins the transaction that the session is in,
-        whoever commits it, is fsynced just before COMMIT, and goes when it is rolled back, to a savepoint too. If the
-        send fails, that transaction (or savepoint) can only be rolled back.
+        whichever code commits it, is fsynced just before COMMIT, and goes when it is rolled back, to a savepoint too.
+        If the send fails, that transaction (or savepoint) can only be rolled back.
 
         Messages with the same `sharding_key` go to the same queue and are consumed in the order of sending;
         transactional ones in the order of their commits. `delay_level` 1 to 18 delivers later, by RocketMQ's table
         from 1 s to 2 h; with a transaction from its commit on. Raises MessageRejected, NotPermitted, StoreFull,
         StoreLocked, SyncFailed, TransactionError.
         """
-        if transaction is not None:
-            return SendResult.of_half(self._send_half(message, transaction, sharding_key, delay_level))
-        if self.ledger is not None and self.ledger.joins_by_itself:
-            return SendResult.of_half(self._send_in_thread(message, self.ledger, sharding_key, delay_level))
+        running = transaction if transaction is not None or self.ledger is None else self.ledger.running_transaction()
+        if running is not None:
+            return SendResult.of_half(self._send_half(message, running, sharding_key, delay_level))
         self._check_plain()
         check_message(message)
         unique_key = new_unique_key(time.time_ns() // 1_000_000)
@@ -194,7 +194,7 @@ class Producer:
         def work(inner: Any) -> Half:
             # In the mode `each` an append waits for its fsync; in the others all wait together, before COMMIT.
             waits = [in_a_thread] if self.store.writer.sync == "each" else []
-            return self._send_in(message, inner, begun, sharding_key, delay_level, *waits)
+            return self._send_in(message, self._joinable(inner), begun, sharding_key, delay_level, *waits)
 
         return SendResult.of_half(await cast(Any, target).run_sync(work))
 
@@ -273,7 +273,7 @@ class Producer:
     def _send_half(
         self,
         message: Message,
-        transaction: LocalTransaction | Target,
+        transaction: LocalTransaction | JoinableTransaction | Target,
         sharding_key: str | None,
         delay_level: int | None,
     ) -> Half:
@@ -284,6 +284,8 @@ class Producer:
                 half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=True)
             transaction.halves.append(half)
             return half
+        if isinstance(transaction, JoinableTransaction):
+            return self._send_in(message, transaction, None, sharding_key, delay_level)
         if not isinstance(transaction, LocalTransaction) and isinstance(cast(object, message), str):
             check_message(message)  # send("topic", b"body")
         target = _target_of(transaction)
@@ -292,48 +294,43 @@ class Producer:
             doom(sync_part(cast("AsyncTarget", target)), text)
             raise TransactionError(text)
         begun = transaction if isinstance(transaction, LocalTransaction) else None
-        return self._send_in(message, cast("SyncTarget", target), begun, sharding_key, delay_level)
+        return self._send_in(message, self._joinable(cast("SyncTarget", target)), begun, sharding_key, delay_level)
+
+    def _joinable(self, target: SyncTarget) -> JoinableTransaction:
+        """The transaction of a session or a connection. Without a ledger it cannot be committed any more."""
+        if self.ledger is None:
+            text = "a message in a session's transaction needs a ledger: store.producer(ledger=...)"
+            doom(target, f"TransactionError: {text}")
+            raise TransactionError(text)
+        return SqlalchemyTransaction(target, self.ledger)
 
     def _send_in(
         self,
         message: Message,
-        target: SyncTarget,
+        transaction: JoinableTransaction,
         begun: LocalTransaction | None,
         sharding_key: str | None,
         delay_level: int | None,
         run: Callable[[Callable[[], Half]], Half] = lambda work: work(),
     ) -> Half:
-        """Store a half message in the transaction of a session; of an async one within its greenlet.
+        """Store a half message in a database transaction; in that of an async session within its greenlet.
 
         `run` runs what may wait for the disk.
         """
-        try:
+        with transaction.sending():
             ledger = self._ledger_of_sessions()
             self._check_half(message, begun)
             extra = order_and_delay(sharding_key, delay_level)
             extra[LEDGER_BINDING] = ledger.binding(self._store_id).binding_id  # before the first half message
-            branch = join(target, ledger, self.group, self.store.transactions, store_id=self._store_id)
+            branch = transaction.branch(self.group, self.store.transactions, store_id=self._store_id)
             extra |= branch.properties
             if begun is not None:
                 extra = begun.properties_for(message, extra)
-            queue_id = self._queue(message.topic, sharding_key)
-            half = run(lambda: self._append_half(message, queue_id, extra, wait=False))
+            queue_id, wait = self._queue(message.topic, sharding_key), transaction.waits_for_disk
+            half = run(lambda: self._append_half(message, queue_id, extra, wait=wait))
             branch.halves.append(half)
-        except BaseException as error:  # the caller may catch it, and must not commit without the message
-            doom(target, f"{type(error).__name__}: {error}")
-            raise
         if begun is not None:
             begun.halves.append(half)
-        return half
-
-    def _send_in_thread(self, message: Message, ledger: Ledger, order: str | None, delay_level: int | None) -> Half:
-        """Store a half message in the transaction that the calling thread is in."""
-        with ledger.joining(self.group, self.store.transactions, store_id=self._store_id) as branch:
-            self._check_half(message, None)
-            extra = order_and_delay(order, delay_level) | branch.properties
-            extra[LEDGER_BINDING] = ledger.binding(self._store_id).binding_id
-            half = self._append_half(message, self._queue(message.topic, order), extra, wait=True)
-            branch.halves.append(half)
         return half
 
     def _append_half(self, message: Message, queue_id: int, extra: dict[str, str], *, wait: bool) -> Half:

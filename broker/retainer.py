@@ -32,7 +32,7 @@ from broker.store.maintain.retention_registry import (
 )
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 RETAIN_EVERY_S = 10.0  # RocketMQ: cleanResourceInterval
 _log = logging.getLogger("broker")
@@ -84,7 +84,7 @@ class RetentionReport:
 
 
 @dataclass(slots=True)
-class _Plan:
+class _RemovalPlan:
     """What may go now, and why no more."""
 
     begin: int
@@ -101,7 +101,7 @@ class _Plan:
 class Retainer:
     """The retention of one open store. With settings it runs in the background, else when it is called."""
 
-    def __init__(self, store: LiveStore, retention: Retention | None = None) -> None:
+    def __init__(self, store: WritableStore, retention: Retention | None = None) -> None:
         """Raises BrokerError for limits that no store of this layout can keep, StoreFull."""
         self._store, self._writer, self.retention = store, store.writer, retention
         self._positions: Positions | None = None
@@ -126,7 +126,7 @@ class Retainer:
         return most_careful(registered(self._writer.disk, self._writer.paths))
 
     def tick(self) -> None:
-        """One round in the background, when it is due, under the upkeep lock. What fails is logged, and tried again."""
+        """One round in the background, when it is due, under its lock. Failures are logged and tried again."""
         began_s = time.monotonic()
         if began_s < self._due_s:
             return
@@ -157,7 +157,7 @@ class Retainer:
         if self._positions is not None:
             self._positions.close()
 
-    # One round, under the upkeep lock
+    # One round, under the background lock
 
     def _round(self, retention: Retention, now_ms: int, *, dry_run: bool = False, full: bool = True) -> RetentionReport:
         """Unless `full`, what nobody looks at is not found out while nothing is due."""
@@ -176,7 +176,7 @@ class Retainer:
             plan.segments, plan.derived, plan.used_bytes, plan.disk_free_bytes, plan.pins, plan.unread,
         )  # fmt: skip
 
-    def _plan(self, retention: Retention, now_ms: int, *, full: bool) -> _Plan:
+    def _plan(self, retention: Retention, now_ms: int, *, full: bool) -> _RemovalPlan:
         writer = self._writer
         used = writer.disk.used_bytes(writer.path) if full or retention.max_bytes else 0
         free = writer.disk.free_bytes(writer.path)
@@ -196,7 +196,7 @@ class Retainer:
         going = going_segments(due, segment_bytes, pins[0].commitlog_offset if pins else None)
         begin = going[-1] + segment_bytes if going else begin
         counted = [one.cut(self._store, begin) for one in unread]
-        return _Plan(begin, due, going, pins, counted, used, free)
+        return _RemovalPlan(begin, due, going, pins, counted, used, free)
 
     def _unread(self, retention: Retention, begin: int, now_ms: int) -> list[Unread]:
         if self._positions is None and has_consumers(self._store):
@@ -209,7 +209,7 @@ class Retainer:
         text = f"{one.sentence(one.waiting)}. {one.remedy(self._store.path)}"
         return Pin(one.kind, one.pinned_at, f"{one.group}@{one.topic}", text)
 
-    def _counted(self, plan: _Plan, now_ms: int) -> dict[str, Any]:
+    def _counted(self, plan: _RemovalPlan, now_ms: int) -> dict[str, Any]:
         """What was removed so far, with what is about to go; empty when nothing is."""
         if not plan.going:
             return {}
@@ -232,7 +232,7 @@ class Retainer:
             return False
         return True
 
-    def _tell(self, plan: _Plan) -> None:
+    def _tell(self, plan: _RemovalPlan) -> None:
         size = len(plan.segments) * self._writer.layout.segment_bytes
         for one in plan.unread:
             if one.going:

@@ -20,7 +20,7 @@ _RESERVED_PREFIX = "CHECKBACK_"
 def check_group(group: object) -> None:
     """Raises MessageRejected for what cannot name a producer group."""
     if not isinstance(group, str) or not _GROUP.fullmatch(group):
-        raise MessageRejected(f"the producer group {group!r:.60} has 1 to 255 letters, digits and the signs % | _ -")
+        raise MessageRejected(f"the producer group {group!r:.60} takes 1 to 255 ASCII letters, digits and % | _ -")
 
 
 def order_and_delay(sharding_key: str | None, delay_level: int | None) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """### Check-back
 
-Asks how the transactions in doubt ended: the application's ledger, or whoever the store's settings name, and ends them.
-Runs every 30 seconds unless the settings say otherwise. One task works through all that are due, in batches; a pass
-that finds nothing writes nothing.
+Asks how the transactions in doubt ended: the application's ledger, or the resolver that the store's settings name, and
+ends them. Runs every 30 seconds unless the settings say otherwise. One task works through all that are due, in batches;
+a pass that finds nothing writes nothing.
 
 **It fails**: the next pass is the retry. Red for minutes: look at the log of `check_back`. Mostly the application's
 database does not answer, or the store is locked by a recovery. Transactions wait meanwhile; nothing is lost.

@@ -14,11 +14,11 @@ KINDS: dict[str, str] = {
     "segment-missing": "a segment in the middle of the CommitLog is not there",
     "segment-overlap": "two segments claim the same offsets",
     "segment-size": "a file does not have the size that its neighbours have: it was cut or belongs to another store",
-    "corrupt-region": "bytes in the middle of the log that are no record",
+    "corrupt-region": "bytes in the middle of the log that are not a record",
     "torn-tail": "the log ends in half a record",
     "crc-mismatch": "a record whose body (or whole record) does not have the CRC it states",
     "record-implausible": "a record with a field that no broker writes",
-    "files-missing": "a derived folder that such a store has is not there",
+    "files-missing": "a derived directory that such a store has is not there",
     "file-damaged": "a small file that cannot be read as what it should be",
     "slot-missing": "a transaction that the state table does not hold",
     "slot-wrong-state": "the state table holds another state than the CommitLog says",
@@ -38,7 +38,7 @@ KINDS: dict[str, str] = {
     "double-end": "a transaction was ended again, the same way",
     "decision-conflict": "a transaction was ended again, the other way",
     "delivered-twice": "one transaction, two deliverable records",
-    "committed-without-op": "delivered, but no op message says so: a 5.x broker will ask about it again",
+    "committed-without-op": "delivered, but no op message says so: a 5.x broker will check it again",
     "half-diverted": "a half message with a delay: RocketMQ stored it where nobody will ever settle it",
 }
 
@@ -75,7 +75,7 @@ class Findings:
 
     def add(self, finding: Finding) -> None:
         if finding.kind not in KINDS:
-            raise ValueError(f"{finding.kind} is no kind of finding")
+            raise ValueError(f"{finding.kind} is not a kind of finding")
         self.counts[finding.kind] += 1
         if len(self._findings) < self._listed:
             self._findings.append(finding)
@@ -122,7 +122,7 @@ class Report:
     begin_offset: int = 0
     end_offset: int = 0
     seconds: float = 0.0
-    live: bool = False  # a broker was writing meanwhile: what it had not finished is not judged
+    live: bool = False  # a broker was writing meanwhile: what it had not finished is not verified
 
     @property
     def ok(self) -> bool:

@@ -47,13 +47,19 @@ def check_retry_level(name: str, level: object) -> None:
 
 
 def check_seconds(name: str, seconds: object, *, may_be_zero: bool = False) -> None:
-    """Raises BrokerError for what is not a time; None is no limit."""
+    """Raises BrokerError for what is not a time; None is not a limit."""
     if seconds is None and may_be_zero:
         return
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
     if not is_number or seconds < 0 or not (seconds or may_be_zero):  # type: ignore[operator]
         least = "from 0 on" if may_be_zero else "above 0"
         raise BrokerError(f"{name} is a number of seconds {least}, not {seconds!r:.60}")
+
+
+def check_limit(name: str, limit: object) -> None:
+    """Raises BrokerError for what is not a number of messages."""
+    if type(limit) is not int or limit < 1:
+        raise BrokerError(f"{name} is a whole number from 1 on, not {limit!r:.60}")
 
 
 def check_received(verb: str, message: object) -> None:

@@ -3,13 +3,13 @@
     STORE/checkback/consumers        head, members, and a cell for each queue of each group
     STORE/checkback/consumers.lock   held for every change of more than one word
 
-RocketMQ ignores the folder. `config/consumerOffset.json`, which it reads, is written from the cells
+RocketMQ ignores the directory. `config/consumerOffset.json`, which it reads, is written from the cells
 (`broker.consuming.offset_export`). Losing the file redelivers what was acknowledged since the last export; it skips
 nothing.
 
 Every number is a native word, stored with one move instruction: a process that is killed leaves each old or new. A cell
 is written whole before it is counted. After a machine crash each is checked by its CRC: when one fails, all are thrown
-away and made anew from the export.
+away and made again from the export.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class ConsumerTable:
         return (number, self._words[at + _OWNER_MEMBER]) if number else (0, 0)
 
     def give(self, cell: int, number: int, member: int) -> int:
-        """Lease a queue to a member, whoever had it before; returns the fencing number. Under the lock."""
+        """Lease a queue to a member, even if another one had it; returns the fencing number. Under the lock."""
         at = self._at(cell)
         fence = (self._words[at + _FENCE] + 1) & _MASK
         self._words[at + _FENCE] = fence

@@ -18,20 +18,20 @@ from broker.consuming.reading import readable_end
 from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError, MessageRejected, StoreError, StoreFull
 from broker.message import ReceivedMessage
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 TICK_S = 0.05
 _REBALANCE_MS = 500  # how soon a killed member is noticed; one that leaves or joins is noticed at the next tick
 
 
 class ConsumerWorker:
-    """The thread of one consumer. What goes wrong in it stands in `failure`, for whoever receives next."""
+    """The thread of one consumer. What goes wrong in it stands in `failure`, for the next receive."""
 
     def __init__(
-        self, store: LiveStore, positions: Positions, member: Membership, leases: Leases, *,
+        self, store: WritableStore, positions: Positions, member: Membership, leases: Leases, *,
         ack_timeout_s: float, send_back: Callable[[ReceivedMessage], object],
     ) -> None:  # fmt: skip
         self._store, self._positions, self._member, self._leases = store, positions, member, leases
@@ -83,7 +83,7 @@ class ConsumerWorker:
         self._positions.exchange.export()
 
     def _finish_what_was_left(self) -> None:
-        """Dispatch and force what has stood still, published but not readable, since the last look."""
+        """Dispatch and flush what has stood still, published but not readable, since the last look."""
         writer = self._store.writer
         lag = writer.control[Word.TAIL], readable_end(self._store)
         if lag[0] > lag[1] and lag == self._lag:

@@ -1,7 +1,8 @@
 """The queues that one consumer has, and the messages of them that are in hand.
 
-A lease says: this queue is read by this consumer, under this fencing number. Whoever lost it, because it hung, because
-others joined, or because a position was reset, moves nothing any more. What it had in hand comes again to another.
+A lease says: this queue is read by this consumer, under this fencing number. A consumer that lost it, because it hung,
+because others joined, or because a position was reset, moves nothing any more. What it had in hand comes again to
+another.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from broker.format.topics import RETRY_PREFIX
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 PREFETCH = 32  # RocketMQ: pullBatchSize
 IN_HAND_MAX = 1000  # of one queue. RocketMQ: pullThresholdForQueue
@@ -64,7 +65,7 @@ class Leases:
     """All queues of one consumer. Threads share it: `mutex` is held for every change."""
 
     def __init__(
-        self, store: LiveStore, positions: Positions, member: Membership, group: str, topics: Sequence[str], *,
+        self, store: WritableStore, positions: Positions, member: Membership, group: str, topics: Sequence[str], *,
         selection: Selection, ordered: bool,
     ) -> None:  # fmt: skip
         self._store, self._positions, self._member = store, positions, member
@@ -124,7 +125,7 @@ class Leases:
         self._turn = list(self._held.values())
 
     def release(self) -> None:
-        """Give every queue back: what is in hand comes again, to whoever takes it next."""
+        """Give every queue back: what is in hand is delivered again, by the next owner."""
         with self.mutex:
             for lease in list(self._held.values()):
                 with self._cells.lock:

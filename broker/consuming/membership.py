@@ -2,7 +2,7 @@
 
     STORE/checkback/members/17       the lock file of place 17: held as long as its member lives
 
-The system lets go of the lock when the process dies, however it dies: its queues go to the others at once. A member
+The system releases the lock when the process dies, however it dies: other members get its queues at once. A member
 that hangs stops its heartbeat and loses its queues after a minute; what it acknowledges later is refused by the fence.
 """
 
@@ -84,7 +84,7 @@ class Membership:
         return number == self.number or self._is_there(place)
 
     def _is_locked(self, place: int) -> bool:
-        """Two that ask at one moment may both be told yes; the next time they are told the truth."""
+        """Two that ask at one moment may both get yes; the next time they get the right answer."""
         try:
             descriptor = self._cells.disk.open_lock(os.path.join(self._folder, str(place)), write=False)
         except Missing:
@@ -144,7 +144,7 @@ _forked: weakref.WeakSet[Membership] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A child is no member: it must not keep its parent's place after the parent's death."""
+    """A child is not a member: it must not keep its parent's place after the parent's death."""
     for membership in list(_forked):
         with contextlib.suppress(OSError):
             membership._let_go()  # noqa: SLF001 - of this module

@@ -3,7 +3,7 @@
     config/consumerOffset.json     group and topic → queue → the next queue offset
     config/delayOffset.json        delay level → the next queue offset of the schedule topic
 
-Each is forced before it takes the old one's place, and the old one is kept as `.bak`. What we wrote last is known by
+Each is flushed before it takes the old one's place, and the old one is kept as `.bak`. What we wrote last is known by
 its CRC: another content is another program's, and its positions win. RocketMQ: ConfigManager.persist (5.3.3).
 """
 
@@ -32,7 +32,7 @@ _CRC = 0xFFFFFFFF
 _T = TypeVar("_T")
 
 
-class Exchange:
+class OffsetExport:
     """The two files of one store."""
 
     def __init__(self, cells: ConsumerTable, paths: Paths, queue_end: Callable[[str, int], int]) -> None:
@@ -55,7 +55,7 @@ class Exchange:
     def take_over(self) -> bool:
         """Take positions from files that another program wrote since we did; whether there were any.
 
-        Under the cells' lock. Every queue whose position changes loses its lease, so that its owner begins anew.
+        Under the cells' lock. Every queue whose position changes loses its lease, so that its owner begins again.
         """
         offsets, delays = self._is_foreign(_OFFSETS, EXPORTED_OFFSETS), self._is_foreign(_DELAYS, EXPORTED_DELAYS)
         if offsets or delays:

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.consuming.consumer_table import UNSET, ConsumerTable
-from broker.consuming.offset_export import SCHEDULE_GROUP, Exchange
+from broker.consuming.offset_export import SCHEDULE_GROUP, OffsetExport
 from broker.errors import BrokerError
 from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
-from broker.store.write.control import boot_words
+from broker.store.shared.control import boot_words
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 _LEVELS = len(DELAY_LEVELS.split())
 
@@ -38,7 +38,7 @@ class Start:
             return cls(str(start))
         raise BrokerError(f"start is 'first', 'last' or a time (milliseconds, or a datetime), not {start!r}")
 
-    def position(self, store: LiveStore, topic: str, queue_id: int) -> int:
+    def position(self, store: WritableStore, topic: str, queue_id: int) -> int:
         """The queue offset of the first message to be consumed."""
         first, end = store.queue_range(topic, queue_id)
         if self.word == "last":
@@ -49,11 +49,11 @@ class Start:
 class Positions:
     """The positions of all groups of one store. Threads share them; close them."""
 
-    def __init__(self, store: LiveStore) -> None:
+    def __init__(self, store: WritableStore) -> None:
         self._store = store
         writer = store.writer
         self.cells = ConsumerTable(writer.disk, writer.paths.own, boot_words(writer.disk), self._clamp)
-        self.exchange = Exchange(self.cells, writer.paths, store.queue_end)
+        self.exchange = OffsetExport(self.cells, writer.paths, store.queue_end)
         with self.cells.lock:
             self.exchange.take_over()
 

@@ -3,7 +3,7 @@
     not consumed ──► SCHEDULE_TOPIC_XXXX, queue level - 1 ──due──► %RETRY%group ──► the group again
     16 times     ──► %DLQ%group ──checkback dlq──► %RETRY%group
 
-All of these records have transaction type 0, also those of a committed transaction: a copy of a commit is no end
+All of these records have transaction type 0, also those of a committed transaction: a copy of a commit is not an end
 (decision 0001). RocketMQ: SendMessageProcessor.consumerSendMsgBack, ScheduleMessageService.messageTimeUp (5.3.3), which
 keep the type of what they copy.
 """

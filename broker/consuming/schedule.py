@@ -20,7 +20,7 @@ from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms
 from broker.store.read.consumequeue import ConsumeQueue
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 _BATCH = 32
 _BATCH_BYTES = 256 << 10  # what is appended together must fit in one segment
@@ -29,7 +29,7 @@ _BATCH_BYTES = 256 << 10  # what is appended together must fit in one segment
 class Schedule:
     """One consumer's part in it: tries for the lease, and delivers while it has it."""
 
-    def __init__(self, store: LiveStore, positions: Positions, member: Membership) -> None:
+    def __init__(self, store: WritableStore, positions: Positions, member: Membership) -> None:
         self._store, self._positions, self._member = store, positions, member
         self._cells = positions.cells
         self._fence: int | None = None

@@ -19,7 +19,7 @@ from broker.errors import StoreError
 from broker.format.topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Subscription:
     idle_ms: int  # for how long no consumer of the group was seen at the topic
 
 
-def has_consumers(store: LiveStore) -> bool:
+def has_consumers(store: WritableStore) -> bool:
     """Whether any group ever consumed from the store."""
     disk, paths = store.writer.disk, store.writer.paths
     names = (paths.consumers, paths.config("consumerOffset.json"), paths.config("delayOffset.json"))

@@ -30,6 +30,10 @@ class Selection:
             raise MessageRejected(f"the tags {expression!r} name none: write '*' or 'A || B'")
         return cls(tags, frozenset(tags_code(tag) for tag in tags))
 
+    @property
+    def takes_all(self) -> bool:
+        return not self.tags
+
     def may_match(self, code: int) -> bool:
         """By the unit of the ConsumeQueue alone: no message that is wanted is passed over."""
         return not self.codes or code in self.codes

@@ -18,7 +18,7 @@ from broker.consuming.subscriptions import Subscription, subscriptions
 from broker.format.topics import LMQ_PREFIX, SCHEDULE_TOPIC, is_system_topic
 
 if TYPE_CHECKING:
-    from broker.live import LiveStore
+    from broker.writable_store import WritableStore
 
 NOBODY = ""  # in place of a group: nobody consumes the topic
 _SALVAGED_TOPIC = "CHECKBACK_SALVAGED"  # says what stood where a message was lost; nobody is to read it
@@ -69,7 +69,7 @@ class Unread:
         seen = "" if self.idle_s is None else f", last seen {self.idle_s:.0f} s ago"
         return f"{count} that group {self.group} did not acknowledge{seen}"
 
-    def cut(self, store: LiveStore, begin: int) -> Unread:
+    def cut(self, store: WritableStore, begin: int) -> Unread:
         """The same with what of it goes when the log begins at an offset."""
         going = 0
         for queue_id, position in self.positions.items():
@@ -80,7 +80,7 @@ class Unread:
 
 
 def unread_messages(
-    store: LiveStore, positions: Positions | None, begin: int, gone_after_ms: int | None, now_ms: int
+    store: WritableStore, positions: Positions | None, begin: int, gone_after_ms: int | None, now_ms: int
 ) -> list[Unread]:
     """All that is unread, by group and topic, of a log that begins at a CommitLog offset.
 
@@ -100,7 +100,7 @@ def unread_messages(
 
 
 def _of_topic(
-    store: LiveStore, topic: str, groups: Sequence[Subscription], begin: int, gone_after_ms: int | None, now_ms: int
+    store: WritableStore, topic: str, groups: Sequence[Subscription], begin: int, gone_after_ms: int | None, now_ms: int
 ) -> Iterator[Unread]:
     queues = {queue_id: _held(store, topic, queue_id, begin) for queue_id in store.queues(topic)}
     gone: list[Subscription] = []
@@ -116,7 +116,7 @@ def _of_topic(
 
 
 def _unclaimed(
-    store: LiveStore,
+    store: WritableStore,
     topic: str,
     queues: Mapping[int, tuple[int, int]],
     gone: Sequence[Subscription],
@@ -137,13 +137,13 @@ def _unclaimed(
     return Unread(NOBODY, topic, counted, waiting, None, is_gone=False, pinned_at=_lowest(store, topic, young))
 
 
-def _held(store: LiveStore, topic: str, queue_id: int, begin: int) -> tuple[int, int]:
+def _held(store: WritableStore, topic: str, queue_id: int, begin: int) -> tuple[int, int]:
     """The queue offset of the first message that is kept, and that of the next one to come, durable or not."""
     queue = store.consumequeues.queue(topic, queue_id)
     return (0, 0) if queue is None else (queue.min_offset(begin), queue.max_offset)
 
 
-def _lowest(store: LiveStore, topic: str, starts: Mapping[int, int]) -> int | None:
+def _lowest(store: WritableStore, topic: str, starts: Mapping[int, int]) -> int | None:
     """The CommitLog offset of the first of the messages from these queue offsets on; None when there is none."""
     found = []
     for queue_id, start in starts.items():

@@ -33,9 +33,10 @@ class Window:
 
     def passed(self, queue_offset: int) -> None:
         """Nothing up to here, exclusive, is left to fetch."""
-        self.next = max(self.next, queue_offset)
+        if queue_offset > self.next:
+            self.next = queue_offset
 
     def acknowledge(self, queue_offset: int) -> int:
-        """Take a message out; returns the position. One that is not open is no fault."""
+        """Take a message out; returns the position. One that is not open is not an error."""
         self._open.pop(queue_offset, None)
         return self.position

@@ -11,7 +11,7 @@
         order = Order.objects.create(item="phone")
         producer().send(broker.Message("orders", b"%d" % order.id))
 
-The modules of this room load Django, and nothing outside of it imports them.
+The modules of this room load Django, and nothing outside it imports them.
 """
 
 from __future__ import annotations

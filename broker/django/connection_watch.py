@@ -33,7 +33,7 @@ class ConnectionWatch:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._enlistment: Enlistment | None = None
-        self._failure: BaseException | None = None  # of a send, outside of any savepoint that could take it back
+        self._failure: BaseException | None = None  # of a send, outside any savepoint that could take it back
         self._commit, self._rollback, self._close = connection.commit, connection.rollback, connection.close
         connection.commit, connection.rollback, connection.close = self.commit, self.rollback, self.close
 

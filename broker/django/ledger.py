@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from broker.django.connection_watch import watch_of
 from broker.django.rows import DjangoRows
+from broker.enlisting.enlistment import Branch, JoinableTransaction
 from broker.errors import TransactionError
 from broker.ledger import Ledger
 from broker.ledger_binding import ID_SIZE, Binding
@@ -23,7 +24,6 @@ from broker.ledger_identity import DatabaseIdentity
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from broker.enlisting.enlistment import Branch
     from broker.transaction.service import TransactionalMessageService
 
 _VENDORS = ("postgresql", "sqlite")
@@ -39,8 +39,6 @@ class DjangoLedger(Ledger):
     Make it at first use, not while Django loads its settings. Raises TransactionError for a database other than SQLite
     and PostgreSQL, BrokerError for an SQLite database in memory that is not the test runner's.
     """
-
-    joins_by_itself = True
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self.using = using
@@ -65,24 +63,37 @@ class DjangoLedger(Ledger):
             identity = DatabaseIdentity(self.dialect, database=":memory:")
             return Binding("0" * ID_SIZE, store_id, identity, opened=0, made_ms=0)
 
+    def running_transaction(self) -> JoinableTransaction:
+        """The transaction that this thread's connection is in."""
+        return DjangoTransaction(connections[self.using], self.using, self._database, self._rows)
+
+
+class DjangoTransaction(JoinableTransaction):
+    """The transaction of one connection of Django's."""
+
+    waits_for_disk: ClassVar[bool] = (
+        True  # a COMMIT may come from anywhere: also as plain SQL, of which nothing is seen
+    )
+
+    def __init__(self, connection: Any, using: str, database: str, rows: DjangoRows) -> None:
+        self._connection, self._using, self._database, self._rows = connection, using, database, rows
+        self._watch = watch_of(connection)
+
     @contextlib.contextmanager
-    def joining(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Iterator[Branch]:
-        """Around the storing of one half message in the transaction that this thread's connection is in.
+    def sending(self) -> Iterator[None]:
+        with self._watch.failing_makes_commit_impossible():
+            self._check()
+            yield
 
-        Its row is inserted here. The caller stores the half message durably before it leaves: then a COMMIT may come
-        from anywhere. What is raised inside makes COMMIT impossible.
-        """
-        connection = connections[self.using]
-        watch = watch_of(connection)
-        with watch.failing_makes_commit_impossible():
-            self._check(connection)
-            branch = watch.branch(self._rows, producer_group, service, store_id=store_id)
-            yield branch
-            watch.deliver_in_tests(branch)
+    def branch(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Branch:
+        """Its row is inserted here."""
+        branch = self._watch.branch(self._rows, producer_group, service, store_id=store_id)
+        self._watch.deliver_in_tests(branch)
+        return branch
 
-    def _check(self, connection: Any) -> None:
+    def _check(self) -> None:
         """Refuse, before anything is stored, a connection that has no transaction to join."""
-        where = f"the database {self.using!r}"
+        connection, where = self._connection, f"the database {self._using!r}"
         if not connection.in_atomic_block:
             text = f"no transaction.atomic() is active on {where}, so there is no COMMIT that the message could join"
             text = f"{text}: send inside transaction.atomic(), or set ATOMIC_REQUESTS"

@@ -12,16 +12,18 @@ RocketMQ: DefaultMQProducerImpl.sendMessageInTransaction, endTransaction (5.3.3)
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import enum
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
-from broker.ledger import LEDGER_KEY, new_key
 from broker.transaction.service import Half, TransactionalMessageService
 
 _log = logging.getLogger("broker")
@@ -56,7 +58,7 @@ class LedgerRows(Protocol):
 
 @dataclass(eq=False)
 class Branch:
-    """The messages of one producer group in one savepoint, or outside of any: they share one ledger row.
+    """The messages of one producer group in one savepoint, or outside any: they share one ledger row.
 
     The row is inserted inside the savepoint, so the database itself says which branches survived.
     """
@@ -76,10 +78,30 @@ class Branch:
         return {LEDGER_KEY: self.key}
 
 
+class JoinableTransaction(abc.ABC):
+    """A database transaction that half messages can join: what a send needs to know of it, whichever library runs it.
+
+    with transaction.sending():                     # what is raised inside makes its COMMIT impossible
+        branch = transaction.branch(group, service, store_id=store_id)
+        branch.halves.append(half)                  # stored with `branch.properties`
+    """
+
+    waits_for_disk: ClassVar[bool]
+    """Whether a half message must be durable when its send returns, because nothing can run just before COMMIT."""
+
+    @abc.abstractmethod
+    def sending(self) -> AbstractContextManager[None]:
+        """Around one send. Raises TransactionError for a transaction that no message can join."""
+
+    @abc.abstractmethod
+    def branch(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Branch:
+        """The branch that the next message belongs to. Raises TransactionError where message and row could part."""
+
+
 class Enlistment:
     """The messages in one transaction of a database connection. An adapter calls, in this order:
 
-    - `branch(...)` for each send, with a value that identifies the innermost open savepoint (None outside of any);
+    - `branch(...)` for each send, with a value that identifies the innermost open savepoint (None outside all);
       it appends the half message to the branch it gets, and calls `doom(...)` when anything in the send fails.
     - `savepoint_rolled_back(savepoint)` after a ROLLBACK TO: what failed inside does not matter any more.
     - `check()` and `wait_durable()` before COMMIT, ideally before the database takes its write lock; then
@@ -140,7 +162,7 @@ class Enlistment:
         return made
 
     def doom(self, reason: str, savepoint: Hashable | None = None) -> None:
-        """Make COMMIT impossible: a send failed, and whoever catches its error must not commit without the message."""
+        """Make COMMIT impossible: a send failed, and a caller that catches its error must not commit."""
         self._dooms.append((savepoint, reason))
 
     def savepoint_rolled_back(self, savepoint: Hashable) -> None:

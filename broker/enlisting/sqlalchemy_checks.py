@@ -58,7 +58,7 @@ def check_owned(session: Session, connection: Connection) -> None:
     _, transaction, should_commit, _ = entry
     if not should_commit or transaction is not connection.get_transaction():
         raise TransactionError(
-            "the session is a part of an outer transaction, so its commit() is no COMMIT: send with the connection "
+            "the session is a part of an outer transaction, so its commit() is not a COMMIT: send with the connection "
             "that began it, producer.send(message, connection), or let the session begin its own transaction"
         )
 

@@ -1,4 +1,4 @@
-"""Messages join the transaction of a SQLAlchemy session or connection, and end with it, whoever commits.
+"""Messages join the transaction of a SQLAlchemy session or connection, and end with it, whichever code commits.
 
     Session.before_commit     refuse what is doomed; take a turn (SQLite); fsync the half messages; flush
     Engine "commit"           the ledger rows: the last step before COMMIT
@@ -248,7 +248,7 @@ def _after_transaction_end(session: Session, transaction: OrmTransaction) -> Non
             del of_connection[connection]
 
 
-# What a user is told
+# What a user reads
 
 
 def unknown_outcome(error: BaseException) -> UnknownOutcome:

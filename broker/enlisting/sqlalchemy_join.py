@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from broker.enlisting import sqlalchemy_checks as checks
-from broker.enlisting.enlistment import Branch
+from broker.enlisting.enlistment import Branch, JoinableTransaction
 from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_still_open,
@@ -25,25 +27,32 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
-def join(
-    target: Session | Connection,
-    ledger: Ledger,
-    producer_group: str,
-    service: TransactionalMessageService,
-    *,
-    store_id: str,
-) -> Branch:
-    """The branch for the next message in the transaction of a session or a connection, which begins if it has not.
+class SqlalchemyTransaction(JoinableTransaction):
+    """The transaction that a session or a connection is in; it begins with the first message if it has not."""
 
-    Raises TransactionError where a message and its rows could part.
-    """
-    enlistment, connection = enlist(target, ledger)
-    check_still_open(enlistment, connection)
-    savepoint = savepoint_of(connection)
-    rows = rows_of(ledger)
-    branch = enlistment.branch(connection, rows, producer_group, service, store_id=store_id, savepoint=savepoint)
-    enlistment.was_in_transaction = enlistment.was_in_transaction or bool(in_transaction(connection))
-    return branch
+    waits_for_disk: ClassVar[bool] = (
+        False  # the events of SQLAlchemy run before COMMIT, and flush all messages together
+    )
+
+    def __init__(self, target: Session | Connection, ledger: Ledger) -> None:
+        self._target, self._ledger = target, ledger
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # the caller may catch it, and must not commit without the message
+            doom(self._target, f"{type(error).__name__}: {error}")
+            raise
+
+    def branch(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Branch:
+        enlistment, connection = enlist(self._target, self._ledger)
+        check_still_open(enlistment, connection)
+        savepoint = savepoint_of(connection)
+        rows = rows_of(self._ledger)
+        branch = enlistment.branch(connection, rows, producer_group, service, store_id=store_id, savepoint=savepoint)
+        enlistment.was_in_transaction = enlistment.was_in_transaction or bool(in_transaction(connection))
+        return branch
 
 
 def enlist(target: Session | Connection, ledger: Ledger) -> tuple[SessionEnlistment, Connection]:

@@ -40,13 +40,25 @@ class SqlAlchemyRows:
         self._finds_its_place = ledger.dialect == "postgresql" and table.schema is None
         if self._finds_its_place:
             self._insert = self._insert.returning(literal_column("tableoid"))
+        self._sql: str | None = None
+        self._columns: list[str] | None = None  # in the order of the driver's places; None where it takes names
         self._home: int | None = None  # PostgreSQL's id of the table that check-back reads
 
     def insert(self, connection: Connection, key: str, producer_group: str, store_id: str) -> None:
         """See LedgerRows."""
-        row = {"ledger_key": key, "state": COMMITTED, "producer_group": producer_group, "store_id": store_id}
+        row = {
+            "ledger_key": key,
+            "state": COMMITTED,
+            "producer_group": producer_group,
+            "store_id": store_id,
+            "decided_by": None,
+        }
+        if self._sql is None:  # compiled once: each purchase pays for this statement
+            compiled = self._insert.compile(dialect=connection.dialect)
+            self._sql, self._columns = str(compiled), compiled.positiontup
+        values: Any = row if self._columns is None else tuple([row[name] for name in self._columns])
         try:
-            done = connection.execute(self._insert, {**row, "decided_by": None})
+            done = connection.exec_driver_sql(self._sql, values)
         except self._integrity_error as error:
             text = f"check-back rolled the transaction {key} back, since it took too long: nothing was saved"
             raise AlreadyEnded(f"{text}. Do it again, or raise first_check_after", state=ROLLED_BACK) from error
@@ -64,7 +76,7 @@ class SqlAlchemyRows:
     def _check_home(self, connection: Connection, table_id: int) -> None:
         """Raises TransactionError when the session's search_path leads to another table than check-back's.
 
-        Check-back connects anew, so it has the search_path of the role, the database and the connection's options:
+        Check-back connects again, so it has the search_path of the role, the database and the connection's options:
         what PostgreSQL calls the reset value.
         """
         from sqlalchemy import text

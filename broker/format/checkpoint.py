@@ -18,8 +18,8 @@ FILE_SIZE = 4096
 class Checkpoint(Layout, size=40):
     """Store timestamps of the newest records that are on disk."""
 
-    commitlog_timestamp_ms: i64 = 0  # of the newest record whose CommitLog bytes were forced
-    queue_timestamp_ms: i64 = 0  # of the newest record whose ConsumeQueue unit was forced
+    commitlog_timestamp_ms: i64 = 0  # of the newest record whose CommitLog bytes were flushed
+    queue_timestamp_ms: i64 = 0  # of the newest record whose ConsumeQueue unit was flushed
     index_timestamp_ms: i64 = 0  # of the newest record in an index file that is full
     master_flushed_offset: i64 = 0  # since 5.0, for replication
     confirm_commitlog_offset: i64 = 0  # since 5.0; after a recovery, where the last record begins

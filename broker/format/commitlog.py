@@ -18,15 +18,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import CorruptRecord, MessageRejected
-from broker.format import body as bodies
 from broker.format import properties as names
 from broker.format.java import Host
 from broker.format.layout import Layout, i32, i64
-from broker.format.recordcrc import RECORD_CRC_SIZE as RECORD_CRC_SIZE
-from broker.format.recordcrc import record_crc_fault as record_crc_fault
-from broker.format.recordcrc import record_crc_item as record_crc_item
-from broker.format.recordcrc import record_crc_reserve as record_crc_reserve
-from broker.format.recordcrc import record_crc_said as record_crc_said
+from broker.format.record import body as bodies
+from broker.format.record.recordcrc import RECORD_CRC_SIZE as RECORD_CRC_SIZE
+from broker.format.record.recordcrc import record_crc_fault as record_crc_fault
+from broker.format.record.recordcrc import record_crc_item as record_crc_item
+from broker.format.record.recordcrc import record_crc_reserve as record_crc_reserve
+from broker.format.record.recordcrc import record_crc_said as record_crc_said
+from broker.format.record.recordcrc import sound_record_crc
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType, compression, transaction_type
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
@@ -220,15 +221,15 @@ def decode(buffer: Any, at: int = 0, *, commitlog_offset: int | None = None, che
         raw = _whole(buffer, at)
         record = _parse(raw)
         if commitlog_offset is not None and record.commitlog_offset != commitlog_offset:
-            raise _Damage(f"the record says that it begins at CommitLog offset {record.commitlog_offset}")
+            raise _BadRecord(f"the record says that it begins at CommitLog offset {record.commitlog_offset}")
         if check_crc and (fault := crc_fault(record, raw)):
-            raise _Damage(fault)
-    except _Damage as damage:
+            raise _BadRecord(fault)
+    except _BadRecord as damage:
         raise CorruptRecord(str(damage), at=at, commitlog_offset=commitlog_offset) from None
     return record
 
 
-class _Damage(Exception):
+class _BadRecord(Exception):
     """A reason; decode() adds the place."""
 
 
@@ -236,16 +237,16 @@ def _whole(buffer: Any, at: int) -> bytes:
     """The bytes of the record that begins at `at`, once its size and magic make sense."""
     room = len(buffer) - at
     if at < 0 or room < _SIZE_AND_MAGIC.size:
-        raise _Damage(f"{max(room, 0)} bytes are too few for a record")
+        raise _BadRecord(f"{max(room, 0)} bytes are too few for a record")
     total_size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, at)
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         if magic == MAGIC_BLANK:
-            raise _Damage("the segment ends here: this is a blank, not a record")
-        raise _Damage(f"no record begins here: the magic is 0x{magic & 0xFFFFFFFF:08X}")
+            raise _BadRecord("the segment ends here: this is a blank, not a record")
+        raise _BadRecord(f"no record begins here: the magic is 0x{magic & 0xFFFFFFFF:08X}")
     if not RECORD_SIZE_MIN <= total_size <= RECORD_SIZE_MAX:
-        raise _Damage(f"a record has {RECORD_SIZE_MIN} to {RECORD_SIZE_MAX} bytes, this one says {total_size}")
+        raise _BadRecord(f"a record has {RECORD_SIZE_MIN} to {RECORD_SIZE_MAX} bytes, this one says {total_size}")
     if total_size > room:
-        raise _Damage(f"the record takes {total_size} bytes, {room} are there")
+        raise _BadRecord(f"the record takes {total_size} bytes, {room} are there")
     return bytes(buffer[at : at + total_size])
 
 
@@ -255,7 +256,7 @@ def _parse(raw: bytes) -> Record:
     head = _HEADS[sys_flag & _IPV6_MASK]
     size = len(raw)
     if size < head.size + 3:
-        raise _Damage(f"{size} bytes are too few for a record with these addresses")
+        raise _BadRecord(f"{size} bytes are too few for a record with these addresses")
     # fmt: off
     (_, magic, body_crc, queue_id, flag, queue_offset, commitlog_offset, _, born_timestamp_ms,
      born_address, born_port, store_timestamp_ms, store_address, store_port,
@@ -264,18 +265,18 @@ def _parse(raw: bytes) -> Record:
     wide = 2 if magic == MAGIC_V2 else 1
     topic_at = head.size + body_length + wide
     if body_length < 0 or topic_at + 2 > size:
-        raise _Damage(f"a body of {body_length} bytes does not fit in a record of {size}")
+        raise _BadRecord(f"a body of {body_length} bytes does not fit in a record of {size}")
     topic_length = int.from_bytes(raw[topic_at - wide : topic_at], "big", signed=True)
     properties_at = topic_at + topic_length + 2
     if topic_length < 0 or properties_at > size:
-        raise _Damage(f"a topic of {topic_length} bytes does not fit in a record of {size}")
+        raise _BadRecord(f"a topic of {topic_length} bytes does not fit in a record of {size}")
     (properties_length,) = _I16.unpack_from(raw, properties_at - 2)
     if properties_length < 0 or properties_at + properties_length != size:
-        raise _Damage(f"the lengths add up to {properties_at + properties_length}, the record says {size}")
+        raise _BadRecord(f"the lengths add up to {properties_at + properties_length}, the record says {size}")
     try:
         topic = raw[topic_at : topic_at + topic_length].decode()
     except UnicodeDecodeError:
-        raise _Damage("the topic is not UTF-8") from None
+        raise _BadRecord("the topic is not UTF-8") from None
     return Record(
         magic, queue_id, flag, queue_offset, commitlog_offset, sys_flag, born_timestamp_ms,
         Host(born_address, born_port), store_timestamp_ms, Host(store_address, store_port), reconsume_times,
@@ -290,11 +291,11 @@ def crc_fault(record: Record, raw: bytes) -> str | None:
     """
     if crc32(record.body) != record.body_crc:
         return f"the body's CRC is {crc32(record.body)}, the record says {record.body_crc}"
-    if fault := record_crc_fault(record.properties):
-        return fault
-    said = record_crc_said(record.properties)
-    if said is not None and said != (found := crc32(raw[:-RECORD_CRC_SIZE])):
-        return f"the record's CRC is {found}, the record says {said}"
+    stated = sound_record_crc(record.properties)
+    if stated is None:
+        return record_crc_fault(record.properties)
+    if stated != (computed := crc32(memoryview(raw)[:-RECORD_CRC_SIZE])):
+        return f"the record's CRC is {computed}, the record says {stated}"
     return None
 
 

@@ -282,7 +282,7 @@ def _numbers(name: str, value: Any) -> dict[int, int]:
     found = {}
     for key, number in _mapping(name, value).items():
         if not re.fullmatch(r"-?[0-9]{1,10}", key):
-            _bad(f"{key!r} in {name!r} is no queue id or level")
+            _bad(f"{key!r} in {name!r} is not a queue id or level")
         found[int(key)] = _long(key, number)
     return found
 
@@ -298,7 +298,7 @@ def _long(name: str, value: Any) -> int:
 
 
 def _no_number(name: str) -> NoReturn:
-    _bad(f"not JSON: {name} is no number")
+    _bad(f"not JSON: {name} is not a number")
 
 
 def _bad(reason: str) -> NoReturn:

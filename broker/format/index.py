@@ -5,7 +5,8 @@
     header (40 bytes)   slots (4 bytes each)   items (20 bytes each; item 0 is never used)
 
 A slot holds the number of its newest item, an item that of the next older one in the same slot; 0 ends the chain. Only
-hashes are stored: whoever finds an item must compare the key in the record. RocketMQ: IndexFile, IndexHeader (5.3.3).
+hashes are stored: a reader that finds an item must compare the key in the record. RocketMQ: IndexFile, IndexHeader
+(5.3.3).
 
 How many slots and items a file has is configuration, and many pairs give the same size. `solve_counts` knows RocketMQ's
 default, `find_counts` works the numbers out from where the used items end; `broker.store.read.index` has the file for
@@ -105,8 +106,8 @@ def time_diff_s(store_timestamp_ms: int, begin_timestamp_ms: int) -> int:
 def chain(buffer: Any, code: int, slots: int, items: int) -> Iterator[tuple[int, IndexItem]]:
     """The items of a hash's slot with their numbers, newest first; other hashes of the same slot come along.
 
-    Ends where RocketMQ ends: at a number that is no used item, or at an item that names itself. A chain that does not
-    go back in time is damage: CorruptRecord. RocketMQ: IndexFile.selectPhyOffset (5.3.3).
+    Ends where RocketMQ ends: at a number that is not a used item, or at an item that names itself. A chain that does
+    not go back in time is damage: CorruptRecord. RocketMQ: IndexFile.selectPhyOffset (5.3.3).
     """
     _check_size(buffer, slots, items)
     count = IndexHeader.unpack_from(buffer).item_count

@@ -85,7 +85,7 @@ def decode(raw: bytes) -> dict[str, str]:
     """The properties by name, in stored order, as RocketMQ 4.9.1 and later reads them.
 
     An item counts when it has a name and a value; the value may contain further 0x01. The last duplicate wins. Bytes
-    that are not UTF-8 become U+FFFD, as in Java: 3.0 wrote them in the platform's charset, so they are no damage.
+    that are not UTF-8 become U+FFFD, as in Java: 3.0 wrote them in the platform's charset, so they are not damage.
     RocketMQ: MessageDecoder.string2messageProperties (5.3.3). Quirk: an item without a value is dropped.
     """
     found: dict[str, str] = {}

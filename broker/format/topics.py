@@ -15,7 +15,7 @@ OP_TAG = "d"
 PARK_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"  # since 4.5.2: half messages that nobody would answer for
 CHECK_GROUP = "CID_RMQ_SYS_TRANS"  # its offsets are the progress of the check loop
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # queue id = delay level - 1
-REDOLOG_TOPIC = "TRANSACTION_REDOLOG_TOPIC_XXXX"  # 3.0 only: a folder, never the topic of a record
+REDOLOG_TOPIC = "TRANSACTION_REDOLOG_TOPIC_XXXX"  # 3.0 only: a directory, never the topic of a record
 RETRY_PREFIX = "%RETRY%"  # and the consumer group: messages to be consumed again
 DLQ_PREFIX = "%DLQ%"  # and the consumer group: messages given up
 LMQ_PREFIX = "%LMQ%"
@@ -47,7 +47,7 @@ def check_topic_name(topic: str) -> None:
     if not topic.strip():
         raise MessageRejected("the topic has no name")
     if not _LEGAL.fullmatch(topic):
-        raise MessageRejected(f"the topic {topic!r} may only have letters, digits and the signs % | _ -")
+        raise MessageRejected(f"the topic {topic!r} may only have ASCII letters, digits and the signs % | _ -")
     size_max = RETRY_TOPIC_SIZE_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_SIZE_MAX
     if len(topic) > size_max:
         raise MessageRejected(f"the topic {topic!r} has {len(topic)} characters; at most {size_max} are allowed")

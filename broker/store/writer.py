@@ -3,8 +3,8 @@
     lock the store → open its parts → survey → plan → recover, if this process is alone → join
 
     STORE/checkback/store.json    the sizes of its files, and its id  (broker.store.read.layout)
-    STORE/checkback/control       what all processes share            (broker.store.write.control)
-    STORE/checkback/queues        the next offset of each queue       (broker.store.write.queue_offsets)
+    STORE/checkback/control       what all processes share            (broker.store.shared.control)
+    STORE/checkback/queues        the next offset of each queue       (broker.store.shared.queue_offsets)
     STORE/checkback/durable       a lower bound of what is on disk    (broker.store.maintain.background)
     STORE/checkback/append.lock, sync.lock, upkeep.lock
 
@@ -29,11 +29,11 @@ from broker.store.maintain.background import BackgroundTasks
 from broker.store.maintain.checkpointing import checkpoint
 from broker.store.read.layout import StoreFile, StoreLayout, read_store_file
 from broker.store.read.log_reader import LogReader
-from broker.store.recover.load import Plan, apply, leave, plan
+from broker.store.recover.load import RecoveryPlan, apply, leave, plan
 from broker.store.recover.steps import Progress
 from broker.store.recover.survey import survey
+from broker.store.shared.control import Word, boot_words, two_words
 from broker.store.write.appender import poisoned
-from broker.store.write.control import Word, boot_words, two_words
 from broker.store.write.parts import StoreParts, open_parts
 from broker.store.write.pending_record import Appended, PendingRecord
 
@@ -49,7 +49,7 @@ def open_writer(
     sync: str = "group",
     *,
     progress: Progress = lambda _done, _total: None,
-    expected: Plan | None = None,
+    expected: RecoveryPlan | None = None,
 ) -> StoreWriter:
     """Open a store for writing; a new one is made, one that crashed is recovered first.
 
@@ -103,7 +103,9 @@ def _store_file(paths: Paths, disk: Disk, wanted: StoreLayout | None, *, alone: 
     return file
 
 
-def _admit(parts: StoreParts, lock: StoreLock, *, alone: bool, progress: Progress, expected: Plan | None) -> None:
+def _admit(
+    parts: StoreParts, lock: StoreLock, *, alone: bool, progress: Progress, expected: RecoveryPlan | None
+) -> None:
     """Join the other processes, or recover the store first."""
     trusted = _is_trusted(parts, alone=alone)
     if not alone and not trusted:  # the process that was to recover it may have died while we waited
@@ -124,7 +126,7 @@ def _admit(parts: StoreParts, lock: StoreLock, *, alone: bool, progress: Progres
         raise StoreLocked(text, path=parts.path)
 
 
-def _recover(parts: StoreParts, progress: Progress, expected: Plan | None) -> None:
+def _recover(parts: StoreParts, progress: Progress, expected: RecoveryPlan | None) -> None:
     current = plan(survey(parts.path, parts.disk, alone=True))
     if expected is not None and (current.case, current.steps) != (expected.case, expected.steps):
         shown, needed = expected.case.label, current.case.label
@@ -157,7 +159,7 @@ def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
 
 
 def _meet_others(parts: StoreParts) -> None:
-    """See that the append lock goes round: a process that is stopped while it holds it would block us for ever."""
+    """See that the append lock goes round: a process stopped while it holds it would block this one forever."""
     deadline = time.monotonic() + JOIN_S
     while not parts.append_lock.try_acquire():
         if time.monotonic() >= deadline:
@@ -236,7 +238,7 @@ class StoreWriter:
     # The end
 
     def after_fork(self) -> None:
-        """In a forked child: locks open themselves anew, threads begin with the first append."""
+        """In a forked child: locks open themselves again, threads begin with the first append."""
         self.control[Word.SHARED] = 1
         self.syncer.after_fork()
         self.upkeep.after_fork()

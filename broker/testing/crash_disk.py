@@ -4,7 +4,7 @@
     with contextlib.suppress(Crashed):
         work(disk)                                # on a store below disk.root
     for seed in range(20):
-        image = disk.survivors(seed)              # a folder as the power cut may have left it
+        image = disk.survivors(seed)              # a directory as the power cut may have left it
         check(CrashDisk(image))                   # the next boot
 
 Run the work once without `crash_at`: `disk.steps` says how many steps it has. A loop over 1 … steps crashes at each;
@@ -13,18 +13,18 @@ whatever the calls before it left un-synced is at the mercy of the seed.
 
 What a power cut may take, and why that is fair:
 
-- A file's bytes are safe once `Map.sync` covered them or the file was forced. Until then each block of 512 bytes is on
+- A file's bytes are safe once `Map.sync` covered them or the file was flushed. Until then each block of 512 bytes is on
   its own: the disk holds what was last forced, or any later state that a step saw. A block is never half written, since
   drives promise that much and no more. Forcing one range says nothing of the others, though today's Linux forces all.
 - Bytes stored through a map are seen at the next step, since the disk then compares every mapped file with what it saw
   before. What was stored and overwritten between two steps is never seen.
-- A file's size is safe once the file was forced; until then it is an old one, a later one, or one between them. What a
+- A file's size is safe once the file was flushed; until then it is an old one, a later one, or one between them. What a
   cut took may be there still, or be zeros.
-- A name is safe once its folder was synced: what was created, renamed, exchanged or removed in it. Until then each of
-  these operations, alone and as a whole, is on disk or is not, whatever became of those before it. Forcing a file does
-  not force its name. A rename between two folders is never half done, since file systems keep a journal of names; it
-  is safe when either folder was synced.
-- A forced write that failed (`fail_next_sync`) leaves its blocks as they were, un-synced, and the system takes them for
+- A name is safe once its directory was synced: what was created, renamed, exchanged or removed in it. Until then each
+  of these operations, alone and as a whole, is on disk or is not, whatever became of those before it. Forcing a file
+  does not force its name. A rename between two directories is never half done, since file systems keep a journal of
+  names; it is safe when either directory was synced.
+- An fsync that failed (`fail_next_sync`) leaves its blocks as they were, un-synced, and the system takes them for
   clean: a later sync that succeeds does not save them. Only writing them again does.
 - Lock files hold nothing and never survive. What was there when the disk was made is safe.
 
@@ -46,7 +46,7 @@ from pathlib import Path
 from broker.errors import SyncFailed
 from broker.store.disk.files import Disk, Entry, Map, ReadFile
 from broker.store.disk.os_errors import full, sync_failed
-from broker.testing.power_cut import Chance, File, Folder, Node, Operation, assign, loaded, write_image
+from broker.testing.power_cut import Chance, DirectoryNode, File, Node, Operation, assign, loaded, write_image
 
 
 class Crashed(BaseException):
@@ -54,7 +54,7 @@ class Crashed(BaseException):
 
 
 class CrashDisk(Disk):
-    """Stands in for `Disk` on a folder of its own, and knows what of it a power cut would leave.
+    """Stands in for `Disk` on a directory of its own, and knows what of it a power cut would leave.
 
     `steps` counts the calls so far that change or force something, `trace` names them.
     """
@@ -86,7 +86,7 @@ class CrashDisk(Disk):
                 self.crashed = True
 
     def survivors(self, seed: int) -> Path:
-        """A fresh folder beside the root as a power cut may leave it; cuts the power if it is still on.
+        """A fresh directory beside the root as a power cut may leave it; cuts the power if it is still on.
 
         Seed 0: nothing survives that was not forced; seed 1: everything does; others: chance, the same each time.
         """
@@ -104,7 +104,7 @@ class CrashDisk(Disk):
     # Other faults
 
     def fail_next_sync(self, pattern: str = "*") -> None:
-        """Have the next forced write of a path like this (as in fnmatch, below the root) raise SyncFailed."""
+        """Have the next fsync of a path like this (as in fnmatch, below the root) raise SyncFailed."""
         self._failing.append(pattern)
 
     def full_after(self, size: int | None) -> None:
@@ -140,9 +140,9 @@ class CrashDisk(Disk):
 
     def _make_folder(self, path: str) -> None:
         with self._lock:
-            self._step("make folder", path)
+            self._step("make directory", path)
             super()._make_folder(path)
-            self._rename_in_model((path, Folder()))
+            self._rename_in_model((path, DirectoryNode()))
 
     def _create(self, path: str) -> int:
         with self._lock:
@@ -198,7 +198,7 @@ class CrashDisk(Disk):
 
     def _force_folder(self, path: str) -> None:
         with self._lock:
-            self._step("force folder", path)
+            self._step("force directory", path)
             if failed := self._failure(path):
                 raise failed
             folder = self._find(path)
@@ -233,7 +233,7 @@ class CrashDisk(Disk):
 
     def _remove_folder(self, path: str) -> None:
         with self._lock:
-            self._step("remove folder", path)
+            self._step("remove directory", path)
             super()._remove_folder(path)
             self._rename_in_model((path, None))
 
@@ -264,11 +264,11 @@ class CrashDisk(Disk):
             file.look(descriptor)
 
     def _find(self, path: str) -> Node | None:
-        """What a path names now; None outside of the root, and for lock files."""
+        """What a path names now; None outside the root, and for lock files."""
         names = self._names_below(path)
         node: Node | None = None if names is None else self._tree
         for name in names or []:
-            node = node.now.get(name) if isinstance(node, Folder) else None
+            node = node.now.get(name) if isinstance(node, DirectoryNode) else None
         return node
 
     def _names_below(self, path: str) -> list[str] | None:
@@ -282,7 +282,7 @@ class CrashDisk(Disk):
         found = []
         for path, node in changes:
             folder = self._find(os.path.dirname(os.path.abspath(path)))
-            if isinstance(folder, Folder):
+            if isinstance(folder, DirectoryNode):
                 found.append((folder, os.path.basename(path), node))
         for folder, name, node in found:
             assign(folder.now, name, node)

@@ -90,7 +90,7 @@ class File:
         self.durable = self.seen.copy()
         self.later: dict[int, list[bytes]] = {}  # of each block, what it held since it was last forced
         self.sizes: list[int] = []  # since the size was last forced
-        self.lost: set[int] = set()  # blocks that the system takes for clean since a forced write of them failed
+        self.lost: set[int] = set()  # blocks that the system takes for clean since an fsync of them failed
         self.descriptor = -1
 
     def __del__(self) -> None:
@@ -132,27 +132,27 @@ class File:
         return left
 
 
-class Folder:
-    """The names in a folder, and those that are safe."""
+class DirectoryNode:
+    """The names in a directory, and those that are safe."""
 
     def __init__(self) -> None:
         self.now: dict[str, Node] = {}
         self.durable: dict[str, Node] = {}
 
-    def folders(self) -> list[Folder]:
+    def folders(self) -> list[DirectoryNode]:
         """This one and those in it, by the names that are safe."""
-        inner = [node for node in self.durable.values() if isinstance(node, Folder)]
+        inner = [node for node in self.durable.values() if isinstance(node, DirectoryNode)]
         return [self, *(folder for node in inner for folder in node.folders())]
 
 
-Node: TypeAlias = File | Folder
+Node: TypeAlias = File | DirectoryNode
 
 
 @dataclass(eq=False)
 class Operation:
     """Names that change together."""
 
-    changes: list[tuple[Folder, str, Node | None]]
+    changes: list[tuple[DirectoryNode, str, Node | None]]
     keys: set[tuple[int, str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -175,7 +175,7 @@ class Chance:
         return states[-1] if self._all else self._random.choice(states)
 
     def size(self, durable: int, later: list[int]) -> int:
-        """One that was forced, one that came later, or one between: a large file grows in pieces."""
+        """One that was flushed, one that came later, or one between: a large file grows in pieces."""
         if not later or not self.survives():
             return durable
         if self._all:
@@ -184,9 +184,9 @@ class Chance:
         return self._random.choice([*later, between - between % BLOCK])
 
 
-def loaded(path: str) -> Folder:
+def loaded(path: str) -> DirectoryNode:
     """What is there when the disk is made: all of it safe."""
-    folder = Folder()
+    folder = DirectoryNode()
     for item in os.scandir(path):
         folder.now[item.name] = loaded(item.path) if item.is_dir() else _loaded_file(item.path)
     folder.durable = dict(folder.now)
@@ -198,10 +198,10 @@ def _loaded_file(path: str) -> File:
         return File(Content.of(file.fileno()))
 
 
-def write_image(folder: Folder, path: str, entries: dict[int, dict[str, Node]], chance: Chance) -> None:
+def write_image(folder: DirectoryNode, path: str, entries: dict[int, dict[str, Node]], chance: Chance) -> None:
     for name, node in entries.get(id(folder), folder.durable).items():
         target = os.path.join(path, name)
-        if isinstance(node, Folder):
+        if isinstance(node, DirectoryNode):
             os.mkdir(target)
             write_image(node, target, entries, chance)
         else:

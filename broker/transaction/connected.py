@@ -14,7 +14,7 @@ Checker = Callable[[ReceivedMessage], LocalTransactionState]
 
 
 class ConnectedProducers(CheckListener):
-    """A check listener that asks whoever registered for the producer group; entry point `connected`."""
+    """A check listener that asks the listener that is registered for the producer group; entry point `connected`."""
 
     def __init__(self) -> None:
         self._checkers: dict[str, Checker] = {}

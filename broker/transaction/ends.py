@@ -11,7 +11,7 @@ from dataclasses import replace
 from broker.errors import MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import Record, decode, encode
-from broker.format.recordcrc import record_crc_reserve, record_crc_said
+from broker.format.record.recordcrc import record_crc_reserve, record_crc_said
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.store.write.pending_record import PendingRecord, draft_of, end_draft
 from broker.transaction.events import BY, MOVED_FROM, WHY
@@ -28,13 +28,13 @@ def check_extra(extra: Mapping[str, str]) -> None:
 
 
 def half_draft(raw: bytes) -> tuple[PendingRecord, Record]:
-    """A half message from the log as a draft that ends can be made of, whoever wrote it.
+    """A half message from the log as a draft that ends can be made of, whichever program wrote it.
 
-    Raises CorruptRecord, and TransactionError when the record is no prepared one.
+    Raises CorruptRecord, and TransactionError when the record is not a prepared one.
     """
     found, record = draft_of(raw)
     if found.kind is not TransactionType.PREPARED:
-        raise TransactionError(f"the record at CommitLog offset {record.commitlog_offset} is no half message")
+        raise TransactionError(f"the record at CommitLog offset {record.commitlog_offset} is not a half message")
     if record.version != 1 or record.sys_flag & (BORN_IPV6 | STORE_IPV6):
         reason = "was not written by RocketMQ 3.0–3.1.4 nor by checkback: only its own broker can end it"
         raise TransactionError(f"the half message at CommitLog offset {record.commitlog_offset} {reason}")

@@ -126,7 +126,8 @@ def names_half(half: Identity, end: Identity, *, rolls_back: Any) -> Any:
     """Whether an end record that names the offset of `half` really ends it.
 
     Consumer send-backs and deliveries of scheduled messages copy the COMMIT flag of the message they repeat, with
-    prepared offset 0: by their topic they are no end of the transaction at CommitLog offset 0. A rollback has no body.
+    prepared offset 0: by their topic they are not an end of the transaction at CommitLog offset 0. A rollback has no
+    body.
     """
     same_sender = (half.group == end.group) & (half.topic == end.topic)
     same_message = (half.body_crc == end.body_crc) & (half.born_timestamp_ms == end.born_timestamp_ms)
@@ -159,12 +160,12 @@ def target_topic(topic: str, properties: dict[str, str]) -> str:
 
 
 def checks(properties: dict[str, str]) -> int:
-    """How often RocketMQ asked about this half message, as the half itself says."""
+    """How often RocketMQ checked this half message, as the half itself says."""
     text = properties.get(names.TRANSACTION_CHECK_TIMES, "0")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-class Evidence(NamedTuple):
+class GenerationEvidence(NamedTuple):
     """What speaks for each generation in a CommitLog, as a scan counts it."""
 
     state_table: int = 0  # prepared records with a slot above 0
@@ -173,8 +174,8 @@ class Evidence(NamedTuple):
     half_op: int = 0  # records in the half or op topic
 
 
-def generation(evidence: Evidence) -> Generation:
-    """Recognise a store from its records, never from its folders.
+def generation(evidence: GenerationEvidence) -> Generation:
+    """Recognise a store from its records, never from its directories.
 
     A state table numbers its prepared records, the gap generation leaves them all at 0. A single prepared record at 0
     is taken for the first slot of a state table.
@@ -191,7 +192,7 @@ def generation(evidence: Evidence) -> Generation:
     return found[0] if found else Generation.NONE
 
 
-def gap_evidence(queue_offsets: Iterable[int], previous: int | None) -> Evidence:
+def gap_evidence(queue_offsets: Iterable[int], previous: int | None) -> GenerationEvidence:
     """Count what the queueOffsets of prepared records, in log order, say; `previous` is the one before them."""
     state_table = gap = lone = 0
     for queue_offset in queue_offsets:
@@ -199,10 +200,10 @@ def gap_evidence(queue_offsets: Iterable[int], previous: int | None) -> Evidence
         state_table += queue_offset > 0
         gap += queue_offset == 0 and previous == 0
         previous = queue_offset
-    return Evidence(state_table, gap, lone)
+    return GenerationEvidence(state_table, gap, lone)
 
 
-def prepared_generation(evidence: Evidence) -> Generation:
+def prepared_generation(evidence: GenerationEvidence) -> Generation:
     """Which generation the prepared records of a store belong to."""
     only_gap = evidence.gap and not evidence.state_table
     return Generation.GAP if only_gap else Generation.STATE_TABLE
@@ -219,8 +220,8 @@ __all__ = [
     "TARGET_IN_PROPERTIES",
     "WHY",
     "EventKind",
-    "Evidence",
     "Generation",
+    "GenerationEvidence",
     "Identity",
     "TopicKind",
     "TransactionState",

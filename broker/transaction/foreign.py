@@ -13,7 +13,7 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.detect import check_is_store
 from broker.store.read.store import Store
-from broker.transaction.events import EventKind, Evidence, Generation, gap_evidence, generation, kind_of
+from broker.transaction.events import EventKind, Generation, GenerationEvidence, gap_evidence, generation, kind_of
 
 _RECORDS = 10_000  # of a foreign log that are looked at: enough for a reason, not for a verdict
 
@@ -25,7 +25,7 @@ _REASONS = {
 
 
 def check_may_write(path: str, disk: Disk) -> None:
-    """Raises StoreError for a store that another program wrote, NotAStore for a folder that is something else."""
+    """Raises StoreError for a store that another program wrote, NotAStore for a directory that is something else."""
     entry, paths = disk.entry(path), Paths(path)
     if entry is None or (entry.is_folder and not disk.entries(path)):
         return
@@ -35,7 +35,7 @@ def check_may_write(path: str, disk: Disk) -> None:
                 raise _refused(path, _REASONS[Generation.MIXED])
         return
     if disk.entry(paths.own) is not None and disk.entry(paths.commitlog) is None:
-        return  # whoever was making the store was killed at it
+        return  # the process that made the store was killed meanwhile
     check_is_store(path, disk)
     if not any(found.is_file for found in disk.entries(paths.commitlog)):
         return
@@ -66,6 +66,6 @@ def _generation(store: Store) -> Generation:
                 slots.append(record.queue_offset)
             halves += kind in (EventKind.HALF, EventKind.OP)
     except CorruptStore:
-        pass  # whoever recovers it will say so
+        pass  # the recovery reports it
     evidence = gap_evidence(slots, None)
-    return generation(Evidence(evidence.state_table, evidence.gap, evidence.lone, halves))
+    return generation(GenerationEvidence(evidence.state_table, evidence.gap, evidence.lone, halves))

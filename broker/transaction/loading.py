@@ -1,6 +1,6 @@
 """Find the implementations of the transaction service and of the check listener by entry point.
 
-    checkback.transaction_service    called with a Bridge, returns a TransactionalMessageService
+    checkback.transaction_service    called with a TransactionalMessageBridge, returns a TransactionalMessageService
     checkback.check_listener         called without arguments, returns a CheckListener
 
 RocketMQ: ServiceProvider.loadClass, BrokerController.initialTransaction (5.3.3).
@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from broker.errors import BrokerError
-from broker.transaction.service import Bridge, CheckListener, TransactionalMessageService
+from broker.transaction.service import CheckListener, TransactionalMessageBridge, TransactionalMessageService
 
 SERVICES, LISTENERS = "checkback.transaction_service", "checkback.check_listener"
 
@@ -25,8 +25,8 @@ _OWN = {
 }
 
 
-def load_service(name: str, bridge: Bridge) -> TransactionalMessageService:
-    """The service of this name, for one store. Raises BrokerError when there is none, or it is no service."""
+def load_service(name: str, bridge: TransactionalMessageBridge) -> TransactionalMessageService:
+    """The service of this name, for one store. Raises BrokerError when there is none, or it is not a service."""
     found = _load(SERVICES, name)(bridge)
     if not isinstance(found, TransactionalMessageService):
         raise BrokerError(f"{name!r} in {SERVICES} makes a {type(found).__name__}, no TransactionalMessageService")
@@ -34,7 +34,7 @@ def load_service(name: str, bridge: Bridge) -> TransactionalMessageService:
 
 
 def load_listener(name: str) -> CheckListener:
-    """The check listener of this name. Raises BrokerError when there is none, or it is no listener."""
+    """The check listener of this name. Raises BrokerError when there is none, or when it is not a listener."""
     found = _load(LISTENERS, name)()
     if not isinstance(found, CheckListener):
         raise BrokerError(f"{name!r} in {LISTENERS} makes a {type(found).__name__}, no CheckListener")

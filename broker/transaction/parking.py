@@ -1,4 +1,4 @@
-"""Parked transactions: half messages that nobody is asked about until a person decides.
+"""Parked transactions: half messages that check-back leaves alone until a person decides.
 
 One small record in TRANS_CHECK_MAX_TIME_TOPIC parks a half message, another takes it back; the last one counts while
 the half is in doubt. The name of the topic is RocketMQ's, which moves the whole message there (4.5.2 and later).
@@ -37,7 +37,7 @@ def park_draft(half: Half, why: str, unique_key: str, now_ms: int, *, parks: boo
     return draft(PARK_TOPIC, body, properties, queue_id=_QUEUE, born_timestamp_ms=now_ms)
 
 
-class Parked:
+class ParkTopic:
     """What the park topic says, read on from where it was read before. Threads may share it."""
 
     def __init__(self, store: Store) -> None:

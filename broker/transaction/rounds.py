@@ -18,7 +18,7 @@ from broker.transaction.service import CheckListener, Half, LocalTransactionStat
 def is_due(half: Half, timeout_ms: int, now_ms: int) -> bool:
     """Whether it is time to ask: the producer's own immunity comes before the time-out.
 
-    RocketMQ: TransactionalMessageServiceImpl.getImmunityTime (5.3.3); what is no number, or -1, is no immunity.
+    RocketMQ: TransactionalMessageServiceImpl.getImmunityTime (5.3.3); what is not a number, or -1, means no immunity.
     """
     said = half.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
     immunity_ms = int(said) * 1000 if said.isascii() and said.isdigit() else timeout_ms
@@ -26,7 +26,7 @@ def is_due(half: Half, timeout_ms: int, now_ms: int) -> bool:
 
 
 class Rounds:
-    """How often each half message was asked about in this process."""
+    """How often each half message was checked in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class Rounds:
 def _answer(service: TransactionalMessageService, half: Half, listener: CheckListener) -> LocalTransactionState:
     try:
         return listener.resolve_half_message(half, service.message(half))
-    except Exception:  # noqa: BLE001 - an answer that cannot be given is no answer
+    except Exception:  # noqa: BLE001 - an answer that cannot be given is not an answer
         return LocalTransactionState.UNKNOW
 
 

@@ -88,7 +88,7 @@ class Ended:
     """How a transaction ended."""
 
     state: TransactionState
-    commitlog_offset: int | None  # of the end record; None when it was written before, by whomever
+    commitlog_offset: int | None  # of the end record; None when another process had written it before
     queue_offset: int | None  # of a commit: where consumers find the message; None while it waits for its delay
     again: bool = False  # it had been decided the same way before; nothing was written
 
@@ -112,11 +112,11 @@ class CheckListener(abc.ABC):
         """How the local transaction of a half message ended; UNKNOW asks again in a later round."""
 
     def resolve_discard_message(self, service: TransactionalMessageService, half: Half) -> None:
-        """Do something with a half message that was asked about too often: it is parked."""
+        """Do something with a half message that was checked too often: it is parked."""
         service.park(half, "nobody could say how the local transaction ended")
 
 
-class Bridge(NamedTuple):
+class TransactionalMessageBridge(NamedTuple):
     """What a service works on. RocketMQ: TransactionalMessageBridge (5.3.3)."""
 
     store: Store  # for reading
@@ -128,9 +128,10 @@ Reference = Half | HalfReference
 
 
 class TransactionalMessageService(abc.ABC):
-    """Transactions of one open store. Threads may share it; every decision is made once, whoever makes it.
+    """Transactions of one open store. Threads may share it; every decision is made once, whichever process makes it.
 
-    Implementations are found by the entry point group `checkback.transaction_service`; each is called with a Bridge.
+    Implementations are found by the entry point group `checkback.transaction_service`; each is called with
+    a `TransactionalMessageBridge`.
     """
 
     @abc.abstractmethod
@@ -154,7 +155,7 @@ class TransactionalMessageService(abc.ABC):
         """Store a half message; as durable as the sync mode says when this returns.
 
         Without `wait` it need not be: call `wait_durable` before anything rests on it, so that many half messages, and
-        those of other threads, cost one forced write. `extra_properties` may have names that are RocketMQ's own. With
+        those of other threads, cost one fsync. `extra_properties` may have names that are RocketMQ's own. With
         DELAY, a level, the message is delivered that long after its commit. Raises MessageRejected, NotPermitted,
         StoreFull, SyncFailed.
         RocketMQ: TransactionalMessageService.prepareMessage.
@@ -180,7 +181,7 @@ class TransactionalMessageService(abc.ABC):
 
     @abc.abstractmethod
     def commit(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
-        """Deliver a half message: once, whoever else decides at the same time.
+        """Deliver a half message: once, even if others decide at the same time.
 
         The first decision wins: the same one again returns Ended(again=True), after a contrary one AlreadyEnded is
         raised. `extra_properties` may be events.WHY and events.BY. Raises TransactionError when the reference does not
@@ -214,7 +215,7 @@ class TransactionalMessageService(abc.ABC):
     def in_doubt(self, *, after_slot: int = -1, limit: int | None = None) -> Iterator[Half]:
         """The half messages that nobody ended, lowest slot first, parked ones included.
 
-        The log is forced first: a power cut could take back what is not durable, and nobody is told of that. Raises
+        The log is flushed first: a power cut could undo what is not durable, and nothing would report it. Raises
         SyncFailed.
         """
 
@@ -228,19 +229,19 @@ class TransactionalMessageService(abc.ABC):
 
     @abc.abstractmethod
     def park(self, half: Half, why: str) -> bool:
-        """Give up asking about a half message until a person decides. False when it is parked or ended already.
+        """Stop checking a half message until a person decides. False when it is parked or ended already.
 
         It stays in doubt: it can be committed and rolled back as before. One small record says so.
         """
 
     @abc.abstractmethod
     def unpark(self, half: Half, why: str) -> bool:
-        """Ask about it again. False when it is not parked."""
+        """Check it again from now on. False when it is not parked."""
 
     @abc.abstractmethod
     def check(self, timeout_ms: int, check_max: int, listener: CheckListener) -> int:
-        """Ask a listener once about each half message older than a time-out; returns how many were asked about.
+        """Ask a listener once for each half message older than a time-out; returns how many were checked.
 
-        One that has been asked about `check_max` times goes to `resolve_discard_message`. A producer's own
+        One that has been checked `check_max` times goes to `resolve_discard_message`. A producer's own
         CHECK_IMMUNITY_TIME_IN_SECONDS comes before the time-out. RocketMQ: TransactionalMessageService.check.
         """

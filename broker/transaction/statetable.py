@@ -20,22 +20,22 @@ from broker.format.commitlog import Record
 from broker.format.statetable import SLOT_SIZE, STATE_AT, Slot
 from broker.format.sysflag import TransactionType
 from broker.message import Message, ReceivedMessage
+from broker.store.shared.control import Word
 from broker.store.write.compose import Composed, compose
-from broker.store.write.control import Word
 from broker.store.write.pending_record import Appended, PendingRecord, check_size, end_draft
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
 from broker.transaction.ends import half_draft, make_end
 from broker.transaction.events import TransactionState
-from broker.transaction.parking import Parked, park_draft
+from broker.transaction.parking import ParkTopic, park_draft
 from broker.transaction.rounds import Rounds
 from broker.transaction.service import (
-    Bridge,
     CheckListener,
     Ended,
     Half,
     HalfReference,
     Reference,
+    TransactionalMessageBridge,
     TransactionalMessageService,
 )
 
@@ -54,12 +54,12 @@ _new = object.__new__
 class StateTableService(TransactionalMessageService):
     """The first implementation, and the default: entry point `state-table`."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: TransactionalMessageBridge) -> None:
         self._store, self._writer, self._admission = bridge
         self._appender, self._dispatcher = self._writer.appender, self._writer.dispatcher
         self._record_bytes_max = self._writer.layout.record_bytes_max
         self._waiting = Waiting(self._writer.settle)
-        self._parked = Parked(self._store)
+        self._parked = ParkTopic(self._store)
         self._rounds = Rounds()
         self._sync_each = self._writer.sync == "each"
 
@@ -162,7 +162,7 @@ class StateTableService(TransactionalMessageService):
             else end_draft(known, commitlog_offset, slot, kind)
         )
         check_size(len(end.raw), self._record_bytes_max)
-        if not writer.upkeep.is_running:  # it forces the end soon, for which nobody waits
+        if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
         with writer.append_lock:
             self._appender.heal()
@@ -294,7 +294,7 @@ class StateTableService(TransactionalMessageService):
         return found
 
     def _catch_up(self) -> None:
-        """Finish what a killed process published, and let go of a table that was swapped: no answer rests on either."""
+        """Finish what a killed process published, and release a table that was swapped: no answer rests on either."""
         words = self._writer.control.words
         if words[_DISPATCHED] != words[_TAIL] or words[_GENERATION] != self._dispatcher.generation:
             with self._writer.append_lock:

@@ -3,7 +3,7 @@
 AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST='[{"name": "checkback", "kwargs": {},
     "classpath": "recovery.airflow.bundle.CheckbackDagBundle"}]'
 
-Keep your own entry ("dags-folder") in that list beside it.
+Keep your own entry ("dags-directory") in that list beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def dags_folder() -> Path:
-    """Where the DAG files lie: installed, beside this module; in a source tree, in its top-level folder `dags`."""
+    """Where the DAG files lie: installed, beside this module; in a source tree, in its top-level directory `dags`."""
     installed = HERE / "dags"
     return installed if installed.is_dir() else HERE.parents[1] / "dags"
 
@@ -26,7 +26,7 @@ class CheckbackDagBundle(BaseDagBundle):
 
     @property
     def path(self) -> Path:
-        """The folder that Airflow parses."""
+        """The directory that Airflow parses."""
         return dags_folder()
 
     def get_current_version(self) -> None:

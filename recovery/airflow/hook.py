@@ -46,7 +46,7 @@ class CheckbackHook(BaseHook):
 
     @property
     def path(self) -> str:
-        """The store's folder."""
+        """The store's directory."""
         return str(self.settings["path"])
 
     def store(self) -> broker.Store:
@@ -74,7 +74,7 @@ class CheckbackHook(BaseHook):
         extra = connection.extra_dejson
         found = {name: extra.get(name) or None for name in NAMES}
         if not found["path"]:
-            text = f"the connection {self.checkback_conn_id} names no store: give it a path, the folder of the store"
+            text = f"the connection {self.checkback_conn_id} names no store: give it a path, the directory of the store"
             raise BadSettings(text)
         for name in _JSON:
             value = found[name]
@@ -88,7 +88,7 @@ class CheckbackHook(BaseHook):
             return json.loads(text)
         except ValueError as error:
             where = f"{name} of connection {self.checkback_conn_id}"
-            raise BadSettings(f'{where} is no JSON ({error}); it looks like {{"*": {{"interval": "30s"}}}}') from None
+            raise BadSettings(f'{where} is not JSON ({error}); it looks like {{"*": {{"interval": "30s"}}}}') from None
 
 
 # URLs that hold passwords: they come from connections, at run time, and are masked in every log
@@ -134,7 +134,7 @@ def database_url(conn_id: str) -> str:
 
 
 def http_url(conn_id: str) -> str:
-    """The URL of a connection of type http: its host, schema and port, and `endpoint` of its extra. Raises BadSettings."""
+    """The URL of a connection of type http: host, schema and port, and `endpoint` of its extra. Raises BadSettings."""
     connection = BaseHook.get_connection(conn_id)
     host = connection.host or ""
     if not host:

@@ -23,7 +23,7 @@ AIRFLOWS_SPARK = "spark_default"  # Airflow makes it by itself, for a master tha
 
 
 class StoreOperator(BaseOperator):
-    """What the operators share: which store, and who is asked about it.
+    """What the operators share: which store, and who answers for its transactions.
 
     What is given here goes before what the connection says. URLs that hold a password belong into connections:
     `ledger_connection` names one of a database, `resolver_connection` one of type http. `engine` is local, spark, or
@@ -111,7 +111,7 @@ def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
 
 
 class CheckBackOperator(StoreOperator):
-    """One round of check-back: everything that is due is asked about, in batches. Finding nothing writes nothing."""
+    """One round of check-back: everything that is due is checked, in batches. Finding nothing writes nothing."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What the round did, in numbers."""
@@ -123,17 +123,17 @@ class CheckBackOperator(StoreOperator):
 class PlanRecoveryOperator(StoreOperator):
     """What a crash left, and what would be done about it. Changes nothing."""
 
-    def __init__(self, *, ask: bool | str = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.ask = ask
-
     template_fields: Sequence[str] = (*StoreOperator.template_fields, "ask")
+
+    def __init__(self, *, ask: bool | str = False, take_over: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ask, self.take_over = ask, take_over
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The plan; `question` says whether a person is asked: ask, go on, or nothing to do."""
-        from recovery.jobs import tasks
+        from recovery.jobs.recovering import plan_recovery
 
-        plan = tasks.plan_recovery(self.store_path())
+        plan = plan_recovery(self.store_path(), take_over=self.take_over, now_ms=now_ms(context))
         return {**plan, "question": question(plan["needed"], is_true(self.ask) or plan["must_ask"])}
 
 
@@ -141,22 +141,45 @@ class RecoverOperator(StoreOperator):
     """Do what the plan says. A second time there is nothing left to do.
 
     `broker_is_stopped` is a person's word: true only behind an approval, for a store that another program wrote.
+    `expected` is the `plan_id` of the plan that was approved: another plan is not carried out. `answer` is the result
+    of the approval, which says who gave it.
     """
 
-    template_fields: Sequence[str] = (*StoreOperator.template_fields, "broker_is_stopped")
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "broker_is_stopped", "expected", "answer")
 
-    def __init__(self, *, broker_is_stopped: bool | str = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *, broker_is_stopped: bool | str = False, expected: str | None = None, answer: Any = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.broker_is_stopped = broker_is_stopped
+        self.broker_is_stopped, self.expected, self.answer = broker_is_stopped, expected, answer
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was done."""
-        from recovery.jobs import tasks
+        from recovery.jobs.recovering import recover
 
-        word, when = is_true(self.broker_is_stopped), now_ms(context)
-        found = tasks.recover(self.store_path(), now_ms=when, broker_is_stopped=word)
+        found = recover(
+            self.store_path(),
+            now_ms=now_ms(context),
+            broker_is_stopped=is_true(self.broker_is_stopped),
+            expected=self.expected,
+            by=who_answered(self.answer),
+        )
         self.publish(context, found)
         return found
+
+
+class InOrderOperator(StoreOperator):
+    """Fails while the store is as a crash left it: a recovery that was rejected, or not answered, is red."""
+
+    def execute(self, context: Context) -> None:
+        """Raises AirflowFailException."""
+        from recovery.jobs.recovering import crashed
+
+        if crashed(self.store_path()):
+            text = "is as the crash left it: the recovery was rejected, not answered in time, or failed"
+            raise AirflowFailException(
+                f"{self.store_path()} {text}. Check-back does not serve it; trigger this DAG again"
+            )
 
 
 class CompareTableOperator(StoreOperator):
@@ -298,6 +321,14 @@ class RetentionOperator(StoreOperator):
         for pin in found["pins"][:_PINS_LOGGED]:
             self.log.warning("segments that are due stay: %s", pin["text"])
         return found
+
+
+def who_answered(answer: Any) -> str | None:
+    """Who gave the answer that an approval returned; None when nobody was asked."""
+    if not isinstance(answer, Mapping):
+        return None
+    who = answer.get("responded_by_user") or {}
+    return str(who.get("name") or who.get("id") or "") or None
 
 
 def question(needed: bool, ask: bool) -> str:

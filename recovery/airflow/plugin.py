@@ -1,4 +1,4 @@
-"""The plugin: a page inside of Airflow's UI. Loaded by each Airflow process, so it imports next to nothing."""
+"""The plugin: a page inside Airflow's UI. Loaded by each Airflow process, so it imports next to nothing."""
 
 from __future__ import annotations
 

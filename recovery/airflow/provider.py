@@ -1,4 +1,4 @@
-"""What Airflow is told about this package: the entry point `apache_airflow_provider`."""
+"""What Airflow reads about this package: the entry point `apache_airflow_provider`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _connection_type() -> dict[str, Any]:
             },
         },
         "conn-fields": {
-            "path": {"label": "Store path", "schema": _TEXT, "description": "The folder of the store."},
+            "path": {"label": "Store path", "schema": _TEXT, "description": "The directory of the store."},
             "catalog": {"label": "Catalog URL", "schema": _TEXT, "description": "Where attempts are counted."},
             "resolver": {
                 "label": "Resolver",

@@ -28,7 +28,7 @@ from typing import Any
 from broker.errors import BrokerError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-NEVER = "never"  # a schedule: by hand only
+NEVER = "never"  # a schedule: manually only
 ENGINES = ("auto", "local", "spark")
 SIZES = ("max_bytes", "free_bytes")
 _INSTEAD = {"disk_share": ". Instead of a share of the disk, which others fill, give max_bytes of the store"}
@@ -40,7 +40,7 @@ class BadSettings(BrokerError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """One store: where it is, who is asked about its transactions, and when the DAGs run."""
+    """One store: where it is, who answers for its transactions, and when the DAGs run."""
 
     name: str
     path: str = ""  # or a connection that says so
@@ -55,7 +55,7 @@ class StoreSettings:
     engine: str = "auto"  # of verification and rebuild: local, spark, or spark where there is one
     ask: bool = False  # whether a person approves before anything is repaired
     check_back_every_s: float = 30.0
-    verify_schedule: str | None = "@daily"  # cron, or @daily and its like; `never`: by hand only
+    verify_schedule: str | None = "@daily"  # cron, or @daily and its like; `never`: manually only
     rebuild_schedule: str | None = "@weekly"
     retention_schedule: str | None = "@daily"
     keep: str = "72h"  # how long messages are kept at least
@@ -63,6 +63,9 @@ class StoreSettings:
     free_bytes: str | int | None = None  # of its disk, as 5GiB: below it the oldest segments go although younger
     gone_after: str = "7d"  # a consumer group that was not seen for so long is not waited for; `never`: always
     even_unread: bool = False  # whether messages go that nobody has read
+    take_over: bool = False  # whether a store that a RocketMQ broker wrote may be offered to be taken over
+    approvers: list[str] = field(default_factory=list)  # names of Airflow users; without any, all who may answer
+    ask_again_after_s: float = 21_600.0  # how long after a crash that was not recovered it is asked about again
     answer_within_s: float = 86_400.0  # how long a person has to answer; then nothing is changed
     alerts: str | None = None  # an HTTP connection that alerts are posted to
     pool: str | None = None  # for Spark jobs
@@ -70,11 +73,11 @@ class StoreSettings:
     executor: str | None = None  # of Airflow's executors, the one whose workers do
 
     def retention(self) -> dict[str, Any]:
-        """What the operator of retention is told besides."""
+        """The arguments of the operator of retention."""
         return {name: getattr(self, name) for name in ("keep", *SIZES, "gone_after", "even_unread")}
 
     def target(self) -> dict[str, Any]:
-        """What operators are told about the store: their own arguments, without what only DAGs use."""
+        """The arguments of operators that concern the store: their own, without what only DAGs use."""
         names = (
             "path", "connection", "ledger", "ledger_connection", "resolver", "resolver_connection", "resolvers",
             "catalog", "policy", "engine", "queue", "executor",
@@ -202,7 +205,7 @@ def _keep(copy: str, text: str) -> None:
 def _one(name: str, values: Any, where: str) -> StoreSettings:
     """One table. What it names must be a setting, of the setting's kind."""
     if not _NAME.fullmatch(name):
-        raise BadSettings(f"{where}: {name!r} cannot name a store: letters, digits, - and _ make up a DAG's name")
+        raise BadSettings(f"{where}: {name!r} cannot name a store: characters, digits, - and _ make up a DAG's name")
     if not isinstance(values, Mapping):
         raise BadSettings(f"{where}: stores.{name} is a table of settings, not {values!r:.40}")
     known = {one.name: _default(one) for one in fields(StoreSettings) if one.name != "name"}
@@ -224,7 +227,7 @@ def _one(name: str, values: Any, where: str) -> StoreSettings:
 
 
 def _default(setting: Any) -> Any:
-    return {} if setting.default is MISSING else setting.default
+    return setting.default_factory() if setting.default is MISSING else setting.default
 
 
 def _is_size(value: Any) -> bool:
@@ -241,4 +244,6 @@ def _fits(default: Any, value: Any) -> bool:
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(default, float):
         return isinstance(value, int | float) and value > 0
+    if isinstance(default, list):
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
     return isinstance(value, str if default is None or isinstance(default, str) else Mapping)

@@ -1,7 +1,7 @@
 """What the DAGs share: retries, time-outs, deadlines, alerts and names, each with its reason.
 
 - One run of a DAG at a time for a store (`max_active_runs`), and no catching up: each run looks at what is there now.
-- A store that is locked is tried again soon; one that is corrupt is not, for trying does not mend it.
+- A store that is locked is tried again soon; one that is corrupt is not, for trying does not repair it.
 - Spark has a pool, where one is set: two sessions on one machine would get into each other's way.
 """
 
@@ -14,7 +14,7 @@ from airflow.sdk import ExceptionRetryPolicy, Param, RetryAction, RetryRule
 from airflow.sdk.definitions.callback import SyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
-from recovery.airflow.alerts import StoreAlert
+from recovery.airflow.alerts import ApprovalAlert, StoreAlert
 from recovery.airflow.settings import StoreSettings
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -62,9 +62,23 @@ def shared_of(
     }
     if within is not None:
         what = f"{work} is not done after {within}"
-        late = SyncCallback("recovery.airflow.alerts.deadline_missed", {"store": name, "what": what})
+        late = SyncCallback(
+            "recovery.airflow.alerts.deadline_missed", {"store": name, "what": what, "connection": alerts}
+        )
         found["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, within, late)
     return found
+
+
+def answering(store: StoreSettings) -> dict[str, Any]:
+    """The arguments of a task that waits for a person: for how long, who may answer, and where it is announced."""
+    arguments: dict[str, Any] = {
+        "response_timeout": timedelta(seconds=store.answer_within_s),
+        "execution_timeout": None,
+        "notifiers": [ApprovalAlert(store=store.name, connection=store.alerts)],
+    }
+    if store.approvers:
+        arguments["assigned_users"] = [{"id": name, "name": name} for name in store.approvers]
+    return arguments
 
 
 def engine_pool(store: StoreSettings) -> dict[str, Any]:

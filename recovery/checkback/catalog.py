@@ -2,12 +2,12 @@
 
     STORE/checkback/catalog.db     SQLite, by default; any SQLAlchemy URL for a database of one's own
 
-    checkback_attempt    one row for each transaction in doubt that was asked about: how often, when again, what then
+    checkback_attempt    one row for each transaction in doubt that was checked: how often, when again, what then
     checkback_run        one row for each round that found something to do
     checkback_decision   one row for each decision of a person
 
 What was decided stands in the CommitLog, who decided and why too, and what is parked. Without the catalog check-back
-only begins to count anew.
+only begins to count again.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Catalog:
         """The catalog in a database, or by default in the store. A damaged one in the store is set aside."""
         if url is not None:
             return cls(create_engine(url), store_id)
-        path = path_of(store_path)
+        path = Paths(store_path).catalog
         try:
             return cls(_sqlite(path), store_id)
         except BrokerError as error:
@@ -120,7 +120,7 @@ class Catalog:
         return cls(_sqlite(path), store_id)
 
     def close(self) -> None:
-        """Let go of its connections."""
+        """Release its connections."""
         self._engine.dispose()
 
     def attempts(self) -> dict[int, Attempt]:
@@ -190,10 +190,6 @@ class Catalog:
         return [{name: value for name, value in row.items() if name not in ("id", "store_id")} for row in found]
 
 
-def path_of(store_path: str) -> str:
-    return os.path.join(Paths(store_path).own, "catalog.db")
-
-
 def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
     """What the catalog of a store remembers, read without changing or making one; empty when there is none.
 
@@ -201,10 +197,10 @@ def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
     """
     disk, paths = Disk(), Paths(store_path)
     file = read_store_file(disk, paths)
-    if file is None or (url is None and disk.entry(path_of(store_path)) is None):
+    if file is None or (url is None and disk.entry(paths.catalog) is None):
         return {}
     store_id = file.store_id
-    engine = create_engine(url or f"sqlite:///file:{quote(os.path.abspath(path_of(store_path)))}?mode=ro&uri=true")
+    engine = create_engine(url or f"sqlite:///file:{quote(os.path.abspath(paths.catalog))}?mode=ro&uri=true")
     try:
         with _sentences(engine), engine.connect() as connection:
             columns = [_attempts.c[name] for name in _NAMES]

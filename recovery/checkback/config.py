@@ -29,7 +29,7 @@ from broker.live import LiveStore
 from broker.store.disk.files import Disk
 from recovery.checkback.http_resolver import HttpResolver, read_headers
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.policy import Policy, parse_duration, parse_policy
 from recovery.checkback.protocol import Resolver
@@ -64,7 +64,7 @@ class Setup:
         try:
             for group, spec in self.resolvers.items():
                 if "ledger" in spec:
-                    evidence, ledgers[group] = Evidence(store), []
+                    evidence, ledgers[group] = LedgerEvidence(store), []
                     ledgers[group] += (LedgerResolver(one, evidence) for one in ledgers_of(spec))
                 asked[group] = Breaker(Bounded(Ledgers(ledgers[group])) if "ledger" in spec else _other(spec))
             default = asked.pop(EVERY_GROUP, None)
@@ -92,7 +92,7 @@ def load(path: str) -> Setup:
     try:
         raw = tomllib.loads(Disk().read(path).decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BrokerError(f"{path} is no TOML: {error}") from None
+        raise BrokerError(f"{path} is not TOML: {error}") from None
     for name in raw:
         if name not in ("policy", "resolvers"):
             raise BrokerError(f"{path}: the tables are policy and resolvers; there is no {name!r}")

@@ -121,7 +121,7 @@ class HttpResolver:
 
 
 def _refusal(status: int) -> str:
-    """Why a status is no answer of the application; empty when it is one."""
+    """Why a status is not an answer of the application; empty when it is one."""
     if 300 <= status < 400:
         return f"answers {status}, a redirect, which is not followed: name the address where the answer is"
     if status in (401, 403, 407):
@@ -143,7 +143,7 @@ def _body(response: Any, deadline: float) -> bytes:
 
 
 def described(half: Half) -> dict[str, Any]:
-    """What an endpoint is told about a transaction in doubt."""
+    """What an endpoint gets about a transaction in doubt."""
     return {
         "message_id": half.message_id,
         "unique_key": half.unique_key,
@@ -171,7 +171,7 @@ def read_headers(headers_file: str | None, token_file: str | None, token: str | 
         name, colon, value = line.partition(":")
         if line.strip() and not line.startswith("#"):
             if not colon or not name.strip():
-                raise BrokerError(f"{headers_file}: line {number} is no header; one looks like `Name: value`")
+                raise BrokerError(f"{headers_file}: line {number} is not a header; one looks like `Name: value`")
             found[name.strip()] = value.strip()
     token = _text(token_file).strip() if token_file else (token or "").strip()
     if token_file and not token:
@@ -187,4 +187,4 @@ def _text(path: str) -> str:
     try:
         return Disk().read(path).decode("utf-8")
     except UnicodeDecodeError:
-        raise BrokerError(f"{path} is no text in UTF-8") from None
+        raise BrokerError(f"{path} is not text in UTF-8") from None

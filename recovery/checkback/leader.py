@@ -1,13 +1,13 @@
-"""Who leads: of all processes that could ask about transactions in doubt, one does.
+"""Who leads: of all processes that could check transactions in doubt, one does.
 
-    lease = Lease("shop.store")
+    lease = LeaderLock("shop.store")
     if lease.try_take(): ...                 # True again and again while this process leads
 
     STORE/checkback/leader.lock    flock, held by the leader; its text says who that is
 
-The system lets go of the lock when its process dies, however it dies, so that another may take it at its next round.
-Two leaders would do no harm: every decision is made once, whoever makes it. They would only ask twice. A store is on a
-local file system (others are refused for writing), so a lock of that system reaches everyone.
+The system releases the lock when its process dies, however it dies, so that another may take it at its next round.
+Two leaders would do no harm: every decision is made once, whichever process makes it. They would only ask twice. A
+store is on a local file system (others are refused for writing), so a lock of that system reaches everyone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker.store.disk.paths import Paths
 _SAYS_BYTES = 200
 
 
-class Lease:
+class LeaderLock:
     """The lock of the leader. One for each CheckService; a forked child does not lead."""
 
     def __init__(self, store_path: str, disk: Disk | None = None) -> None:
@@ -72,13 +72,13 @@ class Lease:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Let another lead; not to lead is no fault. In a forked child it lets go of what its parent still holds."""
+        """Let another lead; without leading nothing happens. A forked child releases what its parent still holds."""
         descriptor, self._descriptor = self.__dict__.get("_descriptor", -1), -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
-_forked: weakref.WeakSet[Lease] = weakref.WeakSet()
+_forked: weakref.WeakSet[LeaderLock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

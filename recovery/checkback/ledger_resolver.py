@@ -1,6 +1,6 @@
 """Answers from the ledger: what the application's database says, and the tombstone where it says nothing.
 
-    answers = LedgerResolver(ledger, Evidence(store)).ask(questions, now_ms)
+    answers = LedgerResolver(ledger, LedgerEvidence(store)).ask(questions, now_ms)
 
 First the database must prove that it is the ledger of this store (`ledgers.proof`), and a half message must name it:
 else the answer is REFUSED. A half message that names no ledger binding is older than bindings are: its row says
@@ -28,12 +28,13 @@ import tenacity
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 
-from broker.ledger import COMMITTED, KEY_SIZE, LEDGER_KEY, ROLLED_BACK, Ledger, executor, key_time_ms
+from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY, key_time_ms
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.ledger_binding import LEDGER_BINDING
 from broker.ledger_identity import Execute
 from broker.transaction.service import Half
 from recovery.checkback.ledgers.database_errors import answer, place
-from recovery.checkback.ledgers.proof import Evidence, WrongLedger, prove
+from recovery.checkback.ledgers.proof import LedgerEvidence, WrongLedger, prove
 from recovery.checkback.protocol import Answer, Outcome, Question
 
 if TYPE_CHECKING:
@@ -52,7 +53,12 @@ class LedgerResolver:
     """Asks one ledger. `evidence` is what the store knows of its ledgers."""
 
     def __init__(
-        self, ledger: Ledger, evidence: Evidence, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS, by: str = "check-back"
+        self,
+        ledger: Ledger,
+        evidence: LedgerEvidence,
+        *,
+        lock_timeout_ms: int = LOCK_TIMEOUT_MS,
+        by: str = "check-back",
     ) -> None:
         self._ledger, self._evidence, self._by = ledger, evidence, by
         self._store_id = evidence.store_id
@@ -67,7 +73,7 @@ class LedgerResolver:
         return self._ledger
 
     def close(self) -> None:
-        """Let go of the connections of an engine that was made for it alone."""
+        """Release the connections of an engine that was made for it alone."""
         self._ledger.engine.dispose()
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002 - the rows know the time
@@ -202,7 +208,7 @@ class LedgerResolver:
         Only on a connection whose database has proved that it is the ledger.
         """
         if key_time_ms(key) is None:
-            return Answer(Outcome.UNKNOWN, f"{key!r:.60} is no ledger key")
+            return Answer(Outcome.UNKNOWN, f"{key!r:.60} is not a ledger key")
         try:
             return self._insert(connection, key, group, state, by) or self._standing(connection, key)
         except WrongLedger as error:
@@ -379,5 +385,5 @@ def _of_another(named: str | None, binding_id: str) -> Answer:
 
 _UNBOUND = Answer(
     Outcome.UNKNOWN,
-    "no row, and the half message, made before 0.2.0, does not say in which database to look: decide it by hand",
+    "no row, and the half message, made before 0.2.0, does not name its database. Run: checkback resolve",
 )

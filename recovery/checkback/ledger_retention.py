@@ -3,12 +3,12 @@
 A row is needed until the end of its transaction is on disk, and a tombstone as long as the local transaction might
 still commit. So rows go by the time in their key: older than `keep_ms`, which must be longer than any local transaction
 takes, and older than every transaction of the store that is in doubt, parked ones included. What was ended before the
-look is forced to disk first. Keys below that time are never answered "rolled back" again: see LedgerResolver.expire.
+look is flushed to disk first. Keys below that time are never answered "rolled back" again: see LedgerResolver.expire.
 """
 
 from __future__ import annotations
 
-from broker.ledger import LEDGER_KEY, key_time_ms
+from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver
 

@@ -1,4 +1,4 @@
-"""What a person does about transactions in doubt: see what is parked, decide, have them asked about again.
+"""What a person does about transactions in doubt: see what is parked, decide, have them checked again.
 
     halves = find(store, ["7F00000100002A9F00000000000004D2"])
     resolve(store, halves, TransactionState.COMMITTED, why="paid, see ticket 12", by="ada", ledger=resolver, now_ms=...)
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
 from broker.format.java import decode_message_id
-from broker.ledger import LEDGER_KEY
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.transaction.events import BY, WHY, TransactionState
@@ -47,7 +47,7 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class ParkedTransaction:
     """A transaction that waits for a person."""
 
     commitlog_offset: int
@@ -107,7 +107,7 @@ def chosen(
     ]
 
 
-def park_list(store: LiveStore, now_ms: int) -> list[Parked]:
+def park_list(store: LiveStore, now_ms: int) -> list[ParkedTransaction]:
     """What is parked, since when and why, in log order."""
     found = []
     for commitlog_offset, record_offset in sorted(store.transactions.parked().items()):
@@ -115,7 +115,7 @@ def park_list(store: LiveStore, now_ms: int) -> list[Parked]:
         record = store.commitlog.read(record_offset)
         said = ReceivedMessage.of(record) if record is not None else None
         found.append(
-            Parked(
+            ParkedTransaction(
                 commitlog_offset=commitlog_offset,
                 message_id=half.message_id,
                 unique_key=half.unique_key,
@@ -199,7 +199,7 @@ def _end(store: LiveStore, half: Half, state: TransactionState, why: str, by: st
 def recheck(
     store: LiveStore, halves: Sequence[Half], *, why: str, catalog: Catalog | None = None, dry_run: bool = False
 ) -> list[Resolution]:
-    """Have transactions asked about again, from the first check on: parked ones are taken back."""
+    """Have transactions checked again, from the first check on: parked ones are taken back."""
     found = []
     parked = store.transactions.parked()
     for half in halves:

@@ -1,4 +1,4 @@
-"""When to ask about a transaction in doubt, how often, and what then: a table and pure functions of plain values.
+"""When to check a transaction in doubt, how often, and what then: a table and pure functions of plain values.
 
     policy = parse_policy({"*": {"interval": "30s"}, "orders": {"most_checks": 5, "at_limit": "rollback"}})
     decide(standing, policy.rule("orders"), now_ms=...)     -> WAIT until, ASK, or LIMIT
@@ -37,7 +37,7 @@ class AtLimit(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How transactions of one topic are asked about. Durations are milliseconds here and text (`30s`) in a policy.
+    """How transactions of one topic are checked. Durations are milliseconds here and text (`30s`) in a policy.
 
     The names of RocketMQ 5.x: first_check_after is transactionTimeOut, interval transactionCheckInterval, most_checks
     transactionCheckMax.
@@ -81,7 +81,7 @@ class Standing:
     stored_ms: int  # when its half message was stored, by the store's clock
     immunity: str | None = None  # its property CHECK_IMMUNITY_TIME_IN_SECONDS
     checks: int = 0  # how often somebody was asked and did not know
-    next_check_ms: int | None = None  # when it is due again; None: it was never asked about
+    next_check_ms: int | None = None  # when it is due again; None: it was never checked
     parked: bool = False
 
 
@@ -90,7 +90,7 @@ class Verdict(enum.Enum):
 
     SKIP = "it is parked and waits for a person"
     WAIT = "it is not due yet"
-    LIMIT = "it was asked about often or long enough"
+    LIMIT = "it was checked often or long enough"
     ASK = "it is due"
 
 
@@ -154,7 +154,7 @@ def due(standing: Standing, rule: Rule) -> int:
 def immunity_ms(text: str | None, rule: Rule) -> int:
     """How long a half message is left alone: as long as it asks for, else first_check_after.
 
-    What is no number, or below zero, counts as not asked. RocketMQ: TransactionalMessageServiceImpl.
+    What is not a number, or below zero, counts as not asked. RocketMQ: TransactionalMessageServiceImpl.
     getImmunityTime (5.3.3), which reads seconds from CHECK_IMMUNITY_TIME_IN_SECONDS.
     """
     if text is None or not (text.isascii() and text.isdecimal()):
@@ -250,7 +250,7 @@ def _value(name: str, value: Any, topic: str) -> Any:
             return parse_duration(value)
         if name == "at_limit":
             return AtLimit(value)
-        number: float = value + 0  # what is no number fails here
+        number: float = value + 0  # what is not a number fails here
         return int(number) if name == "most_checks" else float(number)
     except (TypeError, ValueError) as error:
         raise BadPolicy(f"the policy of topic {topic}: {name} cannot be {value!r:.60} ({error})") from None
@@ -284,7 +284,7 @@ def _checked(rule: Rule, topic: str) -> Rule:
         "interval below 1ms": rule.interval_ms < 1,
         "interval_most below 1ms": rule.interval_most_ms < 1,
         "backoff below 1": not 1 <= rule.backoff < float("inf"),
-        "jitter outside of 0 to 1": not 0 <= rule.jitter <= 1,
+        "jitter outside 0 to 1": not 0 <= rule.jitter <= 1,
         "most_checks below 1": rule.most_checks is not None and rule.most_checks < 1,
         "longest below first_check_after": rule.longest_ms is not None and rule.longest_ms < rule.first_check_after_ms,
         "immunity_most below zero": rule.immunity_most_ms is not None and rule.immunity_most_ms < 0,

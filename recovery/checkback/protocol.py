@@ -1,4 +1,4 @@
-"""What is asked about a transaction in doubt, and what can be answered."""
+"""The question about a transaction in doubt, and the answers to it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Question(NamedTuple):
 
 
 class Resolver(Protocol):
-    """Whoever can say how local transactions ended."""
+    """What can say how local transactions ended."""
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:
         """One answer for each question, in their order. Raises nothing: what goes wrong is an answer, too."""

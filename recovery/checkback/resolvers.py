@@ -16,8 +16,8 @@ from importlib.metadata import entry_points
 from types import BuiltinFunctionType
 from typing import Any
 
+from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError
-from broker.ledger import LEDGER_KEY
 from broker.transaction.service import Half
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, meaning
 from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each, key_of
@@ -66,7 +66,7 @@ class CallableResolver:
             raise BrokerError(f"{name} cannot be loaded: {error}") from error
         asked = getattr(value, "check_local_transaction", value)
         if not callable(asked) or isinstance(asked, BuiltinFunctionType):  # as os:system, which knows no transaction
-            raise BrokerError(f"{name} is no function of an application and has no check_local_transaction")
+            raise BrokerError(f"{name} is not a function of an application and has no check_local_transaction")
         return cls(value, name, answer_within_s=answer_within_s)
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002 - it has its own clock

@@ -1,4 +1,4 @@
-"""One round of check-back: what is in doubt and due is asked about, fairly between topics, and ended as answered.
+"""One round of check-back: what is in doubt and due is checked, fairly between topics, and ended as answered.
 
     check = CheckBack(store, LedgerResolver(ledger, store.store_id))
     report = check.round(now_ms)
@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
+from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import AlreadyEnded, BrokerError
 from broker.format import properties as names
-from broker.ledger import LEDGER_KEY
 from broker.live import LiveStore
 from broker.transaction.events import BY, WHY
 from broker.transaction.service import Half
@@ -30,9 +30,9 @@ from recovery.checkback.leader import myself
 from recovery.checkback.policy import AtLimit, Policy, Standing, Verdict, decide, next_check
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver
 
-LIMIT = 10_000  # transactions that one round asks about
+LIMIT = 10_000  # transactions that one round checks
 _CHUNK = 1_000  # of them at a time
-_READ_FACTOR = 4  # how many more may be read than are asked about, to be fair between topics
+_READ_FACTOR = 4  # how many more may be read than are checked, to be fair between topics
 _WHY_SIZE = 500
 _ERRORS_KEPT = 20
 
@@ -60,8 +60,8 @@ class RoundReport:
     oldest_ms: int | None = None  # age of the oldest that is in doubt and not parked
     duration_s: float = 0.0
     is_dry_run: bool = False
-    topics: dict[str, int] = field(default_factory=dict)  # how many were asked about, by topic
-    planned: list[dict[str, Any]] = field(default_factory=list)  # of a dry run: what it would ask about
+    topics: dict[str, int] = field(default_factory=dict)  # how many were checked, by topic
+    planned: list[dict[str, Any]] = field(default_factory=list)  # of a dry run: what it would check
     errors: list[str] = field(default_factory=list)
     not_asked: dict[str, int] = field(default_factory=dict)  # how many, by the reason
     refusals: dict[str, int] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Due(NamedTuple):
 
 
 class CheckBack:
-    """Asks about the transactions in doubt of one store, round by round.
+    """Queries the transactions in doubt of one store, round by round.
 
     `resolver` says how local transactions ended, `policy` when it is asked, `catalog` remembers in between (by default
     in the store). `limit` and `per_topic` bound a round; `chance` places the jitter.
@@ -105,7 +105,7 @@ class CheckBack:
         self._by = by or f"check-back at {myself()}"
 
     def round(self, now_ms: int, *, dry_run: bool = False) -> RoundReport:
-        """Look at everything in doubt, ask about what is due, end what is known. A dry run changes and asks nothing."""
+        """Look at everything in doubt, check what is due, end what is known. A dry run changes and asks nothing."""
         started = time.monotonic()
         report = RoundReport(is_dry_run=dry_run)
         known = self.catalog.attempts()
@@ -131,7 +131,7 @@ class CheckBack:
     def _due(self, known: dict[int, Attempt], now_ms: int, report: RoundReport) -> tuple[list[_Due], set[int]]:
         """The transactions whose turn it is, and the CommitLog offsets of all that are in doubt.
 
-        Those that were asked about before are judged by what the catalog says, the others by their half message.
+        For those that were checked before the catalog counts, for the others their half message.
         """
         parked, slots = self._service.parked(), list(self._slots())
         visible = self._visible(max((end for _, end in slots), default=0), report)
@@ -159,7 +159,7 @@ class CheckBack:
         return due, in_doubt
 
     def _visible(self, end: int, report: RoundReport) -> int:
-        """Up to where the log is durable; forced, since whoever stored a half message may have died before that."""
+        """Up to where the log is durable; flushed first, for the process that stored a half message may have died."""
         if end > self._store.visible_end and not report.is_dry_run:
             self._store.sync_now()
         return self._store.visible_end
@@ -280,7 +280,7 @@ def _count_reason(answer: Answer, report: RoundReport) -> None:
 
 
 def _is_asked(one: _Due) -> bool:
-    """At its limit a transaction is asked about no more, but for a ledger: its answer is right at any time."""
+    """At its limit a transaction is not checked any more, except with a ledger: its answer is right at any time."""
     return not one.at_limit or LEDGER_KEY in one.half.properties
 
 
@@ -308,7 +308,7 @@ def _by_due(one: _Due) -> tuple[int, int]:
 
 
 def _spread(offsets: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many, from all over the log: a flood in one place does not hide what lies behind it."""
+    """At most so many, from all over the log: a flood in one place does not hide what follows it."""
     return offsets if len(offsets) <= most else offsets[:: -(-len(offsets) // most)]
 
 

@@ -19,10 +19,10 @@ from typing import Any, Self
 from broker.errors import BrokerError
 from broker.live import LiveStore
 from broker.producer import Producer
-from recovery.checkback.leader import Lease
+from recovery.checkback.leader import LeaderLock
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
-from recovery.checkback.ledgers.proof import Evidence, WrongLedger
+from recovery.checkback.ledgers.proof import LedgerEvidence, WrongLedger
 from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.policy import Policy
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
@@ -60,7 +60,7 @@ class CheckService:
     def __init__(
         self,
         check: CheckBack,
-        lease: Lease,
+        lease: LeaderLock,
         *,
         interval_s: float = INTERVAL_S,
         housekeeping: Callable[[int], object] | None = None,
@@ -150,7 +150,7 @@ def for_producers(
 
     Producers of the same group anywhere are answered for, too. Old ledger rows are removed once an hour.
     """
-    evidence = Evidence(store)
+    evidence = LedgerEvidence(store)
     of_group: dict[str, list[LedgerResolver]] = {}
     for one in producers:
         if one.ledger is not None:
@@ -168,4 +168,4 @@ def for_producers(
                 _log.warning("old rows of %r stay: %s", ledger, error)
 
     check = CheckBack(store, router, policy=policy)
-    return CheckService(check, Lease(store.path), interval_s=interval_s, housekeeping=keep_house)
+    return CheckService(check, LeaderLock(store.path), interval_s=interval_s, housekeeping=keep_house)

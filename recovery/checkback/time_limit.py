@@ -47,7 +47,7 @@ class _Call:
     def run(self) -> None:
         try:
             self.value = self.function()
-        except BaseException as error:  # noqa: BLE001 - it goes to whoever waits
+        except BaseException as error:  # noqa: BLE001 - it goes to the waiting thread
             self.error = error
         self.done.set()
 

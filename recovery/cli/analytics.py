@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from broker.errors import StoreError
-from recovery.cli.output import Bar, print_json, show
 from recovery.cli.shared import AsJson, Store, examples, listing
+from recovery.cli.terminal.output import Bar, print_json, show
 
 Master = Annotated[
     str | None,
@@ -33,7 +33,7 @@ def transactions(
     from recovery.spark import jobs, sessions
 
     now_ms = time.time_ns() // 1_000_000
-    with Bar("Judging") as progress:
+    with Bar("Verifying") as progress:
         if spark is None:
             written = in_memory.write_transactions(store, out, now_ms, progress=progress)
         else:
@@ -66,7 +66,7 @@ def report(
 
     if os.path.isdir(out):
         raise StoreError(
-            f"{out} is a folder. Give the file to write, such as {os.path.join(out, 'store.html')}", path=out
+            f"{out} is a directory. Give the file to write, such as {os.path.join(out, 'store.html')}", path=out
         )
     with Bar("Verifying") as progress:
         figures = survey(store, time.time_ns() // 1_000_000, progress)

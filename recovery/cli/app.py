@@ -22,8 +22,8 @@ from recovery.cli import read as verbs_read
 from recovery.cli import repair as verbs_repair
 from recovery.cli import up as verbs_up
 from recovery.cli import write as verbs_write
-from recovery.cli.output import warn
 from recovery.cli.shared import CORRUPT, DEBUG, DEFECT, INTERRUPTED, LOCKED, PIPE_CLOSED, USAGE, VERBS, WELL, fail
+from recovery.cli.terminal.output import warn
 
 # Typer's own way to end: click's classes, which newer versions of typer bring along under another name.
 _TYPERS_OWN: tuple[type[Exception], ...] = (

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recovery.checkback.leader import myself
-from recovery.cli.output import print_json, show, warn
 from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, listing, secret
+from recovery.cli.terminal.output import print_json, show, warn
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -92,7 +92,7 @@ def check_back(
     Exits with 1 when a query failed, and prints which and why; with 2 when a database is not certainly the ledger: then
     nothing was decided by it.
     """
-    from recovery.checkback.leader import Lease
+    from recovery.checkback.leader import LeaderLock
     from recovery.checkback.round import CheckBack
     from recovery.checkback.service import CheckService
 
@@ -105,7 +105,7 @@ def check_back(
         keep_house = _keeper(opened, asked, keep_ms)
         if dry_run:
             return _show_round(check.round(check.now_ms(), dry_run=True), as_json)
-        lease = Lease(opened.path)
+        lease = LeaderLock(opened.path)
         try:
             if interval_ms is not None:
                 service = CheckService(check, lease, interval_s=interval_ms / 1000, housekeeping=keep_house)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from recovery.cli.output import print_json, print_json_list, show, warn
 from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
+from recovery.cli.terminal.output import print_json, print_json_list, show, warn
 
 Group = Annotated[str | None, typer.Argument(metavar="GROUP", help="A consumer group; all groups without it.")]
 
@@ -32,7 +32,7 @@ def dlq(
     A resent message is delivered at once, with all its retries available again; --all still lists it.
     """
     import broker
-    from recovery.cli import tables_consumer as screen_consume
+    from recovery.cli.terminal import tables_consumer as screen_consume
     from recovery.views import dead_letters
 
     if group is None:
@@ -75,7 +75,7 @@ def consumer(
     second; messages in process are delivered again if they are beyond the new position.
     """
     import broker
-    from recovery.cli import tables_consumer as screen_consume
+    from recovery.cli.terminal import tables_consumer as screen_consume
     from recovery.views import consumer_lag as group_positions
 
     if reset is None:
@@ -128,7 +128,7 @@ def demo(
     Every kind of crash occurs at least 20 times. Exits with 1 when the sums do not agree. In your own database it
     recreates tables named flash_sale_….
     """
-    from recovery.cli import tables_consumer as screen_consume
+    from recovery.cli.terminal import tables_consumer as screen_consume
     from recovery.demo.runner import Demo, new_folder
 
     say = (lambda _: None) if as_json else warn

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from recovery.checkback.leader import myself
-from recovery.cli.output import print_json, show
 from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
+from recovery.cli.terminal.output import print_json, show
 
 if TYPE_CHECKING:
     from broker.ledger import Ledger
     from broker.live import LiveStore
-    from recovery.checkback.ledgers.doctor import Line, Said
+    from recovery.checkback.ledgers.doctor import LedgerCheck, Said
 
 Url = Annotated[
     str,
@@ -49,7 +49,7 @@ def doctor(store: Store, ledger: Url, schema: Schema = None, table: Table = _TAB
     raise typer.Exit(WELL if ok else FINDINGS)
 
 
-def _shown(line: Line) -> str:
+def _shown(line: LedgerCheck) -> str:
     step = f"\n{'':17}next: {line.next_step}" if line.next_step and not line.ok else ""
     return f"{'ok' if line.ok else 'not ok':<7}{line.name}: {line.text}{step}"
 

@@ -1,4 +1,4 @@
-"""Send, read on, and end by hand: what the verbs `send`, `tail`, `topic` and `end` do. Nothing here prints."""
+"""Send, read on, and end: what the verbs `send`, `tail`, `topic` and `end` do. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -235,6 +235,6 @@ def find_half(store: broker.LiveStore, name: str) -> broker.Half:
     try:
         _, commitlog_offset = decode_message_id(name)
     except CorruptRecord:
-        text = f"{name!r} is no CommitLog offset, and no half message has it as unique key or message id"
+        text = f"{name!r} is not a CommitLog offset, and no half message has it as unique key or message id"
         raise TransactionError(f"{text}. List what is in doubt: checkback pending {store.path}") from None
     return store.transactions.half(commitlog_offset)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.errors import BrokerError
-from recovery.cli.output import Bar, print_entry, print_json, print_json_list, show, warn
+from broker.store.disk.paths import Paths
 from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing
+from recovery.cli.terminal.output import Bar, print_entry, print_json, print_json_list, show, warn
 
 if TYPE_CHECKING:
     from recovery.views.dump_commitlog import DumpEntry, DumpSelection
@@ -36,7 +37,7 @@ def verify(
     Reports transactions that are in doubt, lost or delivered twice, and every difference. Changes nothing on disk; a
     broker may be running. Exits with 1 when there is a finding.
     """
-    from recovery.cli import tables as screen
+    from recovery.cli.terminal import tables as screen
     from recovery.verify.verifier import verify as judge
 
     with Bar("Verifying") as progress:
@@ -67,7 +68,7 @@ def pending(
     Read from the CommitLog; the number of checks comes from the catalog. Exits with 4 when the log is damaged: an end
     may be lost then, so that a listed transaction may have been settled.
     """
-    from recovery.cli import tables as screen
+    from recovery.cli.terminal import tables as screen
     from recovery.transactions.in_doubt import Pending
 
     with Bar("Reading") as progress:
@@ -102,7 +103,7 @@ def info(
         return
     if store is None:
         raise typer.BadParameter("give a STORE, or --environment", param_hint="STORE")
-    from recovery.cli import tables as screen
+    from recovery.cli.terminal import tables as screen
     from recovery.views.info import look
 
     with Bar("Counting") as progress:
@@ -187,7 +188,7 @@ def salvage(
     ConsumeQueues and the other derived files are left out: a broker builds them when it starts. Exits with 1 when
     the new store lacks something that no broker can rebuild.
     """
-    from recovery.cli import tables as screen
+    from recovery.cli.terminal import tables as screen
     from recovery.repair.salvage import salvage as copy
 
     with Bar("Copying") as progress:
@@ -239,8 +240,8 @@ def installed_version(name: str = "checkback") -> str | None:
 
 
 def _checks(store: str) -> dict[int, int]:
-    """How often check-back asked about each half message; a catalog that cannot be read is no reason to say nothing."""
-    if not os.path.isdir(os.path.join(store, "checkback")):
+    """How often check-back checked each half message; a catalog that cannot be read changes nothing else."""
+    if not os.path.exists(Paths(store).catalog):  # then SQLAlchemy is not imported
         return {}
     try:
         from recovery.checkback.catalog import attempts_of

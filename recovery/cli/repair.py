@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recovery.cli.output import Bar, print_json, show, warn
 from recovery.cli.shared import CORRUPT, FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, listing
+from recovery.cli.terminal.output import Bar, print_json, show, warn
 from recovery.humanize import size
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from broker.store.read.inventory import Misfit
     from recovery.rebuild.replaced import Replacement
     from recovery.rebuild.report import RebuildReport
-    from recovery.repair.crash import Plan, Report
+    from recovery.repair.crash import RecoveryPlan, RecoveryReport
 
 Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without --apply nothing in the store changes.")]
 Stopped = Annotated[
@@ -60,7 +60,7 @@ def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_
     print_json(report.as_json()) if as_json else show(_report_lines(report))
 
 
-def _plan_lines(made: Plan, misfits: Sequence[Misfit]) -> Iterator[str]:
+def _plan_lines(made: RecoveryPlan, misfits: Sequence[Misfit]) -> Iterator[str]:
     yield f"{made.survey.path}: {made.case.label}: {made.case.sentence}"
     for number, line in enumerate(made.lines, 1):
         yield f"{number:>3}. {line}"
@@ -76,7 +76,7 @@ def _plan_lines(made: Plan, misfits: Sequence[Misfit]) -> Iterator[str]:
         yield f"Do it with: checkback recover {made.survey.path} --apply"
 
 
-def _report_lines(report: Report) -> Iterator[str]:
+def _report_lines(report: RecoveryReport) -> Iterator[str]:
     path = report.plan.survey.path
     yield f"{path}: {report.plan.case.label}: {report.plan.case.sentence}"
     if not report.applied:
@@ -248,7 +248,7 @@ def retain(
     the processes that have the store open; where they have none it shows what the store can spare. Exits with 1 when
     something may go and --apply was not given.
     """
-    from recovery.cli import tables_consumer as tables
+    from recovery.cli.terminal import tables_consumer as tables
     from recovery.jobs.setup import parse_retention
 
     logging.getLogger("broker").addHandler(logging.NullHandler())  # what it would say is shown below

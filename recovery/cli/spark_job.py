@@ -12,14 +12,14 @@ import argparse
 from collections.abc import Sequence
 
 from broker.errors import BrokerError
-from recovery.cli.output import print_json, warn
+from recovery.cli.terminal.output import print_json, warn
 from recovery.pipeline.splits import SPLIT_BYTES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m recovery.cli.spark_job`: transactions STORE OUT, verify STORE, package OUT; JSON on standard output.
 
-    Returns the exit code: 0 well, 1 findings, 2 what the sentence on standard error says.
+    Returns the exit code: 0 ok, 1 findings, 2 what the sentence on standard error says.
     """
     try:
         return _run(_parsed(arguments))
@@ -37,7 +37,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     listing = verbs.add_parser("transactions", help="Parquet files, a row for each transaction")
     listing.add_argument("store")
     listing.add_argument("out")
-    verbs.add_parser("verify", help="judge a store").add_argument("store")
+    verbs.add_parser("verify", help="verify a store").add_argument("store")
     verbs.add_parser("package", help="the code for --py-files").add_argument("out")
     return parser.parse_args(arguments)
 

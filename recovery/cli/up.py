@@ -99,7 +99,7 @@ def _one_store(folder: str, store: str | None, asked: Mapping[str, str | None]) 
 
 
 def _write_settings(named: str, settings: Mapping[str, Any]) -> None:
-    """The file that the DAGs read: one store, named as its folder is."""
+    """The file that the DAGs read: one store, named as its directory is."""
     title = os.path.basename(settings["path"]).split(".")[0]
     name = "".join(sign if sign.isalnum() or sign in "-_" else "-" for sign in title) or "store"
     with open(named, "w", encoding="utf-8") as file:
@@ -111,7 +111,7 @@ def _stay(airflow: Standalone, sale: Sale | None, until: float | None) -> None:
     from recovery.airflow.local.rest import Rest
     from recovery.airflow.settings import read_stores
 
-    rest, looked_after = Rest(airflow.url, airflow.login), read_stores(airflow.stores)
+    rest, looked_after = Rest(airflow.url, airflow.login), read_stores(airflow.stores).stores
     typer.echo(f"Airflow starts; its files and its log are in {airflow.home}")
     began = time.monotonic()
     _wait(airflow, rest, lambda: not rest.unhealthy(), _HEALTHY_S, "is not healthy")

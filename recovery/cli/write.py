@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from recovery.cli.output import print_json, print_json_list, show, show_now
 from recovery.cli.shared import FINDINGS, AsJson, Store, examples, fail, listing
+from recovery.cli.terminal.output import print_json, print_json_list, show, show_now
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 
 
-class Kind(StrEnum):
+class TopicType(StrEnum):
     """What a topic takes."""
 
     NORMAL = "NORMAL"
@@ -100,7 +100,7 @@ def topic(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One topic; all topics without it.")] = None,
     create: Annotated[bool, typer.Option("--create", help="Create or change it. Writes to the store.")] = False,
     queues: Annotated[int, typer.Option(min=1, metavar="N", help="Number of queues.")] = 4,
-    kind: Annotated[Kind, typer.Option("--type", help="Type of messages that it accepts.")] = Kind.NORMAL,
+    kind: Annotated[TopicType, typer.Option("--type", help="Type of messages that it accepts.")] = TopicType.NORMAL,
     perm: Annotated[int, typer.Option(min=0, max=15, metavar="N", help="6 read and write, 4 read, 2 write.")] = 6,
     as_json: AsJson = False,
 ) -> None:
@@ -151,7 +151,7 @@ def end(
     if commit is rollback:
         raise typer.BadParameter("give one of --commit and --rollback", param_hint="--commit")
     if not why.strip():
-        raise typer.BadParameter("say why: whoever looks at it later wants to know", param_hint="--why")
+        raise typer.BadParameter("say why: it is kept with the decision", param_hint="--why")
     try:
         decided = sending.end(store, name, commit=commit, why=why, by=by)
     except AlreadyEnded as error:

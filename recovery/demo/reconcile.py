@@ -21,7 +21,7 @@ OF_A_RELEASE = ("locked", "released")
 _FAULTS_SHOWN = 20
 
 
-class Line(NamedTuple):
+class CountCheck(NamedTuple):
     """A thing that was counted in two places."""
 
     what: str
@@ -34,7 +34,7 @@ class Reconciliation:
     """What the database says in the end, and how often which crash hit on the way there."""
 
     crashes: Mapping[str, int]
-    counts: list[Line]
+    counts: list[CountCheck]
     faults: list[str]
     rare: list[str] = field(default_factory=list)  # crashes that hit too seldom for the sums to prove much
     seconds: float = 0.0
@@ -81,22 +81,24 @@ def _of_locks(session: Session) -> Iterator[str]:
     yield from (f"an order without a lock: {lock_id}" for lock_id in orders if lock_id not in states)
 
 
-def _counts(session: Session) -> Iterator[Line]:
+def _counts(session: Session) -> Iterator[CountCheck]:
     """The tables against each other."""
     kinds = Counter(session.scalars(select(Effect.kind)))
     orders, paid = _count(session, Order), len(session.scalars(select(Order.id).where(Order.state == "paid")).all())
     products = session.scalars(select(Product)).all()
     pieces = Counter(session.scalars(select(Order.sku)))
-    yield Line("locks", orders + kinds["released"], _count(session, Lock))
-    yield Line("orders", kinds["created"], orders)
-    yield Line("paid orders", orders, paid)
-    yield Line("shipments", orders, _count(session, Shipment))
-    yield Line("points", orders * POINTS, sum(session.scalars(select(Points.points))))
-    yield Line("pieces that left the stock", orders, sum(one.first_stock - one.stock for one in products))
-    yield Line("pieces still locked", 0, sum(abs(one.locked) for one in products))
-    yield Line("products oversold", 0, sum(pieces[one.sku] > one.first_stock or one.stock < 0 for one in products))
-    yield Line("products miscounted", 0, sum(one.first_stock - pieces[one.sku] != one.stock for one in products))
-    yield Line("cart entries left", 0, _count(session, CartEntry))
+    yield CountCheck("locks", orders + kinds["released"], _count(session, Lock))
+    yield CountCheck("orders", kinds["created"], orders)
+    yield CountCheck("paid orders", orders, paid)
+    yield CountCheck("shipments", orders, _count(session, Shipment))
+    yield CountCheck("points", orders * POINTS, sum(session.scalars(select(Points.points))))
+    yield CountCheck("pieces that left the stock", orders, sum(one.first_stock - one.stock for one in products))
+    yield CountCheck("pieces still locked", 0, sum(abs(one.locked) for one in products))
+    yield CountCheck(
+        "products oversold", 0, sum(pieces[one.sku] > one.first_stock or one.stock < 0 for one in products)
+    )
+    yield CountCheck("products miscounted", 0, sum(one.first_stock - pieces[one.sku] != one.stock for one in products))
+    yield CountCheck("cart entries left", 0, _count(session, CartEntry))
 
 
 def _count(session: Session, table: Any) -> int:

@@ -2,7 +2,7 @@
 
 order    sells, and announces the lock           desk        turns locks into orders
 pay      takes the money, and announces it       stockroom, shipping, points    each does its step
-check    asks after what is in doubt
+check    resolves what is in doubt
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.testing.fixtures import SMALL
-from recovery.checkback.leader import Lease
+from recovery.checkback.leader import LeaderLock
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.protocol import Answer, Outcome
 from recovery.checkback.round import CheckBack
@@ -61,7 +61,7 @@ _RULE = Rule(first_check_after_ms=300, interval_ms=200, backoff=1.0, most_checks
 
 @dataclass(frozen=True)
 class Setting:
-    """What every process is told."""
+    """The arguments of every process."""
 
     store: str
     database: str  # a URL of SQLAlchemy
@@ -76,7 +76,7 @@ class Setting:
 
 
 def connect(url: str) -> Engine:
-    """The shop's database. SQLite waits for whoever is writing, and forces as seldom as it may."""
+    """The shop's database. SQLite waits for the process that is writing, and fsyncs as seldom as it may."""
     if not url.startswith("sqlite"):
         return create_engine(url)
     engine = create_engine(url, connect_args={"timeout": 30})
@@ -129,7 +129,7 @@ def open_store(setting: Setting) -> LiveStore:
         appender: Any = store.writer.appender
 
         def forget(_start: int, stop: int) -> None:
-            from broker.store.write.control import Word
+            from broker.store.shared.control import Word
 
             appender.control[Word.DISPATCHED] = stop
 
@@ -205,11 +205,11 @@ def _process(
 
 
 def _check(store: LiveStore, engine: Engine, setting: Setting) -> None:
-    resolver = LedgerResolver(ledger(engine), Evidence(store))
+    resolver = LedgerResolver(ledger(engine), LedgerEvidence(store))
     if TOMBSTONE in setting.off:
         resolver.decide = lambda *_, **__: Answer(Outcome.ROLLED_BACK, "no row")  # type: ignore[method-assign]
     if CHECK_BACK in setting.off:
         while True:
             time.sleep(_CHECK_EVERY_S)
     check = CheckBack(store, resolver, policy=Policy(_RULE))
-    CheckService(check, Lease(store.path), interval_s=_CHECK_EVERY_S).run()
+    CheckService(check, LeaderLock(store.path), interval_s=_CHECK_EVERY_S).run()

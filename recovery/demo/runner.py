@@ -1,6 +1,6 @@
 """Run the flash sale: start its processes, kill them at random, let it come to rest, and reconcile.
 
-Demo("folder", seed=7).run()      -> Reconciliation
+Demo("directory", seed=7).run()      -> Reconciliation
 
 sale: crashes and kills ──► everything struck often enough ──► calm: nobody buys, nothing crashes ──► at rest ──► sums
 """
@@ -41,9 +41,9 @@ _PLENTY_STOCK = [(f"plenty-{number}", 1000) for number in range(4)]
 
 
 class Demo:
-    """One sale in a folder of its own. `database` is a URL; without one it is a SQLite file in the folder.
+    """One sale in a directory of its own. `database` is a URL; without one it is a SQLite file in the directory.
 
-    Tables named flash_sale_… are made anew in it. `off` switches safeguards off, to see that they are needed:
+    Tables named flash_sale_… are made again in it. `off` switches safeguards off, to see that they are needed:
     check-back, dedup, tombstone, dispatch. Raises BrokerError for an unknown one.
     """
 
@@ -105,7 +105,7 @@ class Demo:
         seed = self._chance.getrandbits(32)
         process = self._context.Process(target=play, args=(role, self.setting, seed), daemon=True)
         main = sys.modules["__main__"]
-        with mock.patch.multiple(main, __file__=None, __spec__=None, create=True):  # else each child imports it anew
+        with mock.patch.multiple(main, __file__=None, __spec__=None, create=True):  # else each child imports it again
             process.start()
         return process
 
@@ -177,9 +177,9 @@ def _lag(store: LiveStore, positions: Positions) -> int:
 
 
 def new_folder(path: str) -> str:
-    """Make a folder for a sale. Raises BrokerError when something is there already."""
+    """Make a directory for a sale. Raises BrokerError when something is there already."""
     try:
         os.makedirs(path)
     except FileExistsError:
-        raise BrokerError(f"{path} is there already: a demo is kept in a folder of its own") from None
+        raise BrokerError(f"{path} is there already: a demo is kept in a directory of its own") from None
     return path

@@ -1,4 +1,4 @@
-"""What tasks stand on: leases on a store, reports that are kept, a store opened with whom to ask about it.
+"""What tasks stand on: leases on a store, reports that are kept, a store opened with its resolver.
 
     with alone("shop.store", "verify"): ...
     with opened("shop.store", ledger="postgresql+psycopg:///shop") as shop: shop.store, shop.resolvers
@@ -85,7 +85,7 @@ def spark_for(engine: str, master: str | None, conf: Mapping[str, str] | None = 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A store, open for writing, with whom to ask about it."""
+    """A store, open for writing, with its resolver."""
 
     store: LiveStore
     resolvers: Resolvers
@@ -165,7 +165,7 @@ def parse_retention(
 
 
 def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = LATEST) -> str | None:
-    """Write a report to STORE/checkback/reports and say where; None, and an error in the log, when it cannot be written.
+    """Write a report to the store's `state_directory`; its path. None, and an error in the log, when it cannot.
 
     Call it under the lease of the work: what `latest` names is written by that work alone.
     """

@@ -3,13 +3,12 @@
     verify("shop.store", now_ms=...)      {"ok": true, "counts": {}, "digest": "...", "report": ".../verify-17….json"}
 
 `now_ms` is the run's own time, never the clock's. Each kind of work has a lease on the store (a lock in
-STORE/checkback/leases, which the system lets go of when its holder dies): two runs at once do not get into each
+STORE/checkback/leases, which the system releases when its holder dies): two runs at once do not get into each
 other's way. Nothing heavy is imported before it is needed, so that a trigger's look stays cheap.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -21,32 +20,17 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
 from broker.store.recover.survey import survey
 from broker.transaction.events import TransactionState
+from recovery.jobs.recovering import crashed as crashed
+from recovery.jobs.recovering import plan_recovery as plan_recovery
+from recovery.jobs.recovering import recover as recover
 from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, spark_for
 
 FINDINGS_SHOWN = 50  # in a task's result; the report has all
-_DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild mends
-_TAKE_OVER = "take the store over: make what is derived from the log, and never let its old broker run on it again"
+_DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild repairs
 PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
 
 
 # Looking
-
-
-def crashed(path: str) -> dict[str, Any] | None:
-    """The mark of a crash: a file `abort` while nobody has the store open. None when all is well.
-
-    Raises NotAStore. A broker of 3.x takes no lock; that its processes map the CommitLog is seen for this user's own.
-    """
-    from recovery.scan.open_by import writers
-
-    disk, paths = Disk(), Paths(path)
-    mark = disk.entry(paths.abort)
-    if mark is None or is_held(paths.lock) or writers(path):
-        return None
-    again = disk.entry(paths.abort)  # whoever closed it well meanwhile took the mark away first
-    if again is None or again.inode != mark.inode:
-        return None
-    return {"abort": paths.abort, "since_ms": int(os.stat(paths.abort).st_mtime * 1000)}
 
 
 def in_doubt_longer(path: str, older_than_s: float, now_ms: int) -> dict[str, Any] | None:
@@ -63,7 +47,7 @@ def in_doubt_longer(path: str, older_than_s: float, now_ms: int) -> dict[str, An
 def queue_ends(path: str, topic: str) -> dict[str, int]:
     """Where the durable messages of each queue of a topic end, by queue id (as text: JSON); empty while there is none.
 
-    As consumers see it: while a process has the store open, what it has not yet forced to disk does not count.
+    As consumers see it: while a process has the store open, what it has not yet flushed to disk does not count.
     """
     with broker.open(path, read_only=True) as store:
         bound = survey(path, Disk()).durable if is_held(Paths(path).lock) else None
@@ -138,7 +122,7 @@ def compare_table(
 ) -> dict[str, Any]:
     """Where the derived files differ from what the log says; nothing in the store is touched.
 
-    The local engine makes them anew beside the real ones; Spark compares where it reads. `needed` says whether there
+    The local engine makes them again beside the real ones; Spark compares where it reads. `needed` says whether there
     is anything to exchange, `text` is for the person who decides.
     """
     with spark_for(engine, master, conf) as spark:
@@ -179,8 +163,8 @@ def rebuild_table(
 ) -> dict[str, Any]:
     """Make the derived files anew and exchange them, while applications go on. A second time nothing is exchanged.
 
-    Spark's executors write what is new into the store's folder. Raises StoreError for a store that another program may
-    write to, and when two halves claim one slot in doubt.
+    Spark's executors write what is new into the store's directory. Raises StoreError for a store that another program
+    may write to, and when two halves claim one slot in doubt.
     """
     with alone(path, "rebuild"):
         with spark_for(engine, master, conf) as spark:
@@ -206,49 +190,6 @@ def _rebuilt_on_spark(path: str, spark: Any) -> dict[str, Any]:
     return {**report, "applied": False, "counts": {}}
 
 
-# After a crash
-
-
-def plan_recovery(path: str) -> dict[str, Any]:
-    """What a store needs after a crash, from `recovery.repair.crash`; nothing is changed.
-
-    `needed` says whether there is anything to do, `must_ask` that another program wrote the store, so that a person has
-    to say that it is stopped. Raises CorruptStore when no crash explains what is there.
-    """
-    from broker.store.recover.load import refusal
-    from broker.store.recover.survey import Owner
-    from recovery.repair import crash
-
-    made = crash.plan(crash.survey(path))
-    must_ask = made.survey.facts.owner in (Owner.STRANGER, Owner.FOREIGN)
-    error = refusal(made)
-    if error is not None and not must_ask:
-        raise error
-    lasting = crashed(path) is not None or (made.is_needed and not must_ask)
-    needed = lasting and not made.survey.facts.in_use
-    steps = made.lines or [_TAKE_OVER if must_ask else "open the store and close it"]
-    listed = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
-    text = "\n".join([f"{made.case.label}: {made.case.sentence}.", "", *listed])
-    return {"needed": needed, "must_ask": must_ask, "case": made.case.label, "text": text}
-
-
-def recover(path: str, *, now_ms: int, broker_is_stopped: bool = False) -> dict[str, Any]:
-    """Bring a store in order after a crash, and close it well. A second time there is nothing to do.
-
-    `broker_is_stopped` is a person's word about a store that another program wrote. Raises CorruptStore, StoreLocked.
-    """
-    from recovery.repair import crash
-
-    with alone(path, "recover"):
-        made = crash.plan(crash.survey(path))
-        report = crash.apply(made, broker_is_stopped=broker_is_stopped).as_json()
-        if crashed(path):  # only processes died: whoever opens it next finishes what they left
-            with broker.open(path) as store:
-                store.sync_now()
-        kept = keep_report(path, f"recover-{now_ms}.json", {"now_ms": now_ms, **report}, latest="recover-latest.json")
-    return {"case": report["case"], "applied": report["applied"], "kept": report["kept"], "report": kept}
-
-
 # Check-back, and what a person decides
 
 
@@ -267,11 +208,11 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
         return {"did": "nothing is in doubt", "in_doubt": 0, "parked": counts["parked"]}
     if crashed(path):
         return {"did": "it crashed, and is recovered first", **counts}
-    from recovery.checkback.leader import Lease
+    from recovery.checkback.leader import LeaderLock
     from recovery.checkback.ledgers.proof import WrongLedger
     from recovery.checkback.round import CheckBack
 
-    lease = Lease(path)
+    lease = LeaderLock(path)
     with opened(path, catalog, **asked) as shop:
         if not lease.try_take():
             return {"did": f"{lease.leader()} is asking", **counts}

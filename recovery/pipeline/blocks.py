@@ -49,7 +49,7 @@ def rows_of(blocks: Iterable[tuple[str, int, Any]]) -> Iterator[pa.RecordBatch]:
 
 
 def values_of(table: pa.Table, tag: str) -> Iterator[Any]:
-    """What travelled under a tag. Only this project's own tasks write it: it is no file from elsewhere."""
+    """What travelled under a tag. Only this project's own tasks write it: it is not a file from elsewhere."""
     for found, payload in zip(table.column("tag").to_pylist(), table.column("payload"), strict=True):
         if found == tag:
             yield pickle.loads(payload.as_py())  # noqa: S301

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from broker.format import properties as names
-from broker.transaction.events import BY, EventKind, Evidence
+from broker.transaction.events import BY, EventKind, GenerationEvidence
 from recovery.findings import Finding, Findings
 from recovery.pipeline.blocks import (
     EVENTS,
@@ -54,7 +54,7 @@ class SplitSummary:
     bytes: int = 0
     last_store_ms: int = 0
     delivers: bool = False
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: GenerationEvidence = field(default_factory=GenerationEvidence)
     first_slot: int | None = None  # of its prepared records
     last_slot: int | None = None
     least_half: dict[int, int] = field(default_factory=dict)  # the least queue offset of a half, by queue
@@ -151,8 +151,8 @@ class Inspection:
             gap = int(((slots == 0) & (np.concatenate((before, slots[:-1])) == 0)).sum())
             summary.first_slot = int(slots[0]) if summary.first_slot is None else summary.first_slot
             summary.last_slot = int(slots[-1])
-        more = Evidence(state_table, gap, len(slots), half_op)
-        summary.evidence = Evidence(*(a + b for a, b in zip(summary.evidence, more, strict=True)))
+        more = GenerationEvidence(state_table, gap, len(slots), half_op)
+        summary.evidence = GenerationEvidence(*(a + b for a, b in zip(summary.evidence, more, strict=True)))
 
     def _check(self, records: Records, kinds: Kinds) -> None:
         file_at, summary = self._log.file_at, self.summary

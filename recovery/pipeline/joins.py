@@ -47,7 +47,7 @@ from recovery.verify.state_table import StateTableComparison, TableClaims
 
 @dataclass(frozen=True)
 class JoinContext:
-    """What every partition is told."""
+    """What every partition gets."""
 
     log: LogManifest
     partitions: int
@@ -126,7 +126,7 @@ def _slots(rebuild_plan: RebuildPlan, found: list[Outcomes], names: Names) -> It
 
 
 def join_ops(context: JoinContext) -> Callable[[pa.Table], Iterator[tuple[str, int, Any]]]:
-    """The second join of one partition: each half is told how many op messages name it."""
+    """The second join of one partition: each half gets the number of op messages that name it."""
 
     def join(table: pa.Table) -> Iterator[tuple[str, int, Any]]:
         result = PartitionResult()

@@ -49,7 +49,7 @@ _DTYPES: dict[str, Any] = {QUEUE: UNIT, REDO_LOG: UNIT, TABLE: SLOT}
 
 @dataclass(frozen=True, slots=True)
 class RebuildPlan:
-    """What every task of a rebuild is told."""
+    """What every task of a rebuild gets."""
 
     place: StoreLocation
     folder: str  # where the files go, the same for all executors
@@ -65,7 +65,7 @@ class RebuildPlan:
 
 
 class OutputFile(NamedTuple):
-    """One file: the how manieth of its folder it is; of the index its name."""
+    """One file: its number in its directory; of the index its name."""
 
     kind: str
     file: int
@@ -120,7 +120,7 @@ class WrittenFile:
 
 
 def chunks(rebuild_plan: RebuildPlan, target: OutputFile, order: int, numbers: Ints, rows: Rows) -> Iterator[FileChunk]:
-    """Cells with their numbers, dealt to the files of the target's folder; `target.file` does not matter."""
+    """Cells with their numbers, dealt to the files of the target's directory; `target.file` does not matter."""
     if not len(numbers):
         return
     files = numbers // rebuild_plan.units_in_file(target.kind)
@@ -339,7 +339,7 @@ def _written(rebuild_plan: RebuildPlan, batches: Iterable[pa.RecordBatch]) -> It
 def _ready(disk: Disk, rebuild_plan: RebuildPlan, scratch: str) -> None:
     if disk.entry(rebuild_plan.folder) is None:
         raise BrokerError(
-            f"an executor does not see {rebuild_plan.folder}: files are rebuilt in a folder that all machines share. "
+            f"an executor does not see {rebuild_plan.folder}: files are rebuilt in a directory that all share. "
             "Set TMPDIR to one, or use --apply on a store that they share"
         )
     if disk.entry(scratch) is None:
@@ -360,7 +360,7 @@ def prefix_sums(counts: Sequence[int], first: int = 0) -> list[int]:
 
 
 def least_and_most(written: Iterable[WrittenFile]) -> Mapping[tuple[str, str, int], tuple[int, int]]:
-    """The first unit and the one behind the last of each folder of units that was written to."""
+    """The first unit and the one behind the last of each directory of units that was written to."""
     spans: dict[tuple[str, str, int], tuple[int, int]] = {}
     for one in written:
         if one.target.kind != INDEX and one.end:

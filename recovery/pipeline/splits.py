@@ -115,7 +115,7 @@ class Reading:
         return overlaps(window, segment.base + begin, commitlog_offset, segment.base + self._listing.segment_size)
 
     def _note_damages(self, scan: Scan, segment: Segment) -> None:
-        """What begins behind a record of this split, or at the beginning of the segment, is this split's to judge."""
+        """What begins behind a record of this split, or at the beginning of the segment, is this split's to verify."""
         is_first = self.split.start == segment.base
         low = segment.base if is_first else self.first
         if low is not None and self.end_offset is not None:
@@ -129,7 +129,7 @@ class Reading:
 def damages_at(listing: Listing, segment: Segment, commitlog_offset: int) -> list[Damage]:
     """What is wrong in a segment from an offset at which records end, up to the next record; nothing where one is.
 
-    Torn or corrupt is told by what follows, in this segment or in a later one: that far is read.
+    Torn or corrupt is decided by what follows, in this segment or in a later one: that far is read.
     """
     rest = Listing((segment, *listing.after(segment)), listing.segment_size)
     scan = Scan(rest, commitlog_offset, window_bytes=_LOOK_AHEAD_BYTES)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from broker.errors import CorruptStore
-from broker.transaction.events import Evidence, Generation, generation, prepared_generation
+from broker.transaction.events import Generation, GenerationEvidence, generation, prepared_generation
 from recovery.pipeline.blocks import EVENTS, KEYED, NAMED, PARTITION_BYTES
 from recovery.pipeline.inspection import InspectionTask, SplitSummary
 from recovery.pipeline.joins import JoinContext, PartitionResult, join_ends, join_keys, join_ops
@@ -54,7 +54,7 @@ class InspectedLog:
     log: LogManifest
     task: InspectionTask
     summaries: tuple[SplitSummary, ...]  # in log order
-    evidence: Evidence
+    evidence: GenerationEvidence
 
     @property
     def generation(self) -> Generation:
@@ -86,7 +86,7 @@ class InspectedLog:
         return [damage for summary in self.summaries for damage in summary.damages]
 
     def context(self, **options: Any) -> JoinContext:
-        """What the partitions are told; `options` are fields of `JoinContext`."""
+        """What the partitions get; `options` are fields of `JoinContext`."""
         least: dict[int, int] = {}
         for summary in self.summaries:
             for queue_id, queue_offset in summary.least_half.items():
@@ -134,11 +134,11 @@ def joins_of(inspected: InspectedLog) -> tuple[tuple[str, Join], ...]:
     return JOINS if inspected.evidence.half_op else JOINS[:1]
 
 
-def merged_evidence(summaries: Sequence[SplitSummary]) -> Evidence:
+def merged_evidence(summaries: Sequence[SplitSummary]) -> GenerationEvidence:
     """What all splits say; two prepared records at 0 that follow each other may lie in two splits."""
-    total, last = Evidence(), None
+    total, last = GenerationEvidence(), None
     for summary in summaries:
-        total = Evidence(*(a + b for a, b in zip(total, summary.evidence, strict=True)))
+        total = GenerationEvidence(*(a + b for a, b in zip(total, summary.evidence, strict=True)))
         if summary.first_slot is not None:
             total = total._replace(gap=total.gap + (summary.first_slot == 0 and last == 0))
             last = summary.last_slot

@@ -4,7 +4,7 @@ or compressed.
     place = Place("s3://archive/shop.store")
     place.log().listing()
 
-A place and its log can be pickled: the driver lists the folder, the executors open what they were told. Compressed
+A place and its log can be pickled: the driver lists the directory, the executors open what it lists. Compressed
 segments (`00000000000000000000.gz`, `.zst`, `.lz4`) are unpacked into a temporary file by the process that reads them.
 """
 
@@ -25,7 +25,7 @@ import pyarrow.fs as pafs
 from broker.errors import NotAStore, StoreError
 from broker.store.disk.files import Disk, Entry, Missing, ReadFile
 from broker.store.disk.open_files import OpenFiles
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import NAME_DIGITS, Listing, Segment, SegmentDamage
 from broker.store.recover.watermark import Watermark
 from recovery.scan.store_files import StoreFiles
@@ -69,7 +69,7 @@ class LogManifest:
         return Listing(segments, self.segment_size)
 
     def file_at(self, commitlog_offset: int) -> str:
-        """The path of the segment that holds an offset, or of the folder."""
+        """The path of the segment that holds an offset, or of the directory."""
         for file in self.files:
             if file.base <= commitlog_offset < file.base + self.segment_size:
                 return file.path
@@ -108,9 +108,9 @@ class StoreLocation:
         disk, path = _disk(self.path)
         if not self.is_local or _has_archives(disk, os.path.join(path, "commitlog")):
             if disk.entry(os.path.join(path, "commitlog")) is None:
-                text = f"{self.path} is no store, for it holds no commitlog/. Give the folder that a broker calls"
+                text = f"{self.path} is not a store, for it holds no commitlog/. Give the directory that a broker calls"
                 raise NotAStore(f"{text} storePathRootDir", path=self.path)
-            return StoreFiles(Folder(path, disk), watermark)
+            return StoreFiles(StoreDirectory(path, disk), watermark)
         return StoreFiles.open(path, watermark)
 
     def log(self) -> LogManifest:
@@ -175,14 +175,14 @@ class ArchiveDisk(Disk):
         return None if info.type is pafs.FileType.NotFound else _entry(info)
 
     def entries(self, folder: str) -> list[Entry]:
-        """What lies in a folder, sorted by name. Raises Missing without a folder."""
+        """What lies in a directory, sorted by name. Raises Missing without a directory."""
         if self._filesystem is None:
             found = super().entries(folder)
         else:
             try:
                 infos = self._filesystem.get_file_info(pafs.FileSelector(folder))
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise Missing(f"{folder}: there is no such folder", path=folder) from error
+                raise Missing(f"{folder}: there is no such directory", path=folder) from error
             found = sorted((_entry(info) for info in infos), key=lambda entry: entry.name)
         return self._unpacked(found)
 

@@ -58,7 +58,7 @@ def write_transaction_files(
     Raises StoreError when `out` is there already.
     """
     if "://" not in out and os.path.exists(out):
-        raise StoreError(f"{out} is there already. Give a folder that is not, or remove it", path=out)
+        raise StoreError(f"{out} is there already. Give a directory that is not, or remove it", path=out)
     started = time.monotonic()
     filesystem, directory = filesystem_of(out)
     temporary = f"{directory}/{_TEMPORARY}"

@@ -1,6 +1,6 @@
 """What the derived files should hold, made from the records of a scan: ConsumeQueues, redo log, state table, index.
 
-    build = Build(files, sizes, folder, disk)
+    build = Build(files, sizes, directory, disk)
     for records in scan: build.add(records)
     build.finish()
 
@@ -19,7 +19,7 @@ import numpy as np
 from broker.format.index import file_size as index_file_size
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import Misfit
 from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import Listing
@@ -38,7 +38,7 @@ _COPY_BYTES = 1 << 20
 
 
 class Build:
-    """Takes the records of a store in log order and writes its derived files into a folder."""
+    """Takes the records of a store in log order and writes its derived files into a directory."""
 
     def __init__(
         self, files: StoreFiles, sizes: StoreLayout, folder: str, disk: Disk, rule: IndexingRule, *, ours: bool
@@ -103,7 +103,7 @@ class Build:
         self.redo_units += len(units)
 
     def finish(self) -> None:
-        """Judge the transactions, write the state table, carry over what lies below the log, and force everything."""
+        """Compute the outcomes, write the state table, carry over what lies below the log, and flush everything."""
         for outcomes in self.tracker.outcomes():
             rows = outcomes.rows
             self._add_to_table(rows[rows["generation"] == Generation.STATE_TABLE])
@@ -182,13 +182,13 @@ class Build:
         }[part]
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Release all files."""
         self.tracker.close()
         for files in (*self.queues.values(), self.redo_log, self.table):
             files.close()
 
     def parts(self) -> Iterator[tuple[str, str, str]]:
-        """The name, the live folder and the built folder of each part that this generation has."""
+        """The name, the live directory and the built directory of each part that this generation has."""
         live = Paths(self.files.path)
         yield "consumequeue", live.consumequeue, self.paths.consumequeue
         yield "index", live.index, self.paths.index
@@ -213,8 +213,8 @@ def copy_file(disk: Disk, source: str, target: str, size: int) -> None:
 
 
 def listing_of(disk: Disk, folder: str) -> Listing:
-    """The files of a queue in any folder, as they are now."""
-    return Folder(folder, disk).segments(folder).listing(fresh=True)
+    """The files of a queue in any directory, as they are now."""
+    return StoreDirectory(folder, disk).segments(folder).listing(fresh=True)
 
 
 def _first_kept(live: UnitFile, begin: int) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import Segment
 from broker.transaction.events import TransactionState
 from recovery.findings import Findings
@@ -37,7 +37,7 @@ DIFFERENCES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """So many units, slots or items of one folder are not what the log says."""
+    """So many units, slots or items of one directory are not what the log says."""
 
     part: str
     kind: str
@@ -58,7 +58,7 @@ class Difference:
 def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Difference]:
     """All of them, for the parts that the store's generation has; `end` is where the log was read to.
 
-    What a live store dispatched for records from there on is not judged.
+    What a live store dispatched for records from there on is not verified.
     """
     found: list[Difference] = []
     parts = [part for part, _, _ in build.parts()]
@@ -181,6 +181,6 @@ def _items(files: list[IndexFileView], kept: tuple[int, int]) -> Iterator[Rows]:
 
 
 def _index_of(build: Build, disk: Disk) -> list[Segment]:
-    files = Folder(build.paths.store, disk).files
+    files = StoreDirectory(build.paths.store, disk).files
     found = disk.entries(build.paths.index)
     return [Segment(int(one.name), one.size, one.path, one.inode, files) for one in found if one.name.isdecimal()]

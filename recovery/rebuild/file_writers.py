@@ -1,6 +1,6 @@
 """Derived files, made from columns of records: units at their places, and an index file after another.
 
-Written through `broker.store.disk.files`, as the live ones are, in a folder of their own.
+Written through `broker.store.disk.files`, as the live ones are, in a directory of their own.
 `recovery.rebuild.rebuilder` decides what goes in and where they end up.
 """
 
@@ -67,7 +67,7 @@ class UnitFiles:
         return rows
 
     def holds(self, begin: int, end: int) -> None:
-        """That units begin … end - 1 were written by others, into the files of this folder."""
+        """That units begin … end - 1 were written by others, into the files of this directory."""
         self.begin = begin if self.begin < 0 else min(self.begin, begin)
         self.end = max(self.end, end)
 
@@ -88,7 +88,7 @@ class UnitFiles:
             self._queue.sync(base, base + self._queue.file_size)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         self._queue.close()
 
 

@@ -4,7 +4,7 @@
     report = rebuild("shop.store", apply=True)            and put them in place, while applications go on
 
 What is built lies beside the live files (STORE/checkback/rebuild) until it is complete, flushed and compared; then the
-directories that differ are exchanged (`broker.store.write.directory_swap`), and the old ones kept aside
+directories that differ are exchanged (`broker.store.shared.directory_swap`), and the old ones kept aside
 (`recovery.rebuild.replaced`, `recovery.rebuild.undo`). Nothing is exchanged that would be lost
 (`recovery.rebuild.misfits`). A store that another program wrote is changed only when that program is stopped:
 `recovery.rebuild.quiescence`. RocketMQ has no such tool; its own recovery of a 3.x store renumbers the slots, after
@@ -27,12 +27,12 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.checkpoint import read_checkpoint
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import Misfit, refusal
 from broker.store.read.layout import StoreLayout, read_store_file
 from broker.store.recover.watermark import has_moved, log_begin, read_watermark
-from broker.store.write.control import Word
-from broker.store.write.directory_swap import begin_swap, finish_swap, remove_built
+from broker.store.shared.control import Word
+from broker.store.shared.directory_swap import begin_swap, finish_swap, remove_built
 from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.events import Generation
 from recovery.findings import Findings
@@ -216,7 +216,7 @@ class Rebuilding:
         for damage in damages:
             if damage.kind != "torn-tail":
                 text = f"{damage.file} at CommitLog offset {damage.commitlog_offset}: {damage.reason}. What is derived "
-                raise CorruptStore(f"{text}from a damaged log is no better. Run: checkback salvage {self.path} OUT")
+                raise CorruptStore(f"{text}from a damaged log is not better. Run: checkback salvage {self.path} OUT")
 
     def _refuse_break(self, files: StoreFiles) -> None:
         at = breaks_off(files, self._end)
@@ -224,7 +224,7 @@ class Rebuilding:
             text = (
                 f"{files.commitlog_file(at)} at CommitLog offset {at}: no record begins here, and the log was published"
             )
-            text = f"{text} up to {files.watermark.dispatched}. What is derived from a damaged log is no better"
+            text = f"{text} up to {files.watermark.dispatched}. What is derived from a damaged log is not better"
             raise CorruptStore(f"{text}. Run: checkback salvage {self.path} OUT")
 
     def _report(self, build: Build, files: StoreFiles, started: float, misfits: Sequence[Misfit] = ()) -> RebuildReport:
@@ -289,7 +289,7 @@ class Rebuilding:
             return None
         if self.disk.entry(self.paths.own_checkpoint) is not None:
             self.disk.remove(self.paths.own_checkpoint)  # it speaks of the files that go
-        control[Word.GENERATION] += 1  # odd: whoever takes the lock after we were killed from here on goes on
+        control[Word.GENERATION] += 1  # odd: if we are killed from here on, the next holder of the lock goes on
         begin_swap(self.disk, self.paths, replaced.exchanges(self.paths, made), words)
         finish_swap(self.disk, self.paths, control)
         store.dispatcher.refresh()
@@ -316,7 +316,7 @@ class Rebuilding:
         RocketMQ: StoreCheckpoint, DefaultMessageStore.load (3.1.4, 5.3.3). A 3.x broker that finds `abort` would make
         its state table again, and wrong.
         """
-        before = read_checkpoint(Folder(self.path, self.disk))
+        before = read_checkpoint(StoreDirectory(self.path, self.disk))
         last_ms = build.tracker.last_store_ms
         made = Checkpoint(
             last_ms,

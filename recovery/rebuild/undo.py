@@ -18,8 +18,8 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.layout import read_store_file
-from broker.store.write.control import Word
-from broker.store.write.directory_swap import begin_swap, finish_swap
+from broker.store.shared.control import Word
+from broker.store.shared.directory_swap import begin_swap, finish_swap
 from broker.store.writer import open_writer
 from recovery.rebuild import replaced
 from recovery.rebuild.quiescence import STILL_S, check_still

@@ -1,4 +1,4 @@
-"""Load and recover by hand: see what a store needs after a crash, and do it.
+"""Recover by command: see what a store needs after a crash, and do it.
 
     found = survey("shop.store")          what is there; nothing is changed
     made = plan(found)                    the case, and the steps that it takes
@@ -23,11 +23,11 @@ from broker.store.disk.paths import Paths
 from broker.store.read.detect import check_is_store
 from broker.store.read.inventory import refusal as not_understood
 from broker.store.read.layout import StoreFile
-from broker.store.recover.cases import Case, Verdict, case_of
-from broker.store.recover.load import Plan, misfits_in_the_way, plan, refusal
+from broker.store.recover.cases import Case, CaseVerdict, case_of
+from broker.store.recover.load import RecoveryPlan, misfits_in_the_way, plan, refusal
 from broker.store.recover.survey import Owner, Survey
 from broker.store.recover.survey import survey as look
-from broker.store.write.checkpoint_file import seal
+from broker.store.shared.checkpoint_file import seal
 from broker.store.writer import open_writer
 from recovery.rebuild import replaced
 from recovery.rebuild.quiescence import STILL_S, check_still
@@ -38,10 +38,10 @@ _TAKEN_OVER = ("none", "state-table")  # generations that this version can go on
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RecoveryReport:
     """What a recovery found and did."""
 
-    plan: Plan
+    plan: RecoveryPlan
     applied: bool
     kept: tuple[str, ...] = ()  # copies of what was cut, and lists of the whole records in it
     seconds: float = 0.0
@@ -61,7 +61,7 @@ def survey(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Survey:
 
 
 def apply(
-    made: Plan,
+    made: RecoveryPlan,
     *,
     broker_is_stopped: bool = False,
     progress: Progress = lambda _done, _total: None,
@@ -69,7 +69,7 @@ def apply(
     still_s: float = STILL_S,
     wait: Callable[[float], None] = time.sleep,
     move: bool = False,
-) -> Report:
+) -> RecoveryReport:
     """Do what a plan says, and close the store cleanly. Raises StoreError when it needs another plan by now.
 
     With `move` a store is taken over though two half messages claim one slot: `recovery.repair.slot_conflicts` sees
@@ -78,15 +78,15 @@ def apply(
     NotUnderstood when the store holds what checkback cannot make.
     """
     disk, started, path = disk or Disk(), time.monotonic(), made.survey.path
-    if made.case.verdict is Verdict.NOTHING:
-        return Report(made, applied=False)
+    if made.case.verdict is CaseVerdict.NOTHING:
+        return RecoveryReport(made, applied=False)
     misfits = misfits_in_the_way(made, disk)
     if misfits:
         raise not_understood(path, misfits)
     owner, error = made.survey.facts.owner, refusal(made)
     if error is not None and owner not in (Owner.STRANGER, Owner.FOREIGN):
         raise error
-    expected: Plan | None = made
+    expected: RecoveryPlan | None = made
     before = set(_kept(disk, path))
     if owner in (Owner.STRANGER, Owner.FOREIGN):
         check_still(path, disk, broker_is_stopped=broker_is_stopped, still_s=still_s, wait=wait)
@@ -94,7 +94,7 @@ def apply(
         expected = None  # the plan was to take it over; what remains is a recovery of our own
     open_writer(path, disk, sync="os", progress=progress, expected=expected).close()
     kept = tuple(sorted(set(_kept(disk, path)) - before))
-    return Report(made, applied=True, kept=kept, seconds=time.monotonic() - started)
+    return RecoveryReport(made, applied=True, kept=kept, seconds=time.monotonic() - started)
 
 
 def _kept(disk: Disk, path: str) -> list[str]:
@@ -104,7 +104,7 @@ def _kept(disk: Disk, path: str) -> list[str]:
 
 
 def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
-    """Accept what another program wrote: its records below the log's end are no strangers from now on."""
+    """Accept what another program wrote: its records below the log's end are accepted from now on."""
     paths = Paths(path)
     report = rebuild(path, disk=disk)
     if report.misfits:
@@ -124,4 +124,14 @@ def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
         replaced.finish(disk, paths, made, state=replaced.TAKEN_OVER, is_ours=True)
 
 
-__all__ = ["Case", "Plan", "Report", "Survey", "apply", "case_of", "misfits_in_the_way", "plan", "survey"]
+__all__ = [
+    "Case",
+    "RecoveryPlan",
+    "RecoveryReport",
+    "Survey",
+    "apply",
+    "case_of",
+    "misfits_in_the_way",
+    "plan",
+    "survey",
+]

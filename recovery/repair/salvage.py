@@ -18,9 +18,9 @@ What the copy keeps, and why:
   positions behind a gap are lowered by what is missing below them: a message may come twice, none is skipped.
 - Op messages of 5.x name half messages by queue offset, and no record can stand in for a lost half without being one
   more transaction in doubt. So a gap in the half queue stays, and the report names it: a broker that builds this queue
-  anew pairs op messages behind the gap with the wrong halves, asks again and may park.
+  again pairs op messages behind the gap with the wrong halves, asks again and may park.
 
-The copy is made beside its place and renamed when it is whole, so a folder at OUT is a finished salvage. A block
+The copy is made beside its place and renamed when it is whole, so a directory at OUT is a finished salvage. A block
 that the disk cannot read counts as zeros. `OUT/checkback/salvage.json` holds the report.
 """
 
@@ -110,7 +110,7 @@ def salvage(
     without_config: bool = False,
     progress: Progress | None = None,
 ) -> SalvageReport:
-    """Copy the store at `path` into the folder `out`, which must be empty or not there yet.
+    """Copy the store at `path` into the directory `out`, which must be empty or not there yet.
 
     Give `segment_size` when the files do not say it, because the only one was cut: RocketMQ opens a store only when
     its files have the size that the broker is set to. Raises NotUnderstood, with nothing written, when topics, groups
@@ -125,9 +125,7 @@ def salvage(
     try:
         os.makedirs(os.path.join(unfinished, "commitlog"))
     except FileExistsError:
-        text = (
-            f"{unfinished} is left of a salvage that was killed, or one is running. Remove it, or give another folder"
-        )
+        text = f"{unfinished} is left of a killed salvage, or one is running. Remove it, or give another directory"
         raise StoreError(text, path=unfinished) from None
     except OSError as error:
         raise explained(error, unfinished) from error
@@ -146,11 +144,11 @@ def _check_out(store: str, out: str) -> None:
     """The new store must have a place of its own."""
     inside, outside = os.path.realpath(out), os.path.realpath(store)
     if os.path.commonpath((inside, outside)) in (inside, outside):
-        text = f"{out} and {store} lie in each other: a salvage is never done in place. Give another folder"
+        text = f"{out} and {store} lie in each other: a salvage is never done in place. Give another directory"
         raise StoreError(text, path=out)
     if os.path.lexists(out) and not (os.path.isdir(out) and not os.listdir(out)):
-        what = "is a folder that holds something" if os.path.isdir(out) else "is a file"
-        raise StoreError(f"{out} {what}. Give a folder that is empty or not there yet", path=out)
+        what = "is a directory that holds something" if os.path.isdir(out) else "is a file"
+        raise StoreError(f"{out} {what}. Give a directory that is empty or not there yet", path=out)
 
 
 class _Salvage:

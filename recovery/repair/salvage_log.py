@@ -1,4 +1,4 @@
-"""A CommitLog that is written anew: whole records at their own offsets, and bridges over what lies between them.
+"""A CommitLog that is written again: whole records at their own offsets, and bridges over what lies between them.
 
 RocketMQ reads a CommitLog by hopping from record to record. At the first place that is neither a record nor the
 blank that ends a segment it stops, cuts the log there and deletes every later segment. So what was lost must be
@@ -106,7 +106,7 @@ class NewLog:
             start = segment_end
 
     def close(self) -> None:
-        """Force the files to the disk and let go of them."""
+        """Flush the files to the disk and release them."""
         if self._open is not None:
             os.fsync(self._open[1])
             os.close(self._open[1])

@@ -1,8 +1,8 @@
 """Halves in doubt that share a slot with another one get a slot of their own.
 
-RocketMQ 3.x numbers slots anew when it rebuilds its table, so that of two prepared records which state the same slot at
-most one can be settled. A slot is named by the record, and records do not change: so the half message is prepared once
-more, at the end of the table, and the old record is rolled back, which no consumer sees. 4.x and 5.x renew a half
+RocketMQ 3.x numbers slots again when it rebuilds its table, so that of two prepared records which state the same slot
+at most one can be settled. A slot is named by the record, and records do not change: so the half message is prepared
+once more, at the end of the table, and the old record is rolled back, which no consumer sees. 4.x and 5.x renew a half
 message likewise. Nobody else can end the old one meanwhile: an end must find its half in its slot.
 
 Killed in between, the next run finds the copy, which names its original, and writes what is missing.

@@ -68,7 +68,7 @@ def walk(window: Bytes, base: int, segment_end: int) -> Walk:
         whole = records.whole(limit)
         if not whole.all():
             first = int(np.argmin(whole))
-            # Not take(): what is no whole record must not be among those whose columns are read.
+            # Not take(): what is not a whole record must not be among those whose columns are read.
             return Walk(Records(window, base, positions[:first]), Stop.BAD, int(positions[first]))
     at = int(positions[-1] + records.sizes[-1]) if len(records) else 0
     kind, size = frame(window.data, at, segment_end - base - at)

@@ -4,7 +4,7 @@
         records.offsets, records.sizes, records.topics ...
 
 A scan reads a window at a time with pread (never a map: a segment may shrink under us) and yields the records in it as
-a `Records`. What is no record becomes a `Damage`. The end of the log is found, not stored: RocketMQ keeps no write
+a `Records`. What is not a record becomes a `Damage`. The end of the log is found, not stored: RocketMQ keeps no write
 position on disk.
 """
 
@@ -87,7 +87,7 @@ class Scan:
             self.damages.append(Damage(damage.kind, damage.start, span, damage.reason, damage.path))
 
     def _segment(self, segment: Segment) -> Iterator[Records]:
-        """Walk one segment; what follows its last record is judged when it is known whether records follow it."""
+        """Walk one segment; what follows its last record is verified when it is known whether records follow it."""
         at: int | None = max(self.start - segment.base, 0)
         if self.resync and at:
             at = self._search(segment, at, segment.size if self.end is None else self.end - segment.base)
@@ -211,7 +211,7 @@ class Scan:
         self._unexplained.clear()
 
     def _finish(self) -> None:
-        """No record follows: zeros are the end of the log, and bytes that are no record are its torn tail."""
+        """No record follows: zeros are the end of the log, and bytes that are not a record are its torn tail."""
         torn = [damage for damage in self._unexplained if damage.kind == "torn-tail" and self.end is None]
         self.damages.extend(damage for damage in torn if not self._settles(damage))
         self._unexplained.clear()

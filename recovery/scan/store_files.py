@@ -1,4 +1,4 @@
-"""Everything in a store folder that a verification compares, found and opened for reading."""
+"""Everything in a store directory that a verification compares, found and opened for reading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from broker.format.statetable import Slot
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.layout import read_layout
 from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of
 from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
@@ -57,17 +57,17 @@ _CONFIGS = {
 
 
 class StoreFiles:
-    """A store folder as it was when it was opened; the CommitLog's end is fixed by whoever scans it.
+    """A store directory as it was when it was opened; the CommitLog's end is fixed by the scan.
 
-    Who judges a store of ours reads its watermark first, and gives it here: `judged`, `queue_units`, `redo_units`,
+    Who verifies a store of ours reads its watermark first, and gives it here: `judged`, `queue_units`, `redo_units`,
     `slot_units` and the index files then leave out what no writer has finished.
     """
 
-    def __init__(self, folder: Folder, watermark: Watermark | None = None) -> None:
+    def __init__(self, folder: StoreDirectory, watermark: Watermark | None = None) -> None:
         self.path, self._folder, self.watermark = folder.path, folder, watermark
         paths = folder.paths
         self.opened_ms, self.was_held = time.time_ns() // 1_000_000, False
-        with contextlib.suppress(StoreError):  # whoever asks at the end is told why it cannot be looked at
+        with contextlib.suppress(StoreError):  # a later query reports why it cannot be read
             self.was_held = is_held(paths.lock)
         self.commitlog = self._listing(paths.commitlog)
         self.judged = judged_part(self.commitlog, watermark, paths.commitlog)
@@ -88,7 +88,7 @@ class StoreFiles:
         text = text if text == os.sep else text.rstrip(os.sep)
         disk = Disk()
         check_is_store(text, disk)
-        return cls(Folder(text, disk), watermark)
+        return cls(StoreDirectory(text, disk), watermark)
 
     def _listing(self, folder: str) -> Listing:
         return self._folder.segments(folder).listing(fresh=True)
@@ -163,10 +163,10 @@ class StoreFiles:
                 if queue.is_folder and queue.name.isdecimal():
                     yield topic.name, int(queue.name)
 
-    # The units that may be judged
+    # The units that may be verified
 
     def queue_units(self, topic: str, queue_id: int) -> UnitFile:
-        """The units of a ConsumeQueue. A directory that belongs to no queue of ours is judged as a whole."""
+        """The units of a ConsumeQueue. A directory that belongs to no queue of ours is verified as a whole."""
         limits, stop = self._limits, None
         if limits is not None:
             stop = limits.queues.get((topic, queue_id))
@@ -224,7 +224,7 @@ class StoreFiles:
     def damaged_small_files(self, last_store_ms: int) -> Iterator[Finding]:
         """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time.
 
-        The checkpoint of a store of ours may be of a later record than those that are judged.
+        The checkpoint of a store of ours may be of a later record than those that are verified.
         """
         for name, decode in _CONFIGS.items():
             yield from self._damaged(self._folder.paths.config(name), decode)
@@ -276,7 +276,7 @@ def _check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) 
 
 
 def judged_part(listing: Listing, mark: Watermark | None, path: str) -> Listing:
-    """What of a CommitLog may be judged: up to the watermark, and with the segments that it says must be there."""
+    """What of a CommitLog may be verified: up to the watermark, and with the segments that it says must be there."""
     if mark is None:
         return listing
     published_segments = [segment for segment in listing.segments if segment.base < mark.dispatched]

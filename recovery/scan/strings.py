@@ -22,7 +22,7 @@ except ImportError:  # the extra `fast`; zlib's own is about a third as fast on 
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-_RECUR = 0.95  # of a string that stands for less than the rest, the others are told apart by a hash table
+_RECUR = 0.95  # of a string that stands for less than the rest, the others are distinguished by a hash table
 _SHORT = 64  # bytes of a string that is compared word by word
 _INLINE = 12  # a view of at most so many bytes holds them itself
 
@@ -67,7 +67,7 @@ def gather(window: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
     if not count:
         return pa.array([], pa.binary())
     if starts.min() < 0 or lengths.min() < 0 or (starts + lengths).max() > len(window):
-        raise ValueError("a string lies outside of the window")  # Arrow would read it all the same, and crash
+        raise ValueError("a string lies outside the window")  # Arrow would read it all the same, and crash
     views = np.zeros((count, 4), np.int32)
     views[:, 0], views[:, 3] = lengths, starts
     views[:, 1] = unaligned(window, "<i4", starts)

@@ -1,4 +1,4 @@
-"""CommitLogs of any size in Spark: a table to read, and jobs that judge it. The only room that imports pyspark.
+"""CommitLogs of any size in Spark: a table to read, and jobs that verify it. The only room that imports pyspark.
 
     from recovery.spark import session, scan, transactions, verify
 

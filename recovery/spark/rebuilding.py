@@ -83,10 +83,10 @@ def rebuild(
     """Build on Spark, compare, and with `apply` put in place: the report, and the errors, of
     `recovery.rebuild.rebuilder`.
 
-    Without `apply` the files go to a temporary folder (TMPDIR), which all executors must see.
+    Without `apply` the files go to a temporary directory (TMPDIR), which all executors must see.
     """
     if not StoreLocation(path).is_local:
-        text = f"{path}: a rebuild exchanges folders, which only a mounted file system can. Give the path where it is"
+        text = f"{path}: a rebuild exchanges directories, so it needs a mounted file system. Give the path where it is"
         raise StoreError(f"{text} mounted", path=path)
     ship(spark)
     kind = partial(_OnSpark, spark, split_bytes)
@@ -206,7 +206,7 @@ class SparkBuild(Build):
                 raise StoreError(one.error, path=self.paths.store)
             if self._disk.entry(one.target.path(rebuild_plan)) is None:
                 text = f"{one.target.path(rebuild_plan)} was written by an executor, and is not here"
-                raise StoreError(f"{text}: set TMPDIR to a folder that all machines share", path=self.paths.store)
+                raise StoreError(f"{text}: set TMPDIR to a directory that all machines share", path=self.paths.store)
         return written
 
     def _know(self, written: list[WrittenFile], layout: Placement) -> None:
@@ -224,13 +224,13 @@ class SparkBuild(Build):
     # What is appended while the tasks run
 
     def _judge(self, records: Records, kinds: Kinds) -> None:
-        """Judged when all are there (`finish`): the halves that ends name come first, as in the log."""
+        """Verified when all are there (`finish`): the halves that ends name come first, as in the log."""
         ends = (kinds.types << 2 == TransactionType.COMMIT) | (kinds.types << 2 == TransactionType.ROLLBACK)
         self._named.update(records.field("prepared_transaction_offset")[ends].tolist())
         self._added_to = int(records.offsets[-1] + records.sizes[-1])
 
     def finish(self) -> None:
-        """Judge what was appended while the tasks ran, then do what is done after any scan."""
+        """Verify what was appended while the tasks ran, then do what is done after any scan."""
         tracker, read_to = self.tracker, self._read_to
         if self._added_to > read_to:
             counted = tracker.evidence, tracker.records, tracker.bytes, tracker.last_store_ms

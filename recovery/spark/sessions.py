@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 JAVA_MIN = 17
 _INSTALL = 'Run: pip install "checkback[spark]"'
-_SOCKETS = "/tmp"  # noqa: S108 - a socket's path has at most 107 bytes, and Java's own temporary folder may be longer
+_SOCKETS = "/tmp"  # noqa: S108 - a socket's path has at most 107 bytes, and Java's own temporary directory may be longer
 
 
 class SparkNotReady(BrokerError):

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.errors import CorruptRecord
-from broker.format import opmessage
 from broker.format import properties as names
+from broker.format.record import opmessage
 from broker.format.topics import HALF_TOPIC, OP_TAG
 from broker.transaction.events import (
     PARKED,

@@ -2,7 +2,7 @@
 
 `fingerprints` makes a number of each record's copied part. Equal parts have equal numbers, in whatever order the
 properties are written; parts that differ in one bit never do. Only where numbers differ are both records read again and
-compared by what they mean (`difference`), so that a spelling that differs is no finding.
+compared by what they mean (`difference`), so that a spelling that differs is not a finding.
 
 RocketMQ: EndTransactionProcessor.endMessageTransaction (5.3.3; 3.1.4).
 """

@@ -3,8 +3,8 @@
     for half in Pending("shop.store", now_ms):
         half.commitlog_offset, half.producer_group, half.age_s
 
-Two steps in bounded memory: a scan judges every transaction and keeps the place of each that is in doubt; then their
-records are read, in log order. Nothing on disk is changed.
+Two steps in bounded memory: a scan computes the outcome of every transaction and keeps the place of each that is in
+doubt; then their records are read, in log order. Nothing on disk is changed.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Pending:
             return None
 
     def _first_stored_ms(self, place: Any) -> int:
-        """When the first half was stored; RocketMQ stores a half that it asked about again, with a new time."""
+        """When the first half was stored; RocketMQ stores a half that it checked again, with a new time."""
         lowest, stored_ms = int(place["lowest"]), int(place["store_ms"])
         window = self._read(lowest, _HEAD_BYTES) if lowest != place["half"] else np.zeros(0, np.uint8)
         if len(window) < _HEAD_BYTES // 2:

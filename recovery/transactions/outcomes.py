@@ -268,7 +268,7 @@ class Joins:
         """Delivered transactions of which no op message names any half."""
         for number in np.flatnonzero((np.diff(starts) > 0) & ~named):
             first = int(delivered[starts[number]])
-            text = f"delivered at {first}, but no op message says so: RocketMQ will ask about it again"
+            text = f"delivered at {first}, but no op message says so: RocketMQ will check it again"
             self._report("committed-without-op", outcomes["half"][number], text, delivered_offset=first)
 
     def _report_half_op(self, outcomes: Rows, parked: npt.NDArray[np.bool_], halves: Rows, ops: Ints) -> None:

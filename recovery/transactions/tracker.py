@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from broker.transaction.events import EventKind, Evidence, Generation, gap_evidence, generation, prepared_generation
+from broker.transaction.events import (
+    EventKind,
+    Generation,
+    GenerationEvidence,
+    gap_evidence,
+    generation,
+    prepared_generation,
+)
 from recovery.findings import Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
@@ -38,7 +45,7 @@ class TransactionTracker:
         self.records = 0
         self.bytes = 0
         self.last_store_ms = 0
-        self.evidence = Evidence()
+        self.evidence = GenerationEvidence()
         self.findings = Findings() if findings is None else findings  # what contradicts itself among the transactions
         self.partitions = partitions_for(files.commitlog_bytes)
         self.names, self._redeliveries = Names(), Redeliveries()
@@ -61,7 +68,7 @@ class TransactionTracker:
         slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
         half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
         more = _evidence(slots, self._last_prepared)._replace(half_op=half_op)
-        self.evidence = Evidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
+        self.evidence = GenerationEvidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
         self._last_prepared = slots[-1] if slots else self._last_prepared
 
     def _events(self, records: Records, kinds: Kinds) -> Rows:
@@ -85,8 +92,8 @@ class TransactionTracker:
         self._transactions.close()
 
 
-def _evidence(slots: list[int], previous: int | None) -> Evidence:
+def _evidence(slots: list[int], previous: int | None) -> GenerationEvidence:
     """What the slots of prepared records say; the usual run of successive ones needs no look at each."""
     if previous is not None and slots and slots == list(range(previous + 1, previous + 1 + len(slots))):
-        return Evidence(state_table=len(slots), lone=len(slots))
+        return GenerationEvidence(state_table=len(slots), lone=len(slots))
     return gap_evidence(slots, previous)

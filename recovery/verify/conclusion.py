@@ -16,7 +16,7 @@ import numpy as np
 
 from broker.store.disk.store_lock import is_held
 from broker.store.recover.watermark import published
-from broker.transaction.events import Evidence, Generation, generation
+from broker.transaction.events import Generation, GenerationEvidence, generation
 from recovery.findings import Finding, Findings, Report
 from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
@@ -39,7 +39,7 @@ class LogFacts:
 
     end_offset: int
     damages: list[Damage]
-    evidence: Evidence
+    evidence: GenerationEvidence
     records: int = 0
     bytes: int = 0
     last_store_ms: int = 0

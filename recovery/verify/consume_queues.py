@@ -230,7 +230,7 @@ def _expect_due_times(expected: Rows, units: Rows, delays: Delays) -> None:
     """In the schedule topic, expect the store time plus the queue's delay.
 
     How long a level waits is the broker's configuration (messageDelayLevel), so the delay is what the units of the
-    queue say themselves. It is written in whole seconds at least, which judges a queue of one unit, too.
+    queue say themselves. It is written in whole seconds at least, which decides for a queue of one unit, too.
     RocketMQ: CommitLog.checkMessageAndReturnSize, DefaultMessageStore.parseDelayLevel (5.3.3).
     """
     if not delays.waits.any():

@@ -195,7 +195,7 @@ class IndexComparison:
         )
 
     def _file_for(self, commitlog_offset: int) -> str:
-        """The file that should index a record, as far as the headers say; else the folder of the index."""
+        """The file that should index a record, as far as the headers say; else the directory of the index."""
         for file in self._files:
             if file.used and file.header.begin_commitlog_offset <= commitlog_offset <= file.header.end_commitlog_offset:
                 return file.segment.path

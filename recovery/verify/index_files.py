@@ -35,7 +35,7 @@ class IndexFileView:
     header: IndexHeader
     slots: int
     items: int  # that fit
-    is_growing: bool = False  # items may be added while it is read: what lies behind the counted ones is nobody's
+    is_growing: bool = False  # items may be added while it is read: what follows the counted ones is uncommitted
 
     @property
     def used(self) -> int:

@@ -1,4 +1,5 @@
-"""The ends that were written behind the part of a log that is judged: what explains a slot that was settled meanwhile.
+"""The ends that were written behind the part of a log that is verified: what explains a slot that was settled
+meanwhile.
 
 A slot is settled after its end was published. So a slot is read first, then the tail, and then the log up to there.
 """
@@ -30,7 +31,7 @@ def no_later_ends() -> Rows:
 
 
 def later_ends(files: StoreFiles) -> Rows:
-    """The first end of each half message that lies behind the watermark, up to the log's tail by now."""
+    """The first end of each half message that follows the watermark, up to the log's tail by now."""
     mark = files.watermark
     if mark is None:
         return no_later_ends()

@@ -132,7 +132,7 @@ class RedoLogComparison:
                 self._findings.add(Finding("redo-orphan", offset, text, self._units.file_of(unit), {"unit": unit}))
 
     def _all_strays(self) -> Rows:
-        """The units that no record asked for, with those that lie behind the cursor; it moves to the end."""
+        """The units that no record asked for, with those that follow the cursor; it moves to the end."""
         for first, rows in self._units.filled(self._cursor, self._end):
             filled = np.flatnonzero(_filled(rows))
             self._strays.append(_numbered(rows[filled], first + filled))

@@ -208,7 +208,7 @@ class StateTableComparison:
                 text = f"a later transaction took slot {outcome['queue_offset']}: this one ({state}) has none"
                 self._report("slot-moved", int(outcome["half"]), text, facts)
             else:
-                text = f"the state table lacks this transaction ({state}): RocketMQ will never ask about it"
+                text = f"the state table lacks this transaction ({state}): RocketMQ will never check it"
                 self._report("slot-missing", int(outcome["half"]), text, facts)
 
     def _empty(self) -> bool:

@@ -3,7 +3,7 @@
     report = verify("shop.store")
     report.ok, report.transactions, report.findings
 
-A store of ours is judged up to its watermark (`broker.store.recover.watermark`), so that writers may go on, and be
+A store of ours is verified up to its watermark (`broker.store.recover.watermark`), so that writers may go on, and be
 killed, meanwhile. What a store of another program may not have finished is taken back (`live_writes`).
 
 Nothing on disk is changed, and no write permission is needed. Memory is bounded whatever the size: a window of the log,

@@ -83,14 +83,14 @@ def _letter(store: Store, group: str, message: ReceivedMessage) -> DeadLetter:
 def resend(store: LiveStore, group: str, ids: Collection[str] = ()) -> list[DeadLetter]:
     """Send dead letters to their group again, and return them; all that were not resent, or those with these ids.
 
-    An id is a message id or a unique key. Raises BrokerError when one of them is no dead letter of the group.
+    An id is a message id or a unique key. Raises BrokerError when one of them is not a dead letter of the group.
     """
     letters = list(dead_letters(store, group))
     known = {name for letter in letters for name in (letter.message_id, letter.unique_key) if name}
     for one in ids:
         if one not in known:
             raise BrokerError(
-                f"{one} is no dead letter of group {group}. List them: checkback dlq {store.path} {group}"
+                f"{one} is not a dead letter of group {group}. List them: checkback dlq {store.path} {group}"
             )
     chosen = [one for one in letters if not ids or one.message_id in ids or one.unique_key in ids]
     sent = [one for one in chosen if not one.resent]

@@ -1,4 +1,4 @@
-"""The CommitLog record by record: what each says, and where what is no record stands between them.
+"""The CommitLog record by record: what each says, and where what is not a record stands between them.
 
     for entry in dump_commitlog("shop.store", Selection(topic="orders")):
         entry.line, entry.values, entry.fields()
@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from broker.errors import CorruptRecord, StoreError
-from broker.format import opmessage
 from broker.format import properties as names
 from broker.format.commitlog import Record, crc_fault, decode
+from broker.format.record import opmessage
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Missing
 from broker.transaction.events import PARKED_OFFSET, EventKind, Identity, checks, kind_of, names_half, target_topic
@@ -29,7 +29,7 @@ from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.views.hexdump import Field, plain_fields, record_fields
 
-DAMAGE_BYTES = 64  # of what is no record, with --hex
+DAMAGE_BYTES = 64  # of what is not a record, with --hex
 _OPS_SHOWN = 12
 
 
@@ -140,7 +140,7 @@ class _LogDump:
         """The record, unless the selection leaves it out."""
         try:
             record = decode(raw, commitlog_offset=commitlog_offset, check_crc=False)
-        except CorruptRecord as error:  # its topic is no UTF-8: no name would show what stands there
+        except CorruptRecord as error:  # its topic is not UTF-8: no name would show what stands there
             reason = f"the record cannot be read: {error.reason}"
             return self._damage(
                 Damage("corrupt-region", commitlog_offset, len(raw), reason, self._file(commitlog_offset))

@@ -1,6 +1,6 @@
 """The story of one transaction of RocketMQ 4.3 and later, whose ends are op messages: for the page in Airflow.
 
-The index leads to what carries the same unique key: the half messages (one that was asked about is written anew), the
+The index leads to what carries the same unique key: the half messages (one that was checked is written again), the
 message that consumers got, the one that was given up. Only a rollback leaves nothing but an op message, which names the
 last half by its queue offset; ops are looked for behind the half, and no further than `OPS_LOOKED_AT`.
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import broker
-from broker.format import opmessage
 from broker.format import properties as names
+from broker.format.record import opmessage
 from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, PARK_TOPIC
 from broker.transaction.events import EventKind, checks, kind_of, target_topic
 
@@ -33,7 +33,7 @@ def half_op_story(store: broker.Store, half: Record) -> list[dict[str, Any]]:
     ends = [one for one in _records(store, store.by_unique_key(topic, unique_key)) if _ends(one, set(halves))]
     first, *again = (halves[at] for at in sorted(halves))
     steps = [prepared(first)]
-    steps += [{**prepared(one), "what": f"written anew, after check {checks(one.property_map)}"} for one in again]
+    steps += [{**prepared(one), "what": f"written again, after check {checks(one.property_map)}"} for one in again]
     steps += [{"what": "parked", **when(one), "why": "RocketMQ gave up asking", "by": ""} for one in given_up]
     steps += [{"what": "committed", **when(one), "why": "", "by": "", "delivered": delivered(one)} for one in ends]
     if not ends and not given_up:

@@ -130,9 +130,7 @@ def _checks(figures: Figures) -> str:
         (f"{number}{' or more' if number == CHECKS_MAX else ''} ×", count, f"{count:,}")
         for number, count in sorted(asked.items())
     ]
-    text = (
-        "How often the broker asked a producer what became of a transaction; those that it never asked about left out."
-    )
+    text = "How often the broker asked a producer what became of a transaction; those that it never asked for left out."
     return _section("Check-backs", text, bars(values, "Check-backs", "s0"))
 
 

@@ -17,12 +17,12 @@ import numpy as np
 
 import broker
 from broker.format import properties as names
-from broker.format.consumequeue import Unit
 from broker.format.statetable import Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import PARK_TOPIC
 from broker.store.disk.paths import Paths
 from broker.transaction.events import BY, PARKED, PARKED_OFFSET, WHY, EventKind, kind_of
+from recovery.scan.ends import ends_of
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import UnitFile
 from recovery.transactions.in_doubt import Pending
@@ -31,7 +31,7 @@ from recovery.views.history_half_op import delivered, half_op_story, prepared, w
 if TYPE_CHECKING:
     from broker.message import ReceivedMessage
 
-_SLOT, _UNIT = np.dtype(Slot.DTYPE), np.dtype(Unit.DTYPE)
+_SLOT = np.dtype(Slot.DTYPE)
 _AT_ONCE = 1 << 16
 _STATE_NAMES = {
     TransactionType.PREPARED: "in_doubt",
@@ -118,7 +118,7 @@ def overview(path: str, now_ms: int, limit: int = 100) -> Overview:
 
 def attempts_at(path: str) -> dict[int, Any]:
     """What the catalog in the store remembers of each half, by CommitLog offset; empty without one."""
-    if not os.path.exists(os.path.join(Paths(path).own, "catalog.db")):
+    if not os.path.exists(Paths(path).catalog):
         return {}
     from recovery.checkback.catalog import attempts_of
 
@@ -129,7 +129,7 @@ def attempts_at(path: str) -> dict[int, Any]:
 
 
 def parked_halves(store: broker.Store) -> dict[int, str]:
-    """CommitLog offset of each half that our park topic says is parked, with the why; the last record counts."""
+    """CommitLog offset of each half that our park topic says is parked, with the reason; the last record counts."""
     said: dict[int, str] = {}
     for record in _park_records(store):
         number = record.properties.get(PARKED_OFFSET, "")
@@ -142,7 +142,7 @@ def parked_halves(store: broker.Store) -> dict[int, str]:
 
 
 def story(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
-    """What is known of one transaction, in order: prepared, asked about, parked and taken back, decided, delivered.
+    """What is known of one transaction, in order: prepared, checked, parked and taken back, decided, delivered.
 
     Empty when no half message begins there. What 3.1.5 to 4.2 wrote has no slots: there it is the half message alone.
     """
@@ -235,21 +235,14 @@ def _parkings(store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, 
 
 
 def _ends(path: str, store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:
-    """The records that end it. The unit of an end in the redo log carries the half's CommitLog offset as its tag."""
-    units = UnitFile(StoreFiles.open(path).redo_log, _UNIT)
-    for first in range(units.begin, units.end, _AT_ONCE):
-        rows = units.read(first, min(_AT_ONCE, units.end - first))
-        if not (rows["size"] > 0).any():
-            return
-        for at in rows["commitlog_offset"][(rows["tags_code"] == commitlog_offset) & (rows["size"] > 0)].tolist():
-            end = store.record(at)
-            kinds = {TransactionType.COMMIT: "committed", TransactionType.ROLLBACK: "rolled back"}
-            if (
-                end is not None
-                and end.transaction_type in kinds
-                and end.prepared_transaction_offset == commitlog_offset
-            ):
-                said = end.property_map
-                decided = {"why": said.get(WHY, ""), "by": said.get(BY, "")}
-                place = delivered(end) if end.transaction_type is TransactionType.COMMIT else ""
-                yield {"what": kinds[end.transaction_type], **when(end), **decided, "delivered": place}
+    """The records that end it, as steps."""
+    for end in ends_of(path, store, commitlog_offset):
+        said = end.property_map
+        is_commit = end.transaction_type is TransactionType.COMMIT
+        yield {
+            "what": "committed" if is_commit else "rolled back",
+            **when(end),
+            "why": said.get(WHY, ""),
+            "by": said.get(BY, ""),
+            "delivered": delivered(end) if is_commit else "",
+        }

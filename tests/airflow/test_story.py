@@ -32,8 +32,8 @@ def test_every_story_ends_as_verification_says(name: str, golden: Callable[[str]
     for key, commitlog_offset in last.items():
         steps = story(path, commitlog_offset)
         assert (steps[0]["what"], steps[0]["commitlog_offset"]) == ("prepared", first[key])
-        anew = [step["what"] for step in steps if step["what"].startswith("written anew")]
-        assert anew == [f"written anew, after check {number + 1}" for number in range(len(anew))]
+        anew = [step["what"] for step in steps if step["what"].startswith("written again")]
+        assert anew == [f"written again, after check {number + 1}" for number in range(len(anew))]
         ends[STATES.get(steps[-1]["what"], "in_doubt")] += 1
         if steps[-1]["what"] == "committed":
             assert steps[-1]["delivered"]

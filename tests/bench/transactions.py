@@ -25,12 +25,13 @@ from sqlalchemy import Engine, Integer, LargeBinary, String, create_engine, even
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import broker
-from broker.ledger import LEDGER_KEY, Ledger, new_key
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
+from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.producer import Producer
 from recovery.checkback.catalog import Catalog
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.round import CheckBack
 
@@ -101,7 +102,7 @@ def settle(count: int) -> None:
             with broker.open(path / "store", sync="os", layout=broker.StoreLayout.rocketmq()) as store:
                 left_in_doubt(store, ledger, count, rolled_back=rolled_back)
             with broker.open(path / "store", sync="group") as store:
-                check = CheckBack(store, LedgerResolver(ledger, Evidence(store)), limit=count)
+                check = CheckBack(store, LedgerResolver(ledger, LedgerEvidence(store)), limit=count)
                 wall, cpu = time.perf_counter(), time.process_time()
                 report = check.round(time.time_ns() // 1_000_000 + LATER_MS)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

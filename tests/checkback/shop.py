@@ -20,7 +20,7 @@ from broker.producer import Producer
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack, RoundReport
 
@@ -50,7 +50,7 @@ class Shop:
         return Session(self.ledger.engine)
 
     def check(self) -> CheckBack:
-        resolver = LedgerResolver(self.resolvers_ledger, Evidence(self.store), lock_timeout_ms=50)
+        resolver = LedgerResolver(self.resolvers_ledger, LedgerEvidence(self.store), lock_timeout_ms=50)
         check = CheckBack(self.store, resolver, policy=self.policy)
         self._checks.append(check)
         return check

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from sqlalchemy import create_engine
 
-from broker.ledger import LEDGER_KEY, Ledger
+from broker.enlisting.ledger_key import LEDGER_KEY
+from broker.ledger import Ledger
 from broker.ledger_binding import LEDGER_BINDING
 from recovery.checkback.config import load
 from recovery.checkback.ledger_resolver import LOCK_TIMEOUT_MS

@@ -17,7 +17,7 @@ from broker.errors import BrokerError
 from recovery.checkback import time_limit
 from recovery.checkback.catalog import Catalog
 from recovery.checkback.http_resolver import ANSWER_BYTES, HttpResolver, read_headers, shown
-from recovery.checkback.leader import Lease
+from recovery.checkback.leader import LeaderLock
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
@@ -240,7 +240,7 @@ def test_headers_come_from_files(tmp_path: Path, questions: list[Question]) -> N
 def test_a_file_that_holds_no_headers_is_a_sentence_without_its_content(tmp_path: Path, text: str) -> None:
     path = tmp_path / "headers"
     path.write_text(text)
-    with pytest.raises(BrokerError, match="is no header") as caught:
+    with pytest.raises(BrokerError, match="is not a header") as caught:
         read_headers(str(path), None)
     assert "s3cret" not in str(caught.value)
 
@@ -279,7 +279,7 @@ def test_rounds_go_on_beside_a_group_that_hangs(tmp_path: Path, gate: threading.
         catalog = Catalog.open(str(path), "5" * 32)
         now_ms = iter(range(time.time_ns() // 1_000_000, 1 << 62, 60_000))
         check = CheckBack(store, router, policy=Policy(rule), catalog=catalog)
-        service = CheckService(check, Lease(store.path), clock_ms=lambda: next(now_ms))
+        service = CheckService(check, LeaderLock(store.path), clock_ms=lambda: next(now_ms))
         first, second = service.run_once(), service.run_once()
         assert first is not None
         assert second is not None
@@ -290,7 +290,7 @@ def test_rounds_go_on_beside_a_group_that_hangs(tmp_path: Path, gate: threading.
         ]  # fmt: skip
         assert json.loads(json.dumps(second.as_json()))["not_asked"]
         service.stop()
-        other = Lease(store.path)
+        other = LeaderLock(store.path)
         assert other.try_take()
         other.release()
 

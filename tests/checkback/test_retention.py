@@ -7,14 +7,14 @@ from sqlalchemy import func, select
 
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
-from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from tests.checkback.shop import Shop, leave_in_doubt
 
 DAY_MS = 86_400_000
 
 
 def resolver(shop: Shop) -> LedgerResolver:
-    return LedgerResolver(shop.resolvers_ledger, Evidence(shop.store))
+    return LedgerResolver(shop.resolvers_ledger, LedgerEvidence(shop.store))
 
 
 def rows(shop: Shop) -> int:

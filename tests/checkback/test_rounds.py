@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import BrokerError
 from broker.format import properties as names
-from broker.ledger import LEDGER_KEY, new_key
 from broker.live import LiveStore
+from broker.store.disk.paths import Paths
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
-from recovery.checkback.catalog import Catalog, attempts_of, path_of
+from recovery.checkback.catalog import Catalog, attempts_of
 from recovery.checkback.policy import AtLimit, Policy, Rule
 from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.round import CheckBack, RoundReport
@@ -285,7 +286,7 @@ def test_losing_the_catalog_loses_no_decision(room: Room, tmp_path: Path) -> Non
 
 def test_a_damaged_catalog_is_set_aside(room: Room) -> None:
     room.prepare()
-    path = Path(path_of(room.store.path))
+    path = Path(Paths(room.store.path).catalog)
     path.write_bytes(b"this is no database, whatever its name says" * 100)
     assert room.round(MINUTE).unknown == 1
     assert path.with_name("catalog.db.damaged").exists()
@@ -304,7 +305,7 @@ def test_the_catalog_may_lie_in_another_database(room: Room, url: object) -> Non
     assert catalog.attempts()[half.commitlog_offset].checks == 1
     (run,) = catalog.runs()
     assert (run["unknown"], run["by"]) == (1, "test")
-    assert not Path(path_of(room.store.path)).exists()
+    assert not Path(Paths(room.store.path).catalog).exists()
 
 
 def test_a_catalog_that_cannot_be_used_is_a_sentence(room: Room) -> None:
@@ -352,4 +353,4 @@ def test_readers_of_a_store_make_no_catalog(tmp_path: Path, golden: Callable[[st
     store: LiveStore = open_store(tmp_path / "store")
     store.close()
     assert attempts_of(str(tmp_path / "store")) == {}
-    assert not Path(path_of(str(tmp_path / "store"))).exists()
+    assert not Path(Paths(str(tmp_path / "store")).catalog).exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import broker
-from recovery.checkback.leader import Lease
+from recovery.checkback.leader import LeaderLock
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack, RoundReport
 from recovery.checkback.service import CheckService, for_producers
@@ -27,14 +27,14 @@ def folder(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def lease(folder: str) -> Iterator[Lease]:
-    lease = Lease(folder)
+def lease(folder: str) -> Iterator[LeaderLock]:
+    lease = LeaderLock(folder)
     yield lease
     lease.release()
 
 
-def test_one_leads(folder: str, lease: Lease) -> None:
-    other = Lease(folder)
+def test_one_leads(folder: str, lease: LeaderLock) -> None:
+    other = LeaderLock(folder)
     assert lease.leader() == ""
     assert lease.try_take()
     assert lease.try_take()  # it leads already
@@ -46,11 +46,11 @@ def test_one_leads(folder: str, lease: Lease) -> None:
     other.release()
 
 
-def test_a_leader_that_is_killed_leaves_the_lead(folder: str, lease: Lease) -> None:
+def test_a_leader_that_is_killed_leaves_the_lead(folder: str, lease: LeaderLock) -> None:
     """At once, with nothing to wait for."""
     script = (
-        "import sys; from recovery.checkback.leader import Lease; "
-        "l = Lease(sys.argv[1]); print(l.try_take(), flush=True); input()"
+        "import sys; from recovery.checkback.leader import LeaderLock; "
+        "l = LeaderLock(sys.argv[1]); print(l.try_take(), flush=True); input()"
     )
     command = [sys.executable, "-c", script, folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -63,7 +63,7 @@ def test_a_leader_that_is_killed_leaves_the_lead(folder: str, lease: Lease) -> N
         assert lease.try_take()
 
 
-def test_a_forked_child_neither_leads_nor_keeps_its_parents_lead(folder: str, lease: Lease) -> None:
+def test_a_forked_child_neither_leads_nor_keeps_its_parents_lead(folder: str, lease: LeaderLock) -> None:
     """The child lives on when the parent lets go; another process leads at once."""
     assert lease.try_take()
     to_child, from_child = os.pipe(), os.pipe()
@@ -75,7 +75,7 @@ def test_a_forked_child_neither_leads_nor_keeps_its_parents_lead(folder: str, le
     assert os.read(from_child[0], 3) == b"not"
     assert lease.is_held
     lease.release()
-    other = Lease(folder)
+    other = LeaderLock(folder)
     assert other.try_take()
     other.release()
     os.write(to_child[1], b".")
@@ -100,7 +100,7 @@ def test_the_service_settles_what_is_left(shop: Shop, monkeypatch: pytest.Monkey
         return report
 
     monkeypatch.setattr(check, "round", watched)
-    with CheckService(check, Lease(shop.store.path), interval_s=0.01, clock_ms=lambda: later(shop)) as service:
+    with CheckService(check, LeaderLock(shop.store.path), interval_s=0.01, clock_ms=lambda: later(shop)) as service:
         assert done.wait(30)
     assert service.status.rounds >= 1
     assert service.status.leads
@@ -109,7 +109,7 @@ def test_the_service_settles_what_is_left(shop: Shop, monkeypatch: pytest.Monkey
 
 def test_who_does_not_lead_asks_nobody(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_in_doubt(shop, monkeypatch, 1)
-    first, second = Lease(shop.store.path), Lease(shop.store.path)
+    first, second = LeaderLock(shop.store.path), LeaderLock(shop.store.path)
     assert first.try_take()
     service = CheckService(shop.check(), second, clock_ms=lambda: later(shop))
     assert service.run_once() is None
@@ -126,7 +126,7 @@ def test_a_round_that_fails_is_tried_again(
 ) -> None:
     leave_in_doubt(shop, monkeypatch, 1)
     check = shop.check()
-    service = CheckService(check, Lease(shop.store.path), clock_ms=lambda: later(shop))
+    service = CheckService(check, LeaderLock(shop.store.path), clock_ms=lambda: later(shop))
     with monkeypatch.context() as patch:
         patch.setattr(CheckBack, "round", raiser(ZeroDivisionError("a defect")))
         assert service.run_once() is None
@@ -141,7 +141,9 @@ def test_a_round_that_fails_is_tried_again(
 def test_housekeeping_comes_once_an_hour(shop: Shop) -> None:
     now_ms = [shop.now_ms()]
     kept: list[int] = []
-    service = CheckService(shop.check(), Lease(shop.store.path), housekeeping=kept.append, clock_ms=lambda: now_ms[0])
+    service = CheckService(
+        shop.check(), LeaderLock(shop.store.path), housekeeping=kept.append, clock_ms=lambda: now_ms[0]
+    )
     for _ in range(5):
         service.run_once()
         now_ms[0] += 40 * 60_000

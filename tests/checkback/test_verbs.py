@@ -16,7 +16,7 @@ import broker
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog, attempts_of
-from recovery.checkback.leader import Lease
+from recovery.checkback.leader import LeaderLock
 from recovery.checkback.manual import find, resolve
 from recovery.checkback.round import CheckBack
 from recovery.cli import checkback as verbs_check
@@ -119,7 +119,7 @@ def test_nobody_named_is_nobody_asked(in_doubt: tuple[Path, list[Half]], run: Ru
 
 def test_who_does_not_lead_does_nothing(in_doubt: tuple[Path, list[Half]], run: Run) -> None:
     path, halves = in_doubt
-    lease = Lease(str(path))
+    lease = LeaderLock(str(path))
     assert lease.try_take()
     code, text = run("check-back", path, "--call", f"{__name__}:was_saved")
     assert code == WELL

@@ -429,7 +429,7 @@ def test_a_half_message_of_before_is_not_decided_without_its_row(
     code, out, error = run("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt(), shop.announced()) == (WELL, 1, [1]), out + error
     (attempt,) = shop.check().catalog.attempts().values()
-    assert (attempt.outcome, "by hand" in attempt.why) == ("unknown", True)
+    assert (attempt.outcome, "checkback resolve" in attempt.why) == ("unknown", True)
 
 
 def test_a_replica_of_mariadb_is_refused(mariadb_url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

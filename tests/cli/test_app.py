@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from broker.errors import BrokerError, CorruptRecord, StoreLocked
-from recovery.cli import output as cli_output
+from recovery.cli.terminal import output as cli_output
 from recovery.findings import KINDS
 from recovery.verify import verifier as verification
 from tests.cli.command import command, process
@@ -123,7 +123,7 @@ def test_info_is_right_about_a_real_store(golden: Golden, capsys: Capture) -> No
     assert (table["generation"], table["records"], table["abort"]) == ("state-table", 2130, False)
     assert table["state_table"]["used"] == 960
     text = command(capsys, "info", golden("rocketmq-3.1.5-clean")).out
-    assert "closed well" in text
+    assert "clean shutdown" in text
     assert "960 slots" in text
 
 

@@ -91,8 +91,8 @@ def below_a_file(path: Path) -> Path:
 
 
 NO_STORES = {
-    nothing: "there is no such folder",
-    a_file: "is a file, and a store is a folder",
+    nothing: "there is no such directory",
+    a_file: "is a file, and a store is a directory",
     an_empty_folder: "it is empty",
     junk: "it holds a.txt, b.bin, c",
     a_file_called_commitlog: "commitlog in it is a file",

@@ -9,7 +9,7 @@ import pytest
 
 import broker
 from broker.consuming.consumer_table import BOOT
-from broker.consuming.offset_export import Exchange
+from broker.consuming.offset_export import OffsetExport
 from broker.consuming.positions import Positions, Start
 from broker.format.config import ConsumerOffsets, decode_consumer_offsets, encode_consumer_offsets
 from broker.live import LiveStore
@@ -197,6 +197,6 @@ def test_a_start_must_be_a_moment() -> None:
 def test_the_exchange_needs_no_file(path: Path) -> None:
     with opened(path) as store:
         positions = Positions(store)
-        assert isinstance(positions.exchange, Exchange)
+        assert isinstance(positions.exchange, OffsetExport)
         assert not positions.exchange.offsets().positions
         positions.close()

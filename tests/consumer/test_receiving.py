@@ -76,6 +76,23 @@ def test_groups_do_not_know_of_each_other(checkback_store: LiveStore) -> None:
             assert sorted(bodies(consumer, 2)) == ["a", "b"]
 
 
+def test_a_batch_is_what_is_there_up_to_a_limit(checkback_store: LiveStore) -> None:
+    """It waits for the first message only; what is not acknowledged comes again, message by message."""
+    send(checkback_store, *"abcdefg")
+    with checkback_store.consumer("billing", "orders") as consumer:
+        five, rest = consumer.batch(5), consumer.batch(5, WAIT_S)
+        assert sorted(message.body.decode() for message in (*five, *rest)) == [*"abcdefg"]
+        assert (len(five), len(rest), consumer.batch(5, 0)) == (5, 2, [])
+        assert consumer.ack_all(five) == 5
+        assert consumer.ack_all(five) == 0
+    with checkback_store.consumer("billing", "orders") as consumer:
+        again = consumer.batch(10, WAIT_S)
+        assert {message.body for message in again} >= {message.body for message in rest}
+        for limit in (0, -1, True, None):
+            with pytest.raises(broker.BrokerError, match="limit is a whole number from 1 on"):
+                consumer.batch(limit)  # type: ignore[arg-type]
+
+
 def test_only_the_tags_that_are_asked_for(checkback_store: LiveStore) -> None:
     """Tags with one hash are told apart, and what is passed over does not hold the position back."""
     for tag in ("Aa", "BB", "C", "D"):

@@ -15,7 +15,7 @@ import broker
 from recovery.cli import consumer as verbs_consume
 from recovery.demo import shop
 from recovery.demo.crashes import ALL
-from recovery.demo.reconcile import Line, reconcile
+from recovery.demo.reconcile import CountCheck, reconcile
 from recovery.demo.runner import Demo
 from recovery.verify.verifier import verify
 
@@ -134,4 +134,4 @@ def test_too_few_crashes_prove_nothing(session: Session) -> None:
     assert result.faults == []
     assert result.rare == [f"{ALL[0]}: only 19 times, which proves little"]
     assert not result.ok
-    assert result.counts[0] == Line("locks", 1, 1)
+    assert result.counts[0] == CountCheck("locks", 1, 1)

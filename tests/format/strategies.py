@@ -8,17 +8,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from broker.format import (
-    body,
-    config,
-    properties,
-)
+from broker.format import config, properties
 from broker.format.checkpoint import Checkpoint
 from broker.format.commitlog import MAGIC_V2, Record, RecordBorn, RecordHead, RecordMiddle, RecordStore, make_record
 from broker.format.consumequeue import Unit
 from broker.format.index import IndexHeader, IndexItem
 from broker.format.java import Host
 from broker.format.layout import Layout
+from broker.format.record import body
 from broker.format.statetable import Slot
 from broker.format.sysflag import Compression, TransactionType, with_compression, with_transaction_type
 

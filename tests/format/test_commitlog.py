@@ -12,9 +12,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from broker.errors import CorruptRecord, MessageRejected
-from broker.format import body, commitlog, properties
+from broker.format import commitlog, properties
 from broker.format.commitlog import BODY_AT, MAGIC_V1, MAGIC_V2, Record, decode, encode, head_dtype, make_record
 from broker.format.java import Host
+from broker.format.record import body
 from broker.format.sysflag import BORN_IPV6, Compression, TransactionType, with_compression
 from tests.format.strategies import records
 

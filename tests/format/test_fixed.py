@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import CorruptRecord, MessageRejected
-from broker.format import checkpoint, consumequeue, opmessage, redolog, statetable, sysflag, topics
+from broker.format import checkpoint, consumequeue, redolog, statetable, sysflag, topics
 from broker.format.checkpoint import Checkpoint
 from broker.format.consumequeue import Unit
 from broker.format.layout import Layout
+from broker.format.record import opmessage
 from broker.format.statetable import Slot
 from broker.format.sysflag import Compression, TransactionType
 from tests.format.strategies import LAYOUTS, integers, layouts

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from broker.format import checkpoint, commitlog, index, opmessage, properties
+from broker.format import checkpoint, commitlog, index, properties
 from broker.format.commitlog import Record
 from broker.format.consumequeue import Unit
+from broker.format.record import opmessage
 from broker.format.statetable import Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import OP_TOPIC

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Engine, create_engine, text
 from broker.ledger import Ledger
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack
 from tests.checkback.shop import open_store
@@ -107,7 +107,7 @@ def _wait_for_progress(customers: Customers, server: Server, orders: int) -> Non
 
 def check_back(store: LiveStore, engine: Engine, later_ms: int) -> None:
     """One round, as if it were later by so much: it asks about transactions that still run, too."""
-    check = CheckBack(store, LedgerResolver(Ledger(engine), Evidence(store)), policy=Policy(Rule(jitter=0.0)))
+    check = CheckBack(store, LedgerResolver(Ledger(engine), LedgerEvidence(store)), policy=Policy(Rule(jitter=0.0)))
     try:
         check.round(time.time_ns() // 1_000_000 + later_ms)
     finally:

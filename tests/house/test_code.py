@@ -7,7 +7,6 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ SPEAKERS: dict[str, str] = {
     "examples.spark_in_doubt": "a program of its own",
     "recovery.cli.app": "the command line",
     "recovery.cli.shared": "how a verb ends",
-    "recovery.cli.output": "what the command line writes, and where",
+    "recovery.cli.terminal.output": "what the command line writes, and where",
     "recovery.airflow.local.standalone": "hands its own environment on to Airflow, with settings over it",
     "recovery.cli.spark_job": "a program of its own, for spark-submit",
     "recovery.spark.sessions": "Spark takes the Python of its workers from the environment",
@@ -43,20 +42,6 @@ MARKS = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X]|HAC[K])\b")
 
 # A directory that holds more has no one job.
 DIRECTORY_MODULES = 15
-LARGER = {"broker/format": 16}  # one module for each layout, and the framing
-
-# One name, several classes: a search for it finds the wrong one. What is left, and why.
-SAME_NAME: dict[str, str] = {
-    "Bridge": "broker.transaction.service goes with its rounds; salvage keeps the name",
-    "Checkpoint": "the file of RocketMQ and ours: ours is renamed with the store's rooms",
-    "Damage": "of one record's bytes (private to its module) and of a run of the log",
-    "Exchange": "of offsets and of directories: both are renamed with the store's rooms",
-    "Folder": "of a store and of the crashable disk: renamed with the store's rooms",
-    "Lease": "of a queue and of the check-back leader: in check-back's room",
-    "Parked": "the record and its row in a list: in check-back's room",
-    "Report": "of a verification and of a crash recovery: in the repair room",
-    "Verdict": "of a recovery case and of check-back's policy",
-}
 
 
 def report(offenders: Iterator[str]) -> None:
@@ -148,21 +133,19 @@ def test_file_names() -> None:
 def test_directories_are_small() -> None:
     """A directory with more modules than a reader keeps in mind has rooms in it that are not built yet."""
     counts = Counter(module.path.parent for module in product() if module.path.name != "__init__.py")
-    most = {Path(name): count for name, count in LARGER.items()}
-    too_many = ((path, n) for path, n in counts.items() if n > most.get(path, DIRECTORY_MODULES))
+    too_many = ((path, n) for path, n in counts.items() if n > DIRECTORY_MODULES)
     report(f"{path} holds {count} modules" for path, count in too_many)
 
 
 def test_no_class_name_twice() -> None:
-    """One name, one class, private ones included; a line of SAME_NAME that is not needed any more goes."""
+    """One name, one class, private ones included: a search for it finds the right one."""
     places: dict[str, list[str]] = defaultdict(list)
     for module in product():
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(f"{module.path}:{node.lineno}")
     twice = {name: found for name, found in places.items() if len(found) > 1}
-    report(f"{name}: {', '.join(found)}" for name, found in twice.items() if name not in SAME_NAME)
-    assert SAME_NAME.keys() <= twice.keys(), f"not needed any more: {SAME_NAME.keys() - twice.keys()}"
+    report(f"{name}: {', '.join(found)}" for name, found in twice.items())
 
 
 def test_no_test_module_imports_another() -> None:

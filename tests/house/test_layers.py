@@ -42,27 +42,12 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"rebuild", "views"},
         {"verify"},
         {"transactions", "demo"},
-        {"checkback", "scan"},
+        {"checkback"},
+        {"scan"},
         {"findings", "humanize"},
     ),
-    "broker.store": ({"writer"}, {"recover"}, {"maintain"}, {"write"}, {"read"}, {"clock", "disk"}),
+    "broker.store": ({"writer"}, {"recover"}, {"maintain"}, {"write"}, {"shared"}, {"read"}, {"clock", "disk"}),
 }
-
-# Arrows upwards that are still there, as "module: room it imports"; a line that is not needed any more goes.
-NOT_YET: dict[str, str] = {"recovery.checkback.ledgers.proof": "views"}  # who committed: the story of a transaction
-
-# Circles of modules that are still there, for the type checker or inside functions only: the arrows that close them.
-NOT_YET_CIRCLES: set[tuple[str, str]] = {
-    ("broker.ledger", "broker.enlisting.enlistment"),
-    *(
-        (module, "broker.live")
-        for module in (
-            "broker.consumer", "broker.consuming.consumer_worker", "broker.consuming.leases",
-            "broker.consuming.positions", "broker.consuming.reading", "broker.consuming.schedule",
-            "broker.consuming.subscriptions", "broker.consuming.unread", "broker.producer", "broker.retainer",
-        )
-    ),
-}  # fmt: skip
 
 # Nobody imports the command line.
 TOP = {"recovery.cli.app"}  # its verbs are its neighbours
@@ -77,8 +62,8 @@ VERBS = {
 OUTSIDE = {
     "struct": {
         "broker.format": "every layout is declared there, once",
-        "broker.store.write.queue_offsets": "our own file, in native words",
-        "broker.store.write.control": "our own file, in native words",
+        "broker.store.shared.queue_offsets": "our own file, in native words",
+        "broker.store.shared.control": "our own file, in native words",
         "broker.store.write.pending_record": "patches single fields of a record under the append lock",
         "broker.store.write.indexwriter": "patches single fields of an index under the append lock",
         "recovery.transactions.digest": "what is hashed is no layout on disk",
@@ -94,9 +79,7 @@ OUTSIDE = {
         "broker.store.write.pending_record": "the CRC of each record, where it is installed",
     },
     "rich": {
-        "recovery.cli.output": "the terminal",
-        "recovery.cli.tables": "tables for the terminal",
-        "recovery.cli.tables_consumer": "tables for the terminal",
+        "recovery.cli.terminal": "the terminal",
     },
     "typer": {"recovery.cli.app": "the terminal", **dict.fromkeys(VERBS, "verbs of the command line")},
     "sqlalchemy": {
@@ -181,8 +164,8 @@ def room_of(name: str, package: str) -> str | None:
     return None if inside == name else inside.split(".")[0]
 
 
-def arrows_up(package: str) -> Iterator[tuple[str, str, str]]:
-    """Each import of a package's rooms that goes up or sideways: the module, the room it imports, and where."""
+def arrows_up(package: str) -> Iterator[str]:
+    """Each import of a package's rooms that goes up or sideways."""
     floors = FLOORS[package]
     height = {room: len(floors) - number for number, rooms in enumerate(floors) for room in rooms}
     for module in product():
@@ -190,27 +173,18 @@ def arrows_up(package: str) -> Iterator[tuple[str, str, str]]:
         if own is None or (module.path.name == "__init__.py" and own not in height):
             continue
         if own not in height:
-            yield module.name, own, f"{module.path}: the room {own} is not in FLOORS"
+            yield f"{module.path}: the room {own} is not in FLOORS"
             continue
         for name, line in imports(module, types=True):
             room = room_of(name, package)
             if room not in (None, own) and height[own] <= height.get(str(room), 0):
-                yield module.name, str(room), f"{module.path}:{line}: {own} is not above {room}"
+                yield f"{module.path}:{line}: {own} is not above {room}"
 
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_rooms_import_only_what_lies_below(package: str) -> None:
     """Imports inside functions and under TYPE_CHECKING count, too."""
-    report(text for name, room, text in arrows_up(package) if room not in NOT_YET.get(name, "").split())
-
-
-def test_no_exception_is_left_over() -> None:
-    """A line of NOT_YET or of NOT_YET_CIRCLES that nothing needs any more goes."""
-    there = {(name, room) for package in FLOORS for name, room, _ in arrows_up(package)}
-    listed = {(name, room) for name, rooms in NOT_YET.items() for room in rooms.split()}
-    assert listed <= there, f"not needed any more: {sorted(listed - there)}"
-    arrows = {(module.name, name) for module in product() for name, _ in imports(module, types=True)}
-    assert arrows >= NOT_YET_CIRCLES, f"not needed any more: {sorted(NOT_YET_CIRCLES - arrows)}"
+    report(arrows_up(package))
 
 
 def test_imports_from_outside_stay_in_their_rooms() -> None:
@@ -268,11 +242,7 @@ def test_no_import_goes_in_a_circle() -> None:
     type checker count. A package's door, which loads its rooms at first use, is no module to read first."""
     names = {module.name for module in modules() if module.path.name != "__init__.py"}
     graph = {
-        module.name: {
-            name
-            for name, _ in imports(module, types=True)
-            if name in names and name != module.name and (module.name, name) not in NOT_YET_CIRCLES
-        }
+        module.name: {name for name, _ in imports(module, types=True) if name in names and name != module.name}
         for module in modules()
         if module.name in names
     }
@@ -282,13 +252,13 @@ def test_no_import_goes_in_a_circle() -> None:
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_no_circle_of_rooms(package: str) -> None:
-    """Rooms can be read in an order, too; what is listed in NOT_YET is left out."""
+    """Rooms can be read in an order, too."""
     graph: dict[str, set[str]] = defaultdict(set)
     for module in product():
         own = room_of(module.name, package)
         for name, _ in imports(module, types=True) if own else ():
             room = room_of(name, package)
-            if room not in (None, own) and room not in NOT_YET.get(module.name, "").split():
+            if room not in (None, own):
                 graph[str(own)].add(str(room))
     circle = _circle(graph)
     assert not circle, " imports ".join(circle)

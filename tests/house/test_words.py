@@ -1,26 +1,28 @@
-"""Plain technical English: words and phrases that the field does not use, in the texts that users read.
+"""Plain technical English: words and phrases that the field does not use, in the texts that people read.
 
-`ROOTS` grows: add a file, a directory or a pattern when its texts have been rewritten. Code, generated tables and names
-of files are left out.
+Documents, `--help`, and the docstrings, comments and string literals of the code. Code, generated tables and names of
+files are left out.
 """
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 
 import typer.main
 
 from recovery.cli.app import app
-from tests.house.tree import ROOT
+from tests.house.tree import ROOT, product
 
-ROOTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs")
+ROOTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "examples")
 
 # What is not said, and what is said instead.
 WORDS = {
     r"whoever|whomever": "the process (user, thread) that ...",
     r"anew": "again",
-    r"folders?": "directory",
+    r"(?<!dags-)folders?": "directory",
     r"forced (?:write|together|to (?:the )?disk)|(?:is|are|was|were|be|been) forced": "fsync, flush",
     r"forces? (?:the|every|each|what)": "fsync, flush",
     r"inside of|outside of": "inside, outside",
@@ -32,7 +34,7 @@ WORDS = {
     r"the why|a why|their why": "the reason",
     r"tells? (?:of|the living)|is told|are told|was told": "reports",
     r"how manieth|a second time over": "index",
-    r"upkeep|nursery": "background tasks, prefork",
+    r"upkeep(?!\.lock)|nursery": "background tasks, prefork",
     r"(?:closed|ended|left) well|exit code 0 well|0 well": "clean, clean shutdown, ok",
     r"for ever": "permanently, or forever",
     r"(?<!there )(?:is|are|was|were) no (?!longer|more)\w+": "is not a ...",
@@ -50,6 +52,12 @@ LEFT_OUT = re.compile(
     r"<!-- (?!not run)[\w:]+ -->\n.*?<!-- end[ \w]* -->|^```.*?^```$|^    [^\n]*$|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->",
     re.MULTILINE | re.DOTALL,
 )
+
+
+# Of Python 3.12 on, the text of an f-string has a token of its own.
+PROSE = {tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+IDENTIFIER = re.compile(r"""[rb]*(["'])[\w./-]*\1""")  # a key, a name of a file
+EXPRESSION = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")  # of an f-string
 
 
 def documents(roots: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -73,6 +81,24 @@ def helps() -> Iterator[tuple[str, str]]:
     yield from texts(typer.main.get_command(app), "checkback")
 
 
+def sources() -> Iterator[tuple[str, str]]:
+    """The docstrings, comments and string literals of each module, each in its line; of an f-string its text."""
+    for module in product():
+        source = (ROOT / module.path).read_text(encoding="utf-8")
+        lines = [""] * (source.count("\n") + 2)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            text = token.string
+            if token.type == tokenize.STRING:
+                if IDENTIFIER.fullmatch(text):
+                    continue
+                text = EXPRESSION.sub("", text) if "f" in text[: text.index(text[-1])].lower() else text
+            elif token.type not in PROSE:
+                continue
+            for number, line in enumerate(text.split("\n"), token.start[0]):
+                lines[number - 1] += line.strip() + " "
+        yield module.path.as_posix(), "\n".join(lines)
+
+
 def offences(name: str, text: str) -> Iterator[str]:
     """Each banned word of a text, with its line."""
     plain = LEFT_OUT.sub(lambda found: "\n" * found[0].count("\n"), text)
@@ -89,6 +115,11 @@ def test_documents_are_in_plain_technical_english() -> None:
 
 def test_help_is_in_plain_technical_english() -> None:
     found = [offence for name, text in helps() for offence in offences(name, text)]
+    assert not found, "\n".join(found)
+
+
+def test_the_code_is_in_plain_technical_english() -> None:
+    found = [offence for name, text in sources() for offence in offences(name, text)]
     assert not found, "\n".join(found)
 
 

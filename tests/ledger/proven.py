@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from broker.ledger import Ledger
 from broker.ledger_binding import Binding, KnownLedger
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import CommittedKey, Evidence
+from recovery.checkback.ledgers.proof import CommittedKey, LedgerEvidence
 
 
 class Memory:
@@ -28,7 +28,7 @@ class Memory:
         self.ledgers[binding.binding_id] = KnownLedger(binding, table)
 
 
-class NoStore(Evidence):
+class NoStore(LedgerEvidence):
     """A store in which nothing ended yet."""
 
     def __init__(self, store_id: str) -> None:

@@ -17,7 +17,7 @@ from broker.ledger import Ledger, executor
 from broker.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, KnownLedgers
 from broker.ledger_identity import DatabaseIdentity, difference
 from broker.store.read.layout import StoreLayout
-from recovery.checkback.ledgers.proof import CommittedKey, Facts, judge
+from recovery.checkback.ledgers.proof import CommittedKey, LedgerFacts, judge
 
 STORE = "5" * 32
 SMALL = StoreLayout(1 << 22, 20 * 4000, 24 * 4000, 20 * 4000, 1000, 4000)
@@ -59,7 +59,7 @@ def test_what_is_the_same_database(bound: DatabaseIdentity, actual: DatabaseIden
 
 ROW = Binding("b" * 32, STORE, PG, 3, 1)
 KNOWN = KnownLedger(ROW, "checkback_ledger")
-FACTS = Facts(STORE, PG, True, "", ROW, KNOWN, [KNOWN], committed=2)
+FACTS = LedgerFacts(STORE, PG, True, "", ROW, KNOWN, [KNOWN], committed=2)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ FACTS = Facts(STORE, PG, True, "", ROW, KNOWN, [KNOWN], committed=2)
         (replace(FACTS, actual=replace(PG, timeline="00000002"), committed=0), "a standby took over"),
     ],
 )
-def test_each_doubt_is_a_sentence(facts: Facts, text: str) -> None:
+def test_each_doubt_is_a_sentence(facts: LedgerFacts, text: str) -> None:
     said = judge(facts)
     assert text in said
     assert bool(text) == bool(said)

@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, event, insert, select, text
 from sqlalchemy.orm import Session
 
-from broker.enlisting.sqlalchemy_join import enlist, join
+from broker.enlisting.ledger_key import key_time_ms, new_key
+from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, enlist
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
-from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, key_time_ms, new_key
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger
 from broker.transaction.events import TransactionState
 from broker.transaction.service import Half, TransactionalMessageService
 from recovery.checkback.ledger_resolver import LedgerResolver
@@ -56,7 +57,7 @@ class Entry:
         self._session = session
         (self._enlistment, self._connection) = enlist(session, ledger)
         service = Mock(spec=TransactionalMessageService)
-        branch = join(session, ledger, "shop", service, store_id=STORE)
+        branch = SqlalchemyTransaction(session, ledger).branch("shop", service, store_id=STORE)
         branch.halves.append(Mock(spec=Half, end=1, message_id="1"))
         self.key = branch.key
 

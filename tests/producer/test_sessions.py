@@ -13,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import broker
-from broker.ledger import LEDGER_KEY, Ledger
+from broker.enlisting.ledger_key import LEDGER_KEY
+from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import TransactionState

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from broker.format.body import decompress
+from broker.format.record.body import decompress
 from broker.format.sysflag import compression
 from recovery.scan import scan
 from recovery.verify.verifier import verify

@@ -19,7 +19,7 @@ import broker
 from broker.format.consumequeue import UNIT_SIZE
 from broker.live import LiveStore, open_live
 from broker.store.read.layout import StoreLayout
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from recovery.pipeline import splits
 from recovery.pipeline.inspection import InspectionTask
 from recovery.pipeline.store_location import StoreLocation, manifest_of

@@ -189,5 +189,5 @@ def test_a_wrong_path_is_a_sentence() -> None:
     """The same that the other verbs say."""
     from recovery.pipeline.store_location import StoreLocation
 
-    with pytest.raises(NotAStore, match="there is no such folder"):
+    with pytest.raises(NotAStore, match="there is no such directory"):
         StoreLocation("nowhere/at/all").log()

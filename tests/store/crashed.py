@@ -6,7 +6,7 @@ from pathlib import Path
 
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.writer import StoreWriter, open_writer
 from tests.store.filled import SMALL, fill
 

@@ -26,20 +26,20 @@ def sentence(path: str | Path, error: type[broker.BrokerError] = broker.NotAStor
 
 def test_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b"
-    assert sentence(path) == f"PATH: there is no such folder. The path exists as far as {tmp_path}"
+    assert sentence(path) == f"PATH: there is no such directory. The path exists as far as {tmp_path}"
 
 
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
-    assert sentence(path) == "PATH is a file, and a store is a folder that holds commitlog/. Give that folder"
-    assert sentence(path / "in it") == f"PATH: there is no such folder. {path} is a file"
+    assert sentence(path) == "PATH is a file, and a store is a directory that holds commitlog/. Give that directory"
+    assert sentence(path / "in it") == f"PATH: there is no such directory. {path} is a file"
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
     said = sentence(tmp_path)
-    assert said.startswith("PATH is no store, for it holds no commitlog/: it is empty. ")
-    assert said.endswith("Give the folder that a broker calls storePathRootDir")
+    assert said.startswith("PATH is not a store, for it holds no commitlog/: it is empty. ")
+    assert said.endswith("Give the directory that a broker calls storePathRootDir")
 
 
 def test_a_folder_of_junk(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_no_commitlog(tmp_path: Path) -> None:
 
 def test_a_commitlog_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "commitlog").touch()
-    assert "commitlog in it is a file, not a folder of segments" in sentence(tmp_path)
+    assert "commitlog in it is a file, not a directory of segments" in sentence(tmp_path)
     (tmp_path / "commitlog").unlink()
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / "notes.txt").touch()

@@ -60,7 +60,7 @@ def test_more_queues_than_have_blocks_at_first(tmp_path: Path) -> None:
 
 
 def test_no_store_is_made_where_none_is_wanted(tmp_path: Path) -> None:
-    with pytest.raises(broker.NotAStore, match="there is no such folder"):
+    with pytest.raises(broker.NotAStore, match="there is no such directory"):
         broker.open(tmp_path / "store", create=False)
     assert not (tmp_path / "store").exists()
     (tmp_path / "empty").mkdir()

@@ -19,11 +19,11 @@ from broker.format.commitlog import encode
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk, ReadFile
 from broker.store.read.layout import StoreLayout
-from broker.store.recover.load import Plan, plan
+from broker.store.recover.load import RecoveryPlan, plan
 from broker.store.recover.survey import Owner, Survey, survey
 from broker.store.recover.tail import TailKind
-from broker.store.write.checkpoint_file import seal
-from broker.store.write.control import Word
+from broker.store.shared.checkpoint_file import seal
+from broker.store.shared.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
@@ -39,7 +39,7 @@ def seen(path: Path) -> Survey:
     return survey(str(path), Disk())
 
 
-def planned(path: Path) -> Plan:
+def planned(path: Path) -> RecoveryPlan:
     return plan(seen(path))
 
 

@@ -6,16 +6,16 @@ import enum
 import itertools
 from typing import get_type_hints
 
-from broker.store.recover.cases import CASES, Verdict, case_of
+from broker.store.recover.cases import CASES, CaseVerdict, case_of
 from broker.store.recover.steps import CUT_DERIVED, CUT_LOG, EMPTY_DERIVED, KEEP_ASIDE, REPLAY, TRUST
-from broker.store.recover.survey import Facts
+from broker.store.recover.survey import SurveyFacts
 
 
-def combinations() -> list[Facts]:
+def combinations() -> list[SurveyFacts]:
     """All of them."""
-    hints = get_type_hints(Facts)
+    hints = get_type_hints(SurveyFacts)
     values = [list(kind) if issubclass(kind, enum.Enum) else [False, True] for kind in hints.values()]
-    return [Facts(*combination) for combination in itertools.product(*values)]
+    return [SurveyFacts(*combination) for combination in itertools.product(*values)]
 
 
 def test_every_combination_of_facts_falls_in_exactly_one_row() -> None:
@@ -33,7 +33,7 @@ def test_no_row_is_idle() -> None:
 
 def test_rows_that_refuse_or_do_nothing_have_no_steps() -> None:
     for case in CASES:
-        assert bool(case.steps) == (case.verdict is Verdict.RECOVER), case.label
+        assert bool(case.steps) == (case.verdict is CaseVerdict.RECOVER), case.label
 
 
 def test_what_is_cut_is_kept_aside_first() -> None:

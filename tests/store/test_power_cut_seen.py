@@ -17,7 +17,7 @@ import pytest
 import broker
 from broker.live import LiveStore, open_live
 from broker.store.read.layout import StoreLayout
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.sync import Syncer
 from broker.store.writer import StoreWriter

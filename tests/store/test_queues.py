@@ -11,9 +11,9 @@ from broker.format.consumequeue import FILLER
 from broker.format.statetable import Slot
 from broker.store.disk.files import Disk
 from broker.store.disk.open_files import OpenFiles
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import SegmentQueue, segment_size
-from broker.store.read.statetable import StateTable
+from broker.store.read.transaction_files import StateTable
 from tests.store.build import START_MS, Log, units_of, write_queue
 
 
@@ -72,7 +72,7 @@ def test_slots_of_files_that_begin_late(tmp_path: Path) -> None:
     for first in (10, 20):
         raw = b"".join(slot.pack() for slot in slots[first : first + 10])
         (folder / f"{first * Slot.SIZE:020}").write_bytes(raw.ljust(240, b"\0"))
-    table = StateTable(Folder(str(tmp_path), Disk()))
+    table = StateTable(StoreDirectory(str(tmp_path), Disk()))
     assert (table.first, table.end) == (10, 25)
     assert (table.get(9), table.get(10), table.get(24), table.get(25)) == (None, slots[10], slots[24], None)
     assert list(table.walk()) == slots[10:]

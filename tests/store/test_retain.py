@@ -12,7 +12,7 @@ from broker.format.sysflag import TransactionType
 from broker.live import LiveStore, open_live
 from broker.store.disk.files import Disk
 from broker.store.maintain.retention import OldSegment, Retention, due_segments, going_segments, most_careful
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify

@@ -12,7 +12,7 @@ from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.maintain.background import BackgroundTasks
 from broker.store.read.layout import StoreLayout
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.write.pending_record import PendingRecord, draft, end_draft
 from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify

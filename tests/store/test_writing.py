@@ -16,8 +16,8 @@ from broker.errors import StoreError
 from broker.format.index import key_hash
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
+from broker.store.shared.control import Word
 from broker.store.write import fast_append
-from broker.store.write.control import Word
 from broker.store.write.pending_record import draft, end_draft, index_code
 from broker.store.writer import open_writer
 from recovery.transactions.in_doubt import Pending

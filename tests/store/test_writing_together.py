@@ -18,7 +18,7 @@ from broker.format.sysflag import TransactionType
 from broker.store.disk import maps
 from broker.store.disk.files import Disk
 from broker.store.disk.store_lock import StoreLock
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify

@@ -14,8 +14,8 @@ from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk, ReadFile
 from broker.store.maintain import background as upkeep
 from broker.store.read.layout import StoreLayout
-from broker.store.write.checkpoint_file import Checkpoint, read_number, read_point
-from broker.store.write.control import Word
+from broker.store.shared.checkpoint_file import OwnCheckpoint, read_number, read_point
+from broker.store.shared.control import Word
 from broker.store.write.pending_record import draft, end_draft
 from broker.store.writer import open_writer
 from recovery.verify.verifier import verify
@@ -190,7 +190,7 @@ def test_checkpoints_come_by_themselves(tmp_path: Path, monkeypatch: pytest.Monk
     fill(store, 0, 60)
     until(lambda: store.control[Word.CHECKPOINTED] > 0)
     assert store.control[Word.DURABLE] >= store.control[Word.CHECKPOINTED]
-    said = Checkpoint.decode(store.disk.read(store.paths.own_checkpoint))
+    said = OwnCheckpoint.decode(store.disk.read(store.paths.own_checkpoint))
     assert said is not None
     store.close()
 

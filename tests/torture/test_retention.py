@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from tests.consumer.test_retention import STEPS, cut_the_power, do_anything, kill_again_and_again
+from tests.consumer.retention_lives import STEPS, cut_the_power, do_anything, kill_again_and_again
 
 
 @pytest.mark.timeout(3600)

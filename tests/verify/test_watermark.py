@@ -22,8 +22,8 @@ from broker.store.disk.files import Disk
 from broker.store.maintain.retention import Retention
 from broker.store.read.layout import StoreLayout
 from broker.store.recover.watermark import has_moved, read_watermark
+from broker.store.shared.control import Word
 from broker.store.write import appender, dispatch, fast_append, indexwriter
-from broker.store.write.control import Word
 from broker.store.writer import open_writer
 from recovery.rebuild import rebuilder
 from recovery.rebuild.rebuilder import rebuild

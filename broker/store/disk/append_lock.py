@@ -70,7 +70,7 @@ class AppendLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._held:  # else a fork inside of `with` came here: the child never had it
+        if self._held:  # else a fork inside `with` came here: the child never had it
             alone = self._alone  # read once: another thread may take it away
             if alone is not None and alone():
                 self._kept, self._held = True, False
@@ -124,7 +124,7 @@ class AppendLock:
         self.__exit__(None, None, None)
 
     def close(self) -> None:
-        """Let go of the file, once the append of another thread is done; afterwards nobody in this process gets it."""
+        """Release the file, once the append of another thread is done; afterwards nobody in this process gets it."""
         quiet = self._threads.acquire(timeout=_CLOSE_S)  # a thread that an interrupt took out of an append never ends
         self._drop()
         if quiet:
@@ -147,9 +147,9 @@ class AppendLock:
             self._threads.release()
 
     def _taken_twice(self) -> StoreError:
-        """Waiting would be for ever, and going on would write over what is half done."""
+        """Waiting would never end, and going on would overwrite what is half done."""
         text = (
-            f"{self.path}: this thread is already inside of an append, which a signal handler interrupted, or which an "
+            f"{self.path}: this thread is already inside an append, which a signal handler interrupted, or which an "
             "exception from one (Ctrl-C) ended halfway. Nothing was lost. Close the store and open it again"
         )
         return StoreError(text, path=self.path)

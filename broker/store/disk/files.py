@@ -2,12 +2,12 @@
 
 A crashable disk takes its place in tests (`broker.testing.crash_disk.CrashDisk`). What the operating system refuses
 becomes a
-StoreError that names the path and says what to do; what is not there becomes `Missing`, because whoever reads a store
-that lives expects it.
+StoreError that names the path and says what to do; what is not there becomes `Missing`, because a process that reads a
+store that lives expects it.
 
 Readers of a store that others own read files with pread into bytes, never through a map: the owner may truncate or
-delete a segment at any moment, and a map would then kill us with SIGBUS. Whoever writes to a store has maps of it, of
-files that were allocated in full.
+delete a segment at any moment, and a map would then kill us with SIGBUS. A process that writes to a store has maps of
+it, of files that were allocated in full.
 
 What the writing side does is on disk when it returns, names included, unless `durable=False` says that the caller will
 force it later or can do without.
@@ -44,7 +44,7 @@ class Entry:
     is_file: bool
     size: int
     inode: int
-    changed_ns: int  # modification time: of a folder, when a name in it came or went
+    changed_ns: int  # modification time: of a directory, when a name in it came or went
 
 
 class ReadFile:
@@ -80,7 +80,7 @@ class ReadFile:
     def warm(self, start: int, stop: int) -> None:
         """Have these bytes in the system's cache, in one call, during which other threads go on."""
         pieces = (stop - start) // _WARM_PIECE_BYTES  # all of them into one, which nobody looks at
-        with contextlib.suppress(OSError):  # whoever stores to them will be told
+        with contextlib.suppress(OSError):  # a process that stores to them gets the error
             os.preadv(self._descriptor, [bytearray(_WARM_PIECE_BYTES)] * pieces, start)
 
     def next_data(self, at: int) -> int:
@@ -97,7 +97,7 @@ class ReadFile:
     def filled(self, start: int) -> list[tuple[int, int]]:
         """The stretches from `start` on that may hold a byte other than zero, found before any of them is read.
 
-        Whoever reads fills the system's cache ahead of himself, and what lies in it is no hole any more.
+        A read fills the system's cache ahead of itself, and what is cached is not a hole any more.
         """
         found: list[tuple[int, int]] = []
         size = os.fstat(self._descriptor).st_size
@@ -128,7 +128,7 @@ class Disk(Calls):
             raise fault from error
 
     def entries(self, folder: str) -> list[Entry]:
-        """What lies in a folder, sorted by name, without what vanishes meanwhile. Raises Missing without a folder."""
+        """The entries of a directory, sorted by name, without what vanishes meanwhile. Raises Missing without it."""
         try:
             with os.scandir(folder) as found:
                 paths = sorted(item.path for item in found)
@@ -155,7 +155,7 @@ class Disk(Calls):
         """The number that a file keeps when its name changes. Raises Missing when it is not there."""
         entry = self.entry(path)
         if entry is None:
-            raise Missing(f"{path}: there is no such file or folder", path=path)
+            raise Missing(f"{path}: there is no such file or directory", path=path)
         return entry.inode
 
     # The machine
@@ -190,10 +190,10 @@ class Disk(Calls):
         """A name for the time since the machine was started; empty when the system does not tell."""
         return machine.boot_id()
 
-    # Changing folders
+    # Changing directories
 
     def create_folder(self, path: str, *, durable: bool = True) -> None:
-        """Create a folder, and those above it that are missing; one that is there stays. Raises StoreFull."""
+        """Create a directory, and those above it that are missing; one that is there stays. Raises StoreFull."""
         made = [os.path.abspath(path)]
         while not os.path.isdir(above := os.path.dirname(made[-1])):
             made.append(above)
@@ -204,7 +204,7 @@ class Disk(Calls):
                 self._force_folder(os.path.dirname(folder))
 
     def sync_folder(self, path: str) -> None:
-        """Force the names in a folder: what was created, renamed and removed in it. Raises SyncFailed."""
+        """Flush the names in a directory: what was created, renamed and removed in it. Raises SyncFailed."""
         self._force_folder(path)
 
     # Changing files
@@ -279,7 +279,7 @@ class Disk(Calls):
             raise
 
     def write_file(self, path: str, data: bytes, *, durable: bool = True) -> None:
-        """Put a small file in place of another, whole: whoever looks sees the old one or the new one.
+        """Put a small file in place of another, whole: a reader sees the old one or the new one.
 
         Raises StoreFull; the old file is there then, and nothing else.
         """
@@ -303,7 +303,7 @@ class Disk(Calls):
             self._force_folder(_above(path))
 
     def sync_file(self, path: str) -> None:
-        """Force what was written to a file, by whomever and however. Raises SyncFailed, and Missing."""
+        """Flush what was written to a file, by any process and in any way. Raises SyncFailed, and Missing."""
         descriptor = self._open(path, os.O_RDONLY)
         try:
             self._force(descriptor, path)
@@ -329,13 +329,13 @@ class Disk(Calls):
     # Changing names
 
     def rename(self, old: str, new: str, *, durable: bool = True) -> None:
-        """Give a file or folder another name, in place of what has that name now, in one step."""
+        """Give a file or directory another name, in place of what has that name now, in one step."""
         self._rename(old, new)
         if durable:
             self._force_folders(old, new)
 
     def exchange(self, path_a: str, path_b: str, *, durable: bool = True) -> None:
-        """Swap two files or folders in one step. Raises NotSupported, with nothing changed, where it takes more."""
+        """Swap two files or directories in one step. Raises NotSupported, with nothing changed, where it takes more."""
         self._exchange(path_a, path_b)
         if durable:
             self._force_folders(path_a, path_b)
@@ -347,7 +347,7 @@ class Disk(Calls):
             self._force_folder(_above(path))
 
     def remove_tree(self, path: str, *, durable: bool = True) -> None:
-        """Remove a folder and all that lies in it; nothing there is no fault. Links in it are removed, not followed."""
+        """Remove a directory and all that lies in it, if it is there. Links in it are removed, not followed."""
         if not os.path.lexists(path):
             return
         if os.path.isdir(path) and not os.path.islink(path):
@@ -364,7 +364,7 @@ class Disk(Calls):
         return self._open(path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
 
     def _force_folders(self, *paths: str) -> None:
-        """Force the folders that hold these names, the last named first: a name that moved is in the new one before
+        """Flush the directories that hold these names, the last named first: a name that moved is in the new one before
         it is gone from the old one."""
         for folder in dict.fromkeys(_above(path) for path in reversed(paths)):
             self._force_folder(folder)
@@ -374,7 +374,7 @@ _READ_BYTES = 1 << 20
 
 
 def _above(path: str) -> str:
-    """The folder that holds the name."""
+    """The directory that holds the name."""
     return os.path.dirname(os.path.abspath(path))
 
 

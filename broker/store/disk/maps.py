@@ -2,7 +2,7 @@
 
     map = disk.open_map("shop.store/commitlog/00000000000000000000", 1 << 30)
     map.view[4096:5120] = record        # visible to all others at once, on disk whenever the system likes
-    map.words[0] = 5120                 # one aligned store of 8 bytes: never half of it, whoever is killed
+    map.words[0] = 5120                 # one aligned store of 8 bytes: never half of it, whichever process is killed
     map.sync(4096, 5120)                # on disk now
 
 The file must be allocated in full (`Disk.allocate`): a store to a page for which the disk has no block kills the
@@ -20,7 +20,7 @@ from broker.store.disk.os_errors import sync_failed
 
 
 class Map:
-    """A shared, writable map of a whole file. Whoever uses it after `close` gets ValueError, never a crash.
+    """A shared, writable map of a whole file. Its use after `close` raises ValueError, and never crashes.
 
     It closes by itself when nobody holds it, `view`, `words` or a slice of them any more.
     """
@@ -56,7 +56,7 @@ class Map:
             raise sync_failed(error, self.path) from error
 
     def close(self) -> None:
-        """Let go of the file. Whoever still uses a slice of `view` keeps the memory mapped until it goes."""
+        """Release the file. A slice of `view` keeps the memory mapped until it is freed."""
         mapped, self._map, self._file = self._map, None, None
         for let_go in (self.words.release, self.view.release, mapped.close if mapped else self.view.release):
             with contextlib.suppress(BufferError):

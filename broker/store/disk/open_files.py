@@ -31,7 +31,7 @@ class OpenFiles:
         return file
 
     def forget(self, path: str, inode: int) -> None:
-        """Let go of a file that was deleted: while it is open, its space is not free."""
+        """Release a file that was deleted: while it is open, its space is not free."""
         self._open.pop((path, inode), None)
 
     def forget_removed(self) -> None:
@@ -48,6 +48,6 @@ class OpenFiles:
             pass
 
     def close(self) -> None:
-        """Let go of every file; the store is closed."""
+        """Release every file; the store is closed."""
         self._closed = True
         self._open.clear()

@@ -10,11 +10,11 @@ from broker.errors import StoreError, StoreFull, SyncFailed
 
 
 class Missing(StoreError):
-    """There is nothing at the path; inside a live store that is no fault."""
+    """There is nothing at the path; inside a live store that is not an error."""
 
 
 class NotSupported(StoreError):
-    """This system or this file system cannot do it: whoever asked has another way."""
+    """This system or this file system cannot do it: the caller has another way."""
 
 
 # No block left, no quota left, a larger file than this process may have. macOS lacks some of the names.
@@ -27,7 +27,7 @@ _DEPTH = 6  # how far a file lies below its store at most
 def explained(error: OSError | ValueError, path: str) -> StoreError:
     """Why a file cannot be read, with a next step. No file has a name that is too long or holds a zero."""
     if isinstance(error, FileNotFoundError | NotADirectoryError | ValueError) or error.errno == errno.ENAMETOOLONG:
-        return Missing(f"{path}: there is no such file or folder", path=path)
+        return Missing(f"{path}: there is no such file or directory", path=path)
     reason = error.strerror or str(error)
     if isinstance(error, PermissionError):
         return StoreError(f"{path} may not be read by this user ({reason}). {_owner(path)}", path=path)
@@ -36,16 +36,16 @@ def explained(error: OSError | ValueError, path: str) -> StoreError:
         return StoreError(text, path=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return StoreError(f"{path}: too many files are open ({reason}). Raise the limit with: ulimit -n", path=path)
-    return StoreError(f"{path} cannot be read: {reason}. See that it is a readable file or folder", path=path)
+    return StoreError(f"{path} cannot be read: {reason}. See that it is a readable file or directory", path=path)
 
 
 def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
-    """Why a file or folder cannot be written, with a next step."""
+    """Why a file or directory cannot be written, with a next step."""
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return full(error, path, needed_bytes)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return Missing(f"{path}: there is no such file or folder", path=path)
+        return Missing(f"{path}: there is no such file or directory", path=path)
     if error.errno == errno.EROFS:
         text = f"{path} cannot be written: its file system is mounted read-only. Open the store with read_only=True"
         return StoreError(text, path=path)
@@ -86,7 +86,7 @@ def _store_above(path: str) -> str:
 
 
 def free_bytes(path: str) -> int:
-    """What this user may still write on the disk of a path, or of the nearest folder above it; 0 when nobody knows."""
+    """Bytes that this user may still write on the disk of a path or its nearest parent directory; 0 if unknown."""
     while True:
         try:
             found = os.statvfs(path)
@@ -101,7 +101,7 @@ def free_bytes(path: str) -> int:
 
 
 def sync_failed(error: OSError, path: str) -> SyncFailed:
-    """A forced write failed: the system may have dropped the bytes, and a second try would say nothing of it."""
+    """An fsync failed: the system may have dropped the bytes, and a second try would say nothing of it."""
     reason = error.strerror or str(error)
     text = (
         f"{path}: the disk failed to keep what was written ({reason}). What was acknowledged before is safe. See to "

@@ -17,7 +17,7 @@ PARTS = ("commitlog", "consumequeue", "index", "checkpoint", "abort", "config", 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The names under one store folder."""
+    """The names under one store directory."""
 
     store: str
 
@@ -63,7 +63,7 @@ class Paths:
     def lock(self) -> str:
         return self._join("lock")
 
-    # Ours: RocketMQ ignores this folder
+    # Ours: RocketMQ ignores this directory
 
     @property
     def own(self) -> str:
@@ -114,6 +114,11 @@ class Paths:
         return self._join("checkback", "adopted")
 
     @property
+    def catalog(self) -> str:
+        """What check-back remembers, unless it was given another database; `recovery` makes it."""
+        return self._join("checkback", "catalog.db")
+
+    @property
     def consumers(self) -> str:
         return self._join("checkback", "consumers")
 
@@ -151,7 +156,7 @@ class Paths:
 def path_of_store(path: object) -> str:
     """The path that a caller gave, as text without a slash at its end.
 
-    Raises BrokerError for what is no path: None, bytes, an empty text.
+    Raises BrokerError for what is not a path: None, bytes, an empty text.
     """
     text = path if isinstance(path, str) else path.__fspath__() if isinstance(path, os.PathLike) else None
     if not isinstance(text, str) or not text:
@@ -161,5 +166,5 @@ def path_of_store(path: object) -> str:
 
 
 def is_topic_folder(topic: str) -> bool:
-    """Whether a topic can be the name of a folder: the name comes from the caller, and `..` would leave the store."""
+    """Whether a topic can name a directory: the name comes from the caller, and `..` would leave the store."""
     return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic

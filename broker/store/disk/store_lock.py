@@ -53,13 +53,13 @@ class StoreLock:
             raise self.locked()
 
     def release(self) -> None:
-        """Let go; nothing held is no fault. A forked child that shares it goes on to hold it."""
+        """Release it; nothing held is not an error. A forked child that shares it still holds it."""
         descriptor, self._descriptor, self.held = self.__dict__.get("_descriptor", -1), -1, ""
         if descriptor >= 0:
             os.close(descriptor)  # never F_UNLCK: a child that was forked just now may not have its own yet
 
     def locked(self) -> StoreLocked:
-        """The error for whoever did not get it."""
+        """The error for a process that did not get it."""
         pid = self.holder()
         who = f"process {pid}" if pid else "another process"
         text = (
@@ -117,7 +117,7 @@ class StoreLock:
             os.close(own)
 
     def after_fork(self) -> None:
-        """In the child: a lock of its own before it lets go of its parent's, which it holds meanwhile."""
+        """In the child: a lock of its own before it releases its parent's, which it holds meanwhile."""
         inherited, held = self._descriptor, self.held
         self._descriptor, self.held = -1, ""
         if inherited < 0:

@@ -3,14 +3,14 @@
     every 20 ms     the append and sync locks are let go, if a process that is alone with the store kept them
                     the log is read ahead of a process that appends fast: its pages are ready when it comes to them
                     what was appended and not forced becomes durable, so that consumers see it   (modes each, group)
-    every second    the log is forced                                                             (mode os)
+    every second    the log is flushed                                                             (mode os)
                     a lower bound of what is durable is put on disk: STORE/checkback/durable
     when due        the next segment is made before the log needs it
                     old segments are removed, in a process that has a retention   (broker.retainer)
                     a checkpoint, so that a recovery has little to replay
 
-Each process has its own threads, from its first append on; a lock lets one of them work at a time. Whoever is killed
-in here leaves nothing that the next one does not find.
+Each process has its own threads, from its first append on; a lock lets one of them work at a time. A process that is
+killed in here leaves nothing that the next one does not find.
 
 RocketMQ: FlushRealTimeService, AllocateMappedFileService (5.3.3).
 """
@@ -26,8 +26,8 @@ from collections.abc import Callable
 from broker.errors import BrokerError
 from broker.store.disk.files import ReadFile
 from broker.store.maintain.checkpointing import checkpoint
-from broker.store.write.checkpoint_file import seal
-from broker.store.write.control import Word
+from broker.store.shared.checkpoint_file import seal
+from broker.store.shared.control import Word
 from broker.store.write.parts import StoreParts
 
 SHARE_EVERY_S = SYNC_EVERY_S = 0.02
@@ -46,7 +46,7 @@ _AHEAD_LOOKS = 4  # or less than what is appended between so many looks
 
 
 class BackgroundTasks:
-    """The threads of one process. The upkeep lock keeps those of other processes out."""
+    """The threads of one process. The background lock keeps those of other processes out."""
 
     def __init__(self, parts: StoreParts, sync: str) -> None:
         self._parts, self._lock, self._is_os = parts, parts.upkeep_lock, sync == "os"
@@ -131,7 +131,7 @@ class BackgroundTasks:
         return not self._words[_CROWD]
 
     def _sync(self) -> None:
-        """Force what nobody waits for."""
+        """Flush what no send waits for."""
         if self._words[Word.DURABLE] < self._words[Word.TAIL]:
             self._parts.syncer.force_now()
 
@@ -173,7 +173,7 @@ class BackgroundTasks:
             self._lock.release()
 
     def persist_bound(self) -> None:
-        """Put on disk up to where the log is durable: damage below it is no torn write. Raises StoreFull."""
+        """Put on disk up to where the log is durable: damage below it is not a torn write. Raises StoreFull."""
         bound = self._words[Word.DURABLE]
         if bound != self._bound:
             self._disk.write_file(self._paths.durable, seal(b"%d" % bound))

@@ -19,8 +19,8 @@ from broker.format.consumequeue import UNIT_SIZE
 from broker.format.statetable import SLOT_SIZE
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Missing
-from broker.store.write.checkpoint_file import Checkpoint, landmarks
-from broker.store.write.control import Word
+from broker.store.shared.checkpoint_file import OwnCheckpoint, landmarks
+from broker.store.shared.control import Word
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.parts import StoreParts
 
@@ -29,7 +29,7 @@ _LAST_OF_STATE = SLOT_SIZE - 1
 
 
 def checkpoint(parts: StoreParts) -> None:
-    """Write a checkpoint of a store in use; the caller holds the upkeep lock. Raises SyncFailed, StoreFull.
+    """Write a checkpoint of a store in use; the caller holds the background lock. Raises SyncFailed, StoreFull.
 
     SyncFailed poisons the store: nobody knows what of a derived file is on disk.
     """
@@ -52,10 +52,10 @@ def checkpoint_as_is(parts: StoreParts) -> None:
     _finish(parts, captured)
 
 
-def _capture(parts: StoreParts) -> Checkpoint:
+def _capture(parts: StoreParts) -> OwnCheckpoint:
     """The state of the derived files, as numbers; call alone, or under the append lock."""
     control, cells = parts.control, parts.cells
-    return Checkpoint(
+    return OwnCheckpoint(
         control[Word.DISPATCHED],
         control[Word.SLOTS],
         control[Word.REDO_UNITS],
@@ -66,7 +66,7 @@ def _capture(parts: StoreParts) -> Checkpoint:
     )
 
 
-def _flush(parts: StoreParts, captured: Checkpoint) -> None:
+def _flush(parts: StoreParts, captured: OwnCheckpoint) -> None:
     """Have everything on disk that a captured checkpoint speaks of, and the checkpoint beside its place."""
     parts.syncer.wait_durable(captured.commitlog_offset)
     try:
@@ -78,13 +78,13 @@ def _flush(parts: StoreParts, captured: Checkpoint) -> None:
     parts.disk.write_file(_beside(parts), captured.encode())
 
 
-def _publish(parts: StoreParts, captured: Checkpoint) -> None:
+def _publish(parts: StoreParts, captured: OwnCheckpoint) -> None:
     """Put a flushed checkpoint in its place; call alone, or under the append lock. Its name is not durable yet."""
     parts.disk.rename(_beside(parts), parts.paths.own_checkpoint, durable=False)
     parts.control[Word.CHECKPOINTED] = captured.commitlog_offset
 
 
-def _finish(parts: StoreParts, captured: Checkpoint) -> None:
+def _finish(parts: StoreParts, captured: OwnCheckpoint) -> None:
     """Make the published name durable, and write RocketMQ's own checkpoint."""
     disk, paths = parts.disk, parts.paths
     disk.sync_folder(paths.own)
@@ -95,18 +95,18 @@ def _beside(parts: StoreParts) -> str:
     return f"{parts.paths.own_checkpoint}.next"
 
 
-def last_checkpoint(parts: StoreParts) -> Checkpoint:
+def last_checkpoint(parts: StoreParts) -> OwnCheckpoint:
     """The checkpoint in force: what it speaks of is on disk, and its settled slots stay settled."""
     try:
-        on_disk = Checkpoint.decode(parts.disk.read(parts.paths.own_checkpoint))
+        on_disk = OwnCheckpoint.decode(parts.disk.read(parts.paths.own_checkpoint))
     except Missing:
         on_disk = None
     if on_disk is None or on_disk.commitlog_offset != parts.control[Word.CHECKPOINTED]:
-        return Checkpoint(0)
+        return OwnCheckpoint(0)
     return on_disk
 
 
-def slots_in_doubt(parts: StoreParts, before: Checkpoint) -> list[int]:
+def slots_in_doubt(parts: StoreParts, before: OwnCheckpoint) -> list[int]:
     """The slots of transactions that nobody ended, in order, given an earlier checkpoint of this store.
 
     A slot that was settled by then stays so; of the slots since then only the states are read.
@@ -135,7 +135,7 @@ def slots_in_doubt(parts: StoreParts, before: Checkpoint) -> list[int]:
     return slots
 
 
-def _sync_derived(parts: StoreParts, before: Checkpoint, captured: Checkpoint) -> None:
+def _sync_derived(parts: StoreParts, before: OwnCheckpoint, captured: OwnCheckpoint) -> None:
     """fsync what the derived files got between two checkpoints."""
     disk, paths, layout = parts.disk, parts.paths, parts.layout
     flushed = {(topic, queue_id): following for topic, queue_id, following in before.queues}

@@ -25,7 +25,7 @@ from broker.store.disk.paths import Paths
 from broker.store.maintain.checkpointing import checkpoint, last_checkpoint, slots_in_doubt
 from broker.store.maintain.retention import OldSegment
 from broker.store.read.segments import is_base
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.write.parts import StoreParts
 
 RESERVE_BYTES = 256 << 10  # enough to open a store and write a checkpoint
@@ -37,7 +37,8 @@ def begin_of(parts: StoreParts) -> int:
 
 
 def old_segments(parts: StoreParts) -> Iterator[OldSegment]:
-    """The segments that the log has left behind, oldest first; the first record of the next is no older than any in it.
+    """The segments that the log has left behind, oldest first; the first record of the next is not older than any in
+    it.
 
     Each is looked at when it is asked for.
     """
@@ -65,7 +66,7 @@ def halves_in_doubt(parts: StoreParts) -> list[int]:
 
 
 def remove_segments(parts: StoreParts, bases: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Remove the oldest segments, given by their CommitLog offsets; call under the upkeep lock.
+    """Remove the oldest segments, given by their CommitLog offsets; call under the background lock.
 
     Returns the paths of the segments and of the derived files that went. Also looks for derived files that a process
     which was killed here left behind. Raises StoreError.
@@ -82,7 +83,7 @@ def remove_segments(parts: StoreParts, bases: Sequence[int]) -> tuple[list[str],
 
 
 def keep_reserve(disk: Disk, paths: Paths) -> None:
-    """Have a few blocks of the disk in hand, for whoever opens the store to make room when there is none left."""
+    """Reserve a few blocks of the disk, so that a full store can be opened and room be made."""
     with contextlib.suppress(StoreError):
         found = disk.entry(paths.reserve)
         if found is None or found.size < RESERVE_BYTES:

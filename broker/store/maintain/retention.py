@@ -27,12 +27,12 @@ class Retention:
     """
 
     keep_s: float | None = None
-    """Seconds for which messages are kept, those that everybody has read, too. None: for ever."""
+    """Seconds for which messages are kept, those that everybody has read, too. None: forever."""
     max_bytes: int | None = None
     """Bytes of disk that the store may use, all its files counted. Above it the oldest segments go, however young."""
     free_bytes: int | None = None
-    """Bytes that are to stay free on the store's disk. Below it the oldest segments go, however young, whoever filled
-    the disk."""
+    """Bytes that are to stay free on the store's disk. Below it the oldest segments go, however young, even
+    if another program filled the disk."""
     gone_after_s: float | None = GONE_AFTER_S
     """Seconds after which a group of which no consumer was seen is let go. A message for which no group is left waits
     as long for one. None: nobody is ever let go."""

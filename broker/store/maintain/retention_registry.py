@@ -27,7 +27,7 @@ class RetentionRegistration:
     """The settings of this process, for all others to see until it closes the store or dies."""
 
     def __init__(self, disk: Disk, paths: Paths, retention: Retention) -> None:
-        """Call under the upkeep lock. Raises StoreFull."""
+        """Call under the background lock. Raises StoreFull."""
         if disk.entry(paths.retention) is None:
             disk.create_folder(paths.retention)
         self._disk, self._pid = disk, os.getpid()
@@ -58,7 +58,7 @@ def registered(disk: Disk, paths: Paths) -> list[Retention]:
 
 
 def remove_dead(disk: Disk, paths: Paths) -> None:
-    """Remove the settings of processes that died; call under the upkeep lock."""
+    """Remove the settings of processes that died; call under the background lock."""
     for entry in [] if disk.entry(paths.retention) is None else disk.entries(paths.retention):
         with contextlib.suppress(Missing):
             if not _is_locked(disk, entry.path):
@@ -86,5 +86,5 @@ def read_history(disk: Disk, paths: Paths) -> dict[str, Any]:
 
 
 def write_history(disk: Disk, paths: Paths, history: Mapping[str, Any]) -> None:
-    """Put it in place of the one before; call under the upkeep lock. Raises StoreFull."""
+    """Put it in place of the one before; call under the background lock. Raises StoreFull."""
     disk.write_file(paths.retention_json, json.dumps(history).encode())

@@ -6,10 +6,10 @@ from broker.errors import CorruptRecord
 from broker.format import checkpoint
 from broker.format.checkpoint import Checkpoint
 from broker.store.disk.files import Missing
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 
 
-def read_checkpoint(folder: Folder) -> Checkpoint | None:
+def read_checkpoint(folder: StoreDirectory) -> Checkpoint | None:
     """The checkpoint as it is now; None when there is none. Raises CorruptRecord when the file has a wrong size."""
     path = folder.paths.checkpoint
     try:

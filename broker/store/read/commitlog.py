@@ -26,7 +26,7 @@ from broker.format.commitlog import (
     read_blank,
 )
 from broker.format.sysflag import BORN_IPV6
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import Listing, Segment, SegmentDamage
 
 _WINDOW_BYTES = 1 << 20
@@ -64,7 +64,7 @@ class _Look:
 class CommitLog:
     """The records of a store, by their CommitLog offset. Threads may share it."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: StoreDirectory) -> None:
         self._queue = folder.segments(folder.paths.commitlog)
         self._store_path = folder.path
         self._last: tuple[int, int] | None = None  # the last record when we last looked: inode and CommitLog offset
@@ -263,7 +263,7 @@ class CommitLog:
         return segment.base
 
     def _whole_record_follows(self, at: int) -> bool:
-        """Whether a whole record that says its true offset lies behind a bad place: then the log did not end there."""
+        """Whether a whole record that says its true offset follows a bad place: then the log did not end there."""
         data = self._queue.read(at, min(self._room(at), _SEARCH_BYTES))
         for magic in _MAGICS:
             found = data.find(magic, _MAGIC_AT + 1)

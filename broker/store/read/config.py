@@ -13,20 +13,20 @@ from broker.errors import CorruptRecord
 from broker.format import config
 from broker.format.config import ConsumerOffsets, Topics
 from broker.store.disk.files import Missing
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 
 _T = TypeVar("_T")
 
 
-def read_topics(folder: Folder) -> Topics:
+def read_topics(folder: StoreDirectory) -> Topics:
     return _read(folder, "topics.json", config.decode_topics, Topics())
 
 
-def read_consumer_offsets(folder: Folder) -> ConsumerOffsets:
+def read_consumer_offsets(folder: StoreDirectory) -> ConsumerOffsets:
     return _read(folder, "consumerOffset.json", config.decode_consumer_offsets, ConsumerOffsets())
 
 
-def _read(folder: Folder, name: str, decode: Callable[[bytes], _T], default: _T) -> _T:
+def _read(folder: StoreDirectory, name: str, decode: Callable[[bytes], _T], default: _T) -> _T:
     for candidate in (name, f"{name}.bak"):
         path = folder.paths.config(candidate)
         try:

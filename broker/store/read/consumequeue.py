@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from broker.format.consumequeue import Unit, is_end
 from broker.store.disk.files import Missing
 from broker.store.disk.paths import is_topic_folder
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.fixedqueue import FixedQueue
 
 
@@ -53,26 +53,26 @@ class ConsumeQueue:
 
 
 class ConsumeQueues:
-    """The folder `consumequeue`: topics, and in each its queues."""
+    """The directory `consumequeue`: topics, and in each its queues."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: StoreDirectory) -> None:
         self._folder = folder
         self._paths = folder.paths
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
 
     def topics(self) -> list[str]:
-        """The topics that have a folder, sorted."""
+        """The topics that have a directory, sorted."""
         return self._folders(self._paths.consumequeue)
 
     def queue_ids(self, topic: str) -> list[int]:
-        """The queues of a topic, sorted. A folder that is no number is none, as for RocketMQ."""
+        """The queues of a topic, sorted. A directory that is not a number is none, as for RocketMQ."""
         if not is_topic_folder(topic):
             return []
         names = self._folders(self._paths.topic(topic))
         return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name)) == name)
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """One queue; None when it has no folder."""
+        """One queue; None when it has no directory."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             if not is_topic_folder(topic) or self._folder.disk.entry(self._paths.queue(topic, queue_id)) is None:

@@ -9,12 +9,12 @@ from broker.store.disk.files import Disk, Entry
 from broker.store.disk.paths import PARTS, Paths
 from broker.store.read.segments import NAME_DIGITS
 
-_SHOWN = 3  # names from a folder that is no store
-_GIVE = "Give the folder that a broker calls storePathRootDir"
+_SHOWN = 3  # names from a directory that is not a store
+_GIVE = "Give the directory that a broker calls storePathRootDir"
 
 
 def check_is_store(path: str, disk: Disk) -> None:
-    """Raises NotAStore when the path is not a folder with a CommitLog, StoreError when this user may not look."""
+    """Raises NotAStore when the path is not a directory with a CommitLog, StoreError when this user may not look."""
     fault = _fault(path, disk)
     if fault is not None:
         raise NotAStore(fault, path=path)
@@ -36,19 +36,19 @@ def check_place(path: str, disk: Disk, *, create: bool) -> None:
 def _fault(path: str, disk: Disk) -> str | None:
     found = disk.entry(path)
     if found is None:
-        return f"{path}: there is no such folder. {_where_it_ends(path, disk)}"
+        return f"{path}: there is no such directory. {_where_it_ends(path, disk)}"
     if not found.is_folder:
-        return f"{path} is {_kind(found)}, and a store is a folder that holds commitlog/. Give that folder"
+        return f"{path} is {_kind(found)}, and a store is a directory that holds commitlog/. Give that directory"
     entries = disk.entries(path)
     commitlog = disk.entry(Paths(path).commitlog)
     if commitlog is None:
-        return f"{path} is no store, for it holds no commitlog/: {_what_is_there(path, entries, disk)}"
+        return f"{path} is not a store, for it holds no commitlog/: {_what_is_there(path, entries, disk)}"
     if not commitlog.is_folder:
-        return f"{path} is no store: commitlog in it is {_kind(commitlog)}, not a folder of segments. {_GIVE}"
+        return f"{path} is not a store: commitlog in it is {_kind(commitlog)}, not a directory of segments. {_GIVE}"
     inside = disk.entries(commitlog.path)
     if inside and not any(_is_segment_name(entry.name) for entry in inside):
         reason = f"nothing in {commitlog.path} ({_names(inside)}) is named as a segment is, by {NAME_DIGITS} digits"
-        return f"{path} is no store: {reason}. {_GIVE}"
+        return f"{path} is not a store: {reason}. {_GIVE}"
     return None
 
 
@@ -62,7 +62,7 @@ def _where_it_ends(path: str, disk: Disk) -> str:
 
 
 def _what_is_there(path: str, entries: list[Entry], disk: Disk) -> str:
-    """What the folder holds instead, and the next step."""
+    """What the directory holds instead, and the next step."""
     if not entries:
         return f"it is empty. {_GIVE}"
     if any(_is_segment_name(entry.name) for entry in entries):
@@ -85,7 +85,7 @@ def _names(entries: list[Entry]) -> str:
 
 
 def _kind(entry: Entry) -> str:
-    return "a folder" if entry.is_folder else "a file" if entry.is_file else "neither a file nor a folder"
+    return "a directory" if entry.is_folder else "a file" if entry.is_file else "neither a file nor a directory"
 
 
 def _is_segment_name(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""One store folder as every module of this room sees it: its paths, the disk below it, the files that are open."""
+"""One store directory as every module of this room sees it: its paths, the disk below it, the files that are open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from broker.store.disk.paths import Paths
 from broker.store.read.segments import SegmentQueue
 
 
-class Folder:
+class StoreDirectory:
     """What the parts of a store share."""
 
     def __init__(self, path: str, disk: Disk) -> None:
@@ -18,5 +18,5 @@ class Folder:
         self.files = OpenFiles(disk)
 
     def segments(self, path: str) -> SegmentQueue:
-        """The queue of segments in one of the store's folders."""
+        """The queue of segments in one of the store's directories."""
         return SegmentQueue(self.disk, self.files, path, self.path)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from broker.errors import CorruptStore
 from broker.format.layout import Layout
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import Listing, Segment, SegmentDamage
 
 _V = TypeVar("_V", bound=Layout)
@@ -19,9 +19,9 @@ _STEP = 4096  # values that are read at once
 
 
 class FixedQueue(Generic[_V]):
-    """The values of one folder, by number. Threads may share it."""
+    """The values of one directory, by number. Threads may share it."""
 
-    def __init__(self, folder: Folder, path: str, layout: type[_V], is_end: Callable[[_V], bool]) -> None:
+    def __init__(self, folder: StoreDirectory, path: str, layout: type[_V], is_end: Callable[[_V], bool]) -> None:
         self._queue = folder.segments(path)
         self._layout = layout
         self._is_end = is_end
@@ -72,14 +72,19 @@ class FixedQueue(Generic[_V]):
     def _ends_at(self, number: int) -> bool:
         return self.get(number) is None
 
-    def _read(self, number: int, count: int) -> list[_V]:
-        if number < self.first:
-            return []
+    def raw(self, number: int, count: int) -> bytes:
+        """The bytes of up to `count` values from one on, whole ones, used and unused; none where the queue has none."""
         size = self._layout.SIZE
         listing = self._queue.listing()
+        if number < self._sized(listing).begin // size:
+            return b""
         # At the end of the queue, not beyond: a short read would make it look again for new files.
         end = min((number + count) * size, max(listing.end, (number + 1) * size))
-        return list(self._layout.iter_unpack(self._queue.read(number * size, end - number * size)))
+        read = self._queue.read(number * size, end - number * size)
+        return read[: len(read) - len(read) % size]
+
+    def _read(self, number: int, count: int) -> list[_V]:
+        return list(self._layout.iter_unpack(self.raw(number, count)))
 
     def _sized(self, listing: Listing) -> Listing:
         if listing.segment_size % self._layout.SIZE:

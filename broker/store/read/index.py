@@ -29,7 +29,7 @@ from broker.format.index import (
     solve_counts,
 )
 from broker.store.disk.files import Entry, Missing, ReadFile
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.layout import read_layout
 
 _CHUNK_BYTES = 1 << 20
@@ -89,9 +89,9 @@ class IndexFile:
 
 
 class Index:
-    """The folder `index`. A store may lack it: then nothing is found by key."""
+    """The directory `index`. A store may lack it: then nothing is found by key."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: StoreDirectory) -> None:
         self._folder = folder
         self._counts: tuple[int, int] | None = None  # of the last file that told: usually those of all
         layout = read_layout(folder.disk, folder.paths)  # of a store of ours nothing has to be worked out

@@ -32,7 +32,7 @@ class Handling(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EntryKind:
     """A row of KINDS: which names it is about, what such an entry is, and how it is handled.
 
     `pattern` is matched with the path below the store; the path of a directory ends in a slash.
@@ -66,59 +66,61 @@ _SEGMENT = r"\d{20}"
 _OPENED_ALIKE = "the broker opens it together with the ConsumeQueues and the checkpoint, which would no longer fit it"
 _QUEUES_ELSEWHERE = "the queues are in it, and files in its place would take its messages from the consumers"
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[EntryKind, ...] = (
     # Left behind by the file system or a desktop; no broker wrote them.
-    Kind("a file of the file system", r"(.*/)?(lost\+found/|\.nfs[^/]*|\.fuse_hidden[^/]*|\.DS_Store)", Handling.KEPT),
+    EntryKind(
+        "a file of the file system", r"(.*/)?(lost\+found/|\.nfs[^/]*|\.fuse_hidden[^/]*|\.DS_Store)", Handling.KEPT
+    ),
     # What a rebuild makes.
-    Kind("the ConsumeQueues", r"consumequeue/", Handling.BUILT),
-    Kind(
+    EntryKind("the ConsumeQueues", r"consumequeue/", Handling.BUILT),
+    EntryKind(
         "a queue of light messages (LMQ)", rf"consumequeue/{LMQ_PREFIX}[^/]*/", Handling.REFUSED,
         "checkback does not build the queues that INNER_MULTI_DISPATCH fills, and its messages would be gone for them",
     ),
-    Kind(
+    EntryKind(
         "a RocksDB of queues",
         r"consumequeue/(CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+(\.dbtmp)?|\d+\.(sst|log|blob))",
         Handling.REFUSED, _QUEUES_ELSEWHERE, is_of_directory=True,
     ),
-    Kind("a topic's queues", r"consumequeue/[^/]+/", Handling.BUILT),
-    Kind("a queue", r"consumequeue/[^/]+/\d+/", Handling.BUILT),
-    Kind("a file of a queue", rf"consumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
-    Kind("the index", r"index/", Handling.BUILT),
-    Kind("a file of the index", r"index/\d{17}", Handling.BUILT),
-    Kind("the transactions of 3.x", r"transaction/", Handling.BUILT),
-    Kind("the state table", r"transaction/statetable/", Handling.BUILT),
-    Kind("the redo log", r"transaction/redolog/(TRANSACTION_REDOLOG_TOPIC_XXXX/(0/)?)?", Handling.BUILT),
-    Kind(
+    EntryKind("a topic's queues", r"consumequeue/[^/]+/", Handling.BUILT),
+    EntryKind("a queue", r"consumequeue/[^/]+/\d+/", Handling.BUILT),
+    EntryKind("a file of a queue", rf"consumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
+    EntryKind("the index", r"index/", Handling.BUILT),
+    EntryKind("a file of the index", r"index/\d{17}", Handling.BUILT),
+    EntryKind("the transactions of 3.x", r"transaction/", Handling.BUILT),
+    EntryKind("the state table", r"transaction/statetable/", Handling.BUILT),
+    EntryKind("the redo log", r"transaction/redolog/(TRANSACTION_REDOLOG_TOPIC_XXXX/(0/)?)?", Handling.BUILT),
+    EntryKind(
         "a file of it", rf"transaction/(statetable|redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0)/{_SEGMENT}", Handling.BUILT
     ),
-    Kind("how the last broker left", r"(checkpoint|abort)", Handling.BUILT),
+    EntryKind("how the last broker left", r"(checkpoint|abort)", Handling.BUILT),
     # The truth.
-    Kind("the CommitLog", r"commitlog/", Handling.LOG),
+    EntryKind("the CommitLog", r"commitlog/", Handling.LOG),
     # What stays.
-    Kind("checkback's own directory", r"checkback/", Handling.KEPT),
-    Kind("the configuration", r"config/", Handling.KEPT),
-    Kind("the timer wheel", r"(timerwheel(\.\d+)?|timerlog/.*)", Handling.KEPT),
-    Kind("the compacted topics", r"compaction/.*", Handling.KEPT),
-    Kind("the key-value service of POP", r"kvStore/.*", Handling.KEPT),
-    Kind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
-    Kind("a small file", r"(lock|(abort|checkpoint)\.(bak|(\d+\.)?tmp))", Handling.KEPT),
+    EntryKind("checkback's own directory", r"checkback/", Handling.KEPT),
+    EntryKind("the configuration", r"config/", Handling.KEPT),
+    EntryKind("the timer wheel", r"(timerwheel(\.\d+)?|timerlog/.*)", Handling.KEPT),
+    EntryKind("the compacted topics", r"compaction/.*", Handling.KEPT),
+    EntryKind("the key-value service of POP", r"kvStore/.*", Handling.KEPT),
+    EntryKind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
+    EntryKind("a small file", r"(lock|(abort|checkpoint)\.(bak|(\d+\.)?tmp))", Handling.KEPT),
     # What only its own broker can make.
-    Kind(
+    EntryKind(
         "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REFUSED,
         "checkback does not build one, and a broker does not start when a ConsumeQueue stands in its place",
     ),
-    Kind(
+    EntryKind(
         "a ConsumeQueueExt", r"consumequeue_ext/", Handling.REFUSED,
         "units of the ConsumeQueues name places in it, and with new ones the bitmaps of SQL92 filters would be lost",
     ),
-    Kind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE),
-    Kind(
+    EntryKind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE),
+    EntryKind(
         "a RocksDB of the broker", r"rocksdbstore/\d+\.(sst|log|blob)", Handling.REFUSED, _OPENED_ALIKE,
         is_of_directory=True, is_if_filled=True,
     ),
-    Kind("an empty RocksDB, which 5.5 makes at its start", r"rocksdbstore/.*", Handling.KEPT),
-    Kind("a CommitLog of DLedger", r"dledger-[^/]*/", Handling.REFUSED, "a part of the log is in it"),
-    Kind("tiered storage", r"tiered_?[sS]tore[^/]*/?", Handling.REFUSED, _OPENED_ALIKE),
+    EntryKind("an empty RocksDB, which 5.5 makes at its start", r"rocksdbstore/.*", Handling.KEPT),
+    EntryKind("a CommitLog of DLedger", r"dledger-[^/]*/", Handling.REFUSED, "a part of the log is in it"),
+    EntryKind("tiered storage", r"tiered_?[sS]tore[^/]*/?", Handling.REFUSED, _OPENED_ALIKE),
 )  # fmt: skip
 
 # RocksDBs of the configuration. What is in `topics` decides which queues there are; the others are about consumers.
@@ -141,9 +143,9 @@ class Inventory:
     """The entries of a store that a verb must know about, each with its kind; None for one that no row knows."""
 
     store: str
-    entries: tuple[tuple[str, int, Kind | None], ...]  # path below the store, size, kind
+    entries: tuple[tuple[str, int, EntryKind | None], ...]  # path below the store, size, kind
     rocksdb_config: tuple[str, ...] = ()  # names of directories under config/
-    queue_types: tuple[tuple[str, str], ...] = ()  # topics whose queues are no plain ConsumeQueues
+    queue_types: tuple[tuple[str, str], ...] = ()  # topics whose queues are not plain ConsumeQueues
 
     def holds(self, prefix: str, *, beside: str = "") -> bool:
         """Whether an entry below a directory holds anything, other than the one file `beside`."""
@@ -175,7 +177,7 @@ class Inventory:
                 Paths(self.store).config("topics.json"), what, f"checkback builds queues of type {_SIMPLE} only"
             )
 
-    def _misfit(self, path: str, size: int, kind: Kind | None) -> Misfit | None:
+    def _misfit(self, path: str, size: int, kind: EntryKind | None) -> Misfit | None:
         full = os.path.join(self.store, path.rstrip("/"))
         if kind is None:
             why = "a newer broker may rely on it. If no broker wrote it, move it out of the store"
@@ -185,7 +187,7 @@ class Inventory:
         return Misfit(os.path.dirname(full) if kind.is_of_directory else full, kind.name, kind.why)
 
 
-def kind_of(path: str) -> Kind | None:
+def kind_of(path: str) -> EntryKind | None:
     """The kind of an entry by its path below the store, which ends in a slash for a directory; None for an unknown."""
     return next((kind for pattern, kind in _PATTERNS if pattern.fullmatch(path)), None)
 

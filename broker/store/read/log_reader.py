@@ -30,7 +30,7 @@ class LogReader:
         return entry is not None and entry.size >= min(self.segment_bytes, stop - base)
 
     def path_of(self, commitlog_offset: int) -> str:
-        """The segment that holds an offset, or the folder when there is none."""
+        """The segment that holds an offset, or the directory when there is none."""
         entry = self.files.get(commitlog_offset - commitlog_offset % self.segment_bytes)
         return entry.path if entry else self.folder
 

@@ -2,7 +2,7 @@
 
     SegmentQueue(files, "shop.store/commitlog", ...).read(1_073_741_824, 91)
 
-What is expected of a live queue is no fault: the first segments expire, the last is empty or full of zeros, files
+What is expected of a live queue is not an error: the first segments expire, the last is empty or full of zeros, files
 appear while we look. What no live queue shows is a `SegmentDamage`, and reading a byte that it took raises it.
 
 RocketMQ calls a segment a mapped file: MappedFileQueue (5.3.3), MapedFileQueue (3.1.4).
@@ -27,7 +27,7 @@ NAME_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of a queue, as it was when the folder was listed."""
+    """One file of a queue, as it was when the directory was listed."""
 
     base: int  # position in the queue of its first byte
     size: int
@@ -68,13 +68,13 @@ class SegmentDamage:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The segments of a folder at one moment, in order."""
+    """The segments of a directory at one moment, in order."""
 
     segments: tuple[Segment, ...] = ()
     segment_size: int = 0  # of every whole segment; 0 when no file says it
     damages: tuple[SegmentDamage, ...] = ()
-    others: tuple[str, ...] = ()  # paths in the folder that are no segments
-    stamp: tuple[int, int] | None = None  # of the folder: as long as it stands, no file came or went
+    others: tuple[str, ...] = ()  # paths in the directory that are not segments
+    stamp: tuple[int, int] | None = None  # of the directory: as long as it stands, no file came or went
 
     @property
     def begin(self) -> int:
@@ -104,7 +104,7 @@ class Listing:
 
 
 class SegmentQueue:
-    """The segments of one folder, read as one run of bytes. Threads may share it."""
+    """The segments of one directory, read as one run of bytes. Threads may share it."""
 
     def __init__(self, disk: Disk, files: OpenFiles, folder: str, store_path: str) -> None:
         self.folder = folder
@@ -141,12 +141,12 @@ class SegmentQueue:
         return Listing(segments, size, tuple(damages_of(segments, size)), others, stamp)
 
     def read(self, position: int, size: int) -> bytes:
-        """The bytes from a position on: fewer where the queue or what is whole of it ends, none outside of it.
+        """The bytes from a position on: fewer where the queue or what is whole of it ends, none outside it.
 
         Raises CorruptStore when no live queue would lack the byte at the position.
         """
         data = self._read(self.listing(), position, size)
-        if len(data) < size:  # the folder may have changed under us: files grow, expire, are replaced
+        if len(data) < size:  # the directory may have changed under us: files grow, expire, are replaced
             listing = self.listing(fresh=True)
             data = self._read(listing, position, size)
             if not data:
@@ -220,5 +220,5 @@ def damages_of(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
 
 
 def is_base(name: str) -> bool:
-    """Whether a file in a queue's folder is named as a segment is."""
+    """Whether a file in a queue's directory is named as a segment is."""
     return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()

@@ -1,4 +1,4 @@
-"""Store: the parts of a store folder, held together for reading.
+"""Store: the parts of a store directory, held together for reading.
 
     with broker.open("shop.store", read_only=True) as store:
         for record in store.records(): ...
@@ -28,18 +28,17 @@ from broker.store.read.commitlog import CommitLog
 from broker.store.read.config import read_consumer_offsets, read_topics
 from broker.store.read.consumequeue import ConsumeQueue, ConsumeQueues
 from broker.store.read.detect import check_is_store
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.index import Index
-from broker.store.read.redolog import RedoLog
 from broker.store.read.segments import Segment, SegmentDamage
-from broker.store.read.statetable import StateTable
+from broker.store.read.transaction_files import RedoLog, StateTable
 
 _TIME_MAX_MS = (1 << 63) - 1
 _CLOCK_STEP_MS = 60_000  # how far a broker's clock may have been set back without hiding a record from a search by time
 
 
 def open_store(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Store:
-    """Open the store in a folder for reading. See `broker.open`."""
+    """Open the store in a directory for reading. See `broker.open`."""
     return Store(path_of_store(path), disk or Disk())
 
 
@@ -50,7 +49,7 @@ class Store:
         path = path_of_store(path)
         check_is_store(path, disk)
         self.path = path
-        self._folder = Folder(path, disk)
+        self._folder = StoreDirectory(path, disk)
         self.commitlog = CommitLog(self._folder)
         self.consumequeues = ConsumeQueues(self._folder)
         self.index = Index(self._folder)
@@ -69,7 +68,7 @@ class Store:
         return f"<broker.Store {self.path!r}, read-only>"
 
     def close(self) -> None:
-        """Let go of the files. Closing twice is no fault."""
+        """Release the files. Closing twice is not an error."""
         self._folder.files.close()
 
     # By CommitLog offset

@@ -23,11 +23,11 @@ from broker.store.recover.steps import (
     WRITE_AGAIN,
     Step,
 )
-from broker.store.recover.survey import Ending, Facts, Owner, Point
+from broker.store.recover.survey import Ending, Owner, Point, SurveyFacts
 from broker.store.recover.tail import TailKind
 
 
-class Verdict(enum.Enum):
+class CaseVerdict(enum.Enum):
     """What a case comes to."""
 
     NOTHING = "nothing to do"
@@ -41,11 +41,11 @@ class Case:
 
     label: str
     sentence: str
-    verdict: Verdict
+    verdict: CaseVerdict
     when: dict[str, frozenset[Any]] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
 
-    def fits(self, facts: Facts) -> bool:
+    def fits(self, facts: SurveyFacts) -> bool:
         """Whether the row is about these facts."""
         return all(getattr(facts, name) in allowed for name, allowed in self.when.items())
 
@@ -71,92 +71,92 @@ CASES: tuple[Case, ...] = (
     Case(
         "in use",
         "another process has the store open: whatever a killed process left, the next append puts in order",
-        Verdict.NOTHING,
+        CaseVerdict.NOTHING,
         _when(in_use=True),
     ),
     Case(
         "empty",
         "the store has no log yet: it is made when it is opened",
-        Verdict.RECOVER,
+        CaseVerdict.RECOVER,
         _when(in_use=False, owner=Owner.NOBODY),
         (FINISH_SWAP, EMPTY_DERIVED, *_END),
     ),
     Case(
         "foreign",
         "another program wrote this store, and it is only read",
-        Verdict.REFUSE,
+        CaseVerdict.REFUSE,
         _when(in_use=False, owner=Owner.FOREIGN),
     ),
     Case(
         "strange",
         "another program wrote to this store after checkback did: it must have stopped",
-        Verdict.REFUSE,
+        CaseVerdict.REFUSE,
         _when(in_use=False, owner=Owner.STRANGER),
     ),
     Case(
         "vouched",
         "the machine has not stopped since the store was open: the next append finishes what a killed process left",
-        Verdict.NOTHING,
+        CaseVerdict.NOTHING,
         _when(**_OURS, vouched=True, poisoned=False),
     ),
     Case(
         "corrupt",
         "the log is damaged in a way that no crash explains: nothing is cut",
-        Verdict.REFUSE,
+        CaseVerdict.REFUSE,
         _when(**_OURS, vouched=False, tail=TailKind.CORRUPT),
     ),
     Case(
         "corrupt",
         "the log is damaged in a way that no crash explains: nothing is cut",
-        Verdict.REFUSE,
+        CaseVerdict.REFUSE,
         _when(**_OURS, vouched=True, poisoned=True, tail=TailKind.CORRUPT),
     ),
     Case(
         "poisoned",
-        "a forced write failed: what the system holds may not be on the disk, so it is written again",
-        Verdict.RECOVER,
+        "an fsync failed: what the system holds may not be on the disk, so it is written again",
+        CaseVerdict.RECOVER,
         _when(**_OURS, poisoned=True, tail=_SOUND),
         (*_TAIL, WRITE_AGAIN, EMPTY_DERIVED, *_END),
     ),
     Case(
         "closed",
-        "the store was closed well",
-        Verdict.RECOVER,
+        "the store was shut down cleanly",
+        CaseVerdict.RECOVER,
         _when(**_CRASHED, ending=Ending.CLOSED, point=Point.END, tail=TailKind.WHOLE),
         (FINISH_SWAP, BELIEVE, TRUST),
     ),
     Case(
         "closed, and more behind it",
-        "the store was closed well, but bytes that are no record follow its end",
-        Verdict.RECOVER,
+        "the store was shut down cleanly, but bytes that are not a record follow its end",
+        CaseVerdict.RECOVER,
         _when(**_CRASHED, ending=Ending.CLOSED, point=Point.END, tail=TailKind.TORN),
         _AFTER_CUT,
     ),
     Case(
         "grown",
         "another program wrote to the store after it was closed, and has stopped",
-        Verdict.RECOVER,
+        CaseVerdict.RECOVER,
         _when(**_CRASHED, ending=Ending.CLOSED, point=Point.BEHIND, tail=_SOUND),
         _AFTER_CUT,
     ),
     Case(
         "crashed",
         "the machine stopped while the store was open: what follows the checkpoint is made again from the log",
-        Verdict.RECOVER,
+        CaseVerdict.RECOVER,
         _when(**_CRASHED, ending=Ending.OPEN, point=frozenset([Point.END, Point.BEHIND]), tail=_SOUND),
         _AFTER_CUT,
     ),
     Case(
         "bare",
         "no checkpoint speaks of the derived files as they are: all of them are made again from the log",
-        Verdict.RECOVER,
+        CaseVerdict.RECOVER,
         _when(**_CRASHED, point=Point.NONE, tail=_SOUND),
         _FROM_NOTHING,
     ),
 )
 
 
-def case_of(facts: Facts) -> Case:
+def case_of(facts: SurveyFacts) -> Case:
     """The row of CASES that is about these facts."""
     (row,) = (case for case in CASES if case.fits(facts))
     return row

@@ -2,7 +2,7 @@
 
     survey (what is there) → case (a row of CASES) → plan (what to do) → apply
 
-Our checkpoint says up to where the derived files were on disk, and which slots were in doubt then. What lies behind it
+Our checkpoint says up to where the derived files were on disk, and which slots were in doubt then. What follows it
 is cut off and rebuilt from the log, which is the truth: a slot that reached the disk as committed while its end record
 did not must not survive. Without a checkpoint everything derived is rebuilt.
 
@@ -19,15 +19,15 @@ from broker.store.disk.files import Disk
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.inventory import Misfit, inventory
 from broker.store.read.inventory import refusal as not_understood
-from broker.store.recover.cases import Case, Verdict, case_of
+from broker.store.recover.cases import Case, CaseVerdict, case_of
 from broker.store.recover.steps import BELIEVE, CUT_DERIVED, EMPTY_DERIVED, TRUST, Progress, Step
 from broker.store.recover.survey import Owner, Survey
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.write.parts import StoreParts
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RecoveryPlan:
     """What a recovery will do. Nothing was changed for it."""
 
     survey: Survey
@@ -37,7 +37,7 @@ class Plan:
     @property
     def is_needed(self) -> bool:
         """Whether there is work that opening the store would do: more than to believe a checkpoint."""
-        return self.case.verdict is Verdict.REFUSE or any(step not in (BELIEVE, TRUST) for step in self.steps)
+        return self.case.verdict is CaseVerdict.REFUSE or any(step not in (BELIEVE, TRUST) for step in self.steps)
 
     @property
     def lines(self) -> list[str]:
@@ -50,16 +50,16 @@ class Plan:
         return {**self.case.as_json(), "needed": self.is_needed, "steps": steps, "survey": self.survey.as_json()}
 
 
-def plan(survey: Survey) -> Plan:
+def plan(survey: Survey) -> RecoveryPlan:
     """The steps for a store as it was surveyed; those that would have no effect are left out."""
     case = case_of(survey.facts)
-    return Plan(survey, case, tuple(step for step in case.steps if step.describe(survey)))
+    return RecoveryPlan(survey, case, tuple(step for step in case.steps if step.describe(survey)))
 
 
-def refusal(plan: Plan) -> StoreError | None:
+def refusal(plan: RecoveryPlan) -> StoreError | None:
     """The error for opening a store that may not be brought in order; None when it may."""
     survey, case = plan.survey, plan.case
-    if case.verdict is not Verdict.REFUSE:
+    if case.verdict is not CaseVerdict.REFUSE:
         return None
     if survey.facts.owner is Owner.US:
         place = f"{survey.tail.path}: damaged at CommitLog offset {survey.tail.end}: {survey.tail.reason}"
@@ -69,7 +69,7 @@ def refusal(plan: Plan) -> StoreError | None:
     return StoreError(text, path=survey.path)
 
 
-def misfits_in_the_way(plan: Plan, disk: Disk) -> list[Misfit]:
+def misfits_in_the_way(plan: RecoveryPlan, disk: Disk) -> list[Misfit]:
     """What the steps of a plan would remove though checkback did not make it, and cannot: another program put it there.
 
     For a store of another program, which is taken over as a whole: all that it holds of that kind.
@@ -81,7 +81,7 @@ def misfits_in_the_way(plan: Plan, disk: Disk) -> list[Misfit]:
     return inventory(plan.survey.path, disk).misfits_inside()
 
 
-def apply(plan: Plan, parts: StoreParts, progress: Progress) -> None:
+def apply(plan: RecoveryPlan, parts: StoreParts, progress: Progress) -> None:
     """Do what a plan says; call alone, with the store locked exclusively.
 
     Raises CorruptStore when no crash explains the state of the log, StoreError when another program may be writing,

@@ -13,9 +13,9 @@ from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.log_reader import LogReader
 from broker.store.recover.survey import Survey
 from broker.store.recover.truncate import cut_derived, cut_log, empty_derived, keep_aside, write_again
-from broker.store.write.checkpoint_file import Checkpoint
-from broker.store.write.control import Word, boot_words, two_words
-from broker.store.write.directory_swap import finish_swap, remove_built
+from broker.store.shared.checkpoint_file import OwnCheckpoint
+from broker.store.shared.control import Word, boot_words, two_words
+from broker.store.shared.directory_swap import finish_swap, remove_built
 from broker.store.write.parts import StoreParts
 from broker.store.write.replay import Replay
 
@@ -63,7 +63,7 @@ def _cut_derived(parts: StoreParts, survey: Survey, _progress: Progress) -> None
 
 def _empty_derived(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
     empty_derived(parts.disk, parts.paths)
-    _set_words(parts, Checkpoint(survey.begin), survey.tail.end)
+    _set_words(parts, OwnCheckpoint(survey.begin), survey.tail.end)
     parts.cells.reset()
 
 
@@ -106,7 +106,7 @@ def _trust(parts: StoreParts, _survey: Survey, _progress: Progress) -> None:
     parts.control.initialise(boot_words(disk), store, inode, parts.layout.segment_bytes)
 
 
-def _set_words(parts: StoreParts, point: Checkpoint, end: int) -> None:
+def _set_words(parts: StoreParts, point: OwnCheckpoint, end: int) -> None:
     """The control page as of a checkpoint, with the log's end; the replay brings it up to date."""
     control = parts.control
     for word in (Word.POISON, Word.GENERATION):
@@ -118,7 +118,7 @@ def _set_words(parts: StoreParts, point: Checkpoint, end: int) -> None:
     control[Word.INDEX] = point.index[0]
 
 
-def _set_next_offsets(parts: StoreParts, point: Checkpoint) -> None:
+def _set_next_offsets(parts: StoreParts, point: OwnCheckpoint) -> None:
     parts.cells.reset()
     for topic, queue_id, following in point.queues:
         parts.cells[parts.cells.of(topic, queue_id)] = following
@@ -166,7 +166,7 @@ FINISH_SWAP: Step = Step(
 )
 KEEP_ASIDE: Step = Step(
     "keep-aside",
-    "keep a copy of what lies behind the last whole record, and list the whole records in it",
+    "keep a copy of what follows the last whole record, and list the whole records in it",
     _describe_keep,
     _keep_aside,
 )

@@ -18,9 +18,9 @@ from broker.store.read.log_reader import LogReader
 from broker.store.read.segments import is_base
 from broker.store.recover.tail import Tail, TailKind, find_tail, record_begins
 from broker.store.recover.watermark import durable_in_this_boot
-from broker.store.write.checkpoint_file import Checkpoint, read_number, read_point
-from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words
-from broker.store.write.directory_swap import pending_swaps
+from broker.store.shared.checkpoint_file import OwnCheckpoint, read_number, read_point
+from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words
+from broker.store.shared.directory_swap import pending_swaps
 
 
 class Owner(enum.Enum):
@@ -47,13 +47,13 @@ class Point(enum.Enum):
     NONE = "none"
 
 
-class Facts(NamedTuple):
+class SurveyFacts(NamedTuple):
     """The questions, each with one of its answers."""
 
     owner: Owner
     in_use: bool  # another process holds the store's lock
     vouched: bool  # the control page is of this boot and these files, and no record begins at its tail
-    poisoned: bool  # a forced write failed
+    poisoned: bool  # an fsync failed
     ending: Ending
     point: Point
     tail: TailKind
@@ -64,13 +64,13 @@ class Survey:
     """A store as it was found. Times in milliseconds, places as CommitLog offsets."""
 
     path: str
-    facts: Facts
+    facts: SurveyFacts
     begin: int = 0  # the least offset that is kept
-    durable: int = 0  # a lower bound of what was forced
+    durable: int = 0  # a lower bound of what was flushed
     tail: Tail = field(default_factory=lambda: Tail(0, 0))
-    point: Checkpoint | None = None
+    point: OwnCheckpoint | None = None
     layout: StoreLayout | None = None
-    swaps: tuple[str, ...] = ()  # exchanges of derived folders that were begun and not finished
+    swaps: tuple[str, ...] = ()  # exchanges of derived directories that were begun and not finished
 
     def as_json(self) -> dict[str, Any]:
         """Its public form."""
@@ -96,8 +96,8 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     if layout is None:
         names = disk.entries(paths.commitlog) if disk.entry(paths.commitlog) else []
         owner = Owner.FOREIGN if any(entry.is_file for entry in names) else Owner.NOBODY
-        facts = Facts(owner, in_use, vouched=False, poisoned=False, ending=_ending(closed=closed), point=Point.NONE,
-                      tail=TailKind.WHOLE)  # fmt: skip
+        facts = SurveyFacts(owner, in_use, vouched=False, poisoned=False, ending=_ending(closed=closed),
+                            point=Point.NONE, tail=TailKind.WHOLE)  # fmt: skip
         return Survey(path, facts)
     log = LogReader(disk, paths.commitlog, layout.segment_bytes)
     poisoned = disk.entry(paths.poisoned) is not None
@@ -105,8 +105,8 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     if page is not None and not alone and (in_use or not poisoned):  # who is alone has looked, and does not trust it
         tail = Tail(page[Word.TAIL], page[Word.TAIL], TailKind.WHOLE, page[Word.TAIL])
         if in_use or not record_begins(log, page[Word.INTENT]):
-            facts = Facts(Owner.US, in_use, vouched=True, poisoned=bool(page[Word.POISON]),
-                          ending=_ending(closed=closed), point=Point.BEHIND, tail=TailKind.WHOLE)  # fmt: skip
+            facts = SurveyFacts(Owner.US, in_use, vouched=True, poisoned=bool(page[Word.POISON]),
+                                ending=_ending(closed=closed), point=Point.BEHIND, tail=TailKind.WHOLE)  # fmt: skip
             return Survey(path, facts, log.begin, page[Word.DURABLE], tail, None, layout)
     return _looked(path, disk, layout, log, closed=closed, in_use=in_use, poisoned=poisoned)
 
@@ -135,8 +135,8 @@ def _looked(
         owner = Owner.NOBODY
     else:
         owner = Owner.STRANGER if grown or tail.strange is not None else Owner.US
-    facts = Facts(owner, in_use, vouched=False, poisoned=poisoned, ending=_ending(closed=closed), point=where,
-                  tail=tail.kind)  # fmt: skip
+    facts = SurveyFacts(owner, in_use, vouched=False, poisoned=poisoned, ending=_ending(closed=closed), point=where,
+                        tail=tail.kind)  # fmt: skip
     return Survey(path, facts, log.begin, durable, tail, point, layout, tuple(pending_swaps(disk, paths)))
 
 
@@ -167,4 +167,4 @@ def _last_segment_fits(disk: Disk, paths: Paths, intent: int, layout: StoreLayou
     return last >= used
 
 
-__all__ = ["Ending", "Facts", "Owner", "Point", "Survey", "TailKind", "survey"]
+__all__ = ["Ending", "Owner", "Point", "Survey", "SurveyFacts", "TailKind", "survey"]

@@ -1,7 +1,7 @@
-"""Where a CommitLog ends, and whether a crash explains what lies behind its last record. Reads only.
+"""Where a CommitLog ends, and whether a crash explains what follows its last record. Reads only.
 
 Torn: it begins at or above what is known to be durable, and the record that is damaged lacks a whole block of 512
-bytes, or nothing that is whole lies behind it. Corrupt is everything else: bytes that were durable are not there, or a
+bytes, or nothing that is whole follows it. Corrupt is everything else: bytes that were durable are not there, or a
 record with other bytes in it is followed by records that are whole.
 """
 
@@ -35,7 +35,7 @@ _MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MA
 
 
 class TailKind(enum.Enum):
-    """What lies behind the last record."""
+    """What follows the last record."""
 
     WHOLE = "whole"  # nothing
     TORN = "torn"
@@ -57,9 +57,9 @@ class Tail:
 
 
 def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, quick: bool = False) -> Tail:
-    """Walk from a record's offset to the last whole one; `durable` is a lower bound of what was forced.
+    """Walk from a record's offset to the last whole one; `durable` is a lower bound of what was flushed.
 
-    Records of another program below `adopted` are no strangers. `quick` trusts a page of zeros behind the end to be
+    Records of another program below `adopted` are accepted. `quick` trusts a page of zeros behind the end to be
     followed by zeros: after a clean close nothing else can be there.
     """
     at, records, strange = start, 0, None

@@ -15,7 +15,7 @@ from broker.store.read.log_reader import LogReader
 from broker.store.read.segments import is_base
 from broker.store.recover.tail import Tail, whole_records
 from broker.store.recover.truncate_index import cut_index
-from broker.store.write.checkpoint_file import Checkpoint
+from broker.store.shared.checkpoint_file import OwnCheckpoint
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.parts import StoreParts
 
@@ -23,7 +23,7 @@ PIECE_BYTES = 1 << 20
 
 
 def keep_aside(disk: Disk, paths: Paths, tail: Tail, segment_bytes: int) -> list[str]:
-    """Copy what lies behind the log's end to STORE/checkback/torn, in pieces named by their CommitLog offset.
+    """Copy what follows the log's end to STORE/checkback/torn, in pieces named by their CommitLog offset.
 
     The file with the ending .jsonl lists each whole record in it. Returns the paths.
     """
@@ -77,7 +77,7 @@ def cut_log(disk: Disk, paths: Paths, tail: Tail, segment_bytes: int) -> None:
 def write_again(disk: Disk, paths: Paths, start: int, segment_bytes: int) -> None:
     """Put a fresh copy in place of each segment that holds bytes from `start` on.
 
-    After a forced write failed, the system takes pages for clean that never reached the disk: forcing them again proves
+    After an fsync failed, the system takes pages for clean that never reached the disk: forcing them again proves
     nothing, and storing the same bytes may not make them dirty. A new file is written from the first byte.
     """
     log = LogReader(disk, paths.commitlog, segment_bytes)
@@ -112,7 +112,7 @@ def empty_derived(disk: Disk, paths: Paths) -> None:
         disk.create_folder(folder)
 
 
-def cut_derived(parts: StoreParts, point: Checkpoint) -> None:
+def cut_derived(parts: StoreParts, point: OwnCheckpoint) -> None:
     """Take everything out of the derived files that a checkpoint does not vouch for.
 
     Slots that were in doubt then are prepared again: an end that settled one may have been lost with the log's tail.

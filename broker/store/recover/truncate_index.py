@@ -1,6 +1,6 @@
 """Cut the index at a checkpoint: later files go, later items are cleared, and no slot names one of them.
 
-The cost is that of one look over the slots, of the hashes before the checkpoint, and of what lies behind it: an index
+The cost is that of one look over the slots, of the hashes before the checkpoint, and of what follows it: an index
 file of RocketMQ's usual size has 420 MB, most of them a hole.
 """
 
@@ -17,7 +17,7 @@ _PIECE_ITEMS = 1 << 16
 
 
 def cut_index(disk: Disk, folder: str, slots: int, items: int, number: int, header: str) -> None:
-    """Bring the folder back to what a checkpoint says: the file in use, and its header in hexadecimal."""
+    """Bring the directory back to what a checkpoint says: the file in use, and its header in hexadecimal."""
     for entry in disk.entries(folder) if disk.entry(folder) else []:
         if not entry.name.isdecimal() or int(entry.name) > number:
             disk.remove(entry.path)
@@ -48,7 +48,7 @@ def _cut(view: memoryview[int], slots: int, header: bytes) -> int:
 
 
 def _late_slots(view: memoryview[int], slots: int, count: int) -> list[int]:
-    """The slots whose newest item lies behind the checkpoint, or is none."""
+    """The slots whose newest item follows the checkpoint, or is none."""
     found: list[int] = []
     for first in range(0, slots, _PIECE_ITEMS):
         stop = min(slots, first + _PIECE_ITEMS)

@@ -1,4 +1,4 @@
-"""Up to where a store of ours is complete, as its control page says: for those who judge it and change nothing.
+"""Up to where a store of ours is complete, as its control page says: for those who verify it and change nothing.
 
     mark = read_watermark("shop.store", disk)        before any other file is looked at
     mark.dispatched                                  every record below it is published, and so is all that it derives
@@ -9,8 +9,8 @@ it, raises the count of each derived file behind what it wrote there, and only t
 DISPATCHED first, then the counts, then the files. Therefore:
 
 - A record below `dispatched` never changes, and all that it derives lies below the counts.
-- What lies below the counts is whole; what of it names a record at or above `dispatched` is not judged.
-- What lies at or above a count, and the log's bytes at or above `dispatched`, are nobody's yet: a killed process may
+- What lies below the counts is whole; what of it names a record at or above `dispatched` is not verified.
+- What lies at or above a count, and the log's bytes at or above `dispatched`, are uncommitted: a killed process may
   have left anything there, until the next append clears or finishes it.
 
 The page is read by pread and never mapped: a map of a file that somebody truncates would kill us with SIGBUS.
@@ -30,8 +30,8 @@ from broker.store.disk.store_lock import is_held
 from broker.store.read.layout import StoreFile, read_store_file
 from broker.store.read.log_reader import LogReader
 from broker.store.recover.tail import record_begins
-from broker.store.write.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, two_words
-from broker.store.write.queue_offsets import CELL_SIZE, cell_at
+from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, two_words
+from broker.store.shared.queue_offsets import CELL_SIZE, cell_at
 
 _TRIES, _PAUSE_S = 40, 0.005  # for how long an exchange of directories is waited for
 _READINGS = 100  # of a page whose numbers move; each is in order but for one that meets a move
@@ -49,25 +49,25 @@ class DerivedCounts:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """What may be judged of a store. Plain values, so that it can be part of a plan that other machines carry out."""
+    """What may be verified of a store. Plain values, so that it can be part of a plan that other machines carry out."""
 
     dispatched: int  # CommitLog offset: published and dispatched below it
     segment_bytes: int
     generation: int  # of the derived files; another one: they were exchanged since
     tail: int  # CommitLog offset, as it was when `dispatched` was read, or later
     counts: DerivedCounts | None = None  # None where they cannot be relied on: a copy, an exchange that was cut off
-    is_at_rest: bool = False  # nobody has the store open and nothing is under way: all of it may be judged
+    is_at_rest: bool = False  # nobody has the store open and nothing is under way: all of it may be verified
     is_copy: bool = False  # the page came with a copy, whose log may end earlier
-    opened: tuple[int, int] = (0, 0)  # inode and time of the file abort, which who opens a store alone makes anew
+    opened: tuple[int, int] = (0, 0)  # inode and time of the file abort, which each process that opens alone remakes
 
     @property
     def limits(self) -> DerivedCounts | None:
-        """The counts at which judging ends; None where it does not end before the files do."""
+        """The counts at which verifying ends; None where it does not end before the files do."""
         return None if self.is_at_rest else self.counts
 
     @property
     def ignore_from(self) -> int | None:
-        """What names a record at or above this CommitLog offset is not judged; None when everything is."""
+        """What names a record at or above this CommitLog offset is not verified; None when everything is."""
         return None if self.is_at_rest else self.dispatched
 
 
@@ -167,7 +167,7 @@ def _of_copy(page: _Page, disk: Disk, paths: Paths) -> Watermark | None:
 
 
 def durable_in_this_boot(path: str, disk: Disk) -> int:
-    """Up to where the log was forced, as the page of this boot says, whatever else it may not be trusted with; or 0."""
+    """Up to where the log was flushed, as the page of this boot says, even if it is not trusted otherwise; or 0."""
     paths = Paths(path)
     known = _identity(disk, paths)
     page = _page(disk, paths, known) if known is not None else None
@@ -239,7 +239,7 @@ def _page(disk: Disk, paths: Paths, known: StoreFile) -> _Page | None:
 
 
 def _last_opened(disk: Disk, paths: Paths) -> tuple[int, int]:
-    """What tells one opening of a store from the next: whoever opens it alone writes the file abort anew."""
+    """What distinguishes two openings of a store: a process that opens it alone writes the file abort again."""
     entry = disk.entry(paths.abort)
     return (entry.inode, entry.changed_ns) if entry is not None else (0, 0)
 

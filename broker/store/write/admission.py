@@ -21,7 +21,7 @@ from broker.format.topics import (
     parse_delay_levels,
 )
 from broker.message import Message
-from broker.store.write.topicfile import DEFAULT_QUEUES, Rules, TopicFile, new_topic
+from broker.store.shared.topicfile import DEFAULT_QUEUES, Rules, TopicFile, new_topic
 
 ROLES = ("master", "slave")
 
@@ -46,8 +46,8 @@ def _types(properties: Mapping[str, str], *, prepared: bool) -> tuple[str, ...]:
 def delay_level(properties: Mapping[str, str]) -> int:
     """The delay level that a message asks for; 0 for none. Levels above the last mean the last.
 
-    Raises MessageRejected for what is no level, and for RocketMQ 5's delays to the second, which need its timer wheel.
-    RocketMQ: HookUtils.transformDelayLevelMessage (5.3.3).
+    Raises MessageRejected for what is not a level, and for RocketMQ 5's delays to the second, which need its timer
+    wheel. RocketMQ: HookUtils.transformDelayLevelMessage (5.3.3).
     """
     for name in _DELAYS[1:]:
         if name in properties:

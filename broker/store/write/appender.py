@@ -2,7 +2,7 @@
 
 Under the append lock:
 
-    intent = where the records will end     from here on, bytes beyond `tail` are nobody's
+    intent = where the records will end     from here on, bytes beyond `tail` are uncommitted
     the bytes                               beyond the tail: no reader looks there
     tail   = where they end                 one move instruction: now they exist
     store time                              of the newest record; behind the tail, so that it is never that of none
@@ -26,7 +26,7 @@ from broker.store.clock import StoreClock
 from broker.store.disk.append_lock import AppendLock
 from broker.store.read.layout import StoreLayout
 from broker.store.read.log_reader import LogReader
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.control import ControlPage, Word
 from broker.store.write.dispatch import Dispatcher
 from broker.store.write.fast_append import FastAppend
 from broker.store.write.mapped import MappedQueue, zero
@@ -170,8 +170,8 @@ class Appender:
 
 
 def poisoned(folder: str, why: int = Poison.SYNC_FAILED) -> StoreError:
-    """The error for whoever would write after a forced write failed or files were lost, in whichever process."""
+    """The error for a write after an fsync failed or files were lost, in any process."""
     if why == Poison.FILES_LOST:
         return files_lost(folder)
-    text = f"{folder}: a forced write failed, so that nothing more can be promised. Close the store in every process"
-    return StoreError(f"{text}, see to the disk, and open it again: it recovers what is there", path=folder)
+    text = f"{folder}: an fsync failed, so that nothing more can be promised. Close the store in every process"
+    return StoreError(f"{text}, check the disk, and open it again: it recovers what is there", path=folder)

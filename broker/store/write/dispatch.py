@@ -1,8 +1,8 @@
 """One record in, every derived file brought up to date; done twice, it changes nothing.
 
 Call under the append lock, for the records in log order. A process that is killed in between leaves `dispatched` behind
-`tail`, and whoever takes the lock next does the rest again: each write here goes to a place that the record itself
-says, or to a counted end whose count is raised last.
+`tail`, and the next process that takes the lock does the rest again: each write here goes to a place that the record
+itself says, or to a counted end whose count is raised last.
 
 RocketMQ: DefaultMessageStore.doDispatch, ConsumeQueue.putMessagePositionInfo, TransactionStateService (3.1.4).
 """
@@ -19,12 +19,12 @@ from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms, parse_delay_le
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import StoreLayout
-from broker.store.write.control import ControlPage, Word
-from broker.store.write.directory_swap import finish_swap
+from broker.store.shared.control import ControlPage, Word
+from broker.store.shared.directory_swap import finish_swap
+from broker.store.shared.queue_offsets import NextOffsets
 from broker.store.write.indexwriter import IndexWriter
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import PendingRecord
-from broker.store.write.queue_offsets import NextOffsets
 
 # Plain numbers: an attribute of an enum takes as long as a write to a map.
 _pack_unit, _pack_slot, _unpack_slot = Unit.STRUCT.pack_into, Slot.STRUCT.pack_into, Slot.STRUCT.unpack_from
@@ -46,10 +46,10 @@ class Dispatcher:
         self.redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
         self.index = IndexWriter(disk, paths.index, layout.index_slots, layout.index_items, control)
         generation = control.words[_GENERATION]
-        self.generation = -1 if generation % 2 else generation  # odd: whoever swaps was killed, and `refresh` goes on
+        self.generation = -1 if generation % 2 else generation  # odd: a swap was killed, `refresh` goes on
 
     def refresh(self) -> None:
-        """Let go of the maps if the derived files were swapped since; call under the append lock."""
+        """Release the maps if the derived files were swapped since; call under the append lock."""
         generation = self._words[_GENERATION]
         if generation != self.generation:
             if generation % 2:
@@ -156,14 +156,14 @@ class Dispatcher:
         while True:
             generation = self._words[_GENERATION]
             if generation != self.generation:
-                self.table.forget()  # whoever appends next lets go of the rest
+                self.table.forget()  # the next append releases the rest
             view, at = self.table.existing(slot * SLOT_SIZE)
             found = Slot.unpack_from(view, at)
             if self._words[_GENERATION] == generation:
                 return found
 
     def forget_removed(self) -> None:
-        """Let go of files that retention removed."""
+        """Release files that retention removed."""
         for queue in (*list(self.queues.values()), self.table, self.redo_log):
             queue.forget_removed()
 

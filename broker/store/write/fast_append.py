@@ -22,11 +22,11 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.clock import StoreClock
 from broker.store.read.layout import StoreLayout
-from broker.store.write.control import STATE, STATE_AT, ControlPage, Word
+from broker.store.shared.control import STATE, STATE_AT, ControlPage, Word
+from broker.store.shared.queue_offsets import CELL_WORDS
 from broker.store.write.dispatch import Dispatcher, wrapped_s
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import Appended, PendingRecord, place
-from broker.store.write.queue_offsets import CELL_WORDS
 
 # Plain numbers: an attribute of an enum takes as long as a write to a map.
 _TAIL, _INTENT, _DISPATCHED, _STORE_MS = int(Word.TAIL), int(Word.INTENT), int(Word.DISPATCHED), int(Word.STORE_MS)

@@ -24,7 +24,7 @@ from broker.format.index import (
     time_diff_s,
 )
 from broker.store.disk.files import Disk, Map
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.control import ControlPage, Word
 
 _HEADER = IndexHeader.STRUCT
 _ITEM = struct.Struct(">iqii")
@@ -87,7 +87,7 @@ class IndexWriter:
     def put_into(self, room: Room, codes: Sequence[int], commitlog_offset: int, store_timestamp_ms: int) -> None:
         """Add an item for each hash to the file in use, which has room for them.
 
-        What others read while it changes is stored at one blow, by a copy of at most 8 bytes: a slot, and both counts
+        What others read while it changes is written by a single store of at most 8 bytes: a slot, and both counts
         together. `pack_into` writes byte by byte, and a kill could leave half a number.
         """
         view, (begin_ms, end_ms, _, _, used, count) = room
@@ -137,7 +137,7 @@ class IndexWriter:
         return (number, bytes(self._newest().view[:HEADER_SIZE]).hex()) if number else (0, "")
 
     def force(self) -> None:
-        """Force the file in use, and those that were filled since the last time. Raises SyncFailed."""
+        """Flush the file in use, and those that were filled since the last time. Raises SyncFailed."""
         for number in self.numbers():
             if number >= self._forced:
                 self._disk.sync_file(self.path(number))
@@ -201,7 +201,7 @@ class IndexWriter:
         return opened
 
     def forget(self) -> None:
-        """Let go of the map: the files of these names are others now."""
+        """Release the map: the files of these names are others now."""
         self._map, self._number, self._forced = None, 0, 0
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class MappedQueue:
         path = self.path_of(base)
         if allocate:
             entry = self.disk.entry(path)
-            if entry is None or entry.size != self.file_size:  # whoever began it may have been killed
+            if entry is None or entry.size != self.file_size:  # the process that began it may have been killed
                 if self.disk.entry(self.folder) is None:
                     self.disk.create_folder(self.folder)
                 self.disk.allocate(path, self.file_size)
@@ -82,14 +82,14 @@ class MappedQueue:
         return list(self._maps.items())
 
     def forget(self) -> None:
-        """Let go of every map: the files of these names are others now, or are gone.
+        """Release every map: the files of these names are others now, or are gone.
 
         A thread that still uses one keeps it until it is done.
         """
         self._maps, self.last = {}, _NOWHERE
 
     def forget_removed(self) -> None:
-        """Let go of files that were removed: while one is mapped, its space is not free."""
+        """Release files that were removed: while one is mapped, its space is not free."""
         removed = [base for base in list(self._maps) if self.disk.entry(self.path_of(base)) is None]
         for base in removed:
             self._maps.pop(base, None)

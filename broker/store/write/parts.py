@@ -14,12 +14,12 @@ from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import StoreFile, StoreLayout
+from broker.store.shared.control import PAGE_SIZE, ControlPage, Word
+from broker.store.shared.queue_offsets import NextOffsets
 from broker.store.write.appender import Appender
-from broker.store.write.control import PAGE_SIZE, ControlPage, Word
 from broker.store.write.dispatch import Dispatcher
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.presence import FilesInPlace, Poison
-from broker.store.write.queue_offsets import NextOffsets
 from broker.store.write.sync import Syncer
 
 
@@ -116,4 +116,4 @@ def open_parts(disk: Disk, paths: Paths, file: StoreFile) -> StoreParts:
 def poison(disk: Disk, paths: Paths, control: ControlPage) -> None:
     """Mark a store as failed, in memory and on disk."""
     control[Word.POISON] = Poison.SYNC_FAILED
-    disk.write_file(paths.poisoned, b"a forced write failed\n")
+    disk.write_file(paths.poisoned, b"an fsync failed\n")

@@ -1,6 +1,6 @@
 """Records before they have a place: everything but the offsets, the store time and the CRC of the whole.
 
-A draft is made outside of the append lock. Under it, three numbers are patched in and the record CRC is computed, so
+A draft is made outside the append lock. Under it, three numbers are patched in and the record CRC is computed, so
 that the lock is held for microseconds. RocketMQ: MessageExtEncoder, DefaultAppendMessageCallback.doAppend (5.3.3).
 """
 
@@ -67,7 +67,7 @@ group_hash = lru_cache(maxsize=4096)(string_hash)
 
 @lru_cache(maxsize=4096)
 def _front_code(topic: str, front: str) -> int:
-    """The hash of TOPIC#FRONT with four letters to come behind it, but for them. FRONT is ASCII."""
+    """The hash of TOPIC#FRONT with four characters to come behind it, but for them. FRONT is ASCII."""
     raw = f"{topic}#{front}".encode()
     if len(raw) > len(_POWERS) or not topic.isascii():
         return string_hash(f"{topic}#{front}") * _SHIFT
@@ -85,7 +85,8 @@ def _topic_field(topic: str) -> bytes:
 
 
 def index_code(topic: str, key: str) -> int:
-    """What the index holds for TOPIC#KEY: `format.index.key_hash`, from the front and the last four letters of the key.
+    """What the index holds for TOPIC#KEY: `format.index.key_hash`, from the front and the last four characters of the
+    key.
 
     The hash is a polynomial in 31, so the two add up. Keys that come one after another share their front: it is
     remembered.
@@ -215,7 +216,8 @@ def end_draft(half: PendingRecord, half_offset: int, slot: int, kind: Transactio
 
 
 def _delayed_commit(half: PendingRecord, half_offset: int, slot: int) -> PendingRecord:
-    """The same into the schedule topic: the delay counts from here. Its delivery, of type 0, is no end (decision 0017).
+    """The same into the schedule topic: the delay counts from here. Its delivery, of type 0, is not an end (decision
+    0017).
 
     REAL_TOPIC and REAL_QID stand in the half message already, so that properties are a copy here, too.
     """

@@ -1,11 +1,11 @@
 """Are the files that a live store writes to still those that its names lead to?
 
-A file that is deleted lives on for whoever maps it: stores and forced writes go on to work, into what nobody will ever
-open again. So whenever the log was forced, and twice a second besides, each file is compared with what stands at its
-path: the same number (inode), the same size. It costs a look at the directory for each forced write, none for a
+A file that is deleted lives on in the processes that map it: stores and fsyncs still work, on what nobody will ever
+open again. So whenever the log was flushed, and twice a second besides, each file is compared with what stands at its
+path: the same number (inode), the same size. It costs one stat for each fsync, none for a
 message. What does not fit stops the appends of every process (Word.POISON) before anything more is acknowledged.
 
-A file that is cut cannot be guarded against in time: whoever stores behind its new end is killed by SIGBUS, and has
+A truncated file cannot be detected in time: a process that stores beyond its new end is killed by SIGBUS, and has
 acknowledged nothing. Retention may remove segments, but only the oldest, and never the one that is written to.
 """
 
@@ -19,7 +19,7 @@ from broker.errors import StoreError
 from broker.store.disk.files import Disk, Map
 from broker.store.disk.paths import Paths
 from broker.store.read.segments import is_base
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
 from broker.store.write.mapped import MappedQueue
 
 

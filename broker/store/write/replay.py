@@ -13,7 +13,7 @@ from broker.format import properties as names
 from broker.format.commitlog import BODY_AT, MAGIC_BLANK, MAGIC_V1, RecordHead, RecordMiddle
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.store.read.log_reader import WINDOW_BYTES, LogReader
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.control import ControlPage, Word
 from broker.store.write.dispatch import Dispatcher
 from broker.store.write.pending_record import PendingRecord, draft_of, group_hash, index_code, tag_hash, target_topic
 

@@ -1,4 +1,4 @@
-"""Force what was appended to the disk: one forced write for everyone who waits, across threads and processes.
+"""Flush what was appended to the disk: one fsync for all that wait, across threads and processes.
 
 Of the threads that need the log durable one leads: it takes the sync lock, which keeps the leaders of other processes
 out, and forces everything that is published by then, its own records and everybody else's. The others sleep. When it
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from broker.errors import SyncFailed
 from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.control import ControlPage, Word
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.presence import Poison, files_lost
 
@@ -27,7 +27,7 @@ _DURABLE, _TAIL, _POISON = int(Word.DURABLE), int(Word.TAIL), int(Word.POISON)
 class Syncer:
     """Makes a CommitLog durable. `on_failure` marks the store as poisoned for all processes.
 
-    `check_files` raises StoreError, and does the same, when a file that was forced is not in its place any more.
+    `check_files` raises StoreError, and does the same, when a file that was flushed is not in its place any more.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Syncer:
         """Until a leader lets this thread go on, or makes it the next."""
         try:
             turn.acquire()
-        except BaseException:  # an interrupt: whoever was to be led must not wait for a leader that is gone
+        except BaseException:  # an interrupt: followers must not wait for a leader that is gone
             with self._mutex:
                 chosen = all(other is not turn for _, other in self._waiting)
                 self._waiting = [one for one in self._waiting if one[1] is not turn]
@@ -103,20 +103,20 @@ class Syncer:
             turn.release()
 
     def _force(self) -> None:
-        """Force the log from what is durable to what is published; call under the sync lock."""
+        """Flush the log from what is durable to what is published; call under the sync lock."""
         words, log = self._words, self.log
         if words[_POISON] == Poison.FILES_LOST:
             self._check_files()
             raise files_lost(os.path.dirname(log.folder))
         if words[_POISON]:  # pages that failed once are clean now, and lost: a sync that works would prove nothing
-            text = f"{log.folder}: a forced write failed before. Close the store in every process, see to the disk, and"
+            text = f"{log.folder}: an fsync failed before. Close the store in every process, check the disk, and"
             raise SyncFailed(f"{text} open it again: it recovers what is there")
         start, stop = words[_DURABLE], words[_TAIL]
         try:
             try:
                 log.sync(start, stop)
             finally:
-                self._check_files()  # before anybody is told that it is durable
+                self._check_files()  # before it is reported as durable
             if start // log.file_size != (stop - 1) // log.file_size or start % log.file_size == 0:
                 self._disk.sync_folder(log.folder)  # the name of a new segment
         except SyncFailed:

@@ -15,7 +15,7 @@ import time
 
 from broker.format.java import make_unique_key
 
-_ADDRESS = bytes((127, 0, 0, 1))  # whoever can read the store shares its machine
+_ADDRESS = bytes((127, 0, 0, 1))  # a process that can read the store shares its machine
 _TAIL_DIGITS = 12
 _MONTH_LEFT_MS = 60_000  # how long a start of the month is trusted before the calendar is asked again
 
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_source.renew)
 
 
 def new_unique_key(now_ms: int) -> str:
-    """A key that no other message has: up to 65,536 a millisecond in one process are told apart."""
+    """A key that no other message has: up to 65,536 a millisecond in one process are distinct."""
     made_ms, front = _source.front
     if made_ms != now_ms:
         front = _source.front_of(now_ms)

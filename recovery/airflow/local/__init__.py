@@ -1,1 +1,1 @@
-"""`checkback up`: Airflow with our DAGs on this machine, for one who wants to see it, in a folder of its own."""
+"""`checkback up`: Airflow with our DAGs on this machine, for one who wants to see it, in a directory of its own."""

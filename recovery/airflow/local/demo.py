@@ -16,7 +16,7 @@ _CHECK_BACK_S = 10.0
 
 
 class Sale:
-    """One sale in a new folder. It asks after its own transactions too; whoever is first decides, the other sees it."""
+    """One sale in a new directory. It checks its own transactions too; the first answer decides, the other sees it."""
 
     def __init__(self, folder: str, airflow: Standalone) -> None:
         self.folder, self._airflow = folder, airflow

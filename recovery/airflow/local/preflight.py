@@ -19,7 +19,7 @@ class NotHere(BrokerError):
 def check_airflow() -> None:
     """Raises NotHere without Airflow."""
     if importlib.util.find_spec("airflow") is None:
-        text = "Airflow is not installed: pip install 'checkback[airflow]'. Without it the same work is done by hand:"
+        text = "Airflow is not installed: pip install 'checkback[airflow]'. Without it the same work is done manually:"
         raise NotHere(f"{text} checkback check-back, recover, verify, rebuild")
 
 
@@ -39,7 +39,7 @@ def check_disk(folder: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < NEEDED_BYTES:
         text = f"{folder} has {free >> 20} MiB free and {NEEDED_BYTES >> 20} MiB are needed. Make room, or give another"
-        raise NotHere(f"{text} folder with --home")
+        raise NotHere(f"{text} directory with --home")
 
 
 def has_java() -> bool:

@@ -25,7 +25,7 @@ from recovery.airflow.local.preflight import LOOPBACK
 MARK = "CHECKBACK_UP"
 BUNDLES = [
     {"name": "checkback", "classpath": "recovery.airflow.bundle.CheckbackDagBundle", "kwargs": {}},
-    # A folder `dags` beside Airflow's files, for the user's own.
+    # A directory `dags` beside Airflow's files, for the user's own.
     {"name": "dags-folder", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {}},
 ]
 _PASSWORDS = "simple_auth_manager_passwords.json.generated"
@@ -36,7 +36,7 @@ _LINUX = sys.platform == "linux"
 
 
 class Standalone:
-    """One Airflow, in one folder. `with Standalone(...)` stops it, whatever happens."""
+    """One Airflow, in one directory. `with Standalone(...)` stops it, whatever happens."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ def _has_mark(pid: int, mark: str) -> bool:
 
 
 def _before_exec() -> None:
-    """In the child: Ctrl-C works although a shell ignored it for us, and when we are killed it is told to end."""
+    """In the child: Ctrl-C works although a shell ignored it for us, and when we are killed it gets a signal to end."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if _LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)

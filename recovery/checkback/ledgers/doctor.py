@@ -18,21 +18,22 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms, new_key
 from broker.errors import TransactionError
-from broker.ledger import COMMITTED, LEDGER_KEY, ROLLED_BACK, Ledger, executor, key_time_ms, new_key
+from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, put_binding
 from broker.ledger_identity import Execute, difference
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.database_errors import place
-from recovery.checkback.ledgers.proof import Evidence, Facts, WrongLedger, gather, judge
+from recovery.checkback.ledgers.proof import LedgerEvidence, LedgerFacts, WrongLedger, gather, judge
 
 _GROUP = "checkback-doctor"
 _CREATE = "make the tables: ledger.create_all(), or with Alembic a migration by ledger.metadata"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LedgerCheck:
     """One thing that was looked at."""
 
     name: str
@@ -57,40 +58,42 @@ class Said:
         return asdict(self)
 
 
-def examine(store: LiveStore, ledger: Ledger) -> list[Line]:
+def examine(store: LiveStore, ledger: Ledger) -> list[LedgerCheck]:
     """Look at everything that check-back needs of a ledger, in the order in which it needs it."""
-    evidence = Evidence(store)
-    lines = [Line("store", True, f"{store.path} ({evidence.store_id})")]
+    evidence = LedgerEvidence(store)
+    lines = [LedgerCheck("store", True, f"{store.path} ({evidence.store_id})")]
     resolver = LedgerResolver(ledger, evidence)
     try:
         facts = _gathered(ledger, evidence)
     except SQLAlchemyError as error:
-        return [*lines, Line("database", False, resolver.trouble(error).why, "name a database that answers")]
+        return [*lines, LedgerCheck("database", False, resolver.trouble(error).why, "name a database that answers")]
     except (WrongLedger, TransactionError) as error:
-        return [*lines, Line("database", False, str(error), "name the ledger's database")]
-    lines.append(Line("database", True, f"{facts.actual}, by {place(ledger.engine.url)}"))
+        return [*lines, LedgerCheck("database", False, str(error), "name the ledger's database")]
+    lines.append(LedgerCheck("database", True, f"{facts.actual}, by {place(ledger.engine.url)}"))
     lines += _of_binding(facts)
     lines.append(_round_trip(ledger, evidence.store_id, resolver))
     lines += _of_halves(store, facts)
     return lines
 
 
-def _of_binding(facts: Facts) -> Iterator[Line]:
+def _of_binding(facts: LedgerFacts) -> Iterator[LedgerCheck]:
     row, known = facts.row, facts.known
     tables = "the tables of the ledger are there" if facts.has_table else "a table of the ledger is missing"
-    yield Line("tables", facts.has_table, tables, "" if facts.has_table else _CREATE)
+    yield LedgerCheck("tables", facts.has_table, tables, "" if facts.has_table else _CREATE)
     if not facts.has_table:
         return
     if row is None:
-        yield Line("binding", False, judge(facts), "open a producer there, or name the right database")
+        yield LedgerCheck("binding", False, judge(facts), "open a producer there, or name the right database")
         return
-    yield Line("binding", known is not None, f"{row.binding_id}, made in {row.identity}; opened {row.opened} times")
+    yield LedgerCheck(
+        "binding", known is not None, f"{row.binding_id}, made in {row.identity}; opened {row.opened} times"
+    )
     refusal = judge(replace(facts, lacking=(), committed=1, row=_raised(row)))
-    yield Line("identity", not refusal, refusal or "the database is the one that was bound", _step(refusal))
+    yield LedgerCheck("identity", not refusal, refusal or "the database is the one that was bound", _step(refusal))
     if known is not None:
         lacks = judge(facts) if not refusal else ""
         text = f"all of the last {facts.committed} known transactions are there" if facts.committed else "none is known"
-        yield Line("known rows", not lacks, lacks or text, _step(lacks))
+        yield LedgerCheck("known rows", not lacks, lacks or text, _step(lacks))
 
 
 def _step(refusal: str) -> str:
@@ -98,7 +101,7 @@ def _step(refusal: str) -> str:
     return refusal.rpartition(": ")[2] if "checkback ledger" in refusal else "name the right database" * bool(refusal)
 
 
-def _round_trip(ledger: Ledger, store_id: str, resolver: LedgerResolver) -> Line:
+def _round_trip(ledger: Ledger, store_id: str, resolver: LedgerResolver) -> LedgerCheck:
     """A row, read back, a tombstone of the same key refused, all rolled back and gone."""
     key, rows = new_key(0), ledger.rows
     row = {"ledger_key": key, "producer_group": _GROUP, "store_id": store_id, "decided_by": None}
@@ -113,15 +116,17 @@ def _round_trip(ledger: Ledger, store_id: str, resolver: LedgerResolver) -> Line
             left = connection.execute(there).scalar()
     except SQLAlchemyError as error:
         step = "give check-back a user that may insert into the ledger's tables, on the primary"
-        return Line("round trip", False, resolver.trouble(error).why, step)
+        return LedgerCheck("round trip", False, resolver.trouble(error).why, step)
     if left is not None:
         text = "what was rolled back is still there: the table is not transactional"
-        return Line("round trip", False, text, "move the tables of the ledger to InnoDB")
+        return LedgerCheck("round trip", False, text, "move the tables of the ledger to InnoDB")
     ok = read == COMMITTED and refused
     text = (
         "written, read, its tombstone refused, and rolled back" if ok else f"read {read}, tombstone refused: {refused}"
     )
-    return Line("round trip", ok, text, "" if ok else "the primary key of the ledger's table is missing: make it again")
+    return LedgerCheck(
+        "round trip", ok, text, "" if ok else "the primary key of the ledger's table is missing: make it again"
+    )
 
 
 def _is_refused(execute: Any, statement: Any, row: dict[str, Any]) -> bool:
@@ -132,17 +137,17 @@ def _is_refused(execute: Any, statement: Any, row: dict[str, Any]) -> bool:
     return False
 
 
-def _of_halves(store: LiveStore, facts: Facts) -> Iterator[Line]:
+def _of_halves(store: LiveStore, facts: LedgerFacts) -> Iterator[LedgerCheck]:
     """Which ledgers the half messages in doubt name."""
     named = _named_in_doubt(store)
     mine = named.pop(facts.row.binding_id, 0) if facts.row else 0
     old = named.pop("", 0)
     others = ", ".join(f"{count} name {name}" for name, count in named.items())
     text = f"{mine} half messages in doubt name this ledger" + (f"; {others}" if others else "")
-    yield Line("in doubt", not others, text, "name their databases or schemas, too" if others else "")
+    yield LedgerCheck("in doubt", not others, text, "name their databases or schemas, too" if others else "")
     if old:
-        step = "their rows decide; decide what has none by hand: checkback resolve"
-        yield Line("made before 0.2.0", False, f"{old} half messages in doubt name no binding", step)
+        step = "their rows decide; resolve what has none manually: checkback resolve"
+        yield LedgerCheck("made before 0.2.0", False, f"{old} half messages in doubt name no binding", step)
 
 
 def _named_in_doubt(store: LiveStore) -> Counter[str]:
@@ -151,7 +156,7 @@ def _named_in_doubt(store: LiveStore) -> Counter[str]:
     return Counter(said.get(LEDGER_BINDING, "") for said in halves if LEDGER_KEY in said)
 
 
-def _gathered(ledger: Ledger, evidence: Evidence) -> Facts:
+def _gathered(ledger: Ledger, evidence: LedgerEvidence) -> LedgerFacts:
     @contextmanager
     def transaction() -> Iterator[Execute]:
         with ledger.engine.begin() as connection:
@@ -176,7 +181,7 @@ def rebind(
     The id stays, so that the half messages in doubt find it. Raises TransactionError for what cannot be meant.
     """
     _check_why(why)
-    evidence = Evidence(store)
+    evidence = LedgerEvidence(store)
     facts = _gathered(ledger, evidence)
     if not facts.has_table:
         raise TransactionError(f"{facts.actual} has no tables of a ledger: {_CREATE}, then rebind")
@@ -207,10 +212,10 @@ def rebind(
 def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, dry_run: bool = False) -> Said:
     """Go on although the database lacks rows that the store knows, or a standby took over: a person knows of it.
 
-    The missing rows are no evidence any more; later ones are. Raises WrongLedger when it is another database.
+    The missing rows are not evidence any more; later ones are. Raises WrongLedger when it is another database.
     """
     _check_why(why)
-    evidence = Evidence(store)
+    evidence = LedgerEvidence(store)
     facts = _gathered(ledger, evidence)
     row, known = facts.row, facts.known
     if row is None or known is None or (refusal := judge(replace(facts, lacking=(), committed=1, row=_raised(row)))):
@@ -228,11 +233,11 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
 
 
 def _raised(row: Binding) -> Binding:
-    """As if it had been opened often enough: only its identity is judged."""
+    """As if it had been opened often enough: only its identity is checked."""
     return replace(row, opened=1 << 62)
 
 
-def _only(facts: Facts) -> str:
+def _only(facts: LedgerFacts) -> str:
     """The binding that is meant when nobody names one."""
     if facts.row is not None:
         return facts.row.binding_id
@@ -245,7 +250,7 @@ def _only(facts: Facts) -> str:
     return names[0]
 
 
-def _check_nothing_is_orphaned(store: LiveStore, facts: Facts, target: str) -> None:
+def _check_nothing_is_orphaned(store: LiveStore, facts: LedgerFacts, target: str) -> None:
     row = facts.row
     if row is not None and row.binding_id != target and (count := _named_in_doubt(store)[row.binding_id]):
         text = f"{count} half messages in doubt name {row.binding_id}, which {facts.actual} has now"

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
-from broker.errors import BrokerError, TransactionError
+from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
+from broker.errors import BrokerError, CorruptRecord, TransactionError
 from broker.format.sysflag import TransactionType
-from broker.ledger import COMMITTED, LEDGER_KEY, Ledger, key_time_ms
+from broker.ledger import COMMITTED, Ledger
 from broker.ledger_binding import (
     LEDGER_BINDING,
     Binding,
@@ -34,8 +35,10 @@ from broker.ledger_binding import (
 from broker.ledger_identity import DatabaseIdentity, difference
 from broker.live import LiveStore
 from broker.store.disk.files import Missing
-from broker.store.write.control import Word
+from broker.store.shared.control import Word
+from broker.transaction.events import BY
 from recovery.checkback.ledgers.database_errors import is_missing_table
+from recovery.scan.ends import ends_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +60,7 @@ class CommittedKey(NamedTuple):
     commitlog_offset: int  # of its half message
 
 
-class Evidence:
+class LedgerEvidence:
     """What a store can say of its ledgers."""
 
     def __init__(self, store: LiveStore) -> None:
@@ -94,15 +97,16 @@ class Evidence:
 
     def is_by_hand(self, commitlog_offset: int) -> bool:
         """Whether a person or a policy committed it, and not its ledger: the end record says who and why."""
-        from recovery.views.overview import story
-
-        steps = story(self._store.path, commitlog_offset)
-        return any(step["what"] == "committed" and step.get("by") for step in steps)
+        ends = ends_of(self._store.path, self._store, commitlog_offset)
+        try:
+            return any(end.transaction_type is TransactionType.COMMIT and end.property_map.get(BY) for end in ends)
+        except CorruptRecord:  # it does not say so
+            return False
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known before it is judged. Of what was not asked for, the value that is no ground for doubt."""
+class LedgerFacts:
+    """What is known before the decision. Where nothing was queried, the value that raises no doubt."""
 
     store_id: str
     actual: DatabaseIdentity
@@ -115,7 +119,7 @@ class Facts:
     lacking: Sequence[CommittedKey] = ()  # of them, those whose rows are missing
 
 
-def judge(facts: Facts) -> str:
+def judge(facts: LedgerFacts) -> str:
     """Why nothing may be decided by this database; empty when all agrees. Pure."""
     row, known, actual = facts.row, facts.known, facts.actual
     if not facts.has_table:
@@ -133,7 +137,7 @@ def judge(facts: Facts) -> str:
     return _lacks(facts, row, known)
 
 
-def _lacks(facts: Facts, row: Binding, known: KnownLedger) -> str:
+def _lacks(facts: LedgerFacts, row: Binding, known: KnownLedger) -> str:
     """Why the database may have lost rows; empty when there is no sign of it."""
     actual, accept = facts.actual, f"If a person knows that these rows are gone: {_ACCEPT}"
     if facts.lacking:
@@ -160,7 +164,7 @@ def _moved() -> str:
     return f"Name the right database; or, if it was moved there: {_REBIND}"
 
 
-def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Facts:
+def gather(transaction: Transaction, ledger: Ledger, evidence: LedgerEvidence) -> LedgerFacts:
     """Ask the database and the store. Raises what the database raises."""
     with transaction() as execute:
         actual, has_table, read_only = ledger.look(execute)
@@ -172,7 +176,7 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Fact
         if not is_missing_table(error):
             raise
         has_table = False
-    facts = Facts(evidence.store_id, actual, has_table, read_only, row, None, evidence.known.all())
+    facts = LedgerFacts(evidence.store_id, actual, has_table, read_only, row, None, evidence.known.all())
     if row is None:
         return facts
     known = evidence.known.get(row.binding_id)
@@ -188,7 +192,7 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Fact
     return replace(facts, known=known, committed=len(found) + len(lacking), lacking=lacking)
 
 
-def prove(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Binding:
+def prove(transaction: Transaction, ledger: Ledger, evidence: LedgerEvidence) -> Binding:
     """The binding of the store and this database. Raises WrongLedger, and what the database raises."""
     try:
         facts = gather(transaction, ledger, evidence)
@@ -196,5 +200,5 @@ def prove(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Bindi
         raise WrongLedger(f"nothing was decided: {error}") from error
     if refusal := judge(facts):
         raise WrongLedger(f"nothing was decided: {refusal}")
-    assert facts.row is not None  # judged
+    assert facts.row is not None  # or `judge` had refused
     return facts.row

@@ -62,7 +62,7 @@ class Ledgers:
         return answers
 
     def _chosen(self, binding_id: str | None) -> list[LedgerResolver] | Answer:
-        """Whom to ask about a binding, or the answer when none of them has it."""
+        """The ledger that has a binding, or the answer when none has it."""
         if binding_id is None or len(self._ledgers) == 1:
             return self._ledgers
         if binding_id in self._of:

@@ -18,7 +18,7 @@ import broker
 from broker.django import DjangoLedger, open_store
 from broker.producer import Producer
 from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import Evidence
+from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack, RoundReport
 from recovery.checkback.service import CheckService
@@ -49,7 +49,7 @@ def in_doubt() -> int:
 
 
 def check_back() -> RoundReport:
-    resolver = LedgerResolver(producer().ledger, Evidence(open_store()), lock_timeout_ms=50)
+    resolver = LedgerResolver(producer().ledger, LedgerEvidence(open_store()), lock_timeout_ms=50)
     check = CheckBack(open_store(), resolver, policy=Policy(Rule(jitter=0.0)))
     try:
         return check.round(time.time_ns() // 1_000_000 + LATER_MS)

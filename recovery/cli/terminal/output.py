@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from recovery.cli.tables import Shown
+    from recovery.cli.terminal.tables import Shown
     from recovery.views.dump_commitlog import DumpEntry
 
 _WIDE = 1 << 14

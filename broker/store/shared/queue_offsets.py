@@ -2,8 +2,8 @@
 
     STORE/checkback/queues      cells of 512 bytes: next offset, queue id, length of the topic, topic
 
-RocketMQ keeps this table in memory (topicQueueTable) and makes it anew from the ConsumeQueues at every start; with many
-processes it must lie where all see it. A cell is written whole before the control page counts it.
+RocketMQ keeps this table in memory (topicQueueTable) and makes it again from the ConsumeQueues at every start; with
+many processes it must lie where all see it. A cell is written whole before the control page counts it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 
 from broker.errors import StoreError
 from broker.store.disk.files import Disk, Map
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.control import ControlPage, Word
 
 CELL_SIZE = 512
 CELLS = 16_384
@@ -90,7 +90,7 @@ class NextOffsets:
         return self._control[Word.QUEUES]
 
     def reset(self) -> None:
-        """Forget all cells: recovery makes them anew."""
+        """Forget all cells: recovery makes them again."""
         self.known.clear()
         self._control[Word.QUEUES] = 0
 

@@ -35,15 +35,23 @@ def record_crc_reserve(properties: bytes) -> bytes:
     return kept + _ZERO
 
 
+def sound_record_crc(properties: bytes) -> int | None:
+    """The CRC that the last property states for the record; None when there is none, or a damaged one."""
+    if properties[-RECORD_CRC_SIZE:-11] == _NAME:
+        digits = properties[-11:-1]
+        if digits.isdigit() and properties.endswith(b"\x02"):
+            return int(digits[::-1])
+    return None
+
+
 def record_crc_said(properties: bytes) -> int | None:
     """The CRC that the last property states for the record; None when there is none.
 
     Raises CorruptRecord when that property is damaged.
     """
-    if properties[-RECORD_CRC_SIZE:-11] == _NAME:
-        digits = properties[-11:-1]
-        if digits.isdigit() and properties.endswith(b"\x02"):
-            return int(digits[::-1])
+    crc = sound_record_crc(properties)
+    if crc is not None:
+        return crc
     if fault := record_crc_fault(properties):
         raise CorruptRecord(fault)
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.padding import Padding
@@ -17,10 +18,12 @@ from rich.text import Text
 from broker.format.topics import HALF_TOPIC
 from recovery.findings import KINDS, Report
 from recovery.humanize import count, moment, printable, size, span
-from recovery.repair.salvage import SalvageReport
-from recovery.transactions.in_doubt import PendingHalf
 from recovery.verify.remedies import next_step
-from recovery.views.info import GroupInfo, Info, QueueInfo
+
+if TYPE_CHECKING:  # each verb imports its own work, and no other's
+    from recovery.repair.salvage import SalvageReport
+    from recovery.transactions.in_doubt import PendingHalf
+    from recovery.views.info import GroupInfo, Info, QueueInfo
 
 Shown = str | Table | Text | Padding
 
@@ -180,7 +183,7 @@ def _state(info: Info) -> str:
         return f"open now: {who}"
     unseen = " (this system does not say who has files open)" if info.writers is None else ""
     if not info.abort:
-        return f"closed well: there is no file abort{unseen}"
+        return f"clean shutdown: there is no file abort{unseen}"
     by = f" by process {info.abort_pid}" if info.abort_pid else ""
     return f"not closed{by}: a broker is running on it, or was killed; the next start recovers (file abort){unseen}"
 
@@ -255,7 +258,7 @@ def _consequences(report: SalvageReport) -> Iterator[Shown]:
         yield f"{count(missing, 'message')} missing in {count(queues, 'queue')}{lowered}"
     halves = sum(gap.count for gap in report.queues if gap.topic == HALF_TOPIC)
     if halves:
-        text = f"{count(halves, 'half message')} of these: a 5.x broker that builds the half queue anew"
+        text = f"{count(halves, 'half message')} of these: a 5.x broker that builds the half queue again"
         yield f"{text} pairs later op messages with the wrong halves. Settle what is in doubt before you start one"
     if report.in_doubt_before_loss:
         text = (

@@ -34,9 +34,9 @@ class Word(enum.IntEnum):
     TAIL = 8  # where the log ends: everything below is published
     INTENT = 9  # where the append that is under way will end; equal to TAIL when none is
     DISPATCHED = 10  # derived files are complete up to here
-    DURABLE = 11  # forced to disk up to here
+    DURABLE = 11  # flushed to disk up to here
     GENERATION = 12  # to be raised when derived files are swapped: every map of them is stale then
-    POISON = 13  # a forced write failed in some process: nothing can be promised until recovery
+    POISON = 13  # an fsync failed in some process: nothing is acknowledged until recovery
     SLOTS = 14  # of the state table
     REDO_UNITS = 15
     QUEUES = 16  # cells in use
@@ -46,7 +46,7 @@ class Word(enum.IntEnum):
     SHARED = 20  # 1 once a second process joined: then nobody keeps the append lock from one append to the next
 
 
-# TAIL … INDEX at a glance, for whoever holds the append lock: one call for what takes twelve.
+# TAIL … INDEX together, for the holder of the append lock: one call instead of twelve.
 STATE = struct.Struct("@12Q")
 STATE_AT = 8 * Word.TAIL
 

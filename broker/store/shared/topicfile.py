@@ -16,10 +16,10 @@ from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_READ, PERM_WRITE, 
 from broker.format.topics import check_topic_name
 from broker.store.disk.files import Disk
 from broker.store.read.config import read_topics
-from broker.store.read.directory import Folder
+from broker.store.read.directory import StoreDirectory
 
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
-QUEUES_MAX = 16_384  # of all topics together, see broker.store.write.queue_offsets
+QUEUES_MAX = 16_384  # of all topics together, see broker.store.shared.queue_offsets
 DEFAULT_QUEUES = 4  # of a topic that its first message makes. RocketMQ: defaultTopicQueueNums of a producer
 
 _LOOK_MS = 1000
@@ -38,7 +38,7 @@ class TopicFile:
     """The topics of a store, read at once and looked at again when another process may have changed them."""
 
     def __init__(self, path: str, disk: Disk) -> None:
-        self._folder = Folder(path, disk)
+        self._folder = StoreDirectory(path, disk)
         self._path = self._folder.paths.config(_NAME)
         self._seen: tuple[int, int, int] | None = None
         self._looked_ms = -_LOOK_MS

@@ -1,11 +1,12 @@
-"""Exchange derived folders for ones that were built beside them, while other processes have the store open.
+"""Exchange derived directories for ones that were built beside them, while other processes have the store open.
 
     STORE/checkback/replaced/TIME/...  what was built, and afterwards what it replaced (recovery.rebuild.replaced)
-    STORE/checkback/swap               the journal: which folders are being exchanged (sealed as a checkpoint is)
+    STORE/checkback/swap               the journal: which directories are being exchanged (sealed as a checkpoint is)
 
-Each exchange is one step of the file system where it has such a step, two renames elsewhere. Whoever finds the journal
-goes on where its writer was killed: the inode of a folder says whether it is there already. The control word GENERATION
-is odd from before the journal is written until after it is removed; then it is even, higher, and all maps are stale.
+Each exchange is one step of the file system where it has such a step, two renames elsewhere. A process that finds the
+journal goes on where its writer was killed: the inode of a directory says whether it is there already. The control word
+GENERATION is odd from before the journal is written until after it is removed; then it is even, higher, and all maps
+are stale.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from dataclasses import asdict, dataclass
 from broker.errors import CorruptStore
 from broker.store.disk.files import Disk, Missing, NotSupported
 from broker.store.disk.paths import Paths
-from broker.store.write.checkpoint_file import seal, unseal
-from broker.store.write.control import ControlPage, Word
+from broker.store.shared.checkpoint_file import seal, unseal
+from broker.store.shared.control import ControlPage, Word
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """A folder of the store, the one that takes its place, and the number by which that one is known."""
+class DirectoryExchange:
+    """A directory of the store, the one that takes its place, and the number by which that one is known."""
 
     live: str  # relative to the store, as all names in the journal: a store may be moved
     built: str
@@ -34,12 +35,17 @@ class Exchange:
 def begin_swap(
     disk: Disk, paths: Paths, folders: Sequence[tuple[str, str]], words: dict[str, int] | None = None
 ) -> None:
-    """Write the journal for (live, built) folders, which must be forced already: from here on the swap goes forward.
+    """Write the journal for (live, built) directories, which must be flushed already: from here on the swap goes
+    forward.
 
     `words` are the values that the control page must have afterwards, by their names.
     """
     exchanges = [
-        asdict(Exchange(os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), _inode(disk, built)))
+        asdict(
+            DirectoryExchange(
+                os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), _inode(disk, built)
+            )
+        )
         for live, built in folders
     ]
     said = {"exchanges": exchanges, "words": words or {}}
@@ -51,24 +57,24 @@ def _inode(disk: Disk, path: str) -> int:
     return entry.inode if entry is not None else 0
 
 
-def _journal(disk: Disk, paths: Paths) -> tuple[list[Exchange], dict[str, int]]:
+def _journal(disk: Disk, paths: Paths) -> tuple[list[DirectoryExchange], dict[str, int]]:
     try:
         said = unseal(disk.read(paths.swap))
     except Missing:
         return [], {}
     if said is None:
-        text = f"{paths.swap} is damaged: an exchange of folders was begun. Remove it and run: checkback rebuild"
+        text = f"{paths.swap} is damaged: an exchange of directories was begun. Remove it and run: checkback rebuild"
         raise CorruptStore(text, path=paths.swap)
-    return [Exchange(**one) for one in said["exchanges"]], said["words"]
+    return [DirectoryExchange(**one) for one in said["exchanges"]], said["words"]
 
 
 def pending_swaps(disk: Disk, paths: Paths) -> list[str]:
-    """The folders of a swap that was begun and not finished; those that are in place already included."""
+    """The directories of a swap that was begun and not finished; those that are in place already included."""
     return [exchange.live for exchange in _journal(disk, paths)[0]]
 
 
 def finish_swap(disk: Disk, paths: Paths, control: ControlPage | None = None) -> list[str]:
-    """Bring a swap that was begun to its end, and forget it; nothing begun is no fault. Returns the folders.
+    """Bring a swap that was begun to its end, and forget it; nothing begun is not an error. Returns the directories.
 
     Call alone, or under the append lock. With a control page, its words follow, and GENERATION becomes even.
     """
@@ -90,7 +96,7 @@ def finish_swap(disk: Disk, paths: Paths, control: ControlPage | None = None) ->
 
 
 def _put_in_place(disk: Disk, live: str, built: str, *, goes: bool) -> None:
-    """The built folder under the live name, and what was there under the name of the built one."""
+    """The built directory under the live name, and what was there under the name of the built one."""
     if disk.entry(built) is None:
         if goes:
             disk.rename(live, built)

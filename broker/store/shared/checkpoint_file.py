@@ -1,11 +1,11 @@
 """Our checkpoint: up to where the derived files were surely on disk, and what was in doubt then.
 
     STORE/checkback/checkpoint    a line with the CRC of the rest, then JSON
-    STORE/checkback/durable       the same, around one number: the log below it was forced (a lower bound, a second old)
-    STORE/checkback/adopted       the same: records of another program below this offset are accepted
+    STORE/checkback/durable       the same, around one number: the log below it was flushed (a lower bound, a second
+    old) STORE/checkback/adopted       the same: records of another program below this offset are accepted
 
 It also holds landmarks: the last unit of each queue and of the redo log, the last slot of the state table, where the
-index file begins. Files that lack them were cut, removed or made anew by another program, and the checkpoint does not
+index file begins. Files that lack them were cut, removed or made again by another program, and the checkpoint does not
 speak of them.
 """
 
@@ -27,7 +27,7 @@ from broker.store.read.segments import is_base
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class OwnCheckpoint:
     """Derived files are on disk for every record below `commitlog_offset`."""
 
     commitlog_offset: int
@@ -44,7 +44,7 @@ class Checkpoint:
         return seal(json.dumps(said).encode())
 
     @classmethod
-    def decode(cls, raw: bytes) -> Checkpoint | None:
+    def decode(cls, raw: bytes) -> OwnCheckpoint | None:
         """The checkpoint in these bytes; None when they are none, are not whole, or are another version's."""
         said = unseal(raw)
         try:
@@ -71,10 +71,10 @@ def unseal(raw: bytes) -> Any:
         return None
 
 
-def read_point(disk: Disk, paths: Paths) -> Checkpoint | None:
+def read_point(disk: Disk, paths: Paths) -> OwnCheckpoint | None:
     """The checkpoint of a store; None without a whole one whose landmarks stand."""
     try:
-        found = Checkpoint.decode(disk.read(paths.own_checkpoint))
+        found = OwnCheckpoint.decode(disk.read(paths.own_checkpoint))
     except Missing:
         return None
     return found if found is not None and landmarks(disk, paths, found) == found.landmarks else None
@@ -89,12 +89,12 @@ def read_number(disk: Disk, path: str) -> int:
     return said if isinstance(said, int) else 0
 
 
-def landmarks(disk: Disk, paths: Paths, point: Checkpoint) -> list[str]:
+def landmarks(disk: Disk, paths: Paths, point: OwnCheckpoint) -> list[str]:
     """What the derived files hold right below a checkpoint; the state of a slot is left out, for it changes."""
     return [*(_last(disk, *place) for place in _places(paths, point)), _index_begin(disk, paths, point)]
 
 
-def _index_begin(disk: Disk, paths: Paths, point: Checkpoint) -> str:
+def _index_begin(disk: Disk, paths: Paths, point: OwnCheckpoint) -> str:
     """Where and when the index file in use begins, which never changes; empty before its first item."""
     number, header = point.index
     if not number or IndexHeader.unpack_from(bytes.fromhex(header)).next_item == 1:
@@ -107,8 +107,8 @@ def _index_begin(disk: Disk, paths: Paths, point: Checkpoint) -> str:
     return f"{found.begin_timestamp_ms:x}-{found.begin_commitlog_offset:x}"
 
 
-def _places(paths: Paths, point: Checkpoint) -> Iterator[tuple[str, int, int, int]]:
-    """Folder, position behind the last value, its size, and how much of it never changes."""
+def _places(paths: Paths, point: OwnCheckpoint) -> Iterator[tuple[str, int, int, int]]:
+    """Directory, position behind the last value, its size, and how much of it never changes."""
     for topic, queue_id, following in point.queues:
         yield paths.queue(topic, queue_id), following * UNIT_SIZE, UNIT_SIZE, UNIT_SIZE
     yield paths.redo_log, point.redo_units * UNIT_SIZE, UNIT_SIZE, UNIT_SIZE

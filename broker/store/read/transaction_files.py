@@ -1,0 +1,26 @@
+"""The two transaction files of 3.0: the redo log, what happened in order, and the state table, the states by slot.
+
+A store of 4.x or 5.x has neither: `segments` is empty then. RocketMQ: TransactionStateService (3.1.4).
+"""
+
+from __future__ import annotations
+
+from broker.format import consumequeue, statetable
+from broker.format.consumequeue import Unit
+from broker.format.statetable import Slot
+from broker.store.read.directory import StoreDirectory
+from broker.store.read.fixedqueue import FixedQueue
+
+
+class RedoLog(FixedQueue[Unit]):
+    """Units by number."""
+
+    def __init__(self, folder: StoreDirectory) -> None:
+        super().__init__(folder, folder.paths.redo_log, Unit, consumequeue.is_end)
+
+
+class StateTable(FixedQueue[Slot]):
+    """Slots by number."""
+
+    def __init__(self, folder: StoreDirectory) -> None:
+        super().__init__(folder, folder.paths.state_table, Slot, statetable.is_end)

@@ -1,0 +1,40 @@
+"""The records that end one transaction, found by the redo log; of generations that have one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from broker.format.commitlog import Record
+from broker.format.consumequeue import Unit
+from broker.format.sysflag import TransactionType
+from broker.store.read.store import Store
+from recovery.scan.store_files import StoreFiles
+from recovery.scan.units import UnitFile
+
+_UNIT = np.dtype(Unit.DTYPE)
+_AT_ONCE = 1 << 16
+_ENDS = (TransactionType.COMMIT, TransactionType.ROLLBACK)
+
+
+def ends_of(path: str, store: Store, commitlog_offset: int) -> Iterator[Record]:
+    """The ends of the half message at a CommitLog offset, in the order in which they were stored.
+
+    The unit of an end in the redo log carries the CommitLog offset of its half message as its tag. Raises StoreError,
+    CorruptRecord.
+    """
+    units = UnitFile(StoreFiles.open(path).redo_log, _UNIT)
+    for first in range(units.begin, units.end, _AT_ONCE):
+        rows = units.read(first, min(_AT_ONCE, units.end - first))
+        is_used = rows["size"] > 0
+        if not is_used.any():
+            return
+        for place in rows["commitlog_offset"][(rows["tags_code"] == commitlog_offset) & is_used].tolist():
+            end = store.record(place)
+            if (
+                end is not None
+                and end.transaction_type in _ENDS
+                and end.prepared_transaction_offset == commitlog_offset
+            ):
+                yield end
