@@ -64,4 +64,4 @@ for store in stores():
         verify = VerifyOperator(task_id="verify", outlets=[verified(store.name)], **engine_pool(store), **target)
         in_order = InOrderOperator(task_id="in_order", trigger_rule="all_done", **target)
         plan >> approve >> recover >> check_back >> verify >> NoFindingsOperator(task_id="no_findings")
-        [approve, recover] >> in_order
+        recover >> in_order

@@ -92,9 +92,9 @@ def _sentences(what: str) -> Iterator[None]:
 
     try:
         yield
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # a port that is no number, for one
         raise BrokerError(f"{what} is not a SQLAlchemy URL, as postgresql+psycopg://user@host/database") from None
-    except (SQLAlchemyError, ImportError, ValueError) as error:
+    except (SQLAlchemyError, ImportError) as error:
         reason = " ".join(str(getattr(error, "orig", None) or error).split())
         raise BrokerError(f"{what} cannot be reached: {reason:.300}") from None
 
