@@ -18,7 +18,7 @@ from recovery.airflow.approval import AskOperator
 from recovery.airflow.assets import rebuilt
 from recovery.airflow.operators import CompareTableOperator, RebuildOperator
 from recovery.airflow.settings import stores
-from recovery.airflow.wiring import engine_pool, shared
+from recovery.airflow.wiring import answering, engine_pool, shared
 
 ASK = Param(True, type="boolean", title="Ask first", description="Wait for approval before the table is exchanged.")
 
@@ -33,8 +33,7 @@ for store in stores():
             subject=f"Exchange the state table of {store.name}?",
             body="{{ ti.xcom_pull('compare')['text'] }}",
             defaults="Reject",
-            response_timeout=timedelta(seconds=store.answer_within_s),
-            execution_timeout=None,
+            **answering(store),
         )
         rebuild = RebuildOperator(task_id="rebuild", outlets=[rebuilt(store.name)], **engine_pool(store), **target)
         compare >> approve >> rebuild

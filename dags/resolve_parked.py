@@ -11,26 +11,23 @@ Look first in the application's own database whether the order, the payment, wha
 its keys are on the page. The reason is kept in the store with the decision, and so is the name of who decided.
 """
 
-from datetime import timedelta
-
 from airflow.sdk import DAG, Param, task_group
 
 from recovery.airflow.approval import DecideOperator, ResolveOperator
 from recovery.airflow.operators import ParkedOperator
 from recovery.airflow.settings import stores
-from recovery.airflow.wiring import shared
+from recovery.airflow.wiring import answering, shared
 
 ONLY = Param(None, type=["null", "integer"], title="CommitLog offset", description="Of one half message; or all.")
 
 for store in stores():
     with DAG(schedule=None, doc_md=__doc__, params={"commitlog_offset": ONLY}, **shared(store, "resolve_parked")):
         target = store.target()
-        wait = timedelta(seconds=store.answer_within_s)
 
         @task_group
-        def each(parked, target=target, wait=wait):
+        def each(parked, target=target, store=store):
             """One transaction."""
-            decide = DecideOperator(task_id="decide", parked=parked, response_timeout=wait, execution_timeout=None)
+            decide = DecideOperator(task_id="decide", parked=parked, **answering(store))
             ResolveOperator(task_id="resolve", parked=parked, answer=decide.output, **target)
 
         only = "{{ params.commitlog_offset }}"

@@ -1,4 +1,4 @@
-"""Alerts: a failed task says what is wrong with a store, in the log and to wherever an HTTP connection leads.
+"""Alerts: what is wrong with a store, or waits for a person, goes to the log and to where an HTTP connection leads.
 
 on_failure_callback=[StoreAlert(store="shop", connection="oncall")]
 """
@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import base64
 import json
+import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import BaseHook, BaseNotifier, Context
 
 _TIMEOUT_S = 10.0
+_SCHEMES = ("http", "https")
 
 
 class StoreAlert(BaseNotifier):
     """Says that a task about a store failed, and why.
 
     `connection` is an Airflow connection of type http: one JSON object is posted there, with the fields `text` (a
-    sentence, which is what Slack and its kin show), `store`, `dag`, `task`, `run` and `error`. Without it the sentence
-    stands in the log alone.
+    sentence, which is what Slack and its kin show), `store`, `dag`, `task`, `run`, `error` and `url` (of the task's
+    log). Without it the sentence stands in the log alone. A redirect is not followed: it would carry the login along.
     """
 
     template_fields: Sequence[str] = ("store", "text")
@@ -35,36 +37,78 @@ class StoreAlert(BaseNotifier):
         alert = self.alert(context)
         self.log.error("%s", alert["text"])
         if self.connection:
-            self.post(alert)
+            post(self.connection, alert)
 
     def alert(self, context: Context) -> dict[str, Any]:
         """What is said."""
+        facts = self.facts(context)
+        text = self.text or f"checkback, store {self.store}: {facts['dag']}.{facts['task']} failed: {facts['error']}"
+        return {"text": text, **facts}
+
+    def facts(self, context: Context) -> dict[str, Any]:
+        """Which task of which run it is about, and its error."""
         instance = context.get("task_instance")
         dag, task = getattr(instance, "dag_id", ""), getattr(instance, "task_id", "")
-        error = str(context.get("exception") or context.get("reason") or "")
-        text = self.text or f"checkback, store {self.store}: {dag}.{task} failed: {error}"
-        run = getattr(instance, "run_id", "")
-        return {"text": text, "store": self.store, "dag": dag, "task": task, "run": run, "error": error}
-
-    def post(self, alert: dict[str, Any]) -> None:
-        """One POST to the connection. Raises OSError when it is not taken."""
-        connection = BaseHook.get_connection(str(self.connection))
-        host = connection.host or ""
-        url = host if "://" in host else f"{connection.schema or 'http'}://{host}"
-        if connection.port:
-            url = f"{url}:{connection.port}"
-        url += str(connection.extra_dejson.get("endpoint", ""))
-        headers = {"Content-Type": "application/json"}
-        if connection.login:
-            user = f"{connection.login}:{connection.password or ''}"
-            headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-        request = urllib.request.Request(url, json.dumps(alert).encode(), headers)  # noqa: S310 - the operator's URL
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310
-            pass
+        error = context.get("exception") or context.get("reason") or "no reason was given"
+        said = str(error) or type(error).__name__
+        run, url = getattr(instance, "run_id", ""), getattr(instance, "log_url", "") or ""
+        return {"store": self.store, "dag": dag, "task": task, "run": run, "error": said, "url": url}
 
 
-def deadline_missed(*, store: str, what: str, context: Any = None) -> None:  # noqa: ARG001 - Airflow gives it
-    """What a DAG's deadline calls: an error in the log of the process that runs it."""
+class ApprovalAlert(StoreAlert):
+    """Says that a question about a store waits for a person's answer, and where."""
+
+    def alert(self, context: Context) -> dict[str, Any]:
+        """What is said: the question, and the page on which it is answered."""
+        from airflow.providers.standard.operators.hitl import HITLOperator
+
+        task = context.get("task")
+        try:
+            url = HITLOperator.generate_link_to_ui_from_context(context=context)
+        except (KeyError, ValueError, AttributeError):
+            url = ""  # no base URL is configured
+        facts = {**self.facts(context), "error": "", "url": url}
+        subject = getattr(task, "subject", "") or "a question"
+        where = f": {url}" if url else ", on Airflow's page of required actions"
+        text = f"checkback, store {self.store}: an answer is needed, {subject!r}{where}"
+        return {"text": text, "subject": subject, "body": getattr(task, "body", None) or "", **facts}
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        """None: the redirect is an error, and nothing is sent to `newurl`."""
+
+
+def post(conn_id: str, alert: Mapping[str, Any]) -> None:
+    """One POST of JSON to a connection of type http.
+
+    Raises OSError when it is not taken, ValueError for a URL of another scheme.
+    """
+    connection = BaseHook.get_connection(conn_id)
+    host = connection.host or ""
+    url = host if "://" in host else f"{connection.schema or 'http'}://{host}"
+    if url.partition("://")[0].lower() not in _SCHEMES:
+        raise ValueError(
+            f"the connection {conn_id} leads to {url.partition('://')[0]}:, and alerts go to http(s) alone"
+        )
+    if connection.port:
+        url = f"{url}:{connection.port}"
+    url += str(connection.extra_dejson.get("endpoint", ""))
+    headers = {"Content-Type": "application/json"}
+    if connection.login:
+        user = f"{connection.login}:{connection.password or ''}"
+        headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+    request = urllib.request.Request(url, json.dumps(alert).encode(), headers)  # noqa: S310 - the scheme was checked
+    opener = urllib.request.build_opener(_NoRedirect)
+    with opener.open(request, timeout=_TIMEOUT_S):
+        pass
+
+
+def deadline_missed(*, store: str, what: str, connection: str | None = None, context: Any = None) -> None:  # noqa: ARG001
+    """What a DAG's deadline calls: an error in the log of the process that runs it, and the store's alert."""
     import logging
 
-    logging.getLogger(__name__).error("checkback, store %s: %s", store, what)
+    text = f"checkback, store {store}: {what}"
+    logging.getLogger(__name__).error("%s", text)
+    if connection:
+        post(connection, {"text": text, "store": store, "error": what})

@@ -13,7 +13,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOper
 from airflow.sdk import Context, Param
 from airflow.sdk.exceptions import AirflowSkipException
 
-from recovery.airflow.operators import StoreOperator, now_ms
+from recovery.airflow.operators import StoreOperator, now_ms, who_answered
 
 COMMIT, ROLLBACK, ASK_AGAIN, LEAVE = "Commit", "Roll back", "Ask again", "Leave"
 
@@ -71,8 +71,7 @@ class ResolveOperator(StoreOperator):
         from recovery.jobs import tasks
 
         (decision,) = self.answer["chosen_options"]
-        who = self.answer.get("responded_by_user") or {}
-        by = f"airflow:{who.get('name') or who.get('id')}" if who else "airflow:nobody answered in time"
+        by = f"airflow:{who_answered(self.answer) or 'nobody answered in time'}"
         why = str((self.answer.get("params_input") or {}).get("why") or "")
         settings, offset = self.settings(), int(self.parked["commitlog_offset"])
         when, what = now_ms(context), DECISIONS[decision]

@@ -7,9 +7,12 @@ AIRFLOW_CONN_SHOP='{"conn_type": "checkback", "extra": {"path": "/srv/shop.store
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
 
 from airflow.sdk import BaseHook
+from airflow.sdk.log import mask_secret
 
 from recovery.airflow.settings import BadSettings
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 NAMES = ("path", "catalog", "resolver", "resolvers", "policy")
 _JSON = ("resolvers", "policy")
+_DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
 
 
 class CheckbackHook(BaseHook):
@@ -56,12 +60,12 @@ class CheckbackHook(BaseHook):
         return self.store()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether there is a store that can be read, a policy that makes sense, and a ledger that answers."""
+        """Whether the store can be read, the policy makes sense, and each ledger and resolver is there."""
         from broker.errors import BrokerError
-        from recovery.jobs.tasks import test_store
+        from recovery.jobs.checks import check_settings
 
         try:
-            return True, test_store(**self.settings)
+            return True, check_settings(**with_secrets(self.settings))
         except (BrokerError, OSError) as error:
             return False, str(error)
 
@@ -85,3 +89,95 @@ class CheckbackHook(BaseHook):
         except ValueError as error:
             where = f"{name} of connection {self.checkback_conn_id}"
             raise BadSettings(f'{where} is not JSON ({error}); it looks like {{"*": {{"interval": "30s"}}}}') from None
+
+
+# URLs that hold passwords: they come from connections, at run time, and are masked in every log
+
+
+def with_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the URLs that their connections name, each masked.
+
+    `ledger_connection` becomes `ledger` and `resolver_connection` `resolver`; in `resolvers`, by producer group,
+    `ledger_connection` becomes `ledger` and `http_connection` `http`. Raises BadSettings when a URL cannot be made.
+    """
+    found = dict(settings)
+    if name := found.pop("ledger_connection", None):
+        found["ledger"] = database_url(name)
+    if name := found.pop("resolver_connection", None):
+        found["resolver"] = http_url(name)
+    if resolvers := found.get("resolvers"):
+        found["resolvers"] = {group: _spec(spec) for group, spec in resolvers.items()}
+    for url in _urls(found):
+        _mask(url)
+    return found
+
+
+def database_url(conn_id: str) -> str:
+    """The SQLAlchemy URL of a database's connection.
+
+    It is the connection's password, if that is a URL; else it is made of host, schema, login and password, with the
+    driver of the connection's type, or the one that `driver` in its extra names. Raises BadSettings.
+    """
+    connection = BaseHook.get_connection(conn_id)
+    if "://" in (connection.password or ""):
+        return str(connection.password)
+    extra = connection.extra_dejson
+    driver = extra.get("driver") or _DRIVERS.get(connection.conn_type)
+    if driver is None:
+        known = ", ".join(_DRIVERS)
+        text = (
+            f"is of type {connection.conn_type}; it needs one of {known}, a driver in its extra, or a URL as password"
+        )
+        raise BadSettings(f"the connection {conn_id} names no database: it {text}")
+    place = f"{connection.host or ''}:{connection.port}" if connection.port else connection.host or ""
+    return f"{driver}://{_userinfo(connection)}{place}/{connection.schema or ''}"
+
+
+def http_url(conn_id: str) -> str:
+    """The URL of a connection of type http: host, schema and port, and `endpoint` of its extra. Raises BadSettings."""
+    connection = BaseHook.get_connection(conn_id)
+    host = connection.host or ""
+    if not host:
+        raise BadSettings(f"the connection {conn_id} has no host")
+    scheme, _, name = host.rpartition("://")
+    place = f"{name}:{connection.port}" if connection.port else name
+    endpoint = str(connection.extra_dejson.get("endpoint", ""))
+    return f"{scheme or connection.schema or 'http'}://{_userinfo(connection)}{place}{endpoint}"
+
+
+def _userinfo(connection: Any) -> str:
+    if not connection.login:
+        return ""
+    password = f":{quote(connection.password, safe='')}" if connection.password else ""
+    return f"{quote(connection.login, safe='')}{password}@"
+
+
+def _spec(spec: Any) -> Any:
+    if not isinstance(spec, Mapping):
+        return spec
+    made = dict(spec)
+    if name := made.pop("ledger_connection", None):
+        made["ledger"] = database_url(name)
+    if name := made.pop("http_connection", None):
+        made["http"] = http_url(name)
+    return made
+
+
+def _urls(settings: Mapping[str, Any]) -> Iterator[str]:
+    resolvers = settings.get("resolvers") or {}
+    specs = [spec for spec in resolvers.values() if isinstance(spec, Mapping)] if isinstance(resolvers, Mapping) else []
+    for values in (settings, *specs):
+        for name in ("ledger", "resolver", "catalog", "http"):
+            value = values.get(name)
+            yield from [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+
+
+def _mask(url: str) -> None:
+    """Airflow's logs, and what it renders, show *** where the password stands, quoted or not."""
+    try:
+        parts = urlsplit(url)
+        if parts.password:
+            mask_secret(parts.password)
+            mask_secret(unquote(parts.password))
+    except ValueError:  # no URL at all
+        return

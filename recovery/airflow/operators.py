@@ -14,21 +14,31 @@ from typing import Any
 from airflow.sdk import Asset, BaseHook, BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
-from recovery.airflow.hook import CheckbackHook
+from recovery.airflow.hook import CheckbackHook, with_secrets
 
-SETTINGS = ("path", "ledger", "resolver", "resolvers", "catalog", "policy")
-SPARK_CONNECTION = "spark_default"
+SECRETS = ("ledger", "resolver", "resolvers", "catalog")  # URLs: never rendered, so never in Airflow's database
+SETTINGS = ("path", "policy", "ledger_connection", "resolver_connection", *SECRETS)
+SPARK_CONNECTION = "checkback_spark"
+AIRFLOWS_SPARK = "spark_default"  # Airflow makes it by itself, for a master that nobody has
 
 
 class StoreOperator(BaseOperator):
     """What the operators share: which store, and who answers for its transactions.
 
-    What is given here goes before what the connection says. `engine` is local, spark, or auto: Spark where the
-    connection `spark_default` names a master and Java is there.
+    What is given here goes before what the connection says. URLs that hold a password belong into connections:
+    `ledger_connection` names one of a database, `resolver_connection` one of type http. `engine` is local, spark, or
+    auto: Spark where the connection `checkback_spark` names a master and Spark starts, else the local engine.
     """
 
-    template_fields: Sequence[str] = (*SETTINGS, "connection", "engine")
-    template_fields_renderers = {"policy": "json", "resolvers": "json"}
+    template_fields: Sequence[str] = (
+        "path",
+        "connection",
+        "policy",
+        "ledger_connection",
+        "resolver_connection",
+        "engine",
+    )
+    template_fields_renderers = {"policy": "json"}
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -38,7 +48,9 @@ class StoreOperator(BaseOperator):
         connection: str | None = None,
         store: str = "",
         ledger: str | None = None,
+        ledger_connection: str | None = None,
         resolver: str | None = None,
+        resolver_connection: str | None = None,
         catalog: str | None = None,
         resolvers: Mapping[str, Any] | None = None,
         policy: Mapping[str, Any] | None = None,
@@ -48,23 +60,25 @@ class StoreOperator(BaseOperator):
         super().__init__(**kwargs)
         self.path, self.connection, self.store = path, connection, store
         self.ledger, self.resolver, self.resolvers = ledger, resolver, resolvers
+        self.ledger_connection, self.resolver_connection = ledger_connection, resolver_connection
         self.catalog, self.policy, self.engine = catalog, policy, engine
 
     def settings(self) -> dict[str, Any]:
-        """path, ledger, resolver(s), catalog and policy: from the connection, and over it what was given."""
+        """path, ledger, resolver(s), catalog and policy: from the connections, and over them what was given."""
         given = {name: getattr(self, name) or None for name in SETTINGS}
         found = dict(given)
         if self.connection or not self.path:
             found = CheckbackHook(self.connection or CheckbackHook.default_conn_name).settings
-        return {**found, **{name: value for name, value in given.items() if value is not None}}
+        return with_secrets({**found, **{name: value for name, value in given.items() if value is not None}})
 
     def store_path(self) -> str:
         """The store's directory."""
         return str(self.settings()["path"])
 
     def engine_settings(self) -> dict[str, Any]:
-        """The engine, and the Spark master that the connection `spark_default` names, if there is one."""
-        return {"engine": self.engine, "master": spark_master()}
+        """The engine, and the Spark master and settings of the connection, if there is one."""
+        master, conf = spark_connection(self.engine)
+        return {"engine": self.engine, "master": master, "conf": conf}
 
     def publish(self, context: Context, found: Mapping[str, Any]) -> None:
         """Put what was found on the event of each asset that this task announces."""
@@ -79,14 +93,21 @@ def now_ms(context: Context) -> int:
     return int(due.timestamp() * 1000)
 
 
-def spark_master() -> str | None:
-    """The master that the connection `spark_default` names; None without the connection."""
-    try:
-        connection = BaseHook.get_connection(SPARK_CONNECTION)
-    except AirflowNotFoundException:
-        return None
-    host = connection.host or ""
-    return f"{host}:{connection.port}" if host and connection.port else host or None
+def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
+    """The master that the connection `checkback_spark` names, and Spark's settings in its extra (`spark.…`).
+
+    (None, {}) without the connection. The engine `spark`, which a person chose, may use Airflow's `spark_default`, too.
+    """
+    for conn_id in (SPARK_CONNECTION, AIRFLOWS_SPARK) if engine == "spark" else (SPARK_CONNECTION,):
+        try:
+            connection = BaseHook.get_connection(conn_id)
+        except AirflowNotFoundException:
+            continue
+        host = connection.host or ""
+        master = f"{host}:{connection.port}" if host and connection.port else host or None
+        extra = connection.extra_dejson
+        return master, {name: str(value) for name, value in extra.items() if name.startswith("spark.")}
+    return None, {}
 
 
 class CheckBackOperator(StoreOperator):
@@ -102,17 +123,17 @@ class CheckBackOperator(StoreOperator):
 class PlanRecoveryOperator(StoreOperator):
     """What a crash left, and what would be done about it. Changes nothing."""
 
-    def __init__(self, *, ask: bool | str = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.ask = ask
-
     template_fields: Sequence[str] = (*StoreOperator.template_fields, "ask")
+
+    def __init__(self, *, ask: bool | str = False, take_over: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ask, self.take_over = ask, take_over
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The plan; `question` says whether a person is asked: ask, go on, or nothing to do."""
-        from recovery.jobs import tasks
+        from recovery.jobs.recovering import plan_recovery
 
-        plan = tasks.plan_recovery(self.store_path())
+        plan = plan_recovery(self.store_path(), take_over=self.take_over, now_ms=now_ms(context))
         return {**plan, "question": question(plan["needed"], is_true(self.ask) or plan["must_ask"])}
 
 
@@ -120,22 +141,45 @@ class RecoverOperator(StoreOperator):
     """Do what the plan says. A second time there is nothing left to do.
 
     `broker_is_stopped` is a person's word: true only behind an approval, for a store that another program wrote.
+    `expected` is the `plan_id` of the plan that was approved: another plan is not carried out. `answer` is the result
+    of the approval, which says who gave it.
     """
 
-    template_fields: Sequence[str] = (*StoreOperator.template_fields, "broker_is_stopped")
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "broker_is_stopped", "expected", "answer")
 
-    def __init__(self, *, broker_is_stopped: bool | str = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *, broker_is_stopped: bool | str = False, expected: str | None = None, answer: Any = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.broker_is_stopped = broker_is_stopped
+        self.broker_is_stopped, self.expected, self.answer = broker_is_stopped, expected, answer
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was done."""
-        from recovery.jobs import tasks
+        from recovery.jobs.recovering import recover
 
-        word, when = is_true(self.broker_is_stopped), now_ms(context)
-        found = tasks.recover(self.store_path(), now_ms=when, broker_is_stopped=word)
+        found = recover(
+            self.store_path(),
+            now_ms=now_ms(context),
+            broker_is_stopped=is_true(self.broker_is_stopped),
+            expected=self.expected,
+            by=who_answered(self.answer),
+        )
         self.publish(context, found)
         return found
+
+
+class InOrderOperator(StoreOperator):
+    """Fails while the store is as a crash left it: a recovery that was rejected, or not answered, is red."""
+
+    def execute(self, context: Context) -> None:
+        """Raises AirflowFailException."""
+        from recovery.jobs.recovering import crashed
+
+        if crashed(self.store_path()):
+            text = "is as the crash left it: the recovery was rejected, not answered in time, or failed"
+            raise AirflowFailException(
+                f"{self.store_path()} {text}. Check-back does not serve it; trigger this DAG again"
+            )
 
 
 class CompareTableOperator(StoreOperator):
@@ -202,6 +246,20 @@ class NoFindingsOperator(BaseOperator):
         raise AirflowFailException(f"{kinds}; the first: {first}. The whole report: {report['report']}")
 
 
+class BrokenSettingsOperator(BaseOperator):
+    """Fails with the reason why a store's settings cannot be used, so that its run is red and the alert goes out."""
+
+    ui_color = "#fde8e8"
+
+    def __init__(self, *, why: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.why = why
+
+    def execute(self, context: Context) -> None:
+        """Raises AirflowFailException, always."""
+        raise AirflowFailException(f"{self.why}. This store is not looked after until its settings are corrected")
+
+
 class ParkedOperator(StoreOperator):
     """The parked transactions, or the one that the run's form names; one page's worth."""
 
@@ -263,6 +321,14 @@ class RetentionOperator(StoreOperator):
         for pin in found["pins"][:_PINS_LOGGED]:
             self.log.warning("segments that are due stay: %s", pin["text"])
         return found
+
+
+def who_answered(answer: Any) -> str | None:
+    """Who gave the answer that an approval returned; None when nobody was asked."""
+    if not isinstance(answer, Mapping):
+        return None
+    who = answer.get("responded_by_user") or {}
+    return str(who.get("name") or who.get("id") or "") or None
 
 
 def question(needed: bool, ask: bool) -> str:

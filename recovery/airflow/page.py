@@ -1,8 +1,8 @@
 """The page inside Airflow's UI: stores, what is in doubt and parked, the story of one transaction, the last report.
 
-A user who may see Airflow's website may see it, and nobody else: FastAPI apps of plugins have no login by themselves.
-It shows keys and properties of messages, never their bodies. It changes nothing: to act it starts DAGs, through
-Airflow's own API and with the rights of the user who clicks.
+A user who may see Airflow's website may see it, and of it the stores whose DAG `verify_store` that user may read:
+FastAPI apps of plugins have no login by themselves. It shows keys and properties of messages, never their bodies. It
+changes nothing: to act it starts DAGs, through Airflow's own API and with the rights of the user who clicks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
-from airflow.api_fastapi.core_api.security import requires_access_view
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagDetails
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
+from airflow.sdk.exceptions import AirflowException
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse
 
@@ -20,13 +22,14 @@ from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.maintain.retention_registry import read_history
-from recovery.airflow.settings import StoreSettings, stores
+from recovery.airflow.settings import BrokenStore, StoreSettings, broken_stores, stores
 from recovery.jobs.setup import LATEST_RETENTION, last_report
 from recovery.views.overview import overview, story
 
 PAGE = Path(__file__).with_name("page.html")
 WORK = ("check_back", "verify_store", "rebuild_state_table", "recover_after_crash", "resolve_parked", "retention")
 LISTED = 200
+_UNREADABLE = (BrokerError, OSError, AirflowException)  # Airflow's: a connection that is not there
 
 
 def make_app() -> FastAPI:
@@ -45,29 +48,30 @@ def show_page() -> str:
     return PAGE.read_text(encoding="utf-8")
 
 
-def list_stores() -> list[dict[str, Any]]:
-    """Each store of the settings in a line; one that cannot be read says why."""
-    return [_line(store) for store in _stores()]
+def list_stores(user: GetUserDep) -> list[dict[str, Any]]:
+    """Each store of the settings in a line; one that cannot be read, or whose settings are wrong, says why."""
+    lines = [_line(store) for store in stores() if _may_see(user, store.name)]
+    return [*lines, *(_broken(store) for store in broken_stores())]
 
 
-def show_store(name: str) -> dict[str, Any]:
+def show_store(name: str, user: GetUserDep) -> dict[str, Any]:
     """One store: its waiting transactions and its last verification."""
-    store = _named(name)
+    store = _named(name, user)
     try:
         path = path_of(store)
         seen = overview(path, _now_ms(), limit=LISTED).as_json()
-    except (BrokerError, OSError) as error:
+    except _UNREADABLE as error:
         raise HTTPException(409, str(error)) from None
     report, retention = last_report(path), retained(path)
     facts = {"report": report and _short(report), "retention": retention, "dags": dags_of(name)}
     return {"name": name, "path": path, **seen, **facts}
 
 
-def show_transaction(name: str, commitlog_offset: int) -> dict[str, Any]:
+def show_transaction(name: str, commitlog_offset: int, user: GetUserDep) -> dict[str, Any]:
     """All that the store says about one transaction, in order."""
     try:
-        steps = story(path_of(_named(name)), commitlog_offset)
-    except (BrokerError, OSError) as error:
+        steps = story(path_of(_named(name, user)), commitlog_offset)
+    except _UNREADABLE as error:
         raise HTTPException(409, str(error)) from None
     if not steps:
         raise HTTPException(404, f"no half message begins at CommitLog offset {commitlog_offset}")
@@ -97,7 +101,7 @@ def path_of(store: StoreSettings) -> str:
 
 
 def _line(store: StoreSettings) -> dict[str, Any]:
-    from recovery.jobs.tasks import crashed
+    from recovery.jobs.recovering import crashed
 
     line: dict[str, Any] = {"name": store.name, "path": store.path, "dags": dags_of(store.name), "error": None}
     try:
@@ -105,24 +109,28 @@ def _line(store: StoreSettings) -> dict[str, Any]:
         seen, report = overview(path, _now_ms(), limit=LISTED), last_report(path)
         facts = {"path": path, "counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path))}
         return {**line, **facts, "report": report and _short(report)}
-    except (BrokerError, OSError) as error:
+    except _UNREADABLE as error:
         return {**line, "error": str(error)}
+
+
+def _broken(store: BrokenStore) -> dict[str, Any]:
+    """The line of a store that is not looked after."""
+    return {"name": store.name, "path": "", "dags": {"settings": f"{store.name}.settings"}, "error": store.why}
+
+
+def _may_see(user: Any, name: str) -> bool:
+    """Whether Airflow lets the user read the store's DAGs."""
+    details = DagDetails(id=f"{name}.verify_store")
+    return bool(get_auth_manager().is_authorized_dag(method="GET", details=details, user=user))
 
 
 def _short(report: dict[str, Any]) -> dict[str, Any]:
     return {**report, "findings": report["findings"][:20]}
 
 
-def _stores() -> list[StoreSettings]:
-    try:
-        return stores()
-    except BrokerError as error:
-        raise HTTPException(500, str(error)) from None
-
-
-def _named(name: str) -> StoreSettings:
-    for store in _stores():
-        if store.name == name:
+def _named(name: str, user: Any) -> StoreSettings:
+    for store in stores():
+        if store.name == name and _may_see(user, name):
             return store
     raise HTTPException(404, f"the settings name no store {name!r}")
 

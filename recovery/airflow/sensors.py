@@ -32,12 +32,16 @@ class StoreSensor(BaseSensorOperator):
     def trigger(self) -> StoreTrigger | MessageTrigger:
         """What the triggerer waits with."""
 
+    def begin(self, context: Context) -> None:
+        """What is to be done once at the start of each attempt, and after each reschedule."""
+
     @abc.abstractmethod
     def look(self) -> dict[str, Any] | None:
         """What a sensor that is not deferred finds at this moment; None when there is nothing."""
 
     def execute(self, context: Context) -> Any:
         """Defer, or poke as other sensors do."""
+        self.begin(context)
         if not self.deferrable:
             return super().execute(context)
         timeout = timedelta(seconds=self.timeout)
@@ -85,7 +89,11 @@ class InDoubtSensor(StoreSensor):
 
 
 class MessageSensor(StoreSensor):
-    """Waits until a message arrives on a topic, counted from when the task began (or from `starts`)."""
+    """Waits until a message arrives on a topic, counted from when the task first began (or from `starts`).
+
+    Where the queues ended then is kept in the task's own state, so that neither a reschedule nor a retry loses what
+    came between.
+    """
 
     template_fields: Sequence[str] = (*StoreSensor.template_fields, "topic")
 
@@ -93,20 +101,29 @@ class MessageSensor(StoreSensor):
         super().__init__(**kwargs)
         self.topic, self.starts = topic, starts
 
-    def trigger(self) -> MessageTrigger:
-        """See StoreSensor. Where the queues end is fixed before the task defers: nothing falls between the two."""
+    def begin(self, context: Context) -> None:
+        """Note where the queues end, before the task waits: nothing falls between the two."""
+        if self.starts is not None:
+            return
         from recovery.jobs.tasks import queue_ends
 
-        path = self.store_path()
-        starts = queue_ends(path, self.topic) if self.starts is None else self.starts
-        return MessageTrigger(path=path, topic=self.topic, starts=starts, poll_s=self.poke_interval, once=True)
+        state, key = context.get("task_state_store"), f"starts:{self.topic}"
+        noted = None if state is None else state.get(key)
+        self.starts = noted if isinstance(noted, dict) else queue_ends(self.store_path(), self.topic)
+        if state is not None and noted is None:
+            state.set(key, self.starts)
+
+    def trigger(self) -> MessageTrigger:
+        """See StoreSensor."""
+        starts, poll_s = self.starts or {}, self.poke_interval
+        return MessageTrigger(path=self.store_path(), topic=self.topic, starts=starts, poll_s=poll_s, once=True)
 
     def look(self) -> dict[str, Any] | None:
-        """What arrived; the first look of a task that has no `starts` only notes where the queues end."""
+        """What arrived since the start."""
         from recovery.jobs.tasks import queue_ends
 
         ends = queue_ends(self.store_path(), self.topic)
-        if self.starts is None:
+        if self.starts is None:  # nothing called `begin`
             self.starts = ends
         news = {
             queue: [self.starts.get(queue, 0), end] for queue, end in ends.items() if end > self.starts.get(queue, 0)

@@ -7,13 +7,19 @@
     for store in stores(): ...          # in a DAG file: a set of DAGs for each, and no code
 
 Airflow parses the DAG files every half a minute, so this reads one small file and imports nothing heavy.
+
+Each table stands for itself: a mistake in one makes that store a `BrokenStore`, with a red line on the page and a
+failing DAG, and the others are looked after. While the whole file cannot be read, the last one that could be counts:
+a copy of it is kept in AIRFLOW_HOME.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -40,7 +46,9 @@ class StoreSettings:
     path: str = ""  # or a connection that says so
     connection: str | None = None  # of type checkback: path, ledger, catalog, resolver and policy come from it
     ledger: str | None = None  # SQLAlchemy URL of the application's database
+    ledger_connection: str | None = None  # instead of it: an Airflow connection, which keeps the password
     resolver: str | None = None  # package.module:function or an http(s) URL, where there is no ledger
+    resolver_connection: str | None = None  # instead of a URL: an Airflow connection of type http
     resolvers: Mapping[str, Any] = field(default_factory=dict)  # by producer group, see docs/check-back.md
     catalog: str | None = None  # SQLAlchemy URL; by default a file in STORE/checkback
     policy: Mapping[str, Any] = field(default_factory=dict)  # topic -> rule, see docs/check-back.md
@@ -55,9 +63,14 @@ class StoreSettings:
     free_bytes: str | int | None = None  # of its disk, as 5GiB: below it the oldest segments go although younger
     gone_after: str = "7d"  # a consumer group that was not seen for so long is not waited for; `never`: always
     even_unread: bool = False  # whether messages go that nobody has read
+    take_over: bool = False  # whether a store that a RocketMQ broker wrote may be offered to be taken over
+    approvers: list[str] = field(default_factory=list)  # names of Airflow users; without any, all who may answer
+    ask_again_after_s: float = 21_600.0  # how long after a crash that was not recovered it is asked about again
     answer_within_s: float = 86_400.0  # how long a person has to answer; then nothing is changed
     alerts: str | None = None  # an HTTP connection that alerts are posted to
     pool: str | None = None  # for Spark jobs
+    queue: str | None = None  # of the workers that see the store's directory
+    executor: str | None = None  # of Airflow's executors, the one whose workers do
 
     def retention(self) -> dict[str, Any]:
         """The arguments of the operator of retention."""
@@ -65,41 +78,128 @@ class StoreSettings:
 
     def target(self) -> dict[str, Any]:
         """The arguments of operators that concern the store: their own, without what only DAGs use."""
-        names = ("path", "connection", "ledger", "resolver", "resolvers", "catalog", "policy", "engine")
-        return {name: getattr(self, name) for name in names} | {"store": self.name}
+        names = (
+            "path", "connection", "ledger", "ledger_connection", "resolver", "resolver_connection", "resolvers",
+            "catalog", "policy", "engine", "queue", "executor",
+        )  # fmt: skip
+        found = {name: getattr(self, name) for name in names} | {"store": self.name}
+        return {name: value for name, value in found.items() if value is not None or name not in ("queue", "executor")}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenStore:
+    """A store that cannot be looked after until its settings are corrected; `why` is the sentence for a person."""
+
+    name: str  # letters, digits, - and _ only, so that it can name a DAG
+    why: str
+    alerts: str | None = None  # the HTTP connection of its table, if that is readable
+
+
+@dataclass(frozen=True, slots=True)
+class StoreList:
+    """What a setting means: the stores, in their order, and the tables that mean none."""
+
+    stores: list[StoreSettings] = field(default_factory=list)
+    broken: list[BrokenStore] = field(default_factory=list)
+
+
+WHOLE_FILE = "settings"
+"""The name of the BrokenStore that stands for a file that cannot be read at all."""
 
 
 def stores() -> list[StoreSettings]:
-    """The stores of the setting `[checkback] stores`, in their order; none without it. Raises BadSettings."""
+    """The stores of the setting `[checkback] stores`, in their order; none without it. Mistakes are left out."""
+    return configured().stores
+
+
+def broken_stores() -> list[BrokenStore]:
+    """The stores whose settings cannot be used."""
+    return configured().broken
+
+
+def configured() -> StoreList:
+    """What the setting `[checkback] stores` of Airflow means; never raises BadSettings.
+
+    A file that cannot be read is replaced by the last one that could be, and is a BrokenStore besides.
+    """
     from airflow.sdk.configuration import conf
 
-    return read_stores(conf.get("checkback", "stores", fallback="") or "")
+    setting = (conf.get("checkback", "stores", fallback="") or "").strip()
+    copy = os.path.join(os.path.expanduser(os.environ.get("AIRFLOW_HOME") or "~/airflow"), "checkback-stores.last-good")
+    try:
+        text, where = _text(setting)
+        read = _parsed(text, where)
+    except BadSettings as error:
+        return _last_good(copy, setting, str(error))
+    if text != setting:  # a file
+        _keep(copy, f"{setting}\n{text}")
+    return read
 
 
-def read_stores(setting: str) -> list[StoreSettings]:
-    """The stores that a setting means: the path of a TOML or JSON file, or JSON itself. Raises BadSettings."""
-    text = setting.strip()
-    if not text:
-        return []
-    if text.startswith("{"):
-        return _parsed(text, "the setting [checkback] stores", json.loads)
-    path = os.path.expanduser(text)
+def read_stores(setting: str) -> StoreList:
+    """The stores that a setting means: the path of a TOML or JSON file, or JSON itself.
+
+    Raises BadSettings when it cannot be read as a whole.
+    """
+    return _parsed(*_text(setting.strip()))
+
+
+def _text(setting: str) -> tuple[str, str]:
+    """TOML or JSON, and where it stands."""
+    if not setting or setting.startswith("{"):
+        return setting, "the setting [checkback] stores"
+    path = os.path.expanduser(setting)
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except OSError as error:
-        raise BadSettings(f"{path}: {error.strerror}. [checkback] stores names a TOML file, or is JSON") from None
-    return _parsed(text, path, json.loads if text.lstrip().startswith("{") else tomllib.loads)
+            return file.read(), path
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise BadSettings(f"{path}: {reason}. [checkback] stores names a TOML file, or is JSON") from None
 
 
-def _parsed(text: str, where: str, parse: Any) -> list[StoreSettings]:
+def _parsed(text: str, where: str) -> StoreList:
     try:
-        tables = parse(text).get("stores", {})
+        parsed = (json.loads if text.lstrip().startswith("{") else tomllib.loads)(text)
     except ValueError as error:
         raise BadSettings(f"{where} cannot be read: {error}") from None
+    tables = parsed.get("stores", {}) if isinstance(parsed, Mapping) else None
     if not isinstance(tables, Mapping):
         raise BadSettings(f"{where}: `stores` holds a table for each store, as in [stores.shop]")
-    return [_one(name, values, where) for name, values in tables.items()]
+    found = StoreList()
+    for name, values in tables.items():
+        try:
+            found.stores.append(_one(name, values, where))
+        except BadSettings as error:
+            alerts = values.get("alerts") if isinstance(values, Mapping) else None
+            shown = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
+            found.broken.append(BrokenStore(shown, str(error), alerts if isinstance(alerts, str) else None))
+    return found
+
+
+def _last_good(copy: str, setting: str, why: str) -> StoreList:
+    """The stores of the last file that could be read, of the same setting."""
+    found = StoreList()
+    with contextlib.suppress(OSError, ValueError, BadSettings), open(copy, encoding="utf-8") as file:
+        if file.readline().rstrip("\n") == setting:
+            found = _parsed(file.read(), copy)
+            why = f"{why}. Until it is corrected, the {len(found.stores)} stores of its last good version are served"
+    alerts = next((store.alerts for store in found.stores if store.alerts), None)
+    return StoreList(found.stores, [*found.broken, BrokenStore(WHOLE_FILE, why, alerts)])
+
+
+def _keep(copy: str, text: str) -> None:
+    """Keep a file that could be read, for its owner alone: it may hold the URL of a database.
+
+    Without a place to write there is no copy, and nothing else changes.
+    """
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), open(copy, encoding="utf-8") as file:
+            if file.read() == text:
+                return
+        descriptor, temporary = tempfile.mkstemp(prefix="checkback-", dir=os.path.dirname(copy))  # mode 0600
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, copy)
 
 
 def _one(name: str, values: Any, where: str) -> StoreSettings:
@@ -127,7 +227,7 @@ def _one(name: str, values: Any, where: str) -> StoreSettings:
 
 
 def _default(setting: Any) -> Any:
-    return {} if setting.default is MISSING else setting.default
+    return setting.default_factory() if setting.default is MISSING else setting.default
 
 
 def _is_size(value: Any) -> bool:
@@ -144,4 +244,6 @@ def _fits(default: Any, value: Any) -> bool:
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(default, float):
         return isinstance(value, int | float) and value > 0
+    if isinstance(default, list):
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
     return isinstance(value, str if default is None or isinstance(default, str) else Mapping)

@@ -17,13 +17,18 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from broker.errors import BrokerError
 
 _POSITIONS = "positions:"
+_REPORTED = "reported"
 
 
 class StoreTrigger(BaseEventTrigger):
     """Looks at one store every `poll_s` seconds; what `look` finds is an event when it is not what was found before.
 
+    As an asset's watcher it keeps that in Airflow's asset state: a triggerer that starts again reports nothing twice.
+
     A store that cannot be read at the moment is looked at again: a trigger that fails takes its DAG's start with it.
     """
+
+    again_s: float | None = None  # after so long the same finding is reported again; None: never
 
     def __init__(self, *, path: str, poll_s: float = 2.0, once: bool = False) -> None:
         super().__init__()
@@ -48,34 +53,77 @@ class StoreTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event for each thing found; with `once` the first alone."""
-        told: Any = None
+        reported = await self._reported()
         while True:
             found = await self._look_again()
-            if found is None:
-                told = None
-            elif self.key(found) != told:
-                told = self.key(found)
+            if found is not None and self._is_news(found, reported):
+                reported = {"key": repr(self.key(found)), "at_s": time.time()}
                 yield TriggerEvent({"path": self.path, **found})
                 if self.once:
                     return
+                await self._remember(reported)
+            elif found is None and reported and self._reads:
+                reported = {}
+                await self._remember(reported)
             await asyncio.sleep(self.poll_s)
+
+    def _is_news(self, found: dict[str, Any], reported: dict[str, Any]) -> bool:
+        if reported.get("key") != repr(self.key(found)):
+            return True
+        return self.again_s is not None and time.time() - reported["at_s"] >= self.again_s
+
+    async def _reported(self) -> dict[str, Any]:
+        """What was reported last, and when; kept with the asset, so that a triggerer that starts again knows it."""
+        if self.once or self.asset_state_store is None:
+            return {}
+        found = await self.asset_state_store.aget(_REPORTED)
+        return found if isinstance(found, dict) and "key" in found else {}
+
+    async def _remember(self, reported: dict[str, Any]) -> None:
+        if self.asset_state_store is not None:
+            await self.asset_state_store.aset(_REPORTED, reported)
 
     async def _look_again(self) -> dict[str, Any] | None:
         try:
-            return await asyncio.to_thread(self.look)
+            found = await asyncio.to_thread(self.look)
+            self._reads = True
+            return found
         except (BrokerError, OSError) as error:
+            self._reads = False
             self.log.warning("%s: %s", self.path, error)
             return None
 
+    _reads = True  # whether the last look could be taken
+
 
 class CrashTrigger(StoreTrigger):
-    """A store crashed: its file `abort` is there, and nobody has the store open."""
+    """A store crashed: its file `abort` is there, and no process has the store open.
+
+    While it stays so, it is reported again every `again_s` seconds. A store that another program wrote is looked at
+    with `take_over` alone: whether its broker runs cannot be seen for sure.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        take_over: bool = False,
+        again_s: float | None = None,
+        poll_s: float = 2.0,
+        once: bool = False,
+    ) -> None:
+        super().__init__(path=path, poll_s=poll_s, once=once)
+        self.take_over, self.again_s = take_over, again_s
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `__init__`."""
+        return super().arguments() | {"take_over": self.take_over, "again_s": self.again_s}
 
     def look(self) -> dict[str, Any] | None:
         """The abort file, and since when it is there."""
-        from recovery.jobs.tasks import crashed
+        from recovery.jobs.recovering import crashed
 
-        return crashed(self.path)
+        return crashed(self.path, foreign=self.take_over)
 
 
 class InDoubtTrigger(StoreTrigger):

@@ -14,7 +14,7 @@ from airflow.sdk import ExceptionRetryPolicy, Param, RetryAction, RetryRule
 from airflow.sdk.definitions.callback import SyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
-from recovery.airflow.alerts import StoreAlert
+from recovery.airflow.alerts import ApprovalAlert, StoreAlert
 from recovery.airflow.settings import StoreSettings
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,16 +29,22 @@ RETRIES = ExceptionRetryPolicy(
 )
 
 
-def shared(
-    store: StoreSettings,
+def shared(store: StoreSettings, work: str, **limits: Any) -> dict[str, Any]:
+    """The arguments of a store's DAG; `limits` as for `shared_of`."""
+    return shared_of(store.name, work, alerts=store.alerts, **limits)
+
+
+def shared_of(
+    name: str,
     work: str,
     *,
+    alerts: str | None = None,
     retries: int = 3,
     most: timedelta = timedelta(hours=6),
     within: timedelta | None = None,
 ) -> dict[str, Any]:
-    """The arguments of a store's DAG. `most`: of one task; `within`: a run that takes longer is an alert."""
-    alert = StoreAlert(store=store.name, connection=store.alerts)
+    """The arguments of a DAG. `most`: of one task; `within`: a run that takes longer is an alert."""
+    alert = StoreAlert(store=name, connection=alerts)
     tasks = {
         "retries": retries,
         "retry_delay": timedelta(seconds=10),
@@ -47,18 +53,32 @@ def shared(
         "on_failure_callback": [alert],
     }
     found: dict[str, Any] = {
-        "dag_id": f"{store.name}.{work}",
+        "dag_id": f"{name}.{work}",
         "start_date": BEGIN,
         "catchup": False,
         "max_active_runs": 1,
         "default_args": tasks,
-        "tags": ["checkback", f"store:{store.name}"],
+        "tags": ["checkback", f"store:{name}"],
     }
     if within is not None:
         what = f"{work} is not done after {within}"
-        late = SyncCallback("recovery.airflow.alerts.deadline_missed", {"store": store.name, "what": what})
+        late = SyncCallback(
+            "recovery.airflow.alerts.deadline_missed", {"store": name, "what": what, "connection": alerts}
+        )
         found["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, within, late)
     return found
+
+
+def answering(store: StoreSettings) -> dict[str, Any]:
+    """The arguments of a task that waits for a person: for how long, who may answer, and where it is announced."""
+    arguments: dict[str, Any] = {
+        "response_timeout": timedelta(seconds=store.answer_within_s),
+        "execution_timeout": None,
+        "notifiers": [ApprovalAlert(store=store.name, connection=store.alerts)],
+    }
+    if store.approvers:
+        arguments["assigned_users"] = [{"id": name, "name": name} for name in store.approvers]
+    return arguments
 
 
 def engine_pool(store: StoreSettings) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Setup:
             for group, spec in self.resolvers.items():
                 if "ledger" in spec:
                     evidence, ledgers[group] = LedgerEvidence(store), []
-                    ledgers[group] += (LedgerResolver(one, evidence) for one in _ledgers(spec))
+                    ledgers[group] += (LedgerResolver(one, evidence) for one in ledgers_of(spec))
                 asked[group] = Breaker(Bounded(Ledgers(ledgers[group])) if "ledger" in spec else _other(spec))
             default = asked.pop(EVERY_GROUP, None)
             yield Resolvers(Router(asked, default), ledgers)
@@ -136,7 +136,7 @@ def _texts(value: str | Sequence[str] | None) -> Sequence[str | None]:
     return [value] if value is None or isinstance(value, str) else list(value)
 
 
-def _ledgers(spec: Spec) -> Iterator[Ledger]:
+def ledgers_of(spec: Spec) -> Iterator[Ledger]:
     """A ledger for each database and schema that is named."""
     from sqlalchemy import create_engine
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError

@@ -13,6 +13,7 @@ import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
+from types import BuiltinFunctionType
 from typing import Any
 
 from broker.enlisting.ledger_key import LEDGER_KEY
@@ -63,8 +64,9 @@ class CallableResolver:
                 value = getattr(value, part)
         except (ImportError, AttributeError) as error:
             raise BrokerError(f"{name} cannot be loaded: {error}") from error
-        if not callable(getattr(value, "check_local_transaction", value)):
-            raise BrokerError(f"{name} is not a function and has no check_local_transaction")
+        asked = getattr(value, "check_local_transaction", value)
+        if not callable(asked) or isinstance(asked, BuiltinFunctionType):  # as os:system, which knows no transaction
+            raise BrokerError(f"{name} is not a function of an application and has no check_local_transaction")
         return cls(value, name, answer_within_s=answer_within_s)
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002 - it has its own clock

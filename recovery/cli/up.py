@@ -1,4 +1,4 @@
-"""The verb that starts Airflow with our DAGs on this machine: `up`."""
+"""The verbs about Airflow: `up` starts it with our DAGs on this machine, `settings` checks the file of stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recovery.cli.shared import DEFECT, examples, fail, listing
+from recovery.cli.shared import DEFECT, USAGE, AsJson, examples, fail, listing
+from recovery.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
     from recovery.airflow.local.demo import Sale
@@ -81,6 +82,29 @@ def up(
         airflow.stop()
 
 
+def settings(
+    check: Annotated[str, typer.Option("--check", metavar="FILE", help="The file (TOML or JSON), or the JSON itself.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check the file of the stores that Airflow looks after, without Airflow. Exits with 2 when a store is wrong.
+
+    A mistake in one table leaves that store out; the others are looked after.
+    """
+    from recovery.airflow.settings import read_stores
+
+    found = read_stores(check)
+    if as_json:
+        broken = [{"name": store.name, "why": store.why} for store in found.broken]
+        print_json({"stores": [store.name for store in found.stores], "broken": broken})
+    else:
+        for store in found.stores:
+            typer.echo(f"ok     {store.name}: {store.path or f'connection {store.connection}'}")
+        for wrong in found.broken:
+            typer.echo(f"wrong  {wrong.name}: {wrong.why}")
+    if found.broken:
+        raise typer.Exit(USAGE)
+
+
 def _says_java(is_there: bool) -> bool:
     if not is_there:
         typer.echo("No Java 17 or newer: verification and rebuild use the local engine; nothing else is missing.")
@@ -111,7 +135,7 @@ def _stay(airflow: Standalone, sale: Sale | None, until: float | None) -> None:
     from recovery.airflow.local.rest import Rest
     from recovery.airflow.settings import read_stores
 
-    rest, looked_after = Rest(airflow.url, airflow.login), read_stores(airflow.stores)
+    rest, looked_after = Rest(airflow.url, airflow.login), read_stores(airflow.stores).stores
     typer.echo(f"Airflow starts; its files and its log are in {airflow.home}")
     began = time.monotonic()
     _wait(airflow, rest, lambda: not rest.unhealthy(), _HEALTHY_S, "is not healthy")
@@ -185,5 +209,6 @@ _EPILOG = examples("up shop.store", "up shop.store --ledger postgresql+psycopg:/
 
 
 def register(app: typer.Typer) -> None:
-    """Put this verb on the command line."""
+    """Put these verbs on the command line."""
     app.command(epilog=_EPILOG, **listing("up"))(up)
+    app.command(epilog=examples("settings --check /etc/checkback/stores.toml"), **listing("settings"))(settings)

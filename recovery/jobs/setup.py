@@ -4,12 +4,15 @@
     with opened("shop.store", ledger="postgresql+psycopg:///shop") as shop: shop.store, shop.resolvers
 
 Each kind of work has a lease of its own, a lock in STORE/checkback/leases: a rebuild does not wait for a verification.
+The leases and reports of a store that another program wrote are not in it: see `state_directory`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -22,17 +25,62 @@ from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.paths import Paths
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from broker.live import LiveStore
     from broker.store.maintain.retention import Retention
     from recovery.checkback.catalog import Catalog
     from recovery.checkback.config import Resolvers, Setup
     from recovery.checkback.policy import Policy
 
+LOCAL_SPARK = "local[*]"
 REPORTS = "reports"
 LATEST = "verify-latest.json"
 LATEST_RETENTION = "retain-latest.json"
 NEVER = "never"
 _RUN = re.compile(r"[a-z]+-(\d+)\.json")  # the report of the run of a time in ms
+
+
+_log = logging.getLogger("recovery")
+
+
+def state_directory(path: str) -> str:
+    """Where leases and reports of a store are: in it, or, of a store that another program wrote, in a place of ours.
+
+    That is a directory for each store under `CHECKBACK_STATE`, or under `$XDG_STATE_HOME/checkback` (by default
+    `~/.local/state/checkback`): nothing is written into a directory that is not ours.
+    """
+    paths = Paths(path)
+    if os.path.exists(paths.store_json):
+        return paths.own
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    base = os.environ.get("CHECKBACK_STATE") or os.path.join(home, "checkback")
+    real = os.path.realpath(path)
+    name = f"{os.path.basename(real)}-{hashlib.sha256(real.encode()).hexdigest()[:16]}"
+    return os.path.join(base, "stores", name)
+
+
+@contextlib.contextmanager
+def spark_for(engine: str, master: str | None, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession | None]:
+    """The Spark session that a piece of work runs in, stopped after it; None where the local engine does it.
+
+    `engine` is local, spark, or auto: Spark where `master` names one and a session starts there, else the local engine,
+    with a warning. Raises SparkNotReady when the engine must be Spark and cannot.
+    """
+    if engine == "local" or (engine == "auto" and master is None):
+        yield None
+        return
+    from recovery.spark.sessions import SparkNotReady, running
+
+    with contextlib.ExitStack() as stack:
+        session: SparkSession | None = None
+        try:
+            session = stack.enter_context(running(master or LOCAL_SPARK, config=conf))
+        except SparkNotReady as error:
+            if engine != "auto":
+                raise
+            _log.warning("Spark is not used, the local engine does the work: %s", error)
+        yield session
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,28 +165,29 @@ def parse_retention(
 
 
 def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = LATEST) -> str | None:
-    """Write a report to STORE/checkback/reports and say where; None for a store in which this user may not write.
+    """Write a report to the store's `state_directory`; its path. None, and an error in the log, when it cannot.
 
     Call it under the lease of the work: what `latest` names is written by that work alone.
     """
-    folder = os.path.join(Paths(path).own, REPORTS)
+    directory = os.path.join(state_directory(path), REPORTS)
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
         for each in (name, latest):
-            _write_whole(os.path.join(folder, each), os.path.join(folder, f".{latest}.new"), report)
-    except OSError:
+            _write_whole(os.path.join(directory, each), os.path.join(directory, f".{latest}.new"), report)
+    except OSError as error:
+        _log.error("%s: the report %s cannot be kept: %s", directory, name, error.strerror)
         return None
-    return os.path.join(folder, name)
+    return os.path.join(directory, name)
 
 
 def remove_reports(path: str, before_ms: int) -> int:
     """Remove the reports of runs before a time; the latest of each kind has a copy under a name of its own."""
-    folder = os.path.join(Paths(path).own, REPORTS)
+    directory = os.path.join(state_directory(path), REPORTS)
     old = []
     with contextlib.suppress(FileNotFoundError):
-        old = [name for name in os.listdir(folder) if (said := _RUN.fullmatch(name)) and int(said[1]) < before_ms]
+        old = [name for name in os.listdir(directory) if (run := _RUN.fullmatch(name)) and int(run[1]) < before_ms]
     for name in old:
-        os.remove(os.path.join(folder, name))
+        os.remove(os.path.join(directory, name))
     return len(old)
 
 
@@ -153,10 +202,10 @@ def _write_whole(path: str, beside: str, report: Mapping[str, Any]) -> None:
 def alone(path: str, work: str) -> Iterator[None]:
     """Hold the lease for one kind of work. Raises StoreLocked when another process does, NotAStore without a store."""
     broker.open(path, read_only=True).close()
-    folder = os.path.join(Paths(path).own, "leases")
+    directory = os.path.join(state_directory(path), "leases")
     try:
-        os.makedirs(folder, exist_ok=True)
-        lease = AppendLock(os.path.join(folder, work))
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        lease = AppendLock(os.path.join(directory, work))
     except (OSError, BrokerError):  # a store that this user may only read: there is nothing to get in the way of
         yield
         return
@@ -173,7 +222,7 @@ def alone(path: str, work: str) -> Iterator[None]:
 def last_report(path: str, latest: str = LATEST) -> dict[str, Any] | None:
     """The last report of a kind, as `recovery.jobs.tasks` kept it; by default of the verification. None without one."""
     try:
-        with open(os.path.join(Paths(path).own, REPORTS, latest), encoding="utf-8") as file:
+        with open(os.path.join(state_directory(path), REPORTS, latest), encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError):
         return None

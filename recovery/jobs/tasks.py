@@ -9,8 +9,9 @@ other's way. Nothing heavy is imported before it is needed, so that a trigger's 
 
 from __future__ import annotations
 
-import os
+import time
 from bisect import bisect_left
+from collections.abc import Mapping
 from typing import Any
 
 import broker
@@ -19,33 +20,17 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
 from broker.store.recover.survey import survey
 from broker.transaction.events import TransactionState
-from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, setup
+from recovery.jobs.recovering import crashed as crashed
+from recovery.jobs.recovering import plan_recovery as plan_recovery
+from recovery.jobs.recovering import recover as recover
+from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, spark_for
 
 FINDINGS_SHOWN = 50  # in a task's result; the report has all
 _DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild repairs
-_TAKE_OVER = "take the store over: make what is derived from the log, and never let its old broker run on it again"
-LOCAL_SPARK = "local[*]"
 PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
 
 
 # Looking
-
-
-def crashed(path: str) -> dict[str, Any] | None:
-    """The mark of a crash: a file `abort` while nobody has the store open. None when all is well.
-
-    Raises NotAStore. A broker of 3.x takes no lock; that its processes map the CommitLog is seen for this user's own.
-    """
-    from recovery.scan.open_by import writers
-
-    disk, paths = Disk(), Paths(path)
-    mark = disk.entry(paths.abort)
-    if mark is None or is_held(paths.lock) or writers(path):
-        return None
-    again = disk.entry(paths.abort)  # a process that closed it meanwhile removed the mark first
-    if again is None or again.inode != mark.inode:
-        return None
-    return {"abort": paths.abort, "since_ms": int(os.stat(paths.abort).st_mtime * 1000)}
 
 
 def in_doubt_longer(path: str, older_than_s: float, now_ms: int) -> dict[str, Any] | None:
@@ -86,75 +71,63 @@ def _queue_end(store: broker.Store, topic: str, queue_id: int, bound: int | None
 # Verification
 
 
-def verify(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
-    """Compare everything in a store, and keep the report in STORE/checkback/reports.
+def verify(
+    path: str,
+    *,
+    now_ms: int,
+    engine: str = "local",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Compare everything in a store, and keep the report (`recovery.jobs.setup.keep_report`).
 
-    `engine` is local, spark, or auto: Spark where it is installed, Java is there and `master` names a cluster.
-    Raises StoreError when there is nothing to verify, StoreLocked when another run is at it.
+    `engine`, `master` and `conf` as for `spark_for`. The report says when it was due (`now_ms`) and when it was done
+    (`done_ms`). Raises StoreError when there is nothing to verify, StoreLocked when another run is at it.
     """
     with alone(path, "verify"):
-        report = _verification(path, engine, master)
-        kept = keep_report(path, f"verify-{now_ms}.json", {"now_ms": now_ms, **report})
+        report = _verification(path, engine, master, conf)
+        times = {"now_ms": now_ms, "done_ms": time.time_ns() // 1_000_000}
+        kept = keep_report(path, f"verify-{now_ms}.json", {**times, **report})
     shown = report["findings"][:FINDINGS_SHOWN]
     names = ("ok", "live", "generation", "records", "bytes", "seconds", "transactions", "digest", "counts")
-    return {**{name: report.get(name) for name in names}, "findings": shown, "report": kept, "engine": report["engine"]}
+    facts = {name: report.get(name) for name in names}
+    return {**facts, "findings": shown, "report": kept, "engine": report["engine"], "done_ms": times["done_ms"]}
 
 
-def _verification(path: str, engine: str, master: str | None) -> dict[str, Any]:
-    if not _on_spark(engine, master):
-        from recovery.verify.verifier import verify as judge
-
-        return {**judge(path).as_json(), "engine": "local"}
-    from recovery.spark.sessions import running
-
-    with running(master or LOCAL_SPARK) as spark:
-        return _verification_on(spark, path)
+def _verification(path: str, engine: str, master: str | None, conf: Mapping[str, str] | None) -> dict[str, Any]:
+    with spark_for(engine, master, conf) as spark:
+        return _verified(path, spark)
 
 
-def _verification_on(spark: Any, path: str) -> dict[str, Any]:
+def _verified(path: str, spark: Any) -> dict[str, Any]:
+    if spark is None:
+        from recovery.verify.verifier import verify as verify_locally
+
+        return {**verify_locally(path).as_json(), "engine": "local"}
     from recovery.spark import verification
 
     return {**verification.verify(spark, path).as_json(), "engine": f"spark ({spark.sparkContext.master})"}
 
 
-def _on_spark(engine: str, master: str | None) -> bool:
-    """Whether Spark does it. Raises SparkNotReady when it must and cannot."""
-    from recovery.spark.sessions import SparkNotReady, check_installation
-
-    if engine == "local" or (engine == "auto" and master is None):
-        return False
-    try:
-        check_installation()
-    except SparkNotReady:
-        if engine != "auto":
-            raise
-        return False
-    return True
-
-
 # The state table, and what else is derived
 
 
-def compare_table(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
+def compare_table(
+    path: str,
+    *,
+    now_ms: int,
+    engine: str = "local",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Where the derived files differ from what the log says; nothing in the store is touched.
 
     The local engine makes them again beside the real ones; Spark compares where it reads. `needed` says whether there
     is anything to exchange, `text` is for the person who decides.
     """
-    if _on_spark(engine, master):
-        report = _verification(path, engine, master)
-        wrong = [one for one in report["findings"] if one["kind"].startswith(_DERIVED)]
-        counts = {kind: count for kind, count in report["counts"].items() if kind.startswith(_DERIVED)}
-        lines, refusal, ok = [f"- {one['kind']}: {one['text']}" for one in wrong], "", not counts
-    else:
-        from recovery.rebuild.rebuilder import rebuild
-
-        with alone(path, "rebuild"):
-            report = rebuild(path).as_json()
-        counts, refusal, ok = report["counts"], report["refusal"], report["ok"]
-        lines = [
-            f"- {one['folder']}: {one['count']} {one['kind']}, from {one['first']}" for one in report["differences"]
-        ]
+    with spark_for(engine, master, conf) as spark:
+        report, lines, refusal = _compared(path) if spark is None else _compared_on_spark(path, spark)
+    counts, ok = report["counts"], report["ok"]
     text = "\n".join(lines[:FINDINGS_SHOWN]) or "Nothing differs."
     if refusal:
         text = f"{text}\n\n**It cannot be exchanged yet**: {refusal}"
@@ -162,14 +135,40 @@ def compare_table(path: str, *, now_ms: int, engine: str = "local", master: str 
     return {**found, **{name: report[name] for name in ("generation", "records", "seconds")}, "now_ms": now_ms}
 
 
-def rebuild_table(path: str, *, now_ms: int, engine: str = "local", master: str | None = None) -> dict[str, Any]:
-    """Make the derived files again and exchange them, while applications go on. A second time nothing is exchanged.
+def _compared(path: str) -> tuple[dict[str, Any], list[str], str]:
+    """The report of a comparison, its differences line by line, and why they cannot be exchanged yet, if so."""
+    from recovery.rebuild.rebuilder import rebuild
+
+    with alone(path, "rebuild"):
+        report = rebuild(path).as_json()
+    lines = [f"- {one['folder']}: {one['count']} {one['kind']}, from {one['first']}" for one in report["differences"]]
+    return report, lines, report["refusal"]
+
+
+def _compared_on_spark(path: str, spark: Any) -> tuple[dict[str, Any], list[str], str]:
+    """The same, from the findings of a verification that a rebuild mends."""
+    report = _verified(path, spark)
+    lines = [f"- {one['kind']}: {one['text']}" for one in report["findings"] if one["kind"].startswith(_DERIVED)]
+    counts = {kind: count for kind, count in report["counts"].items() if kind.startswith(_DERIVED)}
+    return {**report, "counts": counts, "ok": not counts}, lines, ""
+
+
+def rebuild_table(
+    path: str,
+    *,
+    now_ms: int,
+    engine: str = "local",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Make the derived files anew and exchange them, while applications go on. A second time nothing is exchanged.
 
     Spark's executors write what is new into the store's directory. Raises StoreError for a store that another program
     may write to, and when two halves claim one slot in doubt.
     """
     with alone(path, "rebuild"):
-        report = _rebuilt_on_spark(path, master) if _on_spark(engine, master) else _rebuilt(path)
+        with spark_for(engine, master, conf) as spark:
+            report = _rebuilt(path) if spark is None else _rebuilt_on_spark(path, spark)
         kept = keep_report(path, f"rebuild-{now_ms}.json", {"now_ms": now_ms, **report}, latest="rebuild-latest.json")
     return {name: report[name] for name in ("applied", "counts", "records", "seconds")} | {"report": kept}
 
@@ -181,59 +180,14 @@ def _rebuilt(path: str) -> dict[str, Any]:
     return (compared if compared.ok else rebuild(path, apply=True)).as_json()
 
 
-def _rebuilt_on_spark(path: str, master: str | None) -> dict[str, Any]:
+def _rebuilt_on_spark(path: str, spark: Any) -> dict[str, Any]:
     """The comparison reads only, so that executors need no directory in common for a store in order."""
     from recovery.spark.rebuilding import rebuild
-    from recovery.spark.sessions import running
 
-    with running(master or LOCAL_SPARK) as spark:
-        seen = _verification_on(spark, path)
-        if any(kind.startswith(_DERIVED) for kind in seen["counts"]):
-            return rebuild(spark, path, apply=True).as_json()
-    return {**seen, "applied": False, "counts": {}}
-
-
-# After a crash
-
-
-def plan_recovery(path: str) -> dict[str, Any]:
-    """What a store needs after a crash, from `recovery.repair.crash`; nothing is changed.
-
-    `needed` says whether there is anything to do, `must_ask` that another program wrote the store, so that a person has
-    to say that it is stopped. Raises CorruptStore when no crash explains what is there.
-    """
-    from broker.store.recover.load import refusal
-    from broker.store.recover.survey import Owner
-    from recovery.repair import crash
-
-    made = crash.plan(crash.survey(path))
-    must_ask = made.survey.facts.owner in (Owner.STRANGER, Owner.FOREIGN)
-    error = refusal(made)
-    if error is not None and not must_ask:
-        raise error
-    lasting = crashed(path) is not None or (made.is_needed and not must_ask)
-    needed = lasting and not made.survey.facts.in_use
-    steps = made.lines or [_TAKE_OVER if must_ask else "open the store and close it"]
-    listed = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
-    text = "\n".join([f"{made.case.label}: {made.case.sentence}.", "", *listed])
-    return {"needed": needed, "must_ask": must_ask, "case": made.case.label, "text": text}
-
-
-def recover(path: str, *, now_ms: int, broker_is_stopped: bool = False) -> dict[str, Any]:
-    """Bring a store in order after a crash, and close it well. A second time there is nothing to do.
-
-    `broker_is_stopped` is a person's word about a store that another program wrote. Raises CorruptStore, StoreLocked.
-    """
-    from recovery.repair import crash
-
-    with alone(path, "recover"):
-        made = crash.plan(crash.survey(path))
-        report = crash.apply(made, broker_is_stopped=broker_is_stopped).as_json()
-        if crashed(path):  # only processes died: the next one that opens it finishes what they left
-            with broker.open(path) as store:
-                store.sync_now()
-        kept = keep_report(path, f"recover-{now_ms}.json", {"now_ms": now_ms, **report}, latest="recover-latest.json")
-    return {"case": report["case"], "applied": report["applied"], "kept": report["kept"], "report": kept}
+    report = _verified(path, spark)
+    if any(kind.startswith(_DERIVED) for kind in report["counts"]):
+        return rebuild(spark, path, apply=True).as_json()
+    return {**report, "applied": False, "counts": {}}
 
 
 # Check-back, and what a person decides
@@ -359,18 +313,3 @@ def retain(
     counts = {"segments": len(done.segments), "derived_files": len(done.derived), "begin_offset": done.begin}
     names = ("bytes", "due", "used_bytes", "disk_free_bytes", "pins", "unread", "unread_gone")
     return {**counts, **{name: said[name] for name in names}, **rest, "report": kept}
-
-
-# A store as a connection describes it
-
-
-def test_store(path: str, **settings: Any) -> str:
-    """One sentence about a store and its settings that work. Raises BrokerError with what does not."""
-    from recovery.views.overview import overview
-
-    with broker.open(path, read_only=True) as store:
-        segments = len(store.segments)
-    counts = overview(path, now_ms=0, limit=0).counts
-    names = ("ledger", "resolver", "resolvers", "policy")
-    setup(**{name: settings[name] for name in names if settings.get(name)})
-    return f"{path}: {segments} segments, {counts['in_doubt']} transactions in doubt, {counts['parked']} parked"

@@ -106,7 +106,7 @@ def session(
 
 
 @contextlib.contextmanager
-def running(master: str = "local[*]") -> Iterator[SparkSession]:
+def running(master: str = "local[*]", *, config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """A session for one piece of work, stopped after it; one that this process had already goes on.
 
     Raises SparkNotReady.
@@ -115,7 +115,7 @@ def running(master: str = "local[*]") -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     before = SparkSession.getActiveSession()
-    made = session(master)
+    made = session(master, config=config)
     try:
         yield made
     finally:

@@ -55,10 +55,10 @@ def test_what_airflow_is_told_is_right() -> None:
     told = SERVICES["airflow-scheduler"]["environment"]
     assert json.loads(told["AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"]) == BUNDLES[:1]
     assert BUNDLES[0]["classpath"] == f"{CheckbackDagBundle.__module__}.{CheckbackDagBundle.__name__}"
-    (store,) = read_stores(str(DOCKER / "stores.toml"))
+    (store,) = read_stores(str(DOCKER / "stores.toml")).stores
     connections = {name: json.loads(value) for name, value in told.items() if name.startswith("AIRFLOW_CONN_")}
     assert connections[f"AIRFLOW_CONN_{str(store.connection).upper()}"]["extra"]["path"] == store.path
-    assert connections["AIRFLOW_CONN_SPARK_DEFAULT"]["host"] == "spark://spark-master"
+    assert connections["AIRFLOW_CONN_CHECKBACK_SPARK"]["host"] == "spark://spark-master"
     assert store.pool in SERVICES["airflow-init"]["command"][-1].split()
     wanted = set(re.findall(r"\$\{(\w+)", (DOCKER / "compose.yaml").read_text(encoding="utf-8")))
     offered = set(re.findall(r"^(\w+)=", (DOCKER / "example.env").read_text(encoding="utf-8"), re.MULTILINE))

@@ -25,7 +25,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def spark_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Airflow's connection to a Spark of this machine."""
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    monkeypatch.setenv("AIRFLOW_CONN_CHECKBACK_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"}))
 
 
 def test_a_verification_on_spark_is_the_local_one(dag: Callable[..., DAG], tmp_path: Path) -> None:

@@ -6,15 +6,19 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
-from airflow.sdk import BaseOperator
+from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.serialization.serialized_objects import DagSerialization
 
+import broker
 from recovery.airflow import approval, operators
 from recovery.airflow.approval import AskOperator
 from recovery.airflow.assets import verified
-from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, VerifyOperator, question, spark_master
+from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, VerifyOperator, question, spark_connection
+from recovery.airflow.sensors import MessageSensor
 from tests.airflow.dag_runs import context
 from tests.jobs.shops import ANSWERS, bodies, shop, spoil_slot
 
@@ -67,10 +71,76 @@ def test_an_approval_may_not_be_needed() -> None:
     assert (question(False, True), question(True, True), question(True, False)) == ("nothing to do", "ask", "go on")
 
 
-def test_sparks_master_comes_from_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one the local engine does it."""
-    assert spark_master() is None
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "spark://master", "port": 7077}')
-    assert spark_master() == "spark://master:7077"
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[*]"}')
-    assert spark_master() == "local[*]"
+def test_sparks_master_comes_from_our_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one the local engine does it; Airflow's own spark_default, for a master that nobody has, counts only
+    where a person chose Spark."""
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "yarn"}')
+    assert spark_connection("auto") == (None, {})
+    assert spark_connection("spark") == ("yarn", {})
+    extra = '{"spark.executor.memory": "2g", "queue": "root.default"}'
+    ours = {"conn_type": "spark", "host": "spark://master", "port": 7077, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_CHECKBACK_SPARK", json.dumps(ours))
+    assert spark_connection("auto") == ("spark://master:7077", {"spark.executor.memory": "2g"})
+    monkeypatch.setenv("AIRFLOW_CONN_CHECKBACK_SPARK", '{"conn_type": "spark", "host": "local[*]"}')
+    assert spark_connection("auto") == ("local[*]", {})
+
+
+SECRET = "s3cret/of@shop"  # noqa: S105 - what must be seen nowhere
+
+
+def test_passwords_come_from_connections_and_are_rendered_nowhere(
+    connection: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the DAG that Airflow serializes nor a template holds the URL; the log masks the password."""
+    database = {"conn_type": "postgres", "host": "db", "login": "shop", "password": SECRET, "schema": "shop"}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", json.dumps(database))
+    web = {"conn_type": "http", "host": "billing", "port": 8080, "login": "x", "password": SECRET}
+    monkeypatch.setenv("AIRFLOW_CONN_BILLING", json.dumps({**web, "extra": '{"endpoint": "/check"}'}))
+    masked: list[str] = []
+    monkeypatch.setattr("recovery.airflow.hook.mask_secret", masked.append)
+    with DAG("shop") as dag:
+        given = CheckBackOperator(
+            task_id="ask",
+            path="/nowhere",
+            ledger_connection="shop_db",
+            resolvers={"billing": {"http_connection": "billing"}},
+            catalog=f"postgresql://u:{quote(SECRET, safe='')}@db/catalog",
+        )
+    found = given.settings()
+    assert found["ledger"] == f"postgresql+psycopg://shop:{quote(SECRET, safe='')}@db/shop"
+    assert found["resolvers"] == {"billing": {"http": f"http://x:{quote(SECRET, safe='')}@billing:8080/check"}}
+    assert SECRET in masked
+    kept = json.dumps(DagSerialization.to_dict(dag))
+    assert SECRET not in kept
+    assert quote(SECRET, safe="") not in kept
+    assert not {"ledger", "resolver", "resolvers", "catalog"} & set(CheckBackOperator.template_fields)
+
+
+def test_a_message_between_two_attempts_is_not_lost(tmp_path: Path) -> None:
+    """Each reschedule and each retry is another object: what the first noted is in the task's state."""
+    path, state = shop(tmp_path / "shop", orders=0), Noted()
+
+    def attempt() -> MessageSensor:
+        sensor = MessageSensor(
+            task_id="wait", path=str(path), topic="news", deferrable=False, mode="reschedule", poke_interval=1
+        )
+        sensor.begin(context(task_state_store=state))
+        return sensor
+
+    assert attempt().look() is None
+    with broker.open(path) as store:
+        store.append(broker.Message("news", b"1"))
+    assert attempt().look() == {"topic": "news", "queues": {"0": [0, 1]}}
+
+
+class Noted:
+    """A task's state, as Airflow gives it."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+
+    def get(self, key: str) -> object:
+        return self.values.get(key)
+
+    def set(self, key: str, value: object) -> None:
+        self.values[key] = value

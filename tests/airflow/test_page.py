@@ -15,8 +15,13 @@ from tests.jobs.shops import LATE_MS, park, shop, tree
 
 @pytest.fixture
 def page(api: TestClient, looked_after: Callable[..., None], tmp_path: Path) -> TestClient:
-    """Logged in, with a store that has three in doubt and one that is not there."""
-    looked_after(shop={"path": shop(tmp_path / "shop", orders=3)}, gone={"path": tmp_path / "gone"})
+    """Logged in, with a store that has three in doubt, and three that are not right."""
+    looked_after(
+        shop={"path": shop(tmp_path / "shop", orders=3)},
+        gone={"path": tmp_path / "gone"},
+        unconnected={"connection": "nobody_made_it"},
+        typo={"path": "/x", "check_back_every_s": 0},
+    )
     return api
 
 
@@ -37,9 +42,12 @@ def test_the_page_is_one_file(page: TestClient) -> None:
 
 def test_every_store_has_a_line(page: TestClient) -> None:
     """One that cannot be read says why, and does not hide the others."""
-    one, gone = page.get("/checkback/api/stores").json()
+    one, gone, unconnected, typo = page.get("/checkback/api/stores").json()
+    assert (one["dags"]["verify_store"], typo["dags"]) == ("shop.verify_store", {"settings": "typo.settings"})
+    assert "nobody_made_it" in unconnected["error"]
+    assert "check_back_every_s cannot be 0" in typo["error"]
     assert (one["name"], one["counts"]["in_doubt"], one["crashed"], one["error"]) == ("shop", 3, False, None)
-    assert "no such folder" in gone["error"]
+    assert "no such directory" in gone["error"]
     assert page.get("/checkback/api/stores/gone").status_code == 409
     assert page.get("/checkback/api/stores/nobody").status_code == 404
 

@@ -20,6 +20,7 @@ from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.module_loading import import_string
 from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+from sqlalchemy import create_engine
 
 import broker
 from recovery.airflow.hook import CheckbackHook
@@ -99,15 +100,42 @@ def test_a_connection_is_a_store(connection: Callable[..., str], tmp_path: Path)
     """With its ledger, whose URL is a secret, and its policy as JSON."""
     path = shop(tmp_path / "shop", orders=3)
     policy = '{"*": {"interval": "10s"}}'
-    hook = CheckbackHook(connection("shop", password="sqlite:////x.db", path=path, policy=policy))  # noqa: S106
+    url = f"sqlite:///{tmp_path}/shop.db"
+    hook = CheckbackHook(connection("shop", password=url, path=path, policy=policy))
     assert hook.path == str(path)
-    assert hook.settings["ledger"] == "sqlite:////x.db"
+    assert hook.settings["ledger"] == url
     assert hook.settings["policy"] == {"*": {"interval": "10s"}}
     with hook.get_conn() as store:
         assert isinstance(store, broker.Store)
+    assert "has no table checkback_ledger" in hook.test_connection()[1]
+    broker.Ledger(create_engine(url)).create_all()
     works, said = hook.test_connection()
     assert works, said
     assert "3 transactions in doubt" in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"password": "notaurl-SECRETX"}, "is not a SQLAlchemy URL"),
+        ({"password": "postgresql+psycopg://shop:SECRETX@127.0.0.1:1/shop"}, "cannot be reached"),
+        ({"password": "postgresql+psycopg://shop:SECRETX@db:xx/shop"}, "is not a SQLAlchemy URL"),
+        ({"resolver": "os:system"}, "is not a function of an application"),
+        ({"resolver": "nobody:nothing"}, "cannot be loaded"),
+        ({"resolver": "http://x:SECRETX@127.0.0.1:1/check"}, "cannot be reached"),
+        ({"resolver": "json:dumps", "catalog": "notaurl-SECRETX"}, "the catalog is not a SQLAlchemy URL"),
+        ({"resolver": "json:dumps", "policy": "[1]"}, "policy is a table"),
+    ],
+)
+def test_the_button_tests_everything(
+    wrong: dict[str, str], why: str, connection: Callable[..., str], tmp_path: Path
+) -> None:
+    """And repeats no secret."""
+    path = shop(tmp_path / "shop", orders=1)
+    works, said = CheckbackHook(connection("shop", path=path, **wrong)).test_connection()
+    assert not works
+    assert why in said
+    assert "SECRETX" not in said
 
 
 def test_what_is_wrong_with_a_connection_is_said(connection: Callable[..., str], tmp_path: Path) -> None:
@@ -116,8 +144,8 @@ def test_what_is_wrong_with_a_connection_is_said(connection: Callable[..., str],
         _ = CheckbackHook(connection("empty")).path
     works, said = CheckbackHook(connection("gone", path=tmp_path / "gone")).test_connection()
     assert not works
-    assert "no such folder" in said
-    with pytest.raises(BadSettings, match="is no JSON"):
+    assert "no such directory" in said
+    with pytest.raises(BadSettings, match="is not JSON"):
         _ = CheckbackHook(connection("wrong", path=tmp_path, policy="{")).settings
     with pytest.raises(AirflowNotFoundException):
         _ = CheckbackHook("nobody_made_this").path

@@ -46,7 +46,9 @@ def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path) -> None:
             surroundings.check_port(port)
         app = typer.Typer()
         verbs_up.register(app)
-        ran = CliRunner().invoke(app, [str(tmp_path / "shop"), "--port", str(port), "--home", str(tmp_path / "home")])
+        ran = CliRunner().invoke(
+            app, ["up", str(tmp_path / "shop"), "--port", str(port), "--home", str(tmp_path / "home")]
+        )
         assert isinstance(ran.exception, NotHere)
     assert not (tmp_path / "shop").exists()
     surroundings.check_port(port)
@@ -108,7 +110,7 @@ def test_airflow_is_told_to_stay_on_this_machine(tmp_path: Path) -> None:
     assert told["AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION"] == "False"
     names = [one["name"] for one in json.loads(told["AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"])]
     assert names == ["checkback", "dags-folder"]
-    assert json.loads(told["AIRFLOW_CONN_SPARK_DEFAULT"])["host"] == "local[*]"
+    assert json.loads(told["AIRFLOW_CONN_CHECKBACK_SPARK"])["host"] == "local[*]"
     assert told["PATH"].startswith(os.path.dirname(sys.executable))
 
 
@@ -116,7 +118,7 @@ def test_lines_say_how_things_stand(tmp_path: Path) -> None:
     """One for each store, one for the DAGs."""
     path = shop(tmp_path / "shop", orders=3)
     assert standing("shop", str(path), 0).startswith("shop: 3 in doubt (oldest 0 s, 0 asked before), 0 committed")
-    assert "no such folder" in standing("gone", str(tmp_path / "gone"), 0)
+    assert "no such directory" in standing("gone", str(tmp_path / "gone"), 0)
     last = {"shop.check_back": Run("shop.check_back", "r", "success", None)}
     assert runs(["shop"], last) == "DAGs: check_back ok"
     last["shop.resolve_parked"] = Run("shop.resolve_parked", "r", ASKS, None)

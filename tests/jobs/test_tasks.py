@@ -12,6 +12,7 @@ import pytest
 
 import broker
 from recovery.jobs import tasks
+from recovery.jobs.checks import check_settings
 from recovery.jobs.setup import LATEST_RETENTION, alone, last_report
 from tests.jobs.shops import ANSWERS, LATE_MS, bodies, in_child, killed_shop, park, shop, spoil_slot, tree
 
@@ -149,7 +150,7 @@ def test_two_verifications_at_once_do_not_run(tmp_path: Path) -> None:
 
 def test_a_store_that_rocketmq_wrote_is_never_recovered_unasked(golden_copy: Callable[[str], Path]) -> None:
     """The plan says that a person must say so."""
-    plan = tasks.plan_recovery(str(golden_copy("rocketmq-3.1.5-killed")))
+    plan = tasks.plan_recovery(str(golden_copy("rocketmq-3.1.5-killed")), take_over=True)
     assert plan["needed"]
     assert plan["must_ask"]
     assert not tasks.plan_recovery(str(golden_copy("rocketmq-3.1.5-clean")))["needed"]
@@ -168,9 +169,9 @@ def test_what_is_in_doubt_for_long_is_told(golden: Callable[[str], Path], tmp_pa
 def test_a_connection_is_tested(tmp_path: Path) -> None:
     """A sentence about what works; the error of what does not."""
     path = shop(tmp_path / "shop", orders=4)
-    assert "4 transactions in doubt" in tasks.test_store(str(path))
+    assert "4 transactions in doubt" in check_settings(str(path))
     with pytest.raises(broker.BrokerError, match="no 'intervall'"):
-        tasks.test_store(str(path), policy={"*": {"intervall": "30s"}})
+        check_settings(str(path), policy={"*": {"intervall": "30s"}})
 
 
 def test_retention_takes_whole_segments_and_names_what_pins_one(tmp_path: Path) -> None:

@@ -190,5 +190,5 @@ def _settings(home: str, port: int, stores: str, database: str | None, spark_mas
         if "+psycopg:" in database:  # this driver does both; Airflow would ask for asyncpg
             found["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"] = database
     if spark_master:
-        found["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": spark_master})
+        found["AIRFLOW_CONN_CHECKBACK_SPARK"] = json.dumps({"conn_type": "spark", "host": spark_master})
     return found

@@ -1,0 +1,122 @@
+"""Whether a store, and whoever is asked about it, are there: what a connection's test button and `airflow doctor` ask.
+
+    check_settings("shop.store", ledger="postgresql+psycopg://…")     # one sentence, or BrokerError
+
+Nothing is changed: no table is made, no question is asked about a transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import broker
+from broker.errors import BrokerError
+from recovery.jobs.setup import setup
+
+_CONNECT_S = 5.0
+_PORTS = {"http": 80, "https": 443}
+
+
+def check_settings(
+    path: str, *, catalog: str | None = None, policy: Mapping[str, Any] | None = None, **asked: Any
+) -> str:
+    """A sentence about a store and its settings that work; `asked` as for `recovery.jobs.setup.setup`.
+
+    Raises BrokerError with the first thing that does not work.
+    """
+    from recovery.views.overview import overview
+
+    with broker.open(path, read_only=True) as store:
+        segments = len(store.segments)
+    counts = overview(path, now_ms=0, limit=0).counts
+    if policy is not None and not isinstance(policy, Mapping):
+        raise BrokerError(f"policy is a table of rules by topic, not {policy!r:.60}")
+    resolvers = asked.get("resolvers")
+    if resolvers is not None and not isinstance(resolvers, Mapping):
+        raise BrokerError(f"resolvers is a table by producer group, not {resolvers!r:.60}")
+    made = setup(policy=policy, **asked)
+    for group, spec in made.resolvers.items():
+        where = "the resolver" if group == "*" else f"the resolver of {group}"
+        if "ledger" in spec:
+            _check_ledgers(spec)
+        elif "http" in spec:
+            _check_http(str(spec["http"]), where)
+        else:
+            _check_callable(str(spec["call"]))
+    if catalog:
+        _check_database(catalog, "the catalog")
+    return f"{path}: {segments} segments, {counts['in_doubt']} transactions in doubt, {counts['parked']} parked"
+
+
+def _check_ledgers(spec: Mapping[str, Any]) -> None:
+    """Each ledger's database answers, and has the ledger's table."""
+    from sqlalchemy import inspect
+    from sqlalchemy.engine import make_url
+
+    from recovery.checkback.config import ledgers_of
+
+    urls = spec["ledger"]
+    for url in urls if isinstance(urls, list | tuple) else [urls]:
+        with _sentences("the ledger"):
+            make_url(url)
+    for ledger in ledgers_of(spec):
+        with _sentences(f"the ledger {ledger.engine.url.render_as_string()}"), ledger.engine.connect() as connection:
+            there = inspect(connection).has_table(ledger.rows.name, schema=ledger.rows.schema)
+        ledger.engine.dispose()
+        if not there:
+            text = (
+                f"has no table {ledger.rows.name}: name the application's database, or let it run ledger.create_all()"
+            )
+            raise BrokerError(f"the ledger {ledger.engine.url.render_as_string()} {text}")
+
+
+def _check_database(url: str, what: str) -> None:
+    from sqlalchemy import create_engine
+
+    with _sentences(what):
+        engine = create_engine(url)
+        try:
+            engine.connect().close()
+        finally:
+            engine.dispose()
+
+
+@contextlib.contextmanager
+def _sentences(what: str) -> Iterator[None]:
+    """An error of SQLAlchemy or of a driver as one sentence; a password is in none of them."""
+    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+    try:
+        yield
+    except (ArgumentError, ValueError):  # a port that is no number, for one
+        raise BrokerError(f"{what} is not a SQLAlchemy URL, as postgresql+psycopg://user@host/database") from None
+    except (SQLAlchemyError, ImportError) as error:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        raise BrokerError(f"{what} cannot be reached: {reason:.300}") from None
+
+
+def _check_http(url: str, where: str) -> None:
+    """Something listens there. No question is put: it would have to be about a transaction."""
+    from recovery.checkback.http_resolver import shown
+
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        raise BrokerError(f"{where} is not an http(s) URL: {shown(url)}")
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise BrokerError(f"{where} {shown(url)} cannot be reached: {error.strerror or error}") from None
+
+
+def _check_callable(name: str) -> None:
+    from recovery.checkback.resolvers import CallableResolver
+
+    CallableResolver.load(name)

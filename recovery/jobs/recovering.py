@@ -1,0 +1,153 @@
+"""What Airflow's tasks of a recovery after a crash call: plan, and do what was planned.
+
+    plan = plan_recovery("shop.store")          {"needed": true, "must_ask": false, "text": "...", "plan_id": "..."}
+    recover("shop.store", now_ms=..., expected=plan["plan_id"])
+
+An approval is for the plan that the person saw: `recover` plans again, and refuses when another plan came out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import broker
+from broker.errors import BrokerError
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.disk.store_lock import is_held
+from recovery.jobs.setup import alone, keep_report
+
+if TYPE_CHECKING:
+    from broker.store.recover.load import RecoveryPlan
+    from recovery.views.overview import Overview
+
+_TAKE_OVER = "take the store over: make what is derived from the log; its old broker must never run on it again"
+_APPROVE = (
+    "**Approve**: the steps above are done, check-back asks about the transactions in doubt, and the store is verified."
+)
+_REJECT = (
+    "**Reject**, or no answer in time: nothing is changed. The store stays as the crash left it, check-back does not "
+    "serve it, and the run is red."
+)
+_FOREIGN = (
+    "**Another program wrote this store, and this cannot be undone.** Processes of other users and of other containers "
+    "cannot be seen from here: approve only when its broker is stopped for good."
+)
+_SHOWN = 10  # transactions in doubt that an approval lists
+
+
+def crashed(path: str, *, foreign: bool = False) -> dict[str, Any] | None:
+    """The mark of a crash: a file `abort` while no process has the store open. None when there is none.
+
+    A store that another program wrote counts only with `foreign`: its brokers take no lock that we could try, and the
+    files that they map are seen for processes of this user in this container alone, so that a broker may well be
+    running. Raises NotAStore.
+    """
+    from recovery.scan.open_by import writers
+
+    disk, paths = Disk(), Paths(path)
+    mark = disk.entry(paths.abort)
+    if mark is None or is_held(paths.lock) or writers(path):
+        return None
+    if not foreign and disk.entry(paths.store_json) is None:
+        return None
+    again = disk.entry(paths.abort)  # a process that closed it meanwhile removed the mark first
+    if again is None or again.inode != mark.inode:
+        return None
+    return {"abort": paths.abort, "since_ms": int(os.stat(paths.abort).st_mtime * 1000)}
+
+
+def plan_recovery(path: str, *, take_over: bool = False, now_ms: int = 0) -> dict[str, Any]:
+    """What a store needs after a crash, from `recovery.repair.crash`; nothing is changed.
+
+    `needed` says whether there is anything to do; `must_ask` that another program wrote the store, so that a person has
+    to say that its broker is stopped: it is offered with `take_over` alone. `text` is for the person who decides, and
+    `plan_id` stands for the case and its steps. Raises CorruptStore when no crash explains what is there.
+    """
+    from broker.store.recover.load import refusal
+    from broker.store.recover.survey import Owner
+    from recovery.repair import crash
+
+    made = crash.plan(crash.survey(path))
+    must_ask = made.survey.facts.owner in (Owner.STRANGER, Owner.FOREIGN)
+    error = refusal(made)
+    if error is not None and not must_ask:
+        raise error
+    lasting = crashed(path, foreign=True) is not None or (made.is_needed and not must_ask)
+    needed = lasting and not made.survey.facts.in_use
+    if must_ask and not take_over:
+        text = (
+            "Another program wrote this store, so it is only verified. `take_over = true` in its settings offers more."
+        )
+        return {"needed": False, "must_ask": True, "case": made.case.label, "text": text, "plan_id": _id(made)}
+    text = _approval_text(path, made, must_ask=must_ask, now_ms=now_ms) if needed else "Nothing is to be done."
+    return {"needed": needed, "must_ask": must_ask, "case": made.case.label, "text": text, "plan_id": _id(made)}
+
+
+def recover(
+    path: str, *, now_ms: int, broker_is_stopped: bool = False, expected: str | None = None, by: str | None = None
+) -> dict[str, Any]:
+    """Bring a store in order after a crash, and close it. A second time there is nothing to do.
+
+    `broker_is_stopped` is a person's word about a store that another program wrote. `expected` is the `plan_id` that
+    was approved, and `by` who approved it, for the report. Raises BrokerError when another plan came out meanwhile,
+    CorruptStore, StoreLocked.
+    """
+    from recovery.repair import crash
+
+    with alone(path, "recover"):
+        made = crash.plan(crash.survey(path))
+        if expected and made.is_needed and _id(made) != expected:
+            text = "the store is not as it was when the plan was made, so that plan is not carried out: plan again"
+            raise BrokerError(f"{path}: {text}")
+        report = crash.apply(made, broker_is_stopped=broker_is_stopped).as_json()
+        if crashed(path):  # only processes died: the next one that opens it finishes what they left
+            with broker.open(path) as store:
+                store.sync_now()
+        kept_facts = {"now_ms": now_ms, "approved_by": by, **report}
+        kept = keep_report(path, f"recover-{now_ms}.json", kept_facts, latest="recover-latest.json")
+    return {"case": report["case"], "applied": report["applied"], "kept": report["kept"], "report": kept}
+
+
+def _id(plan: RecoveryPlan) -> str:
+    """What stands for a plan: its case and its steps."""
+    return hashlib.sha256("\n".join([plan.case.label, *plan.lines]).encode()).hexdigest()[:16]
+
+
+def _approval_text(path: str, plan: RecoveryPlan, *, must_ask: bool, now_ms: int) -> str:
+    from recovery.humanize import moment
+    from recovery.views.overview import overview
+
+    mark = crashed(path, foreign=True)
+    since = f", since {moment(mark['since_ms'])}" if mark else ""
+    steps = plan.lines or [_TAKE_OVER if must_ask else "open the store, finish what was begun, and close it"]
+    lines = [
+        f"**Store**: `{path}`{since}",
+        f"**What was found**: {plan.case.sentence}.",
+        "**What will be done**:",
+        *(f"{number}. {step}" for number, step in enumerate(steps, 1)),
+        "",
+        "What is cut from the log is kept in `checkback/torn`; everything else that changes is derived from the log.",
+        "",
+        *_waiting(overview(path, now_ms, limit=_SHOWN)),
+        "",
+        _APPROVE,
+        _REJECT,
+    ]
+    return "\n".join([*lines, "", _FOREIGN] if must_ask else lines)
+
+
+def _waiting(seen: Overview) -> list[str]:
+    """The transactions in doubt: how many, since when, which."""
+    count = seen.counts["in_doubt"]
+    if not count:
+        return ["**In doubt**: no transaction."]
+    lines = [f"**In doubt**: {count} transactions, the oldest for {seen.oldest_s:.0f} s:"]
+    for one in seen.in_doubt:
+        keys = ", ".join(f"`{key}`" for key in one.keys) or "no keys"
+        lines.append(f"- `{one.topic}`, {keys}, group `{one.producer_group}`, for {one.age_s:.0f} s")
+    if count > len(seen.in_doubt):
+        lines.append(f"- and {count - len(seen.in_doubt)} more")
+    return lines
