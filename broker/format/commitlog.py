@@ -292,9 +292,9 @@ def crc_fault(record: Record, raw: bytes) -> str | None:
         return f"the body's CRC is {crc32(record.body)}, the record says {record.body_crc}"
     if fault := record_crc_fault(record.properties):
         return fault
-    said = record_crc_said(record.properties)
-    if said is not None and said != (found := crc32(raw[:-RECORD_CRC_SIZE])):
-        return f"the record's CRC is {found}, the record says {said}"
+    stored_crc = record_crc_said(record.properties)
+    if stored_crc is not None and stored_crc != (found := crc32(raw[:-RECORD_CRC_SIZE])):
+        return f"the record's CRC is {found}, the record says {stored_crc}"
     return None
 
 
@@ -356,11 +356,11 @@ def read_blank(buffer: Any, at: int, remaining: int) -> bool:
     """
     if at < 0 or len(buffer) - at < BLANK_SIZE:
         return False
-    said, magic = _SIZE_AND_MAGIC.unpack_from(buffer, at)
+    stored_crc, magic = _SIZE_AND_MAGIC.unpack_from(buffer, at)
     if magic != MAGIC_BLANK:
         return False
-    if said != remaining:
-        raise CorruptRecord(f"the blank says {said} bytes, {remaining} remain in the segment", at=at)
+    if stored_crc != remaining:
+        raise CorruptRecord(f"the blank says {stored_crc} bytes, {remaining} remain in the segment", at=at)
     return True
 
 

@@ -43,7 +43,7 @@ class ParkTopic:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._said: dict[int, int] = {}
+        self._parked_by: dict[int, int] = {}
         self._next = 0
 
     def offsets(self) -> dict[int, int]:
@@ -54,13 +54,13 @@ class ParkTopic:
             while (message := self._store.message(PARK_TOPIC, _QUEUE, self._next)) is not None:
                 self._note(message)
                 self._next += 1
-            return dict(self._said)
+            return dict(self._parked_by)
 
     def _note(self, message: ReceivedMessage) -> None:
         number = message.properties.get(PARKED_OFFSET, "")
         if not (number.isascii() and number.isdigit()):
             return  # RocketMQ's own, of another generation
         if message.properties.get(PARKED) == _FALSE:
-            self._said.pop(int(number), None)
+            self._parked_by.pop(int(number), None)
         else:
-            self._said[int(number)] = message.commitlog_offset
+            self._parked_by[int(number)] = message.commitlog_offset

@@ -305,11 +305,11 @@ class StateTableService(TransactionalMessageService):
     def parked(self) -> dict[int, int]:
         """See TransactionalMessageService."""
         self._catch_up()
-        said = self._parked.offsets()
-        if not said:
-            return said
+        parked = self._parked.offsets()
+        if not parked:
+            return parked
         in_doubt = {self._dispatcher.slot(slot).commitlog_offset for slot in self.in_doubt_slots()}
-        return {half: record for half, record in said.items() if half in in_doubt}
+        return {half: record for half, record in parked.items() if half in in_doubt}
 
     def park(self, half: Half, why: str) -> bool:
         """See TransactionalMessageService."""

@@ -48,13 +48,13 @@ class StoreTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event for each thing found; with `once` the first alone."""
-        told: Any = None
+        last_key: Any = None
         while True:
             found = await self._look_again()
             if found is None:
-                told = None
-            elif self.key(found) != told:
-                told = self.key(found)
+                last_key = None
+            elif self.key(found) != last_key:
+                last_key = self.key(found)
                 yield TriggerEvent({"path": self.path, **found})
                 if self.once:
                     return

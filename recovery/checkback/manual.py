@@ -113,7 +113,7 @@ def park_list(store: LiveStore, now_ms: int) -> list[ParkedTransaction]:
     for commitlog_offset, record_offset in sorted(store.transactions.parked().items()):
         half = store.transactions.half(commitlog_offset)
         record = store.commitlog.read(record_offset)
-        said = ReceivedMessage.of(record) if record is not None else None
+        message = ReceivedMessage.of(record) if record is not None else None
         found.append(
             ParkedTransaction(
                 commitlog_offset=commitlog_offset,
@@ -123,8 +123,8 @@ def park_list(store: LiveStore, now_ms: int) -> list[ParkedTransaction]:
                 producer_group=half.producer_group,
                 keys=list(half.keys),
                 age_s=max(0, now_ms - half.store_timestamp_ms) / 1000,
-                parked_ms=said.store_timestamp_ms if said else 0,
-                why=said.properties.get(WHY, "") if said else "",
+                parked_ms=message.store_timestamp_ms if message else 0,
+                why=message.properties.get(WHY, "") if message else "",
             )
         )
     return found

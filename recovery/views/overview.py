@@ -105,11 +105,13 @@ def overview(path: str, now_ms: int, limit: int = 100) -> Overview:
         return _from_log(path, now_ms, limit)
     states, waiting = _look_at_table(table)
     with broker.open(path, read_only=True) as store:
-        said = parked_halves(store)
-        asked = [(slot, at) for slot, at in waiting if at not in said]
-        wanted = [*((slot, at) for slot, at in waiting if at in said), *asked[:limit]]
+        reasons = parked_halves(store)
+        asked = [(slot, at) for slot, at in waiting if at not in reasons]
+        wanted = [*((slot, at) for slot, at in waiting if at in reasons), *asked[:limit]]
         attempts = attempts_at(path) if wanted else {}
-        read = [one for slot, at in wanted if (one := _read(store, slot, at, now_ms, said.get(at), attempts.get(at)))]
+        read = [
+            one for slot, at in wanted if (one := _read(store, slot, at, now_ms, reasons.get(at), attempts.get(at)))
+        ]
     counts = {name: states[number] for number, name in _STATE_NAMES.items()}
     counts = {**counts, "in_doubt": len(asked), "parked": len(waiting) - len(asked)}
     listed, parked = [one for one in read if one.why is None], [one for one in read if one.why is not None]
@@ -130,15 +132,15 @@ def attempts_at(path: str) -> dict[int, Any]:
 
 def parked_halves(store: broker.Store) -> dict[int, str]:
     """CommitLog offset of each half that our park topic says is parked, with the reason; the last record counts."""
-    said: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for record in _park_records(store):
         number = record.properties.get(PARKED_OFFSET, "")
         if number.isdecimal():
             if record.properties.get(PARKED) == "false":
-                said.pop(int(number), None)
+                reasons.pop(int(number), None)
             else:
-                said[int(number)] = record.properties.get(WHY, "")
-    return said
+                reasons[int(number)] = record.properties.get(WHY, "")
+    return reasons
 
 
 def story(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
@@ -183,11 +185,11 @@ def _read(
         return None
     if half is None:
         return None
-    said = half.property_map
+    properties = half.property_map
     age_s = max(0, now_ms - half.store_timestamp_ms) / 1000
-    keys = names.keys(said)
+    keys = names.keys(properties)
     checks, last, outcome = (attempt.checks, attempt.why, attempt.outcome) if attempt else (0, "", "")
-    group = said.get(names.PGROUP, "")
+    group = properties.get(names.PGROUP, "")
     return WaitingTransaction(commitlog_offset, slot, group, half.topic, keys, age_s, checks, why, last, outcome)
 
 
@@ -237,12 +239,12 @@ def _parkings(store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, 
 def _ends(path: str, store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:
     """The records that end it, as steps."""
     for end in ends_of(path, store, commitlog_offset):
-        said = end.property_map
+        properties = end.property_map
         is_commit = end.transaction_type is TransactionType.COMMIT
         yield {
             "what": "committed" if is_commit else "rolled back",
             **when(end),
-            "why": said.get(WHY, ""),
-            "by": said.get(BY, ""),
+            "why": properties.get(WHY, ""),
+            "by": properties.get(BY, ""),
             "delivered": delivered(end) if is_commit else "",
         }

@@ -152,9 +152,9 @@ def _page(disk: Disk, paths: Paths, layout: StoreLayout) -> memoryview[int] | No
     words = memoryview(disk.read(paths.control)).cast("Q")
     boot = boot_words(disk)
     here = (MAGIC, VERSION, *boot, entry.inode, layout.segment_bytes)
-    said = (Word.MAGIC, Word.VERSION, Word.BOOT_HIGH, Word.BOOT_LOW, Word.INODE, Word.SEGMENT_SIZE)
+    fixed_words = (Word.MAGIC, Word.VERSION, Word.BOOT_HIGH, Word.BOOT_LOW, Word.INODE, Word.SEGMENT_SIZE)
     in_order = words[Word.DISPATCHED] <= words[Word.TAIL] <= words[Word.INTENT]
-    if boot == (0, 0) or not in_order or tuple(words[word] for word in said) != here:
+    if boot == (0, 0) or not in_order or tuple(words[word] for word in fixed_words) != here:
         return None
     return words if _last_segment_fits(disk, paths, words[Word.INTENT], layout) else None
 
