@@ -53,7 +53,7 @@ class Tail:
     path: str = ""  # the file that holds the end
     reason: str = ""
     records: int = 0  # between begin and end
-    strange: int | None = None  # the first record without a record CRC, which checkback did not write
+    foreign_at: int | None = None  # the first record without a record CRC, which checkback did not write
 
 
 def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, quick: bool = False) -> Tail:
@@ -62,7 +62,7 @@ def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, qui
     Records of another program below `adopted` are accepted. `quick` trusts a page of zeros behind the end to be
     followed by zeros: after a clean close nothing else can be there.
     """
-    at, records, strange = start, 0, None
+    at, records, foreign_at = start, 0, None
     window, base = b"", start
     while True:
         if at - base + BLANK_SIZE > len(window):
@@ -75,14 +75,14 @@ def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, qui
             break
         if found:
             records += 1
-            if found == _FOREIGN and strange is None and at >= adopted:
-                strange = at
+            if found == _FOREIGN and foreign_at is None and at >= adopted:
+                foreign_at = at
         at += size
     rest_end = at
     closed = quick and not any(log.read(at, _PAGE_BYTES))
     for place, data in () if closed else log.filled(at):
         rest_end = place + len(data.rstrip(b"\0"))
-    tail = Tail(start, at, TailKind.WHOLE, rest_end, log.path_of(at), "", records, strange)
+    tail = Tail(start, at, TailKind.WHOLE, rest_end, log.path_of(at), "", records, foreign_at)
     return _judged(log, tail, durable)
 
 
@@ -151,7 +151,7 @@ def _judged(log: LogReader, tail: Tail, durable: int) -> Tail:
 
 
 def _with(tail: Tail, kind: TailKind, reason: str) -> Tail:
-    return Tail(tail.begin, tail.end, kind, tail.rest_end, tail.path, reason, tail.records, tail.strange)
+    return Tail(tail.begin, tail.end, kind, tail.rest_end, tail.path, reason, tail.records, tail.foreign_at)
 
 
 def _lacks_a_block(log: LogReader, commitlog_offset: int) -> bool:
