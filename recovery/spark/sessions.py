@@ -1,7 +1,9 @@
 """Start a Spark session as these jobs need it, and say in a sentence why it cannot start.
 
-spark = session("local[*]")
-spark = session("spark://master:7077", memory="4g")
+As in:
+
+    spark = session("local[*]")
+    spark = session("spark://master:7077", memory="4g")
 """
 
 from __future__ import annotations

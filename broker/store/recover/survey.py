@@ -1,7 +1,9 @@
 """What is there: the facts about a store on which its recovery depends. Looks only; changes nothing.
 
-found = survey("shop.store", disk)
-found.facts            a value for each question that CASES asks     (broker.store.recover.cases)
+As in:
+
+    found = survey("shop.store", disk)
+    found.facts            a value for each question that CASES asks     (broker.store.recover.cases)
 """
 
 from __future__ import annotations
