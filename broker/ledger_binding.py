@@ -242,10 +242,12 @@ class KnownLedgers:
 
     def _read(self, path: str) -> KnownLedger:
         try:
-            said = json.loads(self._disk.read(path))
-            identity = DatabaseIdentity.from_json(said["identity"])
-            binding = Binding(said["binding_id"], said["store_id"], identity, said["opened"], said["made_ms"])
-            return KnownLedger(binding, said["table"], said["accepted_ms"], tuple(said["history"]))
+            content = json.loads(self._disk.read(path))
+            identity = DatabaseIdentity.from_json(content["identity"])
+            binding = Binding(
+                content["binding_id"], content["store_id"], identity, content["opened"], content["made_ms"]
+            )
+            return KnownLedger(binding, content["table"], content["accepted_ms"], tuple(content["history"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"{path} is damaged ({error!r}). Put it back from a copy of the store, or: {_REBIND}"
             raise StoreError(text, path=path) from error

@@ -112,12 +112,12 @@ def _postgresql(execute: Execute, table: str) -> Observed:
 def _mysql(execute: Execute, dialect: str, schema: str | None) -> Observed:
     from sqlalchemy import text
 
-    said = {str(name).lower(): str(value) for name, value, *_ in execute(text(_MY))}
+    variables = {str(name).lower(): str(value) for name, value, *_ in execute(text(_MY))}
     ((database,),) = execute(text("SELECT DATABASE()"))
-    place = f"{said.get('hostname', '')}:{said.get('port', '')}{said.get('datadir', '')}"
+    place = f"{variables.get('hostname', '')}:{variables.get('port', '')}{variables.get('datadir', '')}"
     named = schema or str(database or "")
-    identity = DatabaseIdentity(dialect, said.get("server_uuid") or place, database=named, schema=schema or "")
-    read_only = said.get("read_only", "OFF").upper() not in ("OFF", "0")
+    identity = DatabaseIdentity(dialect, variables.get("server_uuid") or place, database=named, schema=schema or "")
+    read_only = variables.get("read_only", "OFF").upper() not in ("OFF", "0")
     return Observed(identity, True, "it is a read-only replica" if read_only else "")
 
 

@@ -131,8 +131,8 @@ class Producer:
             known = self.store.topic(topic)
             if known is None:
                 self.store.create_topic(topic, message_type="TRANSACTION")
-            elif (said := known.attributes.get("message.type", "")) and said not in _TAKEN_TYPES:
-                text = f"the topic {topic} takes {said} messages: make it take TRANSACTION or MIXED, or use another"
+            elif (accepts := known.attributes.get("message.type", "")) and accepts not in _TAKEN_TYPES:
+                text = f"the topic {topic} takes {accepts} messages: make it take TRANSACTION or MIXED, or use another"
                 raise TransactionError(text)
         disk, folder = self.store.writer.disk, os.path.dirname(self._mark)
         with _marking:
@@ -257,18 +257,18 @@ class Producer:
         transaction = self.begin_transaction()
         half = self._send_half(message, transaction, None, None)
         try:
-            said = execute(message, arg)
+            local_state = execute(message, arg)
         except Exception:  # noqa: BLE001 - whatever it raises, it did not say how it ended
             _log.warning("the local transaction of %s raised: check-back will ask", half.message_id, exc_info=True)
-            said = LocalTransactionState.UNKNOW
-        if said is LocalTransactionState.COMMIT_MESSAGE:
+            local_state = LocalTransactionState.UNKNOW
+        if local_state is LocalTransactionState.COMMIT_MESSAGE:
             transaction.commit()
-        elif said is LocalTransactionState.ROLLBACK_MESSAGE:
+        elif local_state is LocalTransactionState.ROLLBACK_MESSAGE:
             transaction.rollback()
         else:
-            said = LocalTransactionState.UNKNOW
+            local_state = LocalTransactionState.UNKNOW
             transaction.leave()
-        return SendResult.of_half(half, said)
+        return SendResult.of_half(half, local_state)
 
     def _send_half(
         self,

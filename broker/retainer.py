@@ -106,7 +106,7 @@ class Retainer:
         self._store, self._writer, self.retention = store, store.writer, retention
         self._positions: Positions | None = None
         self._registration: RetentionRegistration | None = None
-        self._said = ""
+        self._last_warning = ""
         self._due_s = 0.0
         if retention is not None:
             self._check_limits(retention)
@@ -243,12 +243,12 @@ class Retainer:
             text = "%s: retention keeps segments that are due: %s"
             self._say(plan.pins[0].whose, text, self._store.path, plan.pins[0].text)
         else:
-            self._said = ""
+            self._last_warning = ""
 
     def _say(self, about: str, text: str, *words: object) -> None:
         """Warn, once while it is about the same: how far a group is behind changes from round to round."""
-        if about != self._said:
-            self._said = about
+        if about != self._last_warning:
+            self._last_warning = about
             _log.warning(text, *words)
 
 

@@ -59,11 +59,13 @@ class OffsetExport:
         """
         offsets, delays = self._is_foreign(_OFFSETS, EXPORTED_OFFSETS), self._is_foreign(_DELAYS, EXPORTED_DELAYS)
         if offsets or delays:
-            said, levels = self.offsets().positions, self.delays().positions
+            exported, levels = self.offsets().positions, self.delays().positions
             for cell, (group, topic, queue_id) in list(self._cells.all()):
-                told = _told(group, topic, queue_id, said if offsets else {}, levels if delays else {})
-                if told is not None and told != self._cells.position(cell):
-                    self._cells.set_position(cell, min(told, self._queue_end(topic, queue_id)))
+                exported_position = _exported_position(
+                    group, topic, queue_id, exported if offsets else {}, levels if delays else {}
+                )
+                if exported_position is not None and exported_position != self._cells.position(cell):
+                    self._cells.set_position(cell, min(exported_position, self._queue_end(topic, queue_id)))
         for foreign, name, word in ((offsets, _OFFSETS, EXPORTED_OFFSETS), (delays, _DELAYS, EXPORTED_DELAYS)):
             if foreign:
                 self._remember(word, crc32(self._read(name)))
@@ -101,10 +103,13 @@ class OffsetExport:
                     levels[queue_id + 1] = position
                 else:
                     positions.setdefault((topic, group), {})[queue_id] = position
-        said = self.offsets()
-        merged = {**said.positions, **{key: {**said.positions.get(key, {}), **new} for key, new in positions.items()}}
-        if merged != said.positions:
-            raw = config.encode_consumer_offsets(ConsumerOffsets(merged, _next(said.version), said.extra))
+        exported = self.offsets()
+        merged = {
+            **exported.positions,
+            **{key: {**exported.positions.get(key, {}), **new} for key, new in positions.items()},
+        }
+        if merged != exported.positions:
+            raw = config.encode_consumer_offsets(ConsumerOffsets(merged, _next(exported.version), exported.extra))
             self._write(_OFFSETS, EXPORTED_OFFSETS, raw)
         known = self.delays()
         if {**known.positions, **levels} != known.positions:
@@ -147,7 +152,7 @@ class OffsetExport:
         return self._paths.config(name)
 
 
-def _told(
+def _exported_position(
     group: str,
     topic: str,
     queue_id: int,
@@ -156,9 +161,11 @@ def _told(
 ) -> int | None:
     if queue_id < 0:
         return None
-    told = levels.get(queue_id + 1) if group == SCHEDULE_GROUP and topic == SCHEDULE_TOPIC else None
-    told = offsets.get((topic, group), {}).get(queue_id) if told is None else told
-    return None if told is None else max(0, told)
+    exported_position = levels.get(queue_id + 1) if group == SCHEDULE_GROUP and topic == SCHEDULE_TOPIC else None
+    exported_position = (
+        offsets.get((topic, group), {}).get(queue_id) if exported_position is None else exported_position
+    )
+    return None if exported_position is None else max(0, exported_position)
 
 
 def _next(version: DataVersion) -> DataVersion:

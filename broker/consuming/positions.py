@@ -84,9 +84,11 @@ class Positions:
         if self.cells.find(group, topic, -1) is not None:
             return
         with self.cells.lock:
-            told = self.exchange.offsets().positions.get((topic, group))
-            for queue_id in self.queues(topic) if told is None else sorted(told):
-                position = start.position(self._store, topic, queue_id) if told is None else max(0, told[queue_id])
+            exported = self.exchange.offsets().positions.get((topic, group))
+            for queue_id in self.queues(topic) if exported is None else sorted(exported):
+                position = (
+                    start.position(self._store, topic, queue_id) if exported is None else max(0, exported[queue_id])
+                )
                 end = self._store.queue_end(topic, queue_id)
                 self.cells.make(group, topic, queue_id, min(position, end))
             self.cells.make(group, topic, -1, 0)
@@ -104,8 +106,8 @@ class Positions:
     def _first(self, group: str, topic: str, queue_id: int) -> int:
         if group == SCHEDULE_GROUP:
             return max(0, self.exchange.delays().positions.get(queue_id + 1, 0))
-        told = self.exchange.offsets().positions.get((topic, group), {}).get(queue_id, 0)
-        return min(max(0, told), self._store.queue_end(topic, queue_id))
+        exported = self.exchange.offsets().positions.get((topic, group), {}).get(queue_id, 0)
+        return min(max(0, exported), self._store.queue_end(topic, queue_id))
 
     def levels(self) -> list[int]:
         """The cells of the delay levels, level 1 first."""

@@ -1,9 +1,11 @@
 """What of one queue was handed out and not acknowledged; pure.
 
-window = Window(position=7)
-window.fetched(7), window.fetched(8)
-window.acknowledge(8)      # -> 7: the position is the lowest that is not acknowledged
-window.acknowledge(7)      # -> 9
+As in:
+
+    window = Window(position=7)
+    window.fetched(7), window.fetched(8)
+    window.acknowledge(8)      # -> 7: the position is the lowest that is not acknowledged
+    window.acknowledge(7)      # -> 9
 """
 
 from __future__ import annotations

@@ -357,11 +357,11 @@ def read_blank(buffer: Any, at: int, remaining: int) -> bool:
     """
     if at < 0 or len(buffer) - at < BLANK_SIZE:
         return False
-    said, magic = _SIZE_AND_MAGIC.unpack_from(buffer, at)
+    stored_crc, magic = _SIZE_AND_MAGIC.unpack_from(buffer, at)
     if magic != MAGIC_BLANK:
         return False
-    if said != remaining:
-        raise CorruptRecord(f"the blank says {said} bytes, {remaining} remain in the segment", at=at)
+    if stored_crc != remaining:
+        raise CorruptRecord(f"the blank says {stored_crc} bytes, {remaining} remain in the segment", at=at)
     return True
 
 

@@ -239,9 +239,9 @@ def _file(version: DataVersion, extra: Mapping[str, Any], **table: Mapping[Any, 
 
 def _version(root: dict[str, Any]) -> DataVersion:
     """Quirk (3.0): the timestamp's name was misspelt `timestatmp`."""
-    said = _mapping("dataVersion", root.pop("dataVersion", {}))
-    counter, state = said.get("counter", 0), said.get("stateVersion", 0)
-    timestamp = said.get("timestamp", said.get("timestatmp", 0))
+    version = _mapping("dataVersion", root.pop("dataVersion", {}))
+    counter, state = version.get("counter", 0), version.get("stateVersion", 0)
+    timestamp = version.get("timestamp", version.get("timestatmp", 0))
     return DataVersion(_long("counter", counter), _long("timestamp", timestamp), _long("stateVersion", state))
 
 

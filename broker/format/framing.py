@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MAX, RECORD_SIZE_MIN
 
+RECORD_MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
+_MAGIC_AT = 4
 _SIZE_AND_MAGIC = struct.Struct(">ii").unpack_from  # the first two fields of RecordHead and of the blank
 
 
@@ -39,6 +42,26 @@ def is_record_size(size: int, remaining: int) -> bool:
     RocketMQ: CommitLog.DefaultAppendMessageCallback.doAppend (5.3.3).
     """
     return RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE)
+
+
+def claimed_size(buffer: bytes) -> int:
+    """How many bytes the record at the beginning of a buffer says it takes; 0 when none begins there."""
+    if len(buffer) < BLANK_SIZE or buffer[_MAGIC_AT : _MAGIC_AT + 4] not in RECORD_MAGICS:
+        return 0
+    size, _ = _SIZE_AND_MAGIC(buffer, 0)
+    return size if RECORD_SIZE_MIN <= size <= RECORD_SIZE_MAX else 0
+
+
+def record_marks(buffer: bytes, at: int = 0) -> Iterator[int]:
+    """Where records may begin from byte `at` on, by their magics alone: first all of v1, then all of v2.
+
+    One whose magic lies across the end of the buffer is not found.
+    """
+    for magic in RECORD_MAGICS:
+        found = buffer.find(magic, at + _MAGIC_AT)
+        while found >= 0:
+            yield found - _MAGIC_AT
+            found = buffer.find(magic, found + 1)
 
 
 def frame(buffer: Any, at: int, remaining: int) -> Frame:

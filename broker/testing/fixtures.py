@@ -62,9 +62,9 @@ def temporary_store(
 class FakeClock:
     """The wall clock, with jumps: what waits for a delay, an age or a retention need not be waited for.
 
-    with FakeClock() as clock:
-        consumer.retry(message)                    # comes again in 10 s
-        clock.advance(10)                          # which is now
+        with FakeClock() as clock:
+            consumer.retry(message)                    # comes again in 10 s
+            clock.advance(10)                          # which is now
 
     It moves `time.time` and `time.time_ns` of this process while it is installed; monotonic clocks, sleeps, and time
     stamps of records go on as they are.

@@ -61,13 +61,13 @@ def moved(raw: bytes, why: str, by: str) -> tuple[PendingRecord, PendingRecord]:
     """
     found, record = half_draft(raw)
     again, _ = draft_of(_with_texts(record, f"{MOVED_FROM}\x01{record.commitlog_offset}\x02".encode()))
-    said = {WHY: why, BY: by}
-    return again, make_end(found, record.commitlog_offset, record.queue_offset, TransactionType.ROLLBACK, said)
+    decision = {WHY: why, BY: by}
+    return again, make_end(found, record.commitlog_offset, record.queue_offset, TransactionType.ROLLBACK, decision)
 
 
 def _with_texts(record: Record, texts: bytes) -> bytes:
     """The record with more properties, and room for its CRC behind them."""
-    said = record.properties
-    if said and not said.endswith(b"\x02"):
-        said += b"\x02"
-    return encode(replace(record, properties=record_crc_reserve(said + texts)))
+    properties = record.properties
+    if properties and not properties.endswith(b"\x02"):
+        properties += b"\x02"
+    return encode(replace(record, properties=record_crc_reserve(properties + texts)))

@@ -20,8 +20,8 @@ def is_due(half: Half, timeout_ms: int, now_ms: int) -> bool:
 
     RocketMQ: TransactionalMessageServiceImpl.getImmunityTime (5.3.3); what is not a number, or -1, means no immunity.
     """
-    said = half.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
-    immunity_ms = int(said) * 1000 if said.isascii() and said.isdigit() else timeout_ms
+    immunity = half.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
+    immunity_ms = int(immunity) * 1000 if immunity.isascii() and immunity.isdigit() else timeout_ms
     return now_ms - half.born_timestamp_ms >= immunity_ms
 
 

@@ -116,6 +116,18 @@ class CheckListener(abc.ABC):
         service.park(half, "nobody could say how the local transaction ended")
 
 
+class ParkNote(NamedTuple):
+    """A record of the park topic: somebody parked a half message, or took it back."""
+
+    half_offset: int  # CommitLog offset of the half message
+    parks: bool  # False: it was taken back
+    why: str
+    by: str
+    commitlog_offset: int  # of the record itself
+    stored_ms: int
+    queue_offset: int
+
+
 class TransactionalMessageBridge(NamedTuple):
     """What a service works on. RocketMQ: TransactionalMessageBridge (5.3.3)."""
 
@@ -224,8 +236,8 @@ class TransactionalMessageService(abc.ABC):
         """The slots in doubt. Cheap: of each slot in the table only the state is looked at."""
 
     @abc.abstractmethod
-    def parked(self) -> dict[int, int]:
-        """Half messages that are in doubt and parked: CommitLog offset of each, and of the record that parks it."""
+    def parked(self) -> dict[int, ParkNote]:
+        """The half messages that are in doubt and parked, by CommitLog offset, each with the note that parks it."""
 
     @abc.abstractmethod
     def park(self, half: Half, why: str) -> bool:

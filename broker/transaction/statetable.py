@@ -17,11 +17,12 @@ from itertools import islice
 from broker.errors import AlreadyEnded, CorruptRecord, MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import Record
-from broker.format.statetable import SLOT_SIZE, STATE_AT, Slot
+from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
 from broker.message import Message, ReceivedMessage
 from broker.store.shared.control import Word
 from broker.store.write.compose import Composed, compose
+from broker.store.write.dispatch import prepared_slots
 from broker.store.write.pending_record import Appended, PendingRecord, check_size, end_draft
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
@@ -34,13 +35,13 @@ from broker.transaction.service import (
     Ended,
     Half,
     HalfReference,
+    ParkNote,
     Reference,
     TransactionalMessageBridge,
     TransactionalMessageService,
 )
 
 _PREPARED = int(TransactionType.PREPARED)
-_STATE_BYTE = STATE_AT + 3  # the other three of the big-endian word are zero
 _COMMIT = TransactionType.COMMIT
 _STATES = {kind: TransactionState(int(kind)) for kind in (TransactionType.COMMIT, TransactionType.ROLLBACK)}
 _TAIL, _DISPATCHED, _SLOTS, _GENERATION = (
@@ -59,7 +60,7 @@ class StateTableService(TransactionalMessageService):
         self._appender, self._dispatcher = self._writer.appender, self._writer.dispatcher
         self._record_bytes_max = self._writer.layout.record_bytes_max
         self._waiting = Waiting(self._writer.settle)
-        self._parked = ParkTopic(self._store)
+        self._park_topic = ParkTopic(self._store)
         self._rounds = Rounds()
         self._sync_each = self._writer.sync == "each"
 
@@ -235,7 +236,7 @@ class StateTableService(TransactionalMessageService):
         self._known(half)
         self._catch_up()
         held = TransactionState(self._slot_state(half))
-        if held is TransactionState.PREPARED and half.commitlog_offset in self._parked.offsets():
+        if held is TransactionState.PREPARED and half.commitlog_offset in self._park_topic.notes():
             return TransactionState.PARKED
         return held
 
@@ -274,24 +275,11 @@ class StateTableService(TransactionalMessageService):
         self._catch_up()
         words = self._writer.control
         while True:
-            generation, found = words[Word.GENERATION], self._slots_in(words[Word.SLOTS])
+            generation = words[Word.GENERATION]
+            found = list(prepared_slots(self._dispatcher.table, 0, words[Word.SLOTS]))
             if words[Word.GENERATION] == generation:  # else another table was put in place of the one that was read
                 return found
             self._catch_up()
-
-    def _slots_in(self, count: int) -> list[int]:
-        """The prepared ones among the first `count` slots."""
-        table, found = self._dispatcher.table, []
-        per_file = table.file_size // SLOT_SIZE
-        for first in range(0, count, per_file):
-            view, _ = table.existing(first * SLOT_SIZE)
-            used = min(count - first, per_file) * SLOT_SIZE
-            states = bytes(view[_STATE_BYTE:used:SLOT_SIZE])
-            at = states.find(_PREPARED)
-            while at >= 0:
-                found.append(first + at)
-                at = states.find(_PREPARED, at + 1)
-        return found
 
     def _catch_up(self) -> None:
         """Finish what a killed process published, and release a table that was swapped: no answer rests on either."""
@@ -302,14 +290,14 @@ class StateTableService(TransactionalMessageService):
 
     # Park
 
-    def parked(self) -> dict[int, int]:
+    def parked(self) -> dict[int, ParkNote]:
         """See TransactionalMessageService."""
         self._catch_up()
-        said = self._parked.offsets()
-        if not said:
-            return said
+        notes = self._park_topic.notes()
+        if not notes:
+            return notes
         in_doubt = {self._dispatcher.slot(slot).commitlog_offset for slot in self.in_doubt_slots()}
-        return {half: record for half, record in said.items() if half in in_doubt}
+        return {half: note for half, note in notes.items() if half in in_doubt}
 
     def park(self, half: Half, why: str) -> bool:
         """See TransactionalMessageService."""

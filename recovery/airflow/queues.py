@@ -1,6 +1,8 @@
 """Lets a topic start a DAG through Airflow's own MessageQueueTrigger (apache-airflow-providers-common-messaging).
 
-trigger = MessageQueueTrigger(scheme="checkback", path="/srv/shop.store", topic="orders")
+As in:
+
+    trigger = MessageQueueTrigger(scheme="checkback", path="/srv/shop.store", topic="orders")
 """
 
 from __future__ import annotations

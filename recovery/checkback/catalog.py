@@ -235,5 +235,5 @@ class _sentences:  # noqa: N801 - reads as a word of the language: with _sentenc
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, SQLAlchemyError):
             cause = error.orig if isinstance(error, DatabaseError) and error.orig else error
-            said = " ".join(str(cause).split())[:200]
-            raise BrokerError(f"the catalog {self._engine.url!r} cannot be used: {said}") from error
+            cause_text = " ".join(str(cause).split())[:200]
+            raise BrokerError(f"the catalog {self._engine.url!r} cannot be used: {cause_text}") from error

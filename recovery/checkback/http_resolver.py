@@ -108,9 +108,9 @@ class HttpResolver:
             raise _Away(f"{self._shown} {refusal}")
         if refusal:
             return Answer(Outcome.DOWN, f"{self._shown} {refusal}")
-        return self._said(response.status_code, body)
+        return self._answer_of(response.status_code, body)
 
-    def _said(self, status: int, body: bytes) -> Answer:
+    def _answer_of(self, status: int, body: bytes) -> Answer:
         try:
             outcome = meaning(str(json.loads(body)["state"]))
         except (ValueError, KeyError, TypeError, RecursionError):

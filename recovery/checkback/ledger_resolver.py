@@ -154,7 +154,9 @@ class LedgerResolver:
         except SQLAlchemyError as error:
             return self.trouble(error)
         return (
-            Answer(Outcome.UNKNOWN, "its ledger has no row") if found is None else _said(found.state, found.decided_by)
+            Answer(Outcome.UNKNOWN, "its ledger has no row")
+            if found is None
+            else _answer_of(found.state, found.decided_by)
         )
 
     def settle(self, half: Half, state: int, by: str) -> Answer:
@@ -273,7 +275,7 @@ class LedgerResolver:
             found = connection.execute(select(rows.state, rows.decided_by).where(rows.ledger_key == key)).first()
         if found is None:
             return Answer(Outcome.RUNNING, "its ledger row came and went")
-        return _said(found.state, found.decided_by)
+        return _answer_of(found.state, found.decided_by)
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -364,7 +366,7 @@ def _put(by: str, outcome: Outcome) -> str:
     return f"no ledger row was there, and {by} put one: {outcome.value}"
 
 
-def _said(state: int, decided_by: str | None) -> Answer:
+def _answer_of(state: int, decided_by: str | None) -> Answer:
     outcome = _OUTCOMES.get(state, Outcome.UNKNOWN)
     by = f", by {decided_by}" if decided_by else ""
     return Answer(outcome, f"its ledger row says {outcome.value}{by}")

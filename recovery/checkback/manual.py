@@ -19,7 +19,6 @@ from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
 from broker.format.java import decode_message_id
 from broker.live import LiveStore
-from broker.message import ReceivedMessage
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog
@@ -110,10 +109,8 @@ def chosen(
 def park_list(store: LiveStore, now_ms: int) -> list[ParkedTransaction]:
     """What is parked, since when and why, in log order."""
     found = []
-    for commitlog_offset, record_offset in sorted(store.transactions.parked().items()):
+    for commitlog_offset, note in sorted(store.transactions.parked().items()):
         half = store.transactions.half(commitlog_offset)
-        record = store.commitlog.read(record_offset)
-        said = ReceivedMessage.of(record) if record is not None else None
         found.append(
             ParkedTransaction(
                 commitlog_offset=commitlog_offset,
@@ -123,8 +120,8 @@ def park_list(store: LiveStore, now_ms: int) -> list[ParkedTransaction]:
                 producer_group=half.producer_group,
                 keys=list(half.keys),
                 age_s=max(0, now_ms - half.store_timestamp_ms) / 1000,
-                parked_ms=said.store_timestamp_ms if said else 0,
-                why=said.properties.get(WHY, "") if said else "",
+                parked_ms=note.stored_ms,
+                why=note.why,
             )
         )
     return found

@@ -51,12 +51,12 @@ _WORDS = {
 }
 
 
-def meaning(said: object) -> Outcome | None:
+def meaning(answer: object) -> Outcome | None:
     """What an application means by what it said; None when it means nothing."""
-    if isinstance(said, str):
-        return _WORDS.get(said.lower().strip())
+    if isinstance(answer, str):
+        return _WORDS.get(answer.lower().strip())
     try:
-        return _MEANINGS.get(said)
+        return _MEANINGS.get(answer)
     except TypeError:  # not hashable
         return None
 

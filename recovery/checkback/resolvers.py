@@ -75,14 +75,14 @@ class CallableResolver:
     def _one(self, question: Question) -> Answer:
         try:
             message = question.message()
-            said = self._limit.run(lambda: self._callback(message), key_of(question.half))
+            answer = self._limit.run(lambda: self._callback(message), key_of(question.half))
         except TimedOut as error:
             return Answer(Outcome.DOWN, str(error)[:_WHY_SIZE])
         except Exception as error:  # noqa: BLE001 - whatever the application raises, it did not say
             return Answer(Outcome.UNKNOWN, f"{self._name} raised {type(error).__name__}: {error}"[:_WHY_SIZE])
-        outcome = meaning(said)
+        outcome = meaning(answer)
         if outcome is None:
-            return Answer(Outcome.UNKNOWN, f"{self._name} said {said!r:.80}, which means nothing")
+            return Answer(Outcome.UNKNOWN, f"{self._name} said {answer!r:.80}, which means nothing")
         return Answer(outcome, f"{self._name} said {outcome.value}")
 
 

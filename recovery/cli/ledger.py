@@ -16,7 +16,7 @@ from recovery.cli.terminal.output import print_json, show
 if TYPE_CHECKING:
     from broker.ledger import Ledger
     from broker.live import LiveStore
-    from recovery.checkback.ledgers.doctor import LedgerCheck, Said
+    from recovery.checkback.ledgers.doctor import LedgerChange, LedgerCheck
 
 Url = Annotated[
     str,
@@ -73,11 +73,11 @@ def rebind(
     """
     from recovery.checkback.ledgers import doctor as ledgers
 
-    def work(opened: LiveStore, found: Ledger) -> Said:
+    def work(opened: LiveStore, found: Ledger) -> LedgerChange:
         options: dict[str, Any] = {"binding_id": binding, "dry_run": dry_run}
         return ledgers.rebind(opened, found, why=why, by=_by(by), now_ms=_now_ms(), **options)
 
-    _show_said(_with_ledger(store, ledger, schema, table, work), "bound to it already", dry_run, as_json)
+    _show_change(_with_ledger(store, ledger, schema, table, work), "bound to it already", dry_run, as_json)
 
 
 def accept(
@@ -96,23 +96,23 @@ def accept(
     """
     from recovery.checkback.ledgers import doctor as ledgers
 
-    def work(opened: LiveStore, found: Ledger) -> Said:
+    def work(opened: LiveStore, found: Ledger) -> LedgerChange:
         return ledgers.accept(opened, found, why=why, by=_by(by), now_ms=_now_ms(), dry_run=dry_run)
 
-    _show_said(_with_ledger(store, ledger, schema, table, work), "nothing is missing", dry_run, as_json)
+    _show_change(_with_ledger(store, ledger, schema, table, work), "nothing is missing", dry_run, as_json)
 
 
-def _show_said(said: Said, nothing: str, dry_run: bool, as_json: bool) -> None:
+def _show_change(change: LedgerChange, nothing: str, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print_json(said.as_json())
-    elif not said.done and not dry_run:
+        print_json(change.as_json())
+    elif not change.done and not dry_run:
         show([f"Nothing was done: {nothing}"])
     else:
         show(
             [
-                f"{'would be' if dry_run else 'done'}: ledger {said.binding_id}",
-                f"  from {said.before}",
-                f"  to {said.after}",
+                f"{'would be' if dry_run else 'done'}: ledger {change.binding_id}",
+                f"  from {change.before}",
+                f"  to {change.after}",
             ]
         )
 

@@ -125,11 +125,11 @@ def topic(
         show([_topic_line(one) for one in found])
 
 
-def _topic_line(said: dict[str, object]) -> str:
+def _topic_line(topic: dict[str, object]) -> str:
     from recovery.humanize import printable
 
-    kind = said["message_type"] or "any"
-    return printable(f"{said['topic']:<40}  {kind:<11}  {said['write_queues']} queues  perm {said['perm']}")
+    kind = topic["message_type"] or "any"
+    return printable(f"{topic['topic']:<40}  {kind:<11}  {topic['write_queues']} queues  perm {topic['perm']}")
 
 
 def end(

@@ -132,16 +132,16 @@ def change_mind(session: Session, lock_id: str) -> None:
 
 def create_order(session: Session, message: ReceivedMessage) -> None:
     """Turn a lock into an order and take the entry out of the cart; without an entry, release the lock."""
-    said = content(message)
-    if _changed(session, delete(CartEntry).where(CartEntry.customer == said["customer"])):
-        session.add(Order(lock_id=said["lock"], sku=said["sku"]))
-        session.execute(update(Lock).where(Lock.id == said["lock"]).values(state="ordered"))
-        session.add(Effect(lock_id=said["lock"], kind="created"))
-        session.add(Effect(lock_id=said["lock"], kind="cart emptied"))
+    fields = content(message)
+    if _changed(session, delete(CartEntry).where(CartEntry.customer == fields["customer"])):
+        session.add(Order(lock_id=fields["lock"], sku=fields["sku"]))
+        session.execute(update(Lock).where(Lock.id == fields["lock"]).values(state="ordered"))
+        session.add(Effect(lock_id=fields["lock"], kind="created"))
+        session.add(Effect(lock_id=fields["lock"], kind="cart emptied"))
     else:
-        session.execute(update(Lock).where(Lock.id == said["lock"]).values(state="released"))
-        session.execute(update(Product).where(Product.sku == said["sku"]).values(locked=Product.locked - 1))
-        session.add(Effect(lock_id=said["lock"], kind="released"))
+        session.execute(update(Lock).where(Lock.id == fields["lock"]).values(state="released"))
+        session.execute(update(Product).where(Product.sku == fields["sku"]).values(locked=Product.locked - 1))
+        session.add(Effect(lock_id=fields["lock"], kind="released"))
 
 
 def next_unpaid(session: Session, turn: int) -> Order | None:
@@ -164,32 +164,32 @@ def pay(session: Session, producer: Producer, order: Order, *, hesitate: Callabl
 
 def deduct_stock(session: Session, message: ReceivedMessage) -> None:
     """The piece leaves the stock, and with it its lock."""
-    said = content(message)
+    fields = content(message)
     taken = {"stock": Product.stock - 1, "locked": Product.locked - 1}
-    session.execute(update(Product).where(Product.sku == said["sku"]).values(taken))
-    session.add(Effect(lock_id=said["lock"], kind="deducted"))
+    session.execute(update(Product).where(Product.sku == fields["sku"]).values(taken))
+    session.add(Effect(lock_id=fields["lock"], kind="deducted"))
 
 
 def ship(session: Session, message: ReceivedMessage) -> None:
-    said = content(message)
-    session.add(Shipment(lock_id=said["lock"]))
-    session.add(Effect(lock_id=said["lock"], kind="shipped"))
+    fields = content(message)
+    session.add(Shipment(lock_id=fields["lock"]))
+    session.add(Effect(lock_id=fields["lock"], kind="shipped"))
 
 
 def grant_points(session: Session, message: ReceivedMessage) -> None:
-    said = content(message)
-    session.add(Points(lock_id=said["lock"], points=POINTS))
-    session.add(Effect(lock_id=said["lock"], kind="points"))
+    fields = content(message)
+    session.add(Points(lock_id=fields["lock"], points=POINTS))
+    session.add(Effect(lock_id=fields["lock"], kind="points"))
 
 
 def content(message: ReceivedMessage) -> dict[str, Any]:
     """What a message of the shop says."""
-    said: dict[str, Any] = json.loads(message.body)
-    return said
+    fields: dict[str, Any] = json.loads(message.body)
+    return fields
 
 
-def _body(said: dict[str, Any]) -> bytes:
-    return json.dumps(said).encode()
+def _body(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields).encode()
 
 
 def _changed(session: Session, statement: Any) -> bool:

@@ -71,7 +71,7 @@ def plan_recovery(path: str, *, take_over: bool = False, now_ms: int = 0) -> dic
     from recovery.repair import crash
 
     made = crash.plan(crash.survey(path))
-    must_ask = made.survey.facts.owner in (Owner.STRANGER, Owner.FOREIGN)
+    must_ask = made.survey.facts.owner in (Owner.FOREIGN_SINCE, Owner.FOREIGN)
     error = refusal(made)
     if error is not None and not must_ask:
         raise error

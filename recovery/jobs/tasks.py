@@ -307,9 +307,9 @@ def retain(
         forgotten = [at for at in shop.catalog.attempts() if at not in in_doubt]
         shop.catalog.remember((), forgotten)
         reports = remove_reports(path, now_ms - parse_duration(keep))
-        said = done.as_json()
+        summary = done.as_json()
         rest = {"ledger_rows": rows, "catalog_rows": len(forgotten), "reports": reports, "now_ms": now_ms}
-        kept = keep_report(path, f"retain-{now_ms}.json", {**said, **rest}, latest=LATEST_RETENTION)
+        kept = keep_report(path, f"retain-{now_ms}.json", {**summary, **rest}, latest=LATEST_RETENTION)
     counts = {"segments": len(done.segments), "derived_files": len(done.derived), "begin_offset": done.begin}
     names = ("bytes", "due", "used_bytes", "disk_free_bytes", "pins", "unread", "unread_gone")
-    return {**counts, **{name: said[name] for name in names}, **rest, "report": kept}
+    return {**counts, **{name: summary[name] for name in names}, **rest, "report": kept}

@@ -111,11 +111,11 @@ def _first_rollbacks(events: Rows, outcomes: Rows) -> Ints:
 
 def _deciders(rows: Rows, ended: Ints, strings: pa.Table) -> pa.Array:
     """Who decided: as the end says (checkback writes it), else producer, or check-back where RocketMQ had asked."""
-    said = _strings(strings, ended, "by")
+    ended_by = _strings(strings, ended, "by")
     asked = (rows["checks"] > 0).astype(int)
     usual = {int(state): names for state, names in _ENDED_BY.items()}
     derived = [usual[state][was] for state, was in zip(rows["state"].tolist(), asked.tolist(), strict=True)]
-    return pc.coalesce(said, pa.array(derived, pa.string()))
+    return pc.coalesce(ended_by, pa.array(derived, pa.string()))
 
 
 def _words(words: dict[int, str], numbers: Any) -> pa.Array:

@@ -1,7 +1,9 @@
 """Build all derived files from the CommitLog, compare them, and put them in place.
 
-from recovery.rebuild import rebuild
-report = rebuild("shop.store", apply=False)
+As in:
+
+    from recovery.rebuild import rebuild
+    report = rebuild("shop.store", apply=False)
 """
 
 from __future__ import annotations

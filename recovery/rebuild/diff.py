@@ -136,8 +136,8 @@ def _of_index(build: Build, live: StoreFiles, disk: Disk, end: int) -> Iterator[
     """Items one after another, wherever files begin; then whether the live files are right in themselves."""
     folder, findings = Paths(live.path).index, Findings()
     kept = (live.commitlog.begin, end)
-    made = _items(open_index(_index_of(build, disk), Findings(), said=build.index.counts), kept)
-    held_files = open_index(live.index_now(), findings, is_growing=live.is_index_growing, said=live.index_counts)
+    made = _items(open_index(_index_of(build, disk), Findings(), capacity=build.index.counts), kept)
+    held_files = open_index(live.index_now(), findings, is_growing=live.is_index_growing, capacity=live.index_counts)
     held = _items(held_files, kept)
     counts = dict.fromkeys(("missing", "extra", "different"), 0)
     first: dict[str, int] = {}

@@ -105,12 +105,12 @@ def set_due_times(run: QueueRun, live_units: UnitFile) -> None:
     levels = run.records.property(names.DELAY).to_pylist()
     waits = np.array([level is not None and level.isdigit() for level in levels], np.bool_)
     live = live_units.take(run.numbers)
-    said = (live["commitlog_offset"] == rows["commitlog_offset"]) & (live["size"] == rows["size"]) & waits
+    is_same = (live["commitlog_offset"] == rows["commitlog_offset"]) & (live["size"] == rows["size"]) & waits
     stored_ms = run.records.field("store_timestamp_ms")
     waited_ms = deliver_time_ms(run.queue_id + 1, 0)
-    if said.any():
-        waited_ms = int(np.median((live["tags_code"] - stored_ms)[said]))
-    due = np.where(said, live["tags_code"], stored_ms + waited_ms)
+    if is_same.any():
+        waited_ms = int(np.median((live["tags_code"] - stored_ms)[is_same]))
+    due = np.where(is_same, live["tags_code"], stored_ms + waited_ms)
     rows["tags_code"] = np.where(waits, due, rows["tags_code"])
 
 

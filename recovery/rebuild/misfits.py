@@ -84,7 +84,7 @@ def misfits_of_queue(
 
 def _tag_items(files: StoreFiles) -> Iterator[Misfit]:
     """Since 5.4 a message with a tag has a third item in the index. RocketMQ: IndexService.buildIndex (5.4.0)."""
-    index = open_index(files.index, Findings(), is_growing=files.is_index_growing, said=files.index_counts)
+    index = open_index(files.index, Findings(), is_growing=files.is_index_growing, capacity=files.index_counts)
     for file in dict.fromkeys((*index[:1], *index[-1:])):
         rows = file.read(1, min(file.used, _AT_ONCE))
         if len(rows) and _holds_tags(files, rows):

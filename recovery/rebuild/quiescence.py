@@ -27,7 +27,7 @@ def check_still(
     still_s: float = STILL_S,
     wait: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Raises StoreLocked when a process has the store open, StoreError when it changes or nobody vouches for it."""
+    """Raises StoreLocked when a process has the store open, StoreError when it changes or may be in use unseen."""
     if not broker_is_stopped:
         text = f"{path} was written by another program, and changing it under a running broker would destroy it. {_SAY}"
         raise StoreError(text, path=path)

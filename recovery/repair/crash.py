@@ -84,11 +84,11 @@ def apply(
     if misfits:
         raise not_understood(path, misfits)
     owner, error = made.survey.facts.owner, refusal(made)
-    if error is not None and owner not in (Owner.STRANGER, Owner.FOREIGN):
+    if error is not None and owner not in (Owner.FOREIGN_SINCE, Owner.FOREIGN):
         raise error
     expected: RecoveryPlan | None = made
     before = set(_kept(disk, path))
-    if owner in (Owner.STRANGER, Owner.FOREIGN):
+    if owner in (Owner.FOREIGN_SINCE, Owner.FOREIGN):
         check_still(path, disk, broker_is_stopped=broker_is_stopped, still_s=still_s, wait=wait)
         _take_over(path, disk, made.survey, move=move)
         expected = None  # the plan was to take it over; what remains is a recovery of our own

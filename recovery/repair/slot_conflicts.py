@@ -93,9 +93,9 @@ def _copies(path: str) -> dict[int, tuple[int, int]]:
     """Of each half that was prepared again before: the copy's offset and slot."""
     found: dict[int, tuple[int, int]] = {}
     for records in Scan(StoreFiles.open(path).commitlog):
-        said = numbers_in(records.values(MOVED_FROM), missing=-1)
-        for at in np.flatnonzero((said >= 0) & (Kinds(records).types << 2 == _PREPARED)).tolist():
-            found[int(said[at])] = int(records.offsets[at]), int(records.field("queue_offset")[at])
+        moved_from = numbers_in(records.values(MOVED_FROM), missing=-1)
+        for at in np.flatnonzero((moved_from >= 0) & (Kinds(records).types << 2 == _PREPARED)).tolist():
+            found[int(moved_from[at])] = int(records.offsets[at]), int(records.field("queue_offset")[at])
     return found
 
 

@@ -1,7 +1,9 @@
 """The CommitLog in bulk: framing, records, columns, Arrow batches. Reads only.
 
-from recovery.scan import scan
-for batch in scan("shop.store", columns=["topic", "body"]): ...
+As in:
+
+    from recovery.scan import scan
+    for batch in scan("shop.store", columns=["topic", "body"]): ...
 """
 
 from __future__ import annotations

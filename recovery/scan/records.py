@@ -243,9 +243,9 @@ class Records:
         carries = faults <= 1
         which, digits, faults = which[carries], digits[carries], faults[carries]
         if len(which):
-            said = ((digits.astype(np.int64) - ord("0")) * 10 ** np.arange(digits.shape[1])).sum(axis=1)
+            numbers = ((digits.astype(np.int64) - ord("0")) * 10 ** np.arange(digits.shape[1])).sum(axis=1)
             real = _crcs(self.window, self.at[which], stops[which] - RECORD_CRC_SIZE)
-            bad[which] = (said != real) | (faults > 0)
+            bad[which] = (numbers != real) | (faults > 0)
         return bad
 
 

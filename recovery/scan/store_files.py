@@ -261,15 +261,15 @@ class StoreFiles:
 
 def _check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) -> None:
     """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: recovery would begin too late."""
-    said = checkpoint.decode(raw)
+    times = checkpoint.decode(raw)
     if any(raw[checkpoint.Checkpoint.SIZE :]):
         raise CorruptRecord("bytes behind the checkpoint's numbers are not zero")
     for name in ("commitlog_timestamp_ms", "queue_timestamp_ms", "index_timestamp_ms"):
-        value = getattr(said, name)
+        value = getattr(times, name)
         if not 0 <= value <= last_store_ms:
             raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
     ends = {header.end_timestamp_ms for header in index}
-    said_ms = said.index_timestamp_ms
+    said_ms = times.index_timestamp_ms
     expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms
     if said_ms and index and said_ms not in ends and not expired:
         raise CorruptRecord(f"its index_timestamp_ms {said_ms} is the end of no index file: one of the two was changed")

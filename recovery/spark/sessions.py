@@ -1,7 +1,9 @@
 """Start a Spark session as these jobs need it, and say in a sentence why it cannot start.
 
-spark = session("local[*]")
-spark = session("spark://master:7077", memory="4g")
+As in:
+
+    spark = session("local[*]")
+    spark = session("spark://master:7077", memory="4g")
 """
 
 from __future__ import annotations
@@ -67,9 +69,9 @@ def check_java() -> None:
         raise SparkNotReady(f"Spark needs Java {JAVA_MIN} or newer, and {java} is Java {found}. Install a newer JDK")
 
 
-def java_version(said: str) -> int | None:
+def java_version(version_text: str) -> int | None:
     """The major version in what `java -version` says: 17 for "17.0.9", 8 for "1.8.0_392"; None when it says none."""
-    match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', version_text)
     if match is None:
         return None
     first, second = int(match[1]), int(match[2] or 0)

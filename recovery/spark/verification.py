@@ -1,6 +1,8 @@
 """The verification of a store on Spark: the same findings, names and digest as `recovery.verify.verifier.verify`.
 
-report = verify(spark, "shop.store")
+As in:
+
+    report = verify(spark, "shop.store")
 """
 
 from __future__ import annotations

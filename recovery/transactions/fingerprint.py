@@ -60,8 +60,8 @@ def difference(half: Records | None, end: Records | None) -> str:
     """What a half message and its end do not have in common though one is a copy of the other; empty when nothing."""
     if half is None or end is None:
         return ""
-    said, meant = _meaning(half), _meaning(end)
-    differ = [name for name in dict.fromkeys([*said, *meant]) if said.get(name) != meant.get(name)]
+    properties, meant = _meaning(half), _meaning(end)
+    differ = [name for name in dict.fromkeys([*properties, *meant]) if properties.get(name) != meant.get(name)]
     return ", ".join(differ)
 
 
@@ -69,7 +69,7 @@ def _meaning(record: Records) -> dict[str, Any]:
     fields: dict[str, Any] = {name: int(record.field(name)[0]) for name in _COPIED}
     fields |= {name: bytes(record.address(name)[0]).rstrip(b"\0") for name in _ADDRESSES}
     fields["sys_flag"] = int(record.sys_flags[0]) & ~TRANSACTION_MASK
-    said = names.decode(record.properties.array[0].as_py())
+    properties = names.decode(record.properties.array[0].as_py())
     elsewhere = record.topics.array[0].as_py() in _ELSEWHERE
-    fields["queue_id"] = said.get(names.REAL_QID, "0") if elsewhere else str(int(record.field("queue_id")[0]))
-    return fields | {f"property {name}": value for name, value in said.items() if name not in _OF_ITS_OWN}
+    fields["queue_id"] = properties.get(names.REAL_QID, "0") if elsewhere else str(int(record.field("queue_id")[0]))
+    return fields | {f"property {name}": value for name, value in properties.items() if name not in _OF_ITS_OWN}

@@ -1,9 +1,11 @@
 """How the transactions of a CommitLog stand, from its records alone: without a comparison of other files.
 
-tracker = TransactionTracker(files)
-for records in scan:
-    tracker.add(records)
-for outcomes in tracker.outcomes(): ...
+As in:
+
+    tracker = TransactionTracker(files)
+    for records in scan:
+        tracker.add(records)
+    for outcomes in tracker.outcomes(): ...
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Compare every derived file of a store with its CommitLog. Reads only.
 
-from recovery.verify import verify
-report = verify("shop.store")
+As in:
+
+    from recovery.verify import verify
+    report = verify("shop.store")
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def open_live_index(files: StoreFiles, findings: Findings) -> list[IndexFileView
 
 def open_index_of(files: StoreFiles, segments: Sequence[Segment], findings: Findings) -> list[IndexFileView]:
     """These index files of a store, as `open_index`."""
-    return open_index(segments, findings, is_growing=files.is_index_growing, said=files.index_counts)
+    return open_index(segments, findings, is_growing=files.is_index_growing, capacity=files.index_counts)
 
 
 def open_index(
@@ -64,7 +64,7 @@ def open_index(
     findings: Findings,
     *,
     is_growing: bool = False,
-    said: tuple[int, int] | None = None,
+    capacity: tuple[int, int] | None = None,
 ) -> list[IndexFileView]:
     """The index files that can be read, in order; a finding for each that cannot. Of a growing index the last grows.
 
@@ -80,7 +80,7 @@ def open_index(
                 header = replace(IndexHeader.unpack_from(segment.read(0, HEADER_SIZE)), item_count=counted)
             file = segment.files.get(segment.path, segment.inode)
             store_path = os.path.dirname(os.path.dirname(segment.path))
-            found = work_out(file, header, segment.size, store_path, said=said)
+            found = work_out(file, header, segment.size, store_path, capacity=capacity)
             files.append(IndexFileView(segment, header, found.slots, found.items, grows))
             if header.next_item - 1 > found.items:
                 raise CorruptRecord(f"its header counts {header.next_item - 1} items, {found.items} fit")

@@ -68,10 +68,16 @@ def _wrong_prepared_offset(records: Records, kinds: Kinds) -> Bools:
 
     RocketMQ: EndTransactionProcessor.endMessageTransaction, the only caller that sets it (5.3.3; 3.1.4).
     """
-    said = records.field("prepared_transaction_offset")
+    prepared_offsets = records.field("prepared_transaction_offset")
     types = kinds.types << 2
     end = (types == TransactionType.COMMIT) | (types == TransactionType.ROLLBACK)
-    return np.asarray(np.where(end, (said < 0) | ((said >= records.offsets) & (said != 0)), said != 0))
+    return np.asarray(
+        np.where(
+            end,
+            (prepared_offsets < 0) | ((prepared_offsets >= records.offsets) & (prepared_offsets != 0)),
+            prepared_offsets != 0,
+        )
+    )
 
 
 def _wrong_port(records: Records, name: str) -> Bools:

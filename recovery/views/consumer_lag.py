@@ -35,10 +35,10 @@ class GroupPosition:
 
 def positions(store: Store, group: str | None = None, topic: str | None = None) -> Iterator[GroupPosition]:
     """From config/consumerOffset.json, which consumers write every 5 s and when they close."""
-    said = store.consumer_offsets().positions
-    for of_topic, of_group in sorted(said, key=lambda key: (key[1], key[0])):
+    positions = store.consumer_offsets().positions
+    for of_topic, of_group in sorted(positions, key=lambda key: (key[1], key[0])):
         if group in (None, of_group) and topic in (None, of_topic):
-            for queue_id, position in sorted(said[of_topic, of_group].items()):
+            for queue_id, position in sorted(positions[of_topic, of_group].items()):
                 begin, end = store.queue_range(of_topic, queue_id)
                 yield GroupPosition(of_group, of_topic, queue_id, position, begin, end)
 

@@ -283,9 +283,9 @@ def _line(record: Record, properties: dict[str, str], sentence: str) -> str:
     }
     numbered = record.transaction_type in (TransactionType.NONE, TransactionType.COMMIT)
     place = f"{record.topic}/{record.queue_id}" + (f"@{record.queue_offset}" if numbered else "")
-    said = "  ".join(f"{name}={value}" for name, value in details.items() if value)
+    line = "  ".join(f"{name}={value}" for name, value in details.items() if value)
     head = f"{record.commitlog_offset:>12}  {record.total_size:>8} B  {moment(record.store_timestamp_ms)}"
-    return f"{head}  {printable(place)}  {printable(sentence)}  {printable(said)}".rstrip()
+    return f"{head}  {printable(place)}  {printable(sentence)}  {printable(line)}".rstrip()
 
 
 def no_such(what: str, path: str, others: list[str]) -> StoreError:

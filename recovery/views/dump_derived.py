@@ -190,10 +190,10 @@ def _say_slot(slot: Slot) -> tuple[str, str]:
     return "slot", f"{place}  {state:<11}  group hash {slot.group_hash}"
 
 
-def _index(segments: list[Segment], said: tuple[int, int] | None, selection: DumpSelection) -> Iterator[DumpEntry]:
+def _index(segments: list[Segment], capacity: tuple[int, int] | None, selection: DumpSelection) -> Iterator[DumpEntry]:
     for segment in segments:
         findings = Findings()
-        opened = open_index([segment], findings, said=said)
+        opened = open_index([segment], findings, capacity=capacity)
         for finding in findings:
             values = {"kind": "damaged", "file": finding.file, "reason": finding.text}
             line = f"!! {printable(finding.file)}: {printable(finding.text)}"

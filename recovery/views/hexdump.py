@@ -127,9 +127,9 @@ def _meaning(name: str, value: Any) -> str:
 
 def _flags(value: int) -> str:
     kind = transaction_type(value)
-    said = [] if kind is TransactionType.NONE else [kind.name]
+    flags = [] if kind is TransactionType.NONE else [kind.name]
     try:
         packed = compression(value)
     except CorruptRecord as error:
-        return " ".join([*said, error.reason])
-    return " ".join([*said, *([packed.name] if packed else [])])
+        return " ".join([*flags, error.reason])
+    return " ".join([*flags, *([packed.name] if packed else [])])

@@ -25,8 +25,8 @@ OPS_LOOKED_AT = 20_000
 
 def half_op_story(store: broker.Store, half: Record) -> list[dict[str, Any]]:
     """What is known of the transaction of a half message, in log order. An index without it leaves the half alone."""
-    said = half.property_map
-    unique_key, topic = said.get(names.UNIQ_KEY, ""), target_topic(half.topic, said)
+    properties = half.property_map
+    unique_key, topic = properties.get(names.UNIQ_KEY, ""), target_topic(half.topic, properties)
     halves = {half.commitlog_offset: half}
     halves |= {one.commitlog_offset: one for one in _records(store, store.by_unique_key(HALF_TOPIC, unique_key))}
     given_up = list(_records(store, store.by_unique_key(PARK_TOPIC, unique_key)))
@@ -77,14 +77,14 @@ def _names(body: bytes, queue_offset: int) -> bool:
 
 def prepared(half: Record) -> dict[str, Any]:
     """That a half message was stored, and what it says."""
-    said = half.property_map
+    properties = half.property_map
     place = "slot" if kind_of(half.topic, half.transaction_type) is EventKind.PREPARED else "queue_offset"
     facts = {
         place: half.queue_offset,
-        "producer_group": said.get(names.PGROUP, ""),
-        "topic": target_topic(half.topic, said),
-        "keys": names.keys(said),
-        "unique_key": said.get(names.UNIQ_KEY),
+        "producer_group": properties.get(names.PGROUP, ""),
+        "topic": target_topic(half.topic, properties),
+        "keys": names.keys(properties),
+        "unique_key": properties.get(names.UNIQ_KEY),
         "bytes": len(half.plain_body),
     }
     return {"what": "prepared", **when(half), **facts}

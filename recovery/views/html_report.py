@@ -1,6 +1,8 @@
 """A report of a store as one HTML page, good enough to hand on: no script, no font, no picture from elsewhere.
 
-page = html_report(survey("shop.store", now_ms))
+As in:
+
+    page = html_report(survey("shop.store", now_ms))
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class _InfoReader:
     def _index(self) -> Iterator[IndexInfo]:
         for segment in self._files.index:
             findings = Findings()
-            for file in open_index([segment], findings, said=self._files.index_counts):
+            for file in open_index([segment], findings, capacity=self._files.index_counts):
                 header = file.header
                 stored_ms = (header.begin_timestamp_ms, header.end_timestamp_ms)
                 yield IndexInfo(segment.name, segment.size, file.used, *stored_ms)

@@ -19,9 +19,10 @@ import broker
 from broker.format import properties as names
 from broker.format.statetable import Slot
 from broker.format.sysflag import TransactionType
-from broker.format.topics import PARK_TOPIC
 from broker.store.disk.paths import Paths
-from broker.transaction.events import BY, PARKED, PARKED_OFFSET, WHY, EventKind, kind_of
+from broker.transaction.events import BY, WHY, EventKind, kind_of
+from broker.transaction.parking import ParkTopic, park_notes
+from broker.transaction.service import ParkNote
 from recovery.scan.ends import ends_of
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import UnitFile
@@ -29,7 +30,7 @@ from recovery.transactions.in_doubt import Pending
 from recovery.views.history_half_op import delivered, half_op_story, prepared, when
 
 if TYPE_CHECKING:
-    from broker.message import ReceivedMessage
+    pass
 
 _SLOT = np.dtype(Slot.DTYPE)
 _AT_ONCE = 1 << 16
@@ -105,11 +106,12 @@ def overview(path: str, now_ms: int, limit: int = 100) -> Overview:
         return _from_log(path, now_ms, limit)
     states, waiting = _look_at_table(table)
     with broker.open(path, read_only=True) as store:
-        said = parked_halves(store)
-        asked = [(slot, at) for slot, at in waiting if at not in said]
-        wanted = [*((slot, at) for slot, at in waiting if at in said), *asked[:limit]]
+        parked_notes = ParkTopic(store).notes()
+        asked = [(slot, at) for slot, at in waiting if at not in parked_notes]
+        wanted = [*((slot, at) for slot, at in waiting if at in parked_notes), *asked[:limit]]
         attempts = attempts_at(path) if wanted else {}
-        read = [one for slot, at in wanted if (one := _read(store, slot, at, now_ms, said.get(at), attempts.get(at)))]
+        halves = (_read(store, slot, at, now_ms, parked_notes.get(at), attempts.get(at)) for slot, at in wanted)
+        read = [half for half in halves if half is not None]
     counts = {name: states[number] for number, name in _STATE_NAMES.items()}
     counts = {**counts, "in_doubt": len(asked), "parked": len(waiting) - len(asked)}
     listed, parked = [one for one in read if one.why is None], [one for one in read if one.why is not None]
@@ -126,19 +128,6 @@ def attempts_at(path: str) -> dict[int, Any]:
         return dict(attempts_of(path))
     except broker.BrokerError:  # it is a cache: without it nothing is wrong
         return {}
-
-
-def parked_halves(store: broker.Store) -> dict[int, str]:
-    """CommitLog offset of each half that our park topic says is parked, with the reason; the last record counts."""
-    said: dict[int, str] = {}
-    for record in _park_records(store):
-        number = record.properties.get(PARKED_OFFSET, "")
-        if number.isdecimal():
-            if record.properties.get(PARKED) == "false":
-                said.pop(int(number), None)
-            else:
-                said[int(number)] = record.properties.get(WHY, "")
-    return said
 
 
 def story(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
@@ -174,7 +163,7 @@ def _look_at_table(table: UnitFile) -> tuple[Counter[int], list[tuple[int, int]]
 
 
 def _read(
-    store: broker.Store, slot: int, commitlog_offset: int, now_ms: int, why: str | None, attempt: Any
+    store: broker.Store, slot: int, commitlog_offset: int, now_ms: int, note: ParkNote | None, attempt: Any
 ) -> WaitingTransaction | None:
     """One that waits, from its half; None when its segment expired, or when a live broker is not so far yet."""
     try:
@@ -183,11 +172,12 @@ def _read(
         return None
     if half is None:
         return None
-    said = half.property_map
+    properties = half.property_map
     age_s = max(0, now_ms - half.store_timestamp_ms) / 1000
-    keys = names.keys(said)
+    keys = names.keys(properties)
+    why = None if note is None else note.why
     checks, last, outcome = (attempt.checks, attempt.why, attempt.outcome) if attempt else (0, "", "")
-    group = said.get(names.PGROUP, "")
+    group = properties.get(names.PGROUP, "")
     return WaitingTransaction(commitlog_offset, slot, group, half.topic, keys, age_s, checks, why, last, outcome)
 
 
@@ -204,14 +194,6 @@ def _from_log(path: str, now_ms: int, limit: int) -> Overview:
     return Overview(counts, found["in_doubt"][:limit], found["parked"], max(0, len(found["in_doubt"]) - limit))
 
 
-def _park_records(store: broker.Store) -> Iterator[ReceivedMessage]:
-    for queue_id in store.queues(PARK_TOPIC):
-        for number in range(*store.queue_range(PARK_TOPIC, queue_id)):
-            message = store.message(PARK_TOPIC, queue_id, number)
-            if message is not None:
-                yield message
-
-
 def _asked(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
     """The checks, as far as the catalog in the store remembers them: of what is still in doubt."""
     attempt = attempts_at(path).get(commitlog_offset)
@@ -222,27 +204,26 @@ def _asked(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
 
 
 def _parkings(store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:
-    for record in _park_records(store):
-        if record.properties.get(PARKED_OFFSET) == str(commitlog_offset):
-            what = "taken back" if record.properties.get(PARKED) == "false" else "parked"
+    for note in park_notes(store):
+        if note.half_offset == commitlog_offset:
             yield {
-                "what": what,
-                "commitlog_offset": record.commitlog_offset,
-                "stored_ms": record.store_timestamp_ms,
-                "why": record.properties.get(WHY, ""),
-                "by": record.properties.get(BY, ""),
+                "what": "parked" if note.parks else "taken back",
+                "commitlog_offset": note.commitlog_offset,
+                "stored_ms": note.stored_ms,
+                "why": note.why,
+                "by": note.by,
             }
 
 
 def _ends(path: str, store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:
     """The records that end it, as steps."""
     for end in ends_of(path, store, commitlog_offset):
-        said = end.property_map
+        properties = end.property_map
         is_commit = end.transaction_type is TransactionType.COMMIT
         yield {
             "what": "committed" if is_commit else "rolled back",
             **when(end),
-            "why": said.get(WHY, ""),
-            "by": said.get(BY, ""),
+            "why": properties.get(WHY, ""),
+            "by": properties.get(BY, ""),
             "delivered": delivered(end) if is_commit else "",
         }

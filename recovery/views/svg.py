@@ -28,8 +28,8 @@ def columns(
         parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>')
     for number, row in enumerate(rows):
         bottom, x = float(_TOP + inner_height), _LEFT + number * each
-        said = ", ".join(f"{name} {short(value)}{unit}" for name, value in zip(names, row, strict=True) if value)
-        parts.append(f"<g><title>{_clock(start_ms + number * width_ms)}: {escape(said or 'nothing')}</title>")
+        label = ", ".join(f"{name} {short(value)}{unit}" for name, value in zip(names, row, strict=True) if value)
+        parts.append(f"<g><title>{_clock(start_ms + number * width_ms)}: {escape(label or 'nothing')}</title>")
         for series, value in enumerate(row):
             height = inner_height * value / top if top else 0
             if height > 0:

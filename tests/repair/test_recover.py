@@ -95,7 +95,7 @@ def test_a_store_that_grew_under_another_program_is_taken_over_by_a_word(tmp_pat
     write_at(path, end, encode(record(0, end, topic="Strange")))
     (path / "checkback" / "control").unlink()
     made = crash.plan(crash.survey(path))
-    assert made.case.label == "strange"
+    assert made.case.label == "appended by another program"
     with pytest.raises(StoreError, match="--broker-is-stopped"):
         crash.apply(made, still_s=0)
     assert crash.apply(made, broker_is_stopped=True, still_s=0).applied

@@ -300,7 +300,7 @@ def test_never_in_place_and_never_half(
     assert salvage(store, out).records == 2130  # an empty folder that somebody made is no salvage
     other = tmp_path / "other.unfinished" / "commitlog"
     other.mkdir(parents=True)
-    with pytest.raises(StoreError, match="left of a salvage that was killed"):
+    with pytest.raises(StoreError, match="left of a killed salvage"):
         salvage(store, tmp_path / "other")
 
 

@@ -109,7 +109,7 @@ def test_a_slot_whose_end_record_was_lost_is_in_doubt_again(tmp_path: Path) -> N
 def test_a_checkpoint_does_not_speak_of_files_that_are_gone(tmp_path: Path, lost: str) -> None:
     abandoned(tmp_path, 60, 30)
     shutil.rmtree(tmp_path / lost)
-    assert planned(tmp_path).case.label == "bare"
+    assert planned(tmp_path).case.label == "no checkpoint"
     reopened(tmp_path)
     assert_right(tmp_path, 30, 30, 30)
 
@@ -236,7 +236,7 @@ def test_records_of_another_program_are_not_taken_over_without_a_word(tmp_path: 
     store.close()
     write_at(tmp_path, end, encode(record(queue_end, end, topic="Strange")))
     found = seen(tmp_path)
-    assert found.facts.owner is Owner.STRANGER
+    assert found.facts.owner is Owner.FOREIGN_SINCE
     with pytest.raises(StoreError, match="--broker-is-stopped"):
         open_writer(str(tmp_path), Disk(), sync="os")
     (tmp_path / "checkback" / "adopted").write_bytes(seal(b"%d" % found.tail.end))

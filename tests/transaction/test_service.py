@@ -91,7 +91,7 @@ def test_what_does_not_name_the_half_is_refused(tmp_path: Path) -> None:
         wrong = [
             (at, slot, "other", "the producer group is shop, not other"),
             (at, slot + 1, group, "the slot is 0, not 1"),
-            (at + 1, slot, group, "there is not a half message"),
+            (at + 1, slot, group, "there is no half message"),
             (plain.commitlog_offset, 0, group, "is not a half message"),
             (half.end, slot, group, "nothing is there"),
             (1 << 40, slot, group, "nothing is there"),

@@ -10,22 +10,17 @@ derived files hold more than the checkpoint states; recovery truncates that.
 
 from __future__ import annotations
 
-import contextlib
-
 from broker.errors import SyncFailed
 from broker.format.checkpoint import Checkpoint as RocketCheckpoint
 from broker.format.checkpoint import encode as encode_rocket
 from broker.format.consumequeue import UNIT_SIZE
 from broker.format.statetable import SLOT_SIZE
-from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Missing
 from broker.store.shared.checkpoint_file import OwnCheckpoint, landmarks
 from broker.store.shared.control import Word
+from broker.store.write.dispatch import prepared_slots
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.parts import StoreParts
-
-_PREPARED = int(TransactionType.PREPARED)
-_LAST_OF_STATE = SLOT_SIZE - 1
 
 
 def checkpoint(parts: StoreParts) -> None:
@@ -111,27 +106,10 @@ def slots_in_doubt(parts: StoreParts, before: OwnCheckpoint) -> list[int]:
 
     A slot that was settled by then stays so; of the slots since then only the states are read.
     """
-    table, stop = parts.dispatcher.table, parts.control[Word.SLOTS] * SLOT_SIZE
-    slots = []
+    table, slots = parts.dispatcher.table, list[int]()
     for slot in before.in_doubt:
-        with contextlib.suppress(Missing):  # retention keeps what is in doubt: it was settled, and has expired since
-            view, at = table.existing(slot * SLOT_SIZE)
-            if view[at + _LAST_OF_STATE] == _PREPARED:
-                slots.append(slot)
-    place = before.slots * SLOT_SIZE
-    while place < stop:
-        try:
-            view, at = table.existing(place)
-        except Missing:  # retention removed it
-            place += table.file_size - place % table.file_size
-            continue
-        end = min(at + stop - place, table.file_size)
-        states = bytes(view[at + _LAST_OF_STATE : end : SLOT_SIZE])
-        number = states.find(_PREPARED)
-        while number >= 0:
-            slots.append(place // SLOT_SIZE + number)
-            number = states.find(_PREPARED, number + 1)
-        place += end - at
+        slots += prepared_slots(table, slot, slot + 1)
+    slots += prepared_slots(table, before.slots, parts.control[Word.SLOTS])
     return slots
 
 

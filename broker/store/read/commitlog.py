@@ -7,6 +7,7 @@ RocketMQ: CommitLog (5.3.3).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ from broker.format.commitlog import (
     BLANK_SIZE,
     MAGIC_V1,
     MAGIC_V2,
-    RECORD_SIZE_MAX,
     RECORD_SIZE_MIN,
     Record,
     RecordBorn,
@@ -25,6 +25,7 @@ from broker.format.commitlog import (
     decode,
     read_blank,
 )
+from broker.format.framing import claimed_size, is_record_size, record_marks
 from broker.format.sysflag import BORN_IPV6
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import Listing, Segment, SegmentDamage
@@ -33,8 +34,6 @@ _WINDOW_BYTES = 1 << 20
 _RECORD_BYTES = 4096  # most records fit: one read is enough
 _SEARCH_BYTES = 8 << 20  # how far behind a bad place a whole record is looked for
 _PAUSES_S = (0.0, 0.001, 0.004, 0.016)  # a writer copies a record of 4 MiB in a millisecond or two
-_MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
-_MAGIC_AT = RecordHead.OFFSET["magic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +107,8 @@ class CommitLog:
             return None
         raw = self._queue.read(commitlog_offset, min(size, _WINDOW_BYTES, self._room(commitlog_offset)))
         try:
-            if _claims(raw) > len(raw):
-                raw = self._queue.read(commitlog_offset, min(_claims(raw), self._room(commitlog_offset)))
+            if claimed_size(raw) > len(raw):
+                raw = self._queue.read(commitlog_offset, min(claimed_size(raw), self._room(commitlog_offset)))
             return decode(raw, commitlog_offset=commitlog_offset)
         except CorruptRecord:
             found = self._next_record(commitlog_offset)  # looks closer: is it the tail, a blank, or damage?
@@ -226,7 +225,7 @@ class CommitLog:
     def _window(self, at: int) -> bytes:
         room = self._room(at)
         window = self._queue.read(at, min(_WINDOW_BYTES, room))
-        claims = _claims(window)
+        claims = claimed_size(window)
         return window if claims <= len(window) else self._queue.read(at, min(claims, room))
 
     def _room(self, at: int) -> int:
@@ -265,14 +264,10 @@ class CommitLog:
     def _whole_record_follows(self, at: int) -> bool:
         """Whether a whole record that says its true offset follows a bad place: then the log did not end there."""
         data = self._queue.read(at, min(self._room(at), _SEARCH_BYTES))
-        for magic in _MAGICS:
-            found = data.find(magic, _MAGIC_AT + 1)
-            while found >= 0:
-                try:
-                    decode(data, found - _MAGIC_AT, commitlog_offset=at + found - _MAGIC_AT)
-                    return True
-                except CorruptRecord:
-                    found = data.find(magic, found + 1)
+        for mark in record_marks(data, 1):
+            with contextlib.suppress(CorruptRecord):
+                decode(data, mark, commitlog_offset=at + mark)
+                return True
         return False
 
     def damage(self, at: int, fault: CorruptRecord) -> CorruptRecord:
@@ -288,21 +283,13 @@ def _head(window: bytes, at: int, commitlog_offset: int, room: int) -> Head | No
     if at + RECORD_SIZE_MIN > len(window):
         return None
     size, magic, _, _, _, _, said, sys_flag, _ = RecordHead.STRUCT.unpack_from(window, at)
-    if magic not in (MAGIC_V1, MAGIC_V2) or not RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, room - BLANK_SIZE):
+    if magic not in (MAGIC_V1, MAGIC_V2) or not is_record_size(size, room):
         return None
     if said != commitlog_offset:
         return None
     born_at = at + RecordHead.SIZE + (16 if sys_flag & BORN_IPV6 else 4)
     _, store_timestamp_ms = RecordBorn.STRUCT.unpack_from(window, born_at)
     return Head(commitlog_offset, size, store_timestamp_ms)
-
-
-def _claims(raw: bytes) -> int:
-    """How many bytes the record at the beginning says it takes; 0 when that makes no sense."""
-    if len(raw) < BLANK_SIZE or raw[_MAGIC_AT : _MAGIC_AT + 4] not in _MAGICS:
-        return 0
-    size = int.from_bytes(raw[:4], "big", signed=True)
-    return size if RECORD_SIZE_MIN <= size <= RECORD_SIZE_MAX else 0
 
 
 def _is_unfinished(record: Record) -> bool:

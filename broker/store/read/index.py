@@ -95,7 +95,7 @@ class Index:
         self._folder = folder
         self._counts: tuple[int, int] | None = None  # of the last file that told: usually those of all
         layout = read_layout(folder.disk, folder.paths)  # of a store of ours nothing has to be worked out
-        self._said = (layout.index_slots, layout.index_items) if layout is not None else None
+        self._capacity = (layout.index_slots, layout.index_items) if layout is not None else None
 
     def files(self) -> list[IndexFile]:
         """The files, newest first; one that RocketMQ has only begun is left out."""
@@ -133,7 +133,7 @@ class Index:
             if used_items == 0:
                 return None
             with suppress(CorruptRecord):
-                found = work_out(file, header, entry.size, self._folder.path, self._counts, self._said)
+                found = work_out(file, header, entry.size, self._folder.path, self._counts, self._capacity)
                 if found.is_confirmed():
                     self._counts = (found.slots, found.items)
                     return found
@@ -148,7 +148,7 @@ def work_out(
     size: int,
     store_path: str,
     given: tuple[int, int] | None = None,
-    said: tuple[int, int] | None = None,
+    capacity: tuple[int, int] | None = None,
 ) -> IndexFile:
     """An index file of `size` bytes with its numbers of slots and items: those that its newest item confirms.
 
@@ -157,8 +157,8 @@ def work_out(
     file, it is the most likely. Reads an item, a slot and the end of what is used, never the whole file. Raises
     CorruptRecord when no numbers fit.
     """
-    if said is not None and file_size(*said) == size:
-        return IndexFile(file, header, *said, store_path)
+    if capacity is not None and file_size(*capacity) == size:
+        return IndexFile(file, header, *capacity, store_path)
     likely = solve_counts(size, given)
     found = IndexFile(file, header, *likely, store_path) if likely else None
     if found is not None and found.is_confirmed():

@@ -1,7 +1,9 @@
 """What a store directory holds, entry by entry, and what checkback may do with each: a table, and a walk that asks it.
 
-contents = inventory("rocketmq/store", Disk())
-contents.misfits()             what stands in the way of replacing anything: path, what it is, and why
+As in:
+
+    contents = inventory("rocketmq/store", Disk())
+    contents.misfits()             what stands in the way of replacing anything: path, what it is, and why
 
 Recovery replaces directories as a whole, so everything that lies in one must be of a kind that is known. The walk does
 not go into what a verb leaves alone. Names: RocketMQ: StorePathConfigHelper, BrokerPathConfigHelper (3.1.4 to 5.5.0).

@@ -61,7 +61,7 @@ def _when(**facts: Any) -> dict[str, frozenset[Any]]:
 
 _SOUND = frozenset([TailKind.WHOLE, TailKind.TORN])
 _OURS: dict[str, Any] = {"owner": Owner.US, "in_use": False}
-_CRASHED: dict[str, Any] = {**_OURS, "vouched": False, "poisoned": False}
+_CRASHED: dict[str, Any] = {**_OURS, "page_trusted": False, "poisoned": False}
 _TAIL = (FINISH_SWAP, KEEP_ASIDE, CUT_LOG)
 _END = (FLUSH, REPLAY, CHECKPOINT, TRUST)
 _AFTER_CUT = (*_TAIL, CUT_DERIVED, *_END)
@@ -88,28 +88,28 @@ CASES: tuple[Case, ...] = (
         _when(in_use=False, owner=Owner.FOREIGN),
     ),
     Case(
-        "strange",
+        "appended by another program",
         "another program wrote to this store after checkback did: it must have stopped",
         CaseVerdict.REFUSE,
-        _when(in_use=False, owner=Owner.STRANGER),
+        _when(in_use=False, owner=Owner.FOREIGN_SINCE),
     ),
     Case(
-        "vouched",
+        "same boot",
         "the machine has not stopped since the store was open: the next append finishes what a killed process left",
         CaseVerdict.NOTHING,
-        _when(**_OURS, vouched=True, poisoned=False),
+        _when(**_OURS, page_trusted=True, poisoned=False),
     ),
     Case(
         "corrupt",
         "the log is damaged in a way that no crash explains: nothing is cut",
         CaseVerdict.REFUSE,
-        _when(**_OURS, vouched=False, tail=TailKind.CORRUPT),
+        _when(**_OURS, page_trusted=False, tail=TailKind.CORRUPT),
     ),
     Case(
         "corrupt",
         "the log is damaged in a way that no crash explains: nothing is cut",
         CaseVerdict.REFUSE,
-        _when(**_OURS, vouched=True, poisoned=True, tail=TailKind.CORRUPT),
+        _when(**_OURS, page_trusted=True, poisoned=True, tail=TailKind.CORRUPT),
     ),
     Case(
         "poisoned",
@@ -119,21 +119,21 @@ CASES: tuple[Case, ...] = (
         (*_TAIL, WRITE_AGAIN, EMPTY_DERIVED, *_END),
     ),
     Case(
-        "closed",
+        "clean shutdown",
         "the store was shut down cleanly",
         CaseVerdict.RECOVER,
         _when(**_CRASHED, ending=Ending.CLOSED, point=Point.END, tail=TailKind.WHOLE),
         (FINISH_SWAP, BELIEVE, TRUST),
     ),
     Case(
-        "closed, and more behind it",
+        "clean shutdown, torn tail",
         "the store was shut down cleanly, but bytes that are not a record follow its end",
         CaseVerdict.RECOVER,
         _when(**_CRASHED, ending=Ending.CLOSED, point=Point.END, tail=TailKind.TORN),
         _AFTER_CUT,
     ),
     Case(
-        "grown",
+        "appended after the shutdown",
         "another program wrote to the store after it was closed, and has stopped",
         CaseVerdict.RECOVER,
         _when(**_CRASHED, ending=Ending.CLOSED, point=Point.BEHIND, tail=_SOUND),
@@ -147,7 +147,7 @@ CASES: tuple[Case, ...] = (
         _AFTER_CUT,
     ),
     Case(
-        "bare",
+        "no checkpoint",
         "no checkpoint speaks of the derived files as they are: all of them are made again from the log",
         CaseVerdict.RECOVER,
         _when(**_CRASHED, point=Point.NONE, tail=_SOUND),

@@ -1,4 +1,4 @@
-"""Load and recover: bring a store in order that no running process vouches for.
+"""Load and recover: bring a store in order that no running process keeps in order.
 
     survey (what is there) → case (a row of CASES) → plan (what to do) → apply
 
@@ -74,7 +74,7 @@ def misfits_in_the_way(plan: RecoveryPlan, disk: Disk) -> list[Misfit]:
 
     For a store of another program, which is taken over as a whole: all that it holds of that kind.
     """
-    if plan.survey.facts.owner in (Owner.STRANGER, Owner.FOREIGN):
+    if plan.survey.facts.owner in (Owner.FOREIGN_SINCE, Owner.FOREIGN):
         return inventory(plan.survey.path, disk).misfits()
     if CUT_DERIVED not in plan.steps and EMPTY_DERIVED not in plan.steps:
         return []

@@ -1,7 +1,9 @@
 """What is there: the facts about a store on which its recovery depends. Looks only; changes nothing.
 
-found = survey("shop.store", disk)
-found.facts            a value for each question that CASES asks     (broker.store.recover.cases)
+As in:
+
+    found = survey("shop.store", disk)
+    found.facts            a value for each question that CASES asks     (broker.store.recover.cases)
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Owner(enum.Enum):
 
     NOBODY = "nobody"  # there is no log yet
     US = "checkback"
-    STRANGER = "another program, after checkback"  # and nobody has said that it has stopped
+    FOREIGN_SINCE = "another program, after checkback"  # and it is not known to have stopped
     FOREIGN = "another program"
 
 
@@ -52,7 +54,7 @@ class SurveyFacts(NamedTuple):
 
     owner: Owner
     in_use: bool  # another process holds the store's lock
-    vouched: bool  # the control page is of this boot and these files, and no record begins at its tail
+    page_trusted: bool  # the control page is of this boot and these files, and no record begins at its tail
     poisoned: bool  # an fsync failed
     ending: Ending
     point: Point
@@ -96,7 +98,7 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     if layout is None:
         names = disk.entries(paths.commitlog) if disk.entry(paths.commitlog) else []
         owner = Owner.FOREIGN if any(entry.is_file for entry in names) else Owner.NOBODY
-        facts = SurveyFacts(owner, in_use, vouched=False, poisoned=False, ending=_ending(closed=closed),
+        facts = SurveyFacts(owner, in_use, page_trusted=False, poisoned=False, ending=_ending(closed=closed),
                             point=Point.NONE, tail=TailKind.WHOLE)  # fmt: skip
         return Survey(path, facts)
     log = LogReader(disk, paths.commitlog, layout.segment_bytes)
@@ -105,7 +107,7 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     if page is not None and not alone and (in_use or not poisoned):  # who is alone has looked, and does not trust it
         tail = Tail(page[Word.TAIL], page[Word.TAIL], TailKind.WHOLE, page[Word.TAIL])
         if in_use or not record_begins(log, page[Word.INTENT]):
-            facts = SurveyFacts(Owner.US, in_use, vouched=True, poisoned=bool(page[Word.POISON]),
+            facts = SurveyFacts(Owner.US, in_use, page_trusted=True, poisoned=bool(page[Word.POISON]),
                                 ending=_ending(closed=closed), point=Point.BEHIND, tail=TailKind.WHOLE)  # fmt: skip
             return Survey(path, facts, log.begin, page[Word.DURABLE], tail, None, layout)
     return _looked(path, disk, layout, log, closed=closed, in_use=in_use, poisoned=poisoned)
@@ -114,7 +116,7 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
 def _looked(
     path: str, disk: Disk, layout: StoreLayout, log: LogReader, *, closed: bool, in_use: bool, poisoned: bool
 ) -> Survey:
-    """The facts from the files, where no page vouches."""
+    """The facts from the files, where no control page is trusted."""
     paths = Paths(path)
     point = read_point(disk, paths)
     if point is not None and not log.begin <= point.commitlog_offset:
@@ -130,13 +132,13 @@ def _looked(
             tail, end=lost, kind=TailKind.CORRUPT, reason="the segment that begins here is not there, or was cut"
         )
     where = Point.NONE if point is None else Point.END if point.commitlog_offset == tail.end else Point.BEHIND
-    grown = closed and point is not None and tail.end > max(point.commitlog_offset, adopted)
+    is_appended_to = closed and point is not None and tail.end > max(point.commitlog_offset, adopted)
     if not log.files and lost is None:
         owner = Owner.NOBODY
     else:
-        owner = Owner.STRANGER if grown or tail.strange is not None else Owner.US
-    facts = SurveyFacts(owner, in_use, vouched=False, poisoned=poisoned, ending=_ending(closed=closed), point=where,
-                        tail=tail.kind)  # fmt: skip
+        owner = Owner.FOREIGN_SINCE if is_appended_to or tail.foreign_at is not None else Owner.US
+    facts = SurveyFacts(owner, in_use, page_trusted=False, poisoned=poisoned, ending=_ending(closed=closed),
+                        point=where, tail=tail.kind)  # fmt: skip
     return Survey(path, facts, log.begin, durable, tail, point, layout, tuple(pending_swaps(disk, paths)))
 
 
@@ -152,9 +154,9 @@ def _page(disk: Disk, paths: Paths, layout: StoreLayout) -> memoryview[int] | No
     words = memoryview(disk.read(paths.control)).cast("Q")
     boot = boot_words(disk)
     here = (MAGIC, VERSION, *boot, entry.inode, layout.segment_bytes)
-    said = (Word.MAGIC, Word.VERSION, Word.BOOT_HIGH, Word.BOOT_LOW, Word.INODE, Word.SEGMENT_SIZE)
+    fixed_words = (Word.MAGIC, Word.VERSION, Word.BOOT_HIGH, Word.BOOT_LOW, Word.INODE, Word.SEGMENT_SIZE)
     in_order = words[Word.DISPATCHED] <= words[Word.TAIL] <= words[Word.INTENT]
-    if boot == (0, 0) or not in_order or tuple(words[word] for word in said) != here:
+    if boot == (0, 0) or not in_order or tuple(words[word] for word in fixed_words) != here:
         return None
     return words if _last_segment_fits(disk, paths, words[Word.INTENT], layout) else None
 

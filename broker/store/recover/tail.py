@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from broker.errors import CorruptRecord
 from broker.format.commitlog import (
     BLANK_SIZE,
-    MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
     RECORD_CRC_SIZE,
     RECORD_SIZE_MAX,
     RECORD_SIZE_MIN,
@@ -25,13 +22,13 @@ from broker.format.commitlog import (
     decode,
     record_crc_item,
 )
+from broker.format.framing import FrameKind, claimed_size, frame, record_marks
 from broker.store.read.log_reader import WINDOW_BYTES, LogReader
 from broker.store.write.pending_record import crc32
 
 _PAGE_BYTES = 4096
 BLOCK = 512  # what a disk writes at once
 _HEAD = RecordHead.STRUCT
-_MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
 
 
 class TailKind(enum.Enum):
@@ -53,7 +50,7 @@ class Tail:
     path: str = ""  # the file that holds the end
     reason: str = ""
     records: int = 0  # between begin and end
-    strange: int | None = None  # the first record without a record CRC, which checkback did not write
+    foreign_at: int | None = None  # the first record without a record CRC, which checkback did not write
 
 
 def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, quick: bool = False) -> Tail:
@@ -62,7 +59,7 @@ def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, qui
     Records of another program below `adopted` are accepted. `quick` trusts a page of zeros behind the end to be
     followed by zeros: after a clean close nothing else can be there.
     """
-    at, records, strange = start, 0, None
+    at, records, foreign_at = start, 0, None
     window, base = b"", start
     while True:
         if at - base + BLANK_SIZE > len(window):
@@ -75,14 +72,14 @@ def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, qui
             break
         if found:
             records += 1
-            if found == _FOREIGN and strange is None and at >= adopted:
-                strange = at
+            if found == _FOREIGN and foreign_at is None and at >= adopted:
+                foreign_at = at
         at += size
     rest_end = at
     closed = quick and not any(log.read(at, _PAGE_BYTES))
     for place, data in () if closed else log.filled(at):
         rest_end = place + len(data.rstrip(b"\0"))
-    tail = Tail(start, at, TailKind.WHOLE, rest_end, log.path_of(at), "", records, strange)
+    tail = Tail(start, at, TailKind.WHOLE, rest_end, log.path_of(at), "", records, foreign_at)
     return _judged(log, tail, durable)
 
 
@@ -100,19 +97,12 @@ def record_begins(log: LogReader, commitlog_offset: int) -> bool:
 
 def _step(window: bytes, at: int, commitlog_offset: int, segment_bytes: int) -> tuple[int, int]:
     """(bytes to the next record, whose record this is); 0 where none is, -n when n bytes of the window are needed."""
-    if at + BLANK_SIZE > len(window):
-        return 0, 0
-    size = int.from_bytes(window[at : at + 4], "big", signed=True)
-    magic = window[at + 4 : at + 8]
-    room = segment_bytes - commitlog_offset % segment_bytes
-    if magic not in _MAGICS:
-        blank = int.from_bytes(magic, "big", signed=True) == MAGIC_BLANK and size == room
-        return (size, 0) if blank else (0, 0)
-    if not RECORD_SIZE_MIN <= size <= min(room - BLANK_SIZE, RECORD_SIZE_MAX):
-        return 0, 0
-    if at + size > len(window):
-        return -size, 0
-    return (size, kind) if (kind := _kind_of(window, at, size, commitlog_offset)) else (0, 0)
+    kind, size = frame(window, at, segment_bytes - commitlog_offset % segment_bytes)
+    if kind is FrameKind.RECORD:
+        return (size, whose) if (whose := _kind_of(window, at, size, commitlog_offset)) else (0, 0)
+    if kind is FrameKind.CUT_OFF:
+        return (-size, 0) if size >= RECORD_SIZE_MIN else (0, 0)
+    return (size, 0) if kind is FrameKind.BLANK else (0, 0)
 
 
 def _kind_of(window: bytes, at: int, size: int, commitlog_offset: int) -> int:
@@ -151,15 +141,13 @@ def _judged(log: LogReader, tail: Tail, durable: int) -> Tail:
 
 
 def _with(tail: Tail, kind: TailKind, reason: str) -> Tail:
-    return Tail(tail.begin, tail.end, kind, tail.rest_end, tail.path, reason, tail.records, tail.strange)
+    return Tail(tail.begin, tail.end, kind, tail.rest_end, tail.path, reason, tail.records, tail.foreign_at)
 
 
 def _lacks_a_block(log: LogReader, commitlog_offset: int) -> bool:
     """Whether the bytes of the damaged record include a block of zeros, as one has that the disk never wrote."""
-    head = log.read(commitlog_offset, RECORD_SIZE_MIN)
-    size = int.from_bytes(head[:4], "big", signed=True)
-    known = head[4:8] in _MAGICS and RECORD_SIZE_MIN <= size <= RECORD_SIZE_MAX
-    raw = log.read(commitlog_offset, size if known else RECORD_SIZE_MIN)
+    size = claimed_size(log.read(commitlog_offset, RECORD_SIZE_MIN))
+    raw = log.read(commitlog_offset, size or RECORD_SIZE_MIN)
     at = 0
     while at < len(raw):
         end = at + BLOCK - (commitlog_offset + at) % BLOCK
@@ -173,13 +161,13 @@ def whole_records(log: LogReader, start: int) -> Iterator[Record]:
     """The whole records behind a place where none begins, wherever they are; each states its own true offset."""
     behind = start
     for place, data in log.filled(start):
-        for at in sorted(_marks(data)):
+        for at in sorted(record_marks(data)):
             begin = place + at
             if begin <= behind and begin != start:
                 continue
             raw = data[at : at + RECORD_SIZE_MAX]
-            size = int.from_bytes(raw[:4], "big", signed=True)
-            if not RECORD_SIZE_MIN <= size <= RECORD_SIZE_MAX:
+            size = claimed_size(raw)
+            if not size:
                 continue
             raw = raw[:size] if len(raw) >= size else log.read(begin, size)
             try:
@@ -188,12 +176,3 @@ def whole_records(log: LogReader, start: int) -> Iterator[Record]:
                 continue
             yield found
             behind = begin + size - 1
-
-
-def _marks(data: bytes) -> Iterator[int]:
-    """Where a record may begin in a window; one whose magic lies across its edge is not found."""
-    for magic in _MAGICS:
-        found = data.find(magic, 4)
-        while found >= 0:
-            yield found - 4
-            found = data.find(magic, found + 1)

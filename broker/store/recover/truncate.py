@@ -36,7 +36,7 @@ def keep_aside(disk: Disk, paths: Paths, tail: Tail, segment_bytes: int) -> list
         disk.write_file(kept[-1], data.rstrip(b"\0"))
     lines = []
     for record in whole_records(log, tail.end):
-        said = {
+        content = {
             "commitlog_offset": record.commitlog_offset,
             "size": record.total_size,
             "topic": record.topic,
@@ -45,7 +45,7 @@ def keep_aside(disk: Disk, paths: Paths, tail: Tail, segment_bytes: int) -> list
             "transaction_type": int(record.transaction_type),
             "unique_key": record.property_map.get(UNIQ_KEY),
         }
-        lines.append(json.dumps(said) + "\n")
+        lines.append(json.dumps(content) + "\n")
     if lines:
         kept.append(_free_name(disk, os.path.join(paths.torn, f"{tail.end:020}.jsonl")))
         disk.write_file(kept[-1], "".join(lines).encode())

@@ -40,17 +40,17 @@ class OwnCheckpoint:
     landmarks: list[str] = field(default_factory=list)  # of each queue, the redo log, the table, the index
 
     def encode(self) -> bytes:
-        said = {one.name: getattr(self, one.name) for one in fields(self)}  # `asdict` would copy each slot
-        return seal(json.dumps(said).encode())
+        content = {one.name: getattr(self, one.name) for one in fields(self)}  # `asdict` would copy each slot
+        return seal(json.dumps(content).encode())
 
     @classmethod
     def decode(cls, raw: bytes) -> OwnCheckpoint | None:
         """The checkpoint in these bytes; None when they are none, are not whole, or are another version's."""
-        said = unseal(raw)
+        content = unseal(raw)
         try:
-            queues = [(topic, queue_id, following) for topic, queue_id, following in said.pop("queues")]
-            number, header = said.pop("index")
-            return cls(**said, queues=queues, index=(number, header))
+            queues = [(topic, queue_id, following) for topic, queue_id, following in content.pop("queues")]
+            number, header = content.pop("index")
+            return cls(**content, queues=queues, index=(number, header))
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
 
@@ -83,10 +83,10 @@ def read_point(disk: Disk, paths: Paths) -> OwnCheckpoint | None:
 def read_number(disk: Disk, path: str) -> int:
     """The number in a sealed file; 0 without a whole one."""
     try:
-        said = unseal(disk.read(path))
+        content = unseal(disk.read(path))
     except Missing:
         return 0
-    return said if isinstance(said, int) else 0
+    return content if isinstance(content, int) else 0
 
 
 def landmarks(disk: Disk, paths: Paths, point: OwnCheckpoint) -> list[str]:

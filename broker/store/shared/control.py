@@ -71,10 +71,10 @@ class ControlPage:
     def fits(self, boot: tuple[int, int], store: tuple[int, int], inode: int, segment_size: int) -> bool:
         """Whether what the page says can be true of this boot, this store, this file and these segments."""
         here = (*boot, *store, inode, segment_size)
-        said = tuple(self.words[Word.BOOT_HIGH : Word.SEGMENT_SIZE + 1])
+        stored = tuple(self.words[Word.BOOT_HIGH : Word.SEGMENT_SIZE + 1])
         in_order = self.words[Word.DISPATCHED] <= self.words[Word.TAIL] <= self.words[Word.INTENT]
         known = boot != (0, 0)  # a system that does not tell its boots may have been started since
-        return known and self.is_initialised() and said == here and in_order
+        return known and self.is_initialised() and stored == here and in_order
 
     def initialise(self, boot: tuple[int, int], store: tuple[int, int], inode: int, segment_size: int) -> None:
         """Make the page this boot's; the magic comes last, so that half a page is none."""

@@ -48,8 +48,8 @@ def begin_swap(
         )
         for live, built in folders
     ]
-    said = {"exchanges": exchanges, "words": words or {}}
-    disk.write_file(paths.swap, seal(json.dumps(said).encode()))
+    content = {"exchanges": exchanges, "words": words or {}}
+    disk.write_file(paths.swap, seal(json.dumps(content).encode()))
 
 
 def _inode(disk: Disk, path: str) -> int:
@@ -59,13 +59,13 @@ def _inode(disk: Disk, path: str) -> int:
 
 def _journal(disk: Disk, paths: Paths) -> tuple[list[DirectoryExchange], dict[str, int]]:
     try:
-        said = unseal(disk.read(paths.swap))
+        content = unseal(disk.read(paths.swap))
     except Missing:
         return [], {}
-    if said is None:
+    if content is None:
         text = f"{paths.swap} is damaged: an exchange of directories was begun. Remove it and run: checkback rebuild"
         raise CorruptStore(text, path=paths.swap)
-    return [DirectoryExchange(**one) for one in said["exchanges"]], said["words"]
+    return [DirectoryExchange(**one) for one in content["exchanges"]], content["words"]
 
 
 def pending_swaps(disk: Disk, paths: Paths) -> list[str]:

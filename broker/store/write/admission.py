@@ -52,12 +52,12 @@ def delay_level(properties: Mapping[str, str]) -> int:
     for name in _DELAYS[1:]:
         if name in properties:
             raise MessageRejected(f"{name} needs RocketMQ's timer: give a delay level in {names.DELAY} instead")
-    said = properties.get(names.DELAY)
-    if said is None:
+    level = properties.get(names.DELAY)
+    if level is None:
         return 0
-    if not (said.isascii() and said.isdigit()):
-        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {said!r}")
-    return min(int(said), len(parse_delay_levels()))
+    if not (level.isascii() and level.isdigit()):
+        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {level!r}")
+    return min(int(level), len(parse_delay_levels()))
 
 
 class Admission:
@@ -102,9 +102,9 @@ class Admission:
         if not system:
             if topic in SEND_REFUSED_TOPICS:
                 raise MessageRejected(f"{topic} is the broker's own topic; applications cannot send to it")
-            said = rules.message_type
-            if said and said != "MIXED" and said not in _types(properties, prepared=prepared):
-                raise MessageRejected(_wrong_type(topic, said, message_type(properties, prepared=prepared)))
+            accepts = rules.message_type
+            if accepts and accepts != "MIXED" and accepts not in _types(properties, prepared=prepared):
+                raise MessageRejected(_wrong_type(topic, accepts, message_type(properties, prepared=prepared)))
         if not rules.may_write:
             raise NotPermitted(f"the topic {topic} may not be written: its perm in config/topics.json lacks 2")
         if not 0 <= queue_id < rules.write_queues:
@@ -137,9 +137,9 @@ def _first(topic: str, *, system: bool) -> TopicConfig:
     return new_topic(topic, 1) if system or is_system_topic(topic) else new_topic(topic, DEFAULT_QUEUES)
 
 
-def _wrong_type(topic: str, said: str, kind: str) -> str:
+def _wrong_type(topic: str, accepts: str, kind: str) -> str:
     next_step = "Use another topic, or make it take all: checkback topic STORE NAME --create --type MIXED"
-    return f"the topic {topic} takes {said} messages, and this is a {kind} one. {next_step}"
+    return f"the topic {topic} takes {accepts} messages, and this is a {kind} one. {next_step}"
 
 
 def check_batch(messages: Sequence[Message]) -> None:

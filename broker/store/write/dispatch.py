@@ -9,14 +9,15 @@ RocketMQ: DefaultMessageStore.doDispatch, ConsumeQueue.putMessagePositionInfo, T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from broker.format.consumequeue import UNIT_SIZE, Unit
 from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms, parse_delay_levels
-from broker.store.disk.files import Disk
+from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import ControlPage, Word
@@ -176,6 +177,21 @@ class Dispatcher:
 def states(view: memoryview[int], start: int, stop: int) -> bytes:
     """The states of slots [start, stop) of one file, a byte each, whose place in it is given."""
     return bytes(view[start * SLOT_SIZE + _LAST_OF_STATE : stop * SLOT_SIZE : SLOT_SIZE])
+
+
+def prepared_slots(table: MappedQueue, first: int, stop: int) -> Iterator[int]:
+    """The slots [first, stop) that say prepared, in order; what lies in files that retention removed is settled."""
+    per_file = table.file_size // SLOT_SIZE
+    while first < stop:
+        end = min(stop, first - first % per_file + per_file)
+        with contextlib.suppress(Missing):
+            view, at = table.existing(first * SLOT_SIZE)
+            found = states(view, at // SLOT_SIZE, at // SLOT_SIZE + end - first)
+            number = found.find(_PREPARED)
+            while number >= 0:
+                yield first + number
+                number = found.find(_PREPARED, number + 1)
+        first = end
 
 
 def wrapped_s(store_timestamp_ms: int) -> int:

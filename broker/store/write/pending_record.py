@@ -164,17 +164,19 @@ def draft(
 def _with_facts(
     raw: bytes, topic: str, queue_id: int, kind: TransactionType, properties: dict[str, str]
 ) -> PendingRecord:
-    said = properties.get
+    value_of = properties.get
     codes: tuple[int, ...] = ()
     if kind is not _ROLLBACK:
-        unique_key, keys = said(_UNIQ_KEY), said(_KEYS)
+        unique_key, keys = value_of(_UNIQ_KEY), value_of(_KEYS)
         if unique_key:
             codes = (index_code(topic, unique_key),)
         if keys and names.KEY_SEPARATOR in keys:
             codes += tuple([index_code(topic, key) for key in keys.split(names.KEY_SEPARATOR) if key])
         elif keys:
             codes += (index_code(topic, keys),)
-    made = PendingRecord(raw, topic, queue_id, kind, tag_hash(said(_TAGS, "")), group_hash(said(_PGROUP, "")), codes)
+    made = PendingRecord(
+        raw, topic, queue_id, kind, tag_hash(value_of(_TAGS, "")), group_hash(value_of(_PGROUP, "")), codes
+    )
     if kind is _PREPARED and _DELAY in properties:
         made.delay_queue = _delay_queue(properties)
     return made

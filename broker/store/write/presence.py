@@ -69,10 +69,10 @@ class FilesInPlace:
             raise self._lost(path, "was deleted")
         if entry.inode != self._identity_inode:
             try:
-                said = int(json.loads(self._disk.read(path))["id"], 16)
+                stored_id = int(json.loads(self._disk.read(path))["id"], 16)
             except (KeyError, TypeError, ValueError):
-                said = -1
-            if said != self._store_id:
+                stored_id = -1
+            if stored_id != self._store_id:
                 raise self._lost(path, "was replaced by that of another store")
             self._identity_inode = entry.inode
 

@@ -137,13 +137,13 @@ class Replay:
         topic = self._topics.get(raw_topic)
         if topic is None:
             topic = self._topics[raw_topic] = raw_topic.decode()
-        said = names.decode(raw_properties)
+        properties = names.decode(raw_properties)
         codes: tuple[int, ...] = ()
         if kind is not _ROLLBACK:
-            keys = names.keys(said)
-            unique_key = said.get(names.UNIQ_KEY)
+            keys = names.keys(properties)
+            unique_key = properties.get(names.UNIQ_KEY)
             codes = tuple([index_code(topic, key) for key in ([unique_key, *keys] if unique_key else keys)])
-        tags, group = tag_hash(said.get(names.TAGS, "")), group_hash(said.get(names.PGROUP, ""))
+        tags, group = tag_hash(properties.get(names.TAGS, "")), group_hash(properties.get(names.PGROUP, ""))
         return PendingRecord(raw, topic, queue_id, kind, tags, group, codes)
 
     def _slowly(self, raw: bytes) -> tuple[PendingRecord, int, int]:

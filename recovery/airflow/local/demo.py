@@ -21,18 +21,18 @@ class Sale:
     def __init__(self, folder: str, airflow: Standalone) -> None:
         self.folder, self._airflow = folder, airflow
         self.store = os.path.join(folder, "store")
-        self._said = f"{folder}.txt"
+        self._output = f"{folder}.txt"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Begin, and wait until the shop has opened. Raises NotHere when it does not."""
         words = ["-m", "recovery.cli", "demo", "--keep", self.folder, "--seconds", str(SELL_S)]
-        with open(self._said, "wb") as out:
+        with open(self._output, "wb") as out:
             self._process = self._airflow.child(words, out)
         began = time.monotonic()
         while not os.path.isdir(os.path.join(self.store, "commitlog")):
             if self._process.poll() is not None or time.monotonic() - began > _OPENS_S:
-                raise NotHere(f"the demo does not start; what it said is in {self._said}")
+                raise NotHere(f"the demo does not start; its output is in {self._output}")
             time.sleep(0.1)
 
     def settings(self) -> dict[str, Any]:
@@ -45,5 +45,5 @@ class Sale:
         """What the reconciliation says; empty while the sale goes on."""
         if self._process is None or self._process.poll() is None:
             return ""
-        with open(self._said, encoding="utf-8", errors="replace") as file:
+        with open(self._output, encoding="utf-8", errors="replace") as file:
             return file.read().strip() or f"the demo ended with code {self._process.returncode} and said nothing"

@@ -124,8 +124,8 @@ class Rest:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read(500).decode("utf-8", "replace")
-            raise NoAnswer(f"Airflow answers {error.code} to {method} {path}: {said}") from None
+                reply = error.read(500).decode("utf-8", "replace")
+            raise NoAnswer(f"Airflow answers {error.code} to {method} {path}: {reply}") from None
         except (OSError, ValueError) as error:
             raise NoAnswer(f"Airflow does not answer {method} {path}: {error}") from None
 

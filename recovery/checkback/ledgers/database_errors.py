@@ -35,25 +35,25 @@ _NO_WRITING_WORDS = ("readonly database", "read-only database")
 
 def answer(error: SQLAlchemyError, url: URL) -> Answer:
     """What an error means, with the database that raised it."""
-    cause, said = _cause(error)
+    cause, cause_text = _cause(error)
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     if not isinstance(error, DBAPIError) or lost:
-        return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {said}")
+        return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {cause_text}")
     if is_missing_table(error):
-        text = f"the ledger's database {place(url)} has no table of a ledger: {said}"
+        text = f"the ledger's database {place(url)} has no table of a ledger: {cause_text}"
         return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Name the right database, or: ledger.create_all()")
-    if _is(cause, said, _AGAIN_STATES, _AGAIN_NUMBERS, _AGAIN_WORDS):
-        return Answer(Outcome.RUNNING, f"the local transaction still runs, or its database is busy: {said}")
-    if _is(cause, said, _NO_WRITING_STATES, _NO_WRITING_NUMBERS, _NO_WRITING_WORDS):
-        text = f"the ledger's database {place(url)} takes no tombstone: {said}"
+    if _is(cause, cause_text, _AGAIN_STATES, _AGAIN_NUMBERS, _AGAIN_WORDS):
+        return Answer(Outcome.RUNNING, f"the local transaction still runs, or its database is busy: {cause_text}")
+    if _is(cause, cause_text, _NO_WRITING_STATES, _NO_WRITING_NUMBERS, _NO_WRITING_WORDS):
+        text = f"the ledger's database {place(url)} takes no tombstone: {cause_text}"
         return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Check-back must insert there, on the primary")
-    return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {said}")
+    return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {cause_text}")
 
 
 def is_missing_table(error: SQLAlchemyError) -> bool:
     """Whether a statement named a table that is not there."""
-    cause, said = _cause(error)
-    return _is(cause, said, _NO_TABLE_STATES, _NO_TABLE_NUMBERS, _NO_TABLE_WORDS)
+    cause, cause_text = _cause(error)
+    return _is(cause, cause_text, _NO_TABLE_STATES, _NO_TABLE_NUMBERS, _NO_TABLE_WORDS)
 
 
 def place(url: URL) -> str:
@@ -68,8 +68,8 @@ def _cause(error: SQLAlchemyError) -> tuple[Any, str]:
     return cause, " ".join(str(cause).split())[:_SAID_SIZE] or type(cause).__name__
 
 
-def _is(cause: Any, said: str, states: set[str], numbers: set[int], words: tuple[str, ...]) -> bool:
+def _is(cause: Any, cause_text: str, states: set[str], numbers: set[int], words: tuple[str, ...]) -> bool:
     state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     arguments = getattr(cause, "args", None)
     number = arguments[0] if arguments and isinstance(arguments[0], int) else None
-    return state in states or number in numbers or any(word in said for word in words)
+    return state in states or number in numbers or any(word in cause_text for word in words)

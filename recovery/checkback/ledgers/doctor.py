@@ -46,7 +46,7 @@ class LedgerCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class LedgerChange:
     """What a person said of a ledger, and what it changed."""
 
     binding_id: str
@@ -175,7 +175,7 @@ def rebind(
     now_ms: int,
     binding_id: str | None = None,
     dry_run: bool = False,
-) -> Said:
+) -> LedgerChange:
     """Bind a store to the database that its ledger was moved to. `binding_id` chooses, where the store has several.
 
     The id stays, so that the half messages in doubt find it. Raises TransactionError for what cannot be meant.
@@ -197,7 +197,7 @@ def rebind(
     before = known.binding.identity if known else bound.identity
     same = known is not None and row is not None
     if same and not difference(before, facts.actual) and not difference(bound.identity, facts.actual):
-        return Said(target, str(before), str(facts.actual), done=False)
+        return LedgerChange(target, str(before), str(facts.actual), done=False)
     if not dry_run:
         opened = max(bound.opened, known.binding.opened if known else 0)
         made = Binding(target, evidence.store_id, facts.actual, opened, bound.made_ms)
@@ -206,10 +206,10 @@ def rebind(
         step = _step_of("rebind", before, facts.actual, why, by, now_ms)
         old = known or KnownLedger(made, ledger.rows.name)
         evidence.known.put(replace(old, binding=made, history=(*old.history, step)))
-    return Said(target, str(before), str(facts.actual), done=not dry_run)
+    return LedgerChange(target, str(before), str(facts.actual), done=not dry_run)
 
 
-def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, dry_run: bool = False) -> Said:
+def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, dry_run: bool = False) -> LedgerChange:
     """Go on although the database lacks rows that the store knows, or a standby took over: a person knows of it.
 
     The missing rows are not evidence any more; later ones are. Raises WrongLedger when it is another database.
@@ -222,14 +222,14 @@ def accept(store: LiveStore, ledger: Ledger, *, why: str, by: str, now_ms: int, 
         raise WrongLedger(judge(facts) if row is None or known is None else refusal)
     lacks = judge(facts)
     if not lacks:
-        return Said(row.binding_id, "nothing is missing", "nothing is missing", done=False)
+        return LedgerChange(row.binding_id, "nothing is missing", "nothing is missing", done=False)
     if not dry_run:
         newest = max((key_time_ms(one.key) or 0 for one in facts.lacking), default=-1)
         step = _step_of("accept", lacks, f"{len(facts.lacking)} rows accepted as missing", why, by, now_ms)
         binding = replace(known.binding, opened=row.opened, identity=facts.actual)
         accepted_ms = max(known.accepted_ms, newest + 1)
         evidence.known.put(replace(known, binding=binding, accepted_ms=accepted_ms, history=(*known.history, step)))
-    return Said(row.binding_id, lacks, "accepted", done=not dry_run)
+    return LedgerChange(row.binding_id, lacks, "accepted", done=not dry_run)
 
 
 def _raised(row: Binding) -> Binding:

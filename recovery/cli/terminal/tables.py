@@ -127,8 +127,8 @@ def pending_halves(halves: list[PendingHalf], states: bool) -> Iterator[Shown]:
     yield table
     yield ""
     numbers = Counter(half.state for half in halves)
-    said = [f"{count(numbers['in_doubt'], 'transaction')} in doubt"]
-    yield title(", ".join([*said, *([f"{numbers['parked']:,} parked"] if states else [])]))
+    parts = [f"{count(numbers['in_doubt'], 'transaction')} in doubt"]
+    yield title(", ".join([*parts, *([f"{numbers['parked']:,} parked"] if states else [])]))
 
 
 def information(info: Info) -> Iterator[Shown]:

@@ -1,0 +1,48 @@
+"""What is in doubt and what is parked: the log, the state table and every list that people see agree."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import broker
+from broker.store.maintain.removal import halves_in_doubt
+from broker.store.read.layout import StoreLayout
+from broker.transaction.service import Half
+from recovery.checkback.manual import park_list
+from recovery.jobs import tasks
+from recovery.transactions.in_doubt import Pending
+from recovery.views.overview import overview
+
+TINY = StoreLayout(4096, 400, 240, 200, 16, 24)
+
+
+def prepare(store: broker.LiveStore, number: int) -> Half:
+    return store.transactions.prepare(broker.Message("orders", b"%d" % number + bytes(300)), "shop")
+
+
+def test_all_lists_agree_also_after_retention_removed_files_of_the_state_table(tmp_path: Path) -> None:
+    """Those in doubt and those parked, by CommitLog offset; a half that was taken back is in doubt again."""
+    path = str(tmp_path / "store")
+    with broker.open(path, layout=TINY, sync="os") as store:
+        for number in range(60):
+            store.transactions.commit(prepare(store, number))
+        halves = [prepare(store, number) for number in range(4)]
+        for half in halves[:2]:
+            store.transactions.park(half, "nobody knows")
+        store.transactions.unpark(halves[0], "try again")
+        store.sync_now()
+        now_ms = time.time_ns() // 1_000_000 + 1000
+        done = store.retain(broker.Retention(keep_s=0, even_unread=True), now_ms=now_ms)
+        assert any("statetable" in name for name in done.derived)
+        all_of_them, parked = [half.commitlog_offset for half in halves], [halves[1].commitlog_offset]
+
+        assert [half.commitlog_offset for half in store.transactions.in_doubt()] == all_of_them
+        assert halves_in_doubt(store.writer.parts) == all_of_them
+        assert list(store.transactions.parked()) == parked
+        assert [(one.commitlog_offset, one.why) for one in park_list(store, now_ms)] == [(parked[0], "nobody knows")]
+    seen = overview(path, now_ms)
+    assert [one.commitlog_offset for one in seen.parked] == parked
+    assert [one.commitlog_offset for one in seen.in_doubt] == [at for at in all_of_them if at not in parked]
+    assert [one["commitlog_offset"] for one in tasks.parked(path, now_ms=now_ms)] == parked
+    assert [half.commitlog_offset for half in Pending(path, now_ms, parked=True)] == all_of_them
