@@ -4,7 +4,7 @@ There is one such DAG for each store whose table in the file of stores has a mis
 the whole file cannot be read. It fails on purpose, so that the mistake is seen and the store's alert goes out: **this
 store is not looked after**, all others are.
 
-**To mend it**: correct what the log of `check` says; `checkback settings --check FILE` says it, too. Within half a
+**To repair it**: correct what the log of `check` says; `checkback settings --check FILE` says it, too. Within half a
 minute the DAG goes away, and the store's own DAGs come.
 """
 

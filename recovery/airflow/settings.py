@@ -65,7 +65,7 @@ class StoreSettings:
     even_unread: bool = False  # whether messages go that nobody has read
     take_over: bool = False  # whether a store that a RocketMQ broker wrote may be offered to be taken over
     approvers: list[str] = field(default_factory=list)  # names of Airflow users; without any, all who may answer
-    ask_again_after_s: float = 21_600.0  # how long after a crash that was not recovered it is asked about again
+    ask_again_after_s: float = 21_600.0  # how long after a crash that was not recovered a person is asked again
     answer_within_s: float = 86_400.0  # how long a person has to answer; then nothing is changed
     alerts: str | None = None  # an HTTP connection that alerts are posted to
     pool: str | None = None  # for Spark jobs
@@ -90,7 +90,7 @@ class StoreSettings:
 class BrokenStore:
     """A store that cannot be looked after until its settings are corrected; `why` is the sentence for a person."""
 
-    name: str  # letters, digits, - and _ only, so that it can name a DAG
+    name: str  # of A-Z, a-z, 0-9, - and _, so that it can name a DAG
     why: str
     alerts: str | None = None  # the HTTP connection of its table, if that is readable
 

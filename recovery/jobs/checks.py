@@ -1,8 +1,8 @@
-"""Whether a store, and whoever is asked about it, are there: what a connection's test button and `airflow doctor` ask.
+"""Whether a store is there, and the ledgers and resolvers of its settings: what a connection's test button checks.
 
     check_settings("shop.store", ledger="postgresql+psycopg://…")     # one sentence, or BrokerError
 
-Nothing is changed: no table is made, no question is asked about a transaction.
+Nothing is changed: no table is made, no resolver is queried for a transaction.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _sentences(what: str) -> Iterator[None]:
 
     try:
         yield
-    except (ArgumentError, ValueError):  # a port that is no number, for one
+    except (ArgumentError, ValueError):  # for one, a port that is not a number
         raise BrokerError(f"{what} is not a SQLAlchemy URL, as postgresql+psycopg://user@host/database") from None
     except (SQLAlchemyError, ImportError) as error:
         reason = " ".join(str(getattr(error, "orig", None) or error).split())

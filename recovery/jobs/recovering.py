@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TAKE_OVER = "take the store over: make what is derived from the log; its old broker must never run on it again"
 _APPROVE = (
-    "**Approve**: the steps above are done, check-back asks about the transactions in doubt, and the store is verified."
+    "**Approve**: the steps above are done, check-back queries the transactions in doubt, and the store is verified."
 )
 _REJECT = (
     "**Reject**, or no answer in time: nothing is changed. The store stays as the crash left it, check-back does not "

@@ -146,7 +146,7 @@ def _compared(path: str) -> tuple[dict[str, Any], list[str], str]:
 
 
 def _compared_on_spark(path: str, spark: Any) -> tuple[dict[str, Any], list[str], str]:
-    """The same, from the findings of a verification that a rebuild mends."""
+    """The same, from the findings of a verification that a rebuild repairs."""
     report = _verified(path, spark)
     lines = [f"- {one['kind']}: {one['text']}" for one in report["findings"] if one["kind"].startswith(_DERIVED)]
     counts = {kind: count for kind, count in report["counts"].items() if kind.startswith(_DERIVED)}
@@ -161,7 +161,7 @@ def rebuild_table(
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Make the derived files anew and exchange them, while applications go on. A second time nothing is exchanged.
+    """Make the derived files again and exchange them, while applications go on. A second time nothing is exchanged.
 
     Spark's executors write what is new into the store's directory. Raises StoreError for a store that another program
     may write to, and when two halves claim one slot in doubt.

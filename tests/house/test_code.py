@@ -30,6 +30,8 @@ SPEAKERS: dict[str, str] = {
     "recovery.cli.terminal.output": "what the command line writes, and where",
     "recovery.airflow.local.standalone": "hands its own environment on to Airflow, with settings over it",
     "recovery.cli.spark_job": "a program of its own, for spark-submit",
+    "recovery.airflow.settings": "AIRFLOW_HOME, beside which the last good settings are kept",
+    "recovery.jobs.setup": "where the state of stores is kept that are not ours",
     "recovery.spark.sessions": "Spark takes the Python of its workers from the environment",
 }
 SPEECH = {

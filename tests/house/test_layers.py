@@ -100,6 +100,7 @@ OUTSIDE = {
         "recovery.checkback.catalog": "the catalog is a database",
         "recovery.checkback.config": "opens the ledger's database",
         "recovery.cli.ledger": "opens the ledger's database",
+        "recovery.jobs.checks": "whether the databases of the settings answer",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
     },
     "tenacity": {
