@@ -109,6 +109,22 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
+class NotJudged:
+    """What a verification did not compare: where, what it is, why. It is not a finding."""
+
+    path: str
+    what: str
+    why: str
+
+    def as_json(self) -> dict[str, str]:
+        """Its public form."""
+        return {"path": self.path, "what": self.what, "why": self.why}
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.what}): {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The answer of a verification; `as_json` is its public form."""
 
@@ -123,6 +139,7 @@ class Report:
     end_offset: int = 0
     seconds: float = 0.0
     live: bool = False  # a broker was writing meanwhile: what it had not finished is not judged
+    not_judged: tuple[NotJudged, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -143,6 +160,7 @@ class Report:
             "digest": self.digest,
             "findings": [finding.as_json() for finding in self.findings],
             "counts": dict(sorted(self.findings.counts.items())),
+            "not_judged": [one.as_json() for one in self.not_judged],
         }
         if self.findings.omitted:
             answer["findings_omitted"] = self.findings.omitted

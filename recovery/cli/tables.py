@@ -61,6 +61,10 @@ def verification(report: Report, limit: int | None) -> Iterator[Shown]:
     yield transactions
     if not report.ok:
         yield from _findings(report, limit)
+    if report.not_judged:
+        yield ""
+        yield title(f"Not judged ({len(report.not_judged):,})")
+        yield from (printable(str(one)) for one in report.not_judged)
     yield ""
     yield (
         Text("ok", style="bold green") if report.ok else Text(count(len(report.findings), "finding"), style="bold red")

@@ -1,4 +1,4 @@
-"""What a rebuild would destroy because it cannot make it: found in directories, records, units and index items.
+"""What a rebuild would destroy because it cannot make it: found in directories, records and units.
 
 Each function looks at one of these and returns `Misfit`s. What directories say is known before anything is read; what
 records say is noted by the scan that builds; what lies in live files that no record explains is known last, and still
@@ -7,32 +7,24 @@ before anything is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from broker.format import properties as names
-from broker.format.java import string_hash
 from broker.format.sysflag import INNER_BATCH
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.inventory import Misfit, inventory
-from recovery.findings import Findings
 from recovery.scan.records import Records
-from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.strings import java_hashes_joined
-from recovery.scan.units import Rows, UnitFile
-from recovery.verify.index_files import open_index
+from recovery.scan.units import UnitFile
 
 _INT_MIN = -(1 << 31)
-_AT_ONCE = 1 << 16
 
 
 def misfits_of_store(files: StoreFiles, disk: Disk) -> list[Misfit]:
-    """What the directories, the table of topics and the index say, before the log is read."""
-    return [*inventory(files.path, disk).misfits(), *_tag_items(files)]
+    """What the directories and the table of topics say, before the log is read."""
+    return inventory(files.path, disk).misfits()
 
 
 def misfits_of_records(records: Records, files: StoreFiles, *, ours: bool) -> list[Misfit]:
@@ -80,32 +72,3 @@ def misfits_of_queue(
             what = f"a queue that names messages (unit {number + int(strays[0])}), though no record belongs in it"
             return [Misfit(directory, what, "checkback does not know what filled it")]
     return []
-
-
-def _tag_items(files: StoreFiles) -> Iterator[Misfit]:
-    """Since 5.4 a message with a tag has a third item in the index. RocketMQ: IndexService.buildIndex (5.4.0)."""
-    index = open_index(files.index, Findings(), is_growing=files.is_index_growing, said=files.index_counts)
-    for file in dict.fromkeys((*index[:1], *index[-1:])):
-        rows = file.read(1, min(file.used, _AT_ONCE))
-        if len(rows) and _holds_tags(files, rows):
-            what = "an index with items for tags, as RocketMQ 5.4 and later write it"
-            why = "checkback does not make these items, and a query by tag would find nothing"
-            yield Misfit(Paths(files.path).index, what, why)
-            return
-
-
-def _holds_tags(files: StoreFiles, rows: Rows) -> bool:
-    """Whether some items are those of their records' tags."""
-    held = set(zip(rows["commitlog_offset"].tolist(), rows["key_hash"].tolist(), strict=True))
-    begin, end = files.commitlog.begin, files.commitlog.begin + files.commitlog_bytes
-    first = int(rows["commitlog_offset"][0])
-    for records in Scan(files.commitlog, first if begin <= first < end else begin):
-        tags = records.values(names.TAGS)
-        which = np.flatnonzero(tags.lengths)
-        if not len(which):
-            continue
-        codes, topics = records.topic_codes
-        prefixes = np.array([string_hash(topic.decode("utf-8", "replace") + "#T#") for topic in topics], np.int32)
-        hashes = np.abs(java_hashes_joined(prefixes[codes[which]], tags.take(which)).astype(np.int64))
-        return not held.isdisjoint(zip(records.offsets[which].tolist(), hashes.tolist(), strict=True))
-    return False

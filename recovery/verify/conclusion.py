@@ -27,6 +27,7 @@ from recovery.transactions.outcomes import STATE_NAMES, Outcomes
 from recovery.verify.comparison import FinishContext
 from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
+from recovery.verify.kinds.not_judged import not_judged
 from recovery.verify.later_ends import later_ends
 from recovery.verify.live_writes import LAG_MS, Unfinished
 from recovery.verify.redo_log import RedoLogComparison
@@ -100,6 +101,7 @@ class Conclusion:
             end_offset=self.log.end_offset,
             seconds=time.monotonic() - started,
             live=live,
+            not_judged=not_judged(self.files),
         )
 
     def is_live(self) -> bool:

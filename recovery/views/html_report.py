@@ -60,6 +60,7 @@ def html_report(figures: Figures) -> str:
             _checks(figures),
             _topics(figures),
             _findings(figures),
+            _not_judged(figures),
             _foot(figures),
         ]
     )
@@ -167,6 +168,16 @@ def _findings(figures: Figures) -> str:
         + f"<p class='soft'>{text}</p>"
         + _table(("offset", "kind", "what"), listed)
     )
+
+
+def _not_judged(figures: Figures) -> str:
+    entries = figures.report.not_judged
+    rows = [
+        f"<td><code>{escape(one.path)}</code></td><td>{escape(one.what)}</td><td>{escape(one.why)}</td>"
+        for one in entries
+    ]
+    text = "What was not compared with the log. These are not findings."
+    return _section("Not judged", text, "") + _table(("where", "what", "why"), rows) if entries else ""
 
 
 def _foot(figures: Figures) -> str:

@@ -34,7 +34,6 @@ REFUSED = {
     "rocketmq-5.3.3-rocksdb": ("consumequeue", "RocksDB of queues"),
     "rocketmq-5.3.3-double": ("consumequeue", "RocksDB of queues"),
     "rocketmq-5.3.3-ext": ("consumequeue_ext", "ConsumeQueueExt"),
-    "rocketmq-5.5.0-default": ("index", "items for tags"),
 }
 each_kind = pytest.mark.parametrize("name", REFUSED)
 
@@ -104,8 +103,9 @@ def test_records_and_units_speak_where_directories_are_gone(
     assert on_disk(path) == before
 
 
-def test_the_plain_store_beside_them_is_understood(kind_store: Callable[[str], Path]) -> None:
-    path = kind_store("rocketmq-5.3.3-plain")
+@pytest.mark.parametrize("name", ["rocketmq-5.3.3-plain", "rocketmq-5.5.0-default"])
+def test_the_plain_store_beside_them_is_understood(kind_store: Callable[[str], Path], name: str) -> None:
+    path = kind_store(name)
     assert rebuild(path).ok
     shutil.rmtree(path / "index")
     assert rebuild(path, apply=True, broker_is_stopped=True, still_s=0).applied

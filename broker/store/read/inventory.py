@@ -42,6 +42,7 @@ class Kind:
     pattern: str
     handling: Handling
     why: str = ""  # of a refused kind: what a replacement would destroy
+    unjudged: str = ""  # why a verification does not compare such an entry; empty when it does, or needs not
     is_of_directory: bool = False  # such a file shows what the directory is in which it lies
     is_if_filled: bool = False  # an empty file is of no kind that is refused
 
@@ -63,6 +64,8 @@ class Misfit:
 
 
 _SEGMENT = r"\d{20}"
+_NO_ROCKSDB = "checkback does not read RocksDB"
+_OF_ITS_BROKER = "only its own broker knows what should be in it"
 _OPENED_ALIKE = "the broker opens it together with the ConsumeQueues and the checkpoint, which would no longer fit it"
 _QUEUES_ELSEWHERE = "the queues are in it, and files in its place would take its messages from the consumers"
 
@@ -78,7 +81,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "a RocksDB of queues",
         r"consumequeue/(CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+(\.dbtmp)?|\d+\.(sst|log|blob))",
-        Handling.REFUSED, _QUEUES_ELSEWHERE, is_of_directory=True,
+        Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB, is_of_directory=True,
     ),
     Kind("a topic's queues", r"consumequeue/[^/]+/", Handling.BUILT),
     Kind("a queue", r"consumequeue/[^/]+/\d+/", Handling.BUILT),
@@ -97,9 +100,14 @@ KINDS: tuple[Kind, ...] = (
     # What stays.
     Kind("checkback's own directory", r"checkback/", Handling.KEPT),
     Kind("the configuration", r"config/", Handling.KEPT),
-    Kind("the timer wheel", r"(timerwheel(\.\d+)?|timerlog/.*)", Handling.KEPT),
-    Kind("the compacted topics", r"compaction/.*", Handling.KEPT),
-    Kind("the key-value service of POP", r"kvStore/.*", Handling.KEPT),
+    Kind("the timer wheel", r"timerwheel(\.\d+)?", Handling.KEPT),
+    Kind("the timer log", r"timerlog/.*", Handling.KEPT),
+    Kind("how far topics were compacted", r"compaction/([^/]+/|position-checkpoint)", Handling.KEPT),
+    Kind("a compacted topic", r"compaction/.*", Handling.KEPT, unjudged=_OF_ITS_BROKER, is_if_filled=True),
+    Kind(
+        "the key-value service of POP", r"kvStore/.*", Handling.KEPT, unjudged=f"{_NO_ROCKSDB}, which it is",
+        is_if_filled=True,
+    ),
     Kind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
     Kind("a small file", r"(lock|(abort|checkpoint)\.(bak|(\d+\.)?tmp))", Handling.KEPT),
     # What only its own broker can make.
@@ -111,14 +119,17 @@ KINDS: tuple[Kind, ...] = (
         "a ConsumeQueueExt", r"consumequeue_ext/", Handling.REFUSED,
         "units of the ConsumeQueues name places in it, and with new ones the bitmaps of SQL92 filters would be lost",
     ),
-    Kind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE),
+    Kind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB),
     Kind(
-        "a RocksDB of the broker", r"rocksdbstore/\d+\.(sst|log|blob)", Handling.REFUSED, _OPENED_ALIKE,
+        "a RocksDB of the broker", r"rocksdbstore/\d+\.(sst|log|blob)", Handling.REFUSED, _OPENED_ALIKE, _NO_ROCKSDB,
         is_of_directory=True, is_if_filled=True,
     ),
     Kind("an empty RocksDB, which 5.5 makes at its start", r"rocksdbstore/.*", Handling.KEPT),
-    Kind("a CommitLog of DLedger", r"dledger-[^/]*/", Handling.REFUSED, "a part of the log is in it"),
-    Kind("tiered storage", r"tiered_?[sS]tore[^/]*/?", Handling.REFUSED, _OPENED_ALIKE),
+    Kind(
+        "a CommitLog of DLedger", r"dledger-[^/]*/", Handling.REFUSED, "a part of the log is in it",
+        "checkback does not read the entries of DLedger",
+    ),
+    Kind("tiered storage", r"tiered_?[sS]tore[^/]*/?", Handling.REFUSED, _OPENED_ALIKE, _OF_ITS_BROKER),
 )  # fmt: skip
 
 # RocksDBs of the configuration. What is in `topics` decides which queues there are; the others are about consumers.
@@ -160,6 +171,28 @@ class Inventory:
         """Those that lie in the directories that are replaced: they would be gone."""
         misfits = (self._misfit(*entry) for entry in self.entries if entry[0].startswith(_REPLACED))
         return list(dict.fromkeys(one for one in misfits if one is not None))
+
+    def unjudged(self) -> list[Misfit]:
+        """What a verification does not compare: where, what it is, why; a newer broker's entries among them."""
+        entries = (self._unjudged(*entry) for entry in self.entries)
+        found = dict.fromkeys(one for one in entries if one is not None)
+        for name in self.rocksdb_config:
+            what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB.get(name, 'configuration')}"
+            found[Misfit(os.path.join(self.store, "config", name), what, _NO_ROCKSDB)] = None
+        return list(found)
+
+    def _unjudged(self, path: str, size: int, kind: Kind | None) -> Misfit | None:
+        full = os.path.join(self.store, path.rstrip("/"))
+        if kind is None:
+            why = "checkback does not know it: the broker that wrote it may be newer than RocketMQ 5.5"
+            return Misfit(full, "an unknown entry", why)
+        if not kind.unjudged or (kind.is_if_filled and (not size or path.endswith("/"))):
+            return None
+        if kind.is_if_filled:  # one line for all files below a directory of the store
+            full = os.path.join(self.store, path.partition("/")[0])
+        elif kind.is_of_directory:
+            full = os.path.dirname(full)
+        return Misfit(full, kind.name, kind.unjudged)
 
     def _elsewhere(self) -> Iterator[Misfit]:
         misfits = (self._misfit(*entry) for entry in self.entries if not entry[0].startswith(_REPLACED))
