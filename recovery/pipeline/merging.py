@@ -17,6 +17,7 @@ from recovery.verify.index import ITEM, IndexDifferences, best_rule, last_offset
 from recovery.verify.index_files import IndexFileView
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import IndexingRule
+from recovery.verify.kinds.batch_queues import BatchQueueComparison, BatchQueueName
 from recovery.verify.redo_log import EXPECTED, NUMBERED, RedoDifferences, without_pairs
 from recovery.verify.state_table import StateTableComparison, TableClaims
 
@@ -36,6 +37,16 @@ def merge_queues(queues: QueueComparison, splits: Sequence[Split], parts: Sequen
         delays = Delays(*(np.concatenate(columns) for columns in zip(*(run.delays for run in runs), strict=True)))
         expected = np.concatenate([run.expected for run in runs])
         queues.compare_delayed(DelayedRecords(topic, queue_id, expected, delays))
+
+
+def merge_batch_queues(queues: BatchQueueComparison, parts: Sequence[SplitDifferences]) -> None:
+    """Hand `queues` what each split claimed."""
+    claimed: dict[BatchQueueName, list[Interval]] = defaultdict(list)
+    for part in parts:
+        for name, intervals in part.batch_claimed.items():
+            claimed[name].extend(intervals)
+    for (topic, queue_id), intervals in claimed.items():
+        queues.claim(topic, queue_id, intervals)
 
 
 def merge_redo(

@@ -26,6 +26,7 @@ from recovery.scan.records import Records
 from recovery.scan.strings import java_hashes
 from recovery.scan.units import Ints, Rows, UnitFile
 from recovery.transactions.events import Names
+from recovery.verify.kinds.light_queues import further_queues
 
 UNIT = np.dtype(Unit.DTYPE)
 SLOT = np.dtype(Slot.DTYPE)
@@ -71,7 +72,7 @@ class QueueRun:
 
 
 def queue_runs(records: Records, kinds: Kinds) -> Iterator[QueueRun]:
-    """The units of all records that consumers get, queue by queue, each in log order.
+    """The units of all records that consumers get, queue by queue, each in log order; further queues come last.
 
     RocketMQ: CommitLogDispatcherBuildConsumeQueue (5.3.3).
     """
@@ -93,6 +94,9 @@ def queue_runs(records: Records, kinds: Kinds) -> Iterator[QueueRun]:
         yield QueueRun(
             topic, int(queue_ids[run[0]]), numbers[run], units[run], part.take(run), bool(scheduled[run[0]])
         )  # fmt: skip
+    for further in further_queues(part, Kinds(part)):
+        topic, run = further.topic.decode("utf-8", "replace"), further.which
+        yield QueueRun(topic, further.queue_id, further.queue_offsets, units[run], part.take(run), scheduled=False)
 
 
 def set_due_times(run: QueueRun, live_units: UnitFile) -> None:

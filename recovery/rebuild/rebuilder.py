@@ -367,7 +367,7 @@ def index_rule(files: StoreFiles, *, ours: bool = False) -> IndexingRule:
         first = int(rows["commitlog_offset"].min())
     begin, end = files.commitlog.begin, files.commitlog.begin + files.commitlog_bytes
     for records in Scan(files.commitlog, first if begin <= first < end else begin):
-        kinds, fits = Kinds(records), {}
+        kinds, fits = Kinds(records), dict[IndexingRule, int]()
         for rule in (IndexingRule.V5, IndexingRule.V54, *(() if ours else (IndexingRule.V3,))):
             items = expected_items(records, kinds, rule)
             made = set(zip(items["commitlog_offset"].tolist(), items["key_hash"].tolist(), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,9 +16,10 @@ import numpy as np
 from broker.errors import CorruptRecord, StoreError
 from broker.format import checkpoint, config
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK
-from broker.format.consumequeue import UNIT_SIZE, Unit
+from broker.format.consumequeue import UNIT_SIZE, BatchUnit, Unit
 from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import Slot
+from broker.format.topics import BATCH_QUEUE, LMQ_PREFIX, QUEUE_TYPE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
@@ -30,7 +32,7 @@ from recovery.scan.records import Bytes
 from recovery.scan.units import UnitFile
 from recovery.scan.windows import WINDOW_BYTES
 
-_UNIT, _SLOT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE)
+_UNIT, _SLOT, _BATCH_UNIT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE), np.dtype(BatchUnit.DTYPE)
 
 
 def _check_topics(raw: bytes) -> None:
@@ -48,6 +50,7 @@ def _check_names(what: str, table: Mapping[str, config.TopicConfig | config.Subs
             raise CorruptRecord(f"the {what} {name!r} says that its name is {value.name!r}")
 
 
+_ROCKSDB = re.compile(r"consumequeue_?[rR]\w*")  # as the inventory knows it
 _CONFIGS = {
     "topics.json": _check_topics,
     "consumerOffset.json": config.decode_consumer_offsets,
@@ -74,12 +77,17 @@ class StoreFiles:
         self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(paths.state_table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
         self.has_queues, self.has_index = self._is_folder(paths.consumequeue), self._is_folder(paths.index)
-        self.has_queue_ext = self._is_folder(paths.consumequeue + "_ext")
+        self.has_queue_ext = self._is_folder(paths.consumequeue_ext)
+        self.has_queues_in_rocksdb = self._has_queues_in_rocksdb()
+        self.has_batch_queues = self._is_folder(paths.batchconsumequeue)
         self.has_redo_log, self.has_state_table = self._is_folder(paths.redo_log), self._is_folder(paths.state_table)
         self.index = self._numbered(paths.index) if self.has_index else []
         layout = read_layout(folder.disk, paths)  # of a store of ours
         self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None
-        self._topics = self._known_topics()
+        topics = self._known_topics()
+        self._topics = frozenset(topics) if topics is not None else None
+        of_type = {name for name, topic in (topics or {}).items() if topic.attributes.get(QUEUE_TYPE) == BATCH_QUEUE}
+        self.batch_topics = frozenset((*of_type, *(topic for topic, _ in self.batch_queues())))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], watermark: Watermark | None = None) -> Self:
@@ -89,6 +97,12 @@ class StoreFiles:
         disk = Disk()
         check_is_store(text, disk)
         return cls(Folder(text, disk), watermark)
+
+    def _has_queues_in_rocksdb(self) -> bool:
+        """Whether queues may be in a RocksDB, in place of files or beside them. RocketMQ: StorePathConfigHelper."""
+        places = [self._folder.paths.consumequeue]
+        places += [one.path for one in self._entries(self.path) if one.is_folder and _ROCKSDB.fullmatch(one.name)]
+        return any(self._folder.disk.entry(os.path.join(place, "CURRENT")) is not None for place in places)
 
     def _listing(self, folder: str) -> Listing:
         return self._folder.segments(folder).listing(fresh=True)
@@ -111,11 +125,11 @@ class StoreFiles:
             entries = [entry for entry in entries if int(entry.name) <= counts.index]
         return [Segment(int(entry.name), entry.size, entry.path, entry.inode, self._folder.files) for entry in entries]
 
-    def _known_topics(self) -> frozenset[str] | None:
+    def _known_topics(self) -> Mapping[str, config.TopicConfig] | None:
         """The topics of topics.json; None when it cannot be read."""
         try:
             raw = self._folder.disk.read(self._folder.paths.config("topics.json"))
-            return frozenset(config.decode_topics(raw).topics)
+            return config.decode_topics(raw).topics
         except (Missing, CorruptRecord):
             return None
 
@@ -142,6 +156,15 @@ class StoreFiles:
         """The path of RocketMQ's checkpoint."""
         return self._folder.paths.checkpoint
 
+    def closed_at_ms(self) -> int | None:
+        """The store time that the checkpoint states for the last record; None for a store that was not closed."""
+        if self.disk.entry(self._folder.paths.abort) is not None:
+            return None
+        try:
+            return checkpoint.decode(self.disk.read(self.checkpoint)).commitlog_timestamp_ms
+        except (Missing, CorruptRecord):
+            return None
+
     @property
     def lock(self) -> str:
         """The path of the lock that a 5.x broker holds."""
@@ -158,10 +181,26 @@ class StoreFiles:
 
     def queues(self) -> Iterator[tuple[str, int]]:
         """The ConsumeQueues that are on disk."""
-        for topic in self._entries(self._folder.paths.consumequeue):
+        yield from self._queues_in(self._folder.paths.consumequeue)
+
+    def batch_queues(self) -> Iterator[tuple[str, int]]:
+        """The BatchConsumeQueues that are on disk."""
+        yield from self._queues_in(self._folder.paths.batchconsumequeue)
+
+    def _queues_in(self, directory: str) -> Iterator[tuple[str, int]]:
+        for topic in self._entries(directory):
             for queue in self._entries(topic.path) if topic.is_folder else ():
                 if queue.is_folder and queue.name.isdecimal():
                     yield topic.name, int(queue.name)
+
+    def queue_ext(self, topic: str, queue_id: int) -> Listing:
+        """The files of the ConsumeQueueExt of a queue."""
+        return self._listing(os.path.join(self._folder.paths.consumequeue_ext, topic, str(queue_id)))
+
+    def batch_units(self, topic: str, queue_id: int) -> UnitFile:
+        """The units of a BatchConsumeQueue, numbered from the first file on."""
+        listing = self._listing(os.path.join(self._folder.paths.batchconsumequeue, topic, str(queue_id)))
+        return UnitFile(listing, _BATCH_UNIT)
 
     # The units that may be judged
 
@@ -202,8 +241,12 @@ class StoreFiles:
 
     def expects_queue(self, topic: str, queue_id: int) -> bool:
         """Whether a queue should be there: a topic that was deleted takes its queues along, its records stay."""
-        on_disk = self._is_folder(self._folder.paths.queue(topic, queue_id))
-        return on_disk or self._topics is None or topic in self._topics
+        if topic in self.batch_topics:
+            return False
+        if self._is_folder(self._folder.paths.queue(topic, queue_id)):
+            return True
+        known = self._topics is None or topic in self._topics or topic.startswith(LMQ_PREFIX)
+        return known and not self.has_queues_in_rocksdb
 
     def wrong_sizes(self) -> Iterator[Finding]:
         """Files of the derived queues that were cut, or are missing between others."""

@@ -27,11 +27,14 @@ from recovery.transactions.outcomes import STATE_NAMES, Outcomes
 from recovery.verify.comparison import FinishContext
 from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
+from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.not_judged import not_judged
 from recovery.verify.later_ends import later_ends
 from recovery.verify.live_writes import LAG_MS, Unfinished
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
+
+_OF_LATER = frozenset({"queue-orphan", "index-orphan", "redo-orphan"})
 
 
 @dataclass
@@ -53,6 +56,7 @@ class Comparisons:
     """One for each kind of derived file that is there."""
 
     queues: QueueComparison | None = None
+    batch_queues: BatchQueueComparison | None = None
     index: IndexComparison | None = None
     redo_log: RedoLogComparison | None = None
     table: StateTableComparison | None = None
@@ -129,6 +133,8 @@ class Conclusion:
         )
         if parts.queues is not None:
             parts.queues.finish(context)
+        if parts.batch_queues is not None:
+            parts.batch_queues.finish(context)
         if parts.index is not None:
             parts.index.finish(context)
         if self.log.evidence.lone:
@@ -166,6 +172,8 @@ class Conclusion:
     def _damages(self) -> list[Damage]:
         """What is wrong with the log; where it breaks off below what was published, its end is not just torn."""
         found, mark = self.log.damages, self.files.watermark
+        if mark is None and self._ended_cleanly():
+            found = [one for one in found if one.kind != "torn-tail"]
         at = breaks_off(self.files, self.log.end_offset)
         if mark is None or at is None:
             return found
@@ -176,6 +184,15 @@ class Conclusion:
         kept = [one for one in found if one.kind != "torn-tail" or one.commitlog_offset >= stop]
         reason = f"no record begins here, and the log was published up to {stop}"
         return [*kept, Damage("corrupt-region", at, stop - at, reason, self.files.commitlog_file(at))]
+
+    def _ended_cleanly(self) -> bool:
+        """Whether a broker closed the store behind the last record: bytes after it are of an older write.
+
+        Its checkpoint is of that record then, and no unit or item names a place behind it.
+        RocketMQ: DefaultMappedFile.appendMessagesInner with writeWithoutMmap (5.5.0).
+        """
+        behind = any(one.kind in _OF_LATER and one.commitlog_offset >= self.log.end_offset for one in self.findings)
+        return not behind and self.files.closed_at_ms() == self.log.last_store_ms
 
     def _drop_unfinished(self) -> None:
         known = [file.path for file in self.files.index]

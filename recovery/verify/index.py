@@ -227,12 +227,19 @@ def match_items(
 
 
 def right_times(file: IndexFileView, items: Ints, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:
-    """Which of these items of one file state the time of their record; the header knows the first and the last."""
+    """Which of these items of one file state the time of their record; the header knows the first and the last.
+
+    Quirk: the first item of a file counts from the end of the file before it. RocketMQ: IndexFile.putKey (5.3.3).
+    """
     header, stated_s = file.header, live["time_diff_s"]
     after_ms = np.maximum(store_ms - header.begin_timestamp_ms, 0)
     fits = stated_s == np.minimum(after_ms // 1000, _SECONDS_MAX)
     if not fits.all():
         fits |= stated_s == np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
+    if file.before_ms is None:
+        fits |= (items == 1) & (stated_s >= 0)
+    elif file.before_ms:
+        fits |= (items == 1) & (stated_s == np.maximum(store_ms - file.before_ms, 0) // 1000)
     fits &= (items != 1) | (store_ms == header.begin_timestamp_ms)
     if not file.is_growing:
         fits &= (items != file.used) | (store_ms == header.end_timestamp_ms)

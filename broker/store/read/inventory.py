@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from broker.errors import CorruptRecord, NotUnderstood
 from broker.format import config
-from broker.format.topics import LMQ_PREFIX
+from broker.format.topics import LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import Paths
 
@@ -140,8 +140,6 @@ CONFIG_IN_ROCKSDB = {
 }  # fmt: skip
 _NAMES_TOPICS = ("topics", "rdb", "metadata")
 _ROCKSDB_MARK = "CURRENT"  # every RocksDB has it, and no other directory of a store
-_QUEUE_TYPE = "queue.type"
-_SIMPLE = "SimpleCQ"
 _REPLACED = ("consumequeue/", "index/", "transaction/")
 _WALKED = (*_REPLACED, "rocksdbstore/", "compaction/", "timerlog/", "kvStore/")
 _PATTERNS = tuple((re.compile(kind.pattern), kind) for kind in KINDS)
@@ -205,7 +203,7 @@ class Inventory:
         for topic, name in self.queue_types:
             what = f"the table that gives topic {topic} the queue type {name}"
             yield Misfit(
-                Paths(self.store).config("topics.json"), what, f"checkback builds queues of type {_SIMPLE} only"
+                Paths(self.store).config("topics.json"), what, f"checkback builds queues of type {SIMPLE_QUEUE} only"
             )
 
     def _misfit(self, path: str, size: int, kind: Kind | None) -> Misfit | None:
@@ -264,8 +262,8 @@ def _queue_types(store: str, disk: Disk) -> Iterator[tuple[str, str]]:
             topics = config.decode_topics(disk.read(Paths(store).config(name))).topics
         except (Missing, CorruptRecord):
             continue
-        types.update({topic: one.attributes.get(_QUEUE_TYPE, _SIMPLE) for topic, one in topics.items()})
-    yield from sorted((topic, name) for topic, name in types.items() if name != _SIMPLE)
+        types.update({topic: one.attributes.get(QUEUE_TYPE, SIMPLE_QUEUE) for topic, one in topics.items()})
+    yield from sorted((topic, name) for topic, name in types.items() if name != SIMPLE_QUEUE)
 
 
 def refusal(store: str, misfits: Sequence[Misfit]) -> NotUnderstood:
