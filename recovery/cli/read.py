@@ -49,7 +49,7 @@ def verify(
     if as_json:
         answer = report.as_json()
         if limit is not None and len(answer["findings"]) > limit:
-            answer["findings"] = answer["findings"][:limit]
+            answer["findings"] = report.first(limit)
             answer["findings_omitted"] = len(report.findings) - limit
         print_json(answer)
     else:

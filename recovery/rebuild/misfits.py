@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from broker.format import properties as names
 from broker.format.sysflag import INNER_BATCH
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk
@@ -27,42 +26,30 @@ def misfits_of_store(files: StoreFiles, disk: Disk) -> list[Misfit]:
     return inventory(files.path, disk).misfits()
 
 
-def misfits_of_records(records: Records, files: StoreFiles, *, ours: bool) -> list[Misfit]:
-    """Records that have entries in queues that are not built; the first of each kind.
-
-    A store of ours fills no other queue for INNER_MULTI_DISPATCH, which an application may set as a property.
-    RocketMQ: MultiDispatchUtils, ConsumeQueue.multiDispatchLmqQueue, BatchConsumeQueue (5.3.3).
-    """
+def misfits_of_records(records: Records, files: StoreFiles) -> list[Misfit]:
+    """The first record that has an entry in a queue that is not built. RocketMQ: BatchConsumeQueue (5.3.3)."""
     batches = np.flatnonzero(records.sys_flags & INNER_BATCH)
-    misfits = []
-    if len(batches):
-        why = "it is delivered from a BatchConsumeQueue, which checkback does not build"
-        misfits.append(_of_record(records, int(batches[0]), files, "a record that holds a batch of messages", why))
-    lights = np.flatnonzero(records.values(names.INNER_MULTI_DISPATCH).lengths) if not ours else batches[:0]
-    if len(lights):
-        why = "it belongs to further queues (INNER_MULTI_DISPATCH), which checkback does not build"
-        misfits.append(_of_record(records, int(lights[0]), files, "a record of light messages (LMQ)", why))
-    return misfits
-
-
-def _of_record(records: Records, number: int, files: StoreFiles, what: str, why: str) -> Misfit:
-    offset = int(records.offsets[number])
-    return Misfit(f"{files.commitlog_file(offset)} at CommitLog offset {offset}", what, why)
+    if not len(batches):
+        return []
+    offset = int(records.offsets[batches[0]])
+    where = f"{files.commitlog_file(offset)} at CommitLog offset {offset}"
+    why = "it is delivered from a BatchConsumeQueue, which checkback does not build"
+    return [Misfit(where, "a record that holds a batch of messages", why)]
 
 
 def misfits_of_queue(
-    store: str, topic: str, queue_id: int, units: UnitFile, *, read: range, is_built: bool
+    files: StoreFiles, topic: str, queue_id: int, units: UnitFile, *, read: range, is_built: bool
 ) -> list[Misfit]:
     """Units of a live queue that a rebuild would lose; `read` are the CommitLog offsets of the records that were read.
 
-    A tags code below the least 32-bit number is a place in the ConsumeQueueExt.
+    A tags code below the least 32-bit number is a place in the ConsumeQueueExt; where that is, units keep their places.
     Units about records that were read, in a queue in which no record belongs, were made by a rule that is not ours.
     RocketMQ: ConsumeQueue.isExtAddr (5.3.3).
     """
-    directory = Paths(store).queue(topic, queue_id)
+    directory, with_places = Paths(files.path).queue(topic, queue_id), topic == SCHEDULE_TOPIC or files.has_queue_ext
     for number, rows in units.filled(units.begin, units.end):
         held = rows["size"] > 0
-        places = np.flatnonzero(held & (rows["tags_code"] < _INT_MIN)) if topic != SCHEDULE_TOPIC else np.zeros(0, int)
+        places = np.flatnonzero(held & (rows["tags_code"] < _INT_MIN) & (not with_places))
         if len(places):
             what = f"a queue whose unit {number + int(places[0])} names a place in the ConsumeQueueExt"
             return [Misfit(directory, what, "the bitmap of SQL92 filters there would be lost")]

@@ -24,39 +24,20 @@ from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import Folder
+from broker.store.read.inventory import kind_of
 from broker.store.read.layout import read_layout
-from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of
+from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of, is_base, segment_size
 from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
 from recovery.findings import Finding
 from recovery.scan.records import Bytes
+from recovery.scan.small_files import CONFIGS, check_checkpoint
 from recovery.scan.units import UnitFile
 from recovery.scan.windows import WINDOW_BYTES
 
 _UNIT, _SLOT, _BATCH_UNIT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE), np.dtype(BatchUnit.DTYPE)
 
 
-def _check_topics(raw: bytes) -> None:
-    _check_names("topic", config.decode_topics(raw).topics)
-
-
-def _check_groups(raw: bytes) -> None:
-    _check_names("group", config.decode_subscription_groups(raw).groups)
-
-
-def _check_names(what: str, table: Mapping[str, config.TopicConfig | config.SubscriptionGroup]) -> None:
-    """Raises CorruptRecord when a table has a value under another name than its own: RocketMQ writes the name twice."""
-    for name, value in table.items():
-        if value.name != name:
-            raise CorruptRecord(f"the {what} {name!r} says that its name is {value.name!r}")
-
-
 _ROCKSDB = re.compile(r"consumequeue_?[rR]\w*")  # as the inventory knows it
-_CONFIGS = {
-    "topics.json": _check_topics,
-    "consumerOffset.json": config.decode_consumer_offsets,
-    "delayOffset.json": config.decode_delay_offsets,
-    "subscriptionGroup.json": _check_groups,
-}
 
 
 class StoreFiles:
@@ -72,7 +53,8 @@ class StoreFiles:
         self.opened_ms, self.was_held = time.time_ns() // 1_000_000, False
         with contextlib.suppress(StoreError):  # whoever asks at the end is told why it cannot be looked at
             self.was_held = is_held(paths.lock)
-        self.commitlog = self._listing(paths.commitlog)
+        self.log_directories = tuple(self._other_log_directories())
+        self.commitlog = self.commitlog_now()
         self.judged = judged_part(self.commitlog, watermark, paths.commitlog)
         self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(paths.state_table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
@@ -135,7 +117,27 @@ class StoreFiles:
 
     def commitlog_now(self) -> Listing:
         """The segments as they are by now: a live broker may have begun another."""
-        return self._listing(self._folder.paths.commitlog)
+        listing = self._listing(self._folder.paths.commitlog)
+        others = [segment for path in self.log_directories for segment in self._listing(path).segments]
+        if not others:
+            return listing
+        segments = tuple(sorted((*listing.segments, *others), key=lambda segment: segment.base))
+        size = segment_size(segments)
+        return replace(listing, segments=segments, segment_size=size, damages=tuple(damages_of(segments, size)))
+
+    def _other_log_directories(self) -> Iterator[str]:
+        """Directories of segments beside commitlog/, as storePathCommitLog may name several.
+
+        Which they are stands in the broker's configuration, so only those inside the store are found: they hold nothing
+        but segments, and none that commitlog/ has. RocketMQ: MultiPathMappedFileQueue (5.3.3).
+        """
+        own = {segment.base for segment in self._listing(self._folder.paths.commitlog).segments}
+        for entry in self._entries(self.path):
+            if entry.is_folder and kind_of(f"{entry.name}/") is None:
+                inside = self._entries(entry.path)
+                bases = {int(one.name) for one in inside if one.is_file and is_base(one.name)}
+                if bases and len(bases) == len(inside) and not bases & own:
+                    yield entry.path
 
     def index_now(self) -> list[Segment]:
         """The files of the index as they are by now."""
@@ -269,11 +271,11 @@ class StoreFiles:
 
         The checkpoint of a store of ours may be of a later record than those that are judged.
         """
-        for name, decode in _CONFIGS.items():
+        for name, decode in CONFIGS.items():
             yield from self._damaged(self._folder.paths.config(name), decode)
         path = self._folder.paths.checkpoint
         yield from self._damaged(
-            path, lambda raw: _check_checkpoint(raw, self._newest_ms(last_store_ms), self._index_headers())
+            path, lambda raw: check_checkpoint(raw, self._newest_ms(last_store_ms), self.index_headers())
         )
 
     def _newest_ms(self, last_store_ms: int) -> int:
@@ -281,7 +283,7 @@ class StoreFiles:
             return last_store_ms
         return max(last_store_ms, published(self.path, self._folder.disk)[1])
 
-    def _index_headers(self) -> list[IndexHeader]:
+    def index_headers(self) -> list[IndexHeader]:
         """What the files of the index say of themselves, in order."""
         headers = []
         for segment in self.index:
@@ -300,22 +302,6 @@ class StoreFiles:
             return
         except CorruptRecord as error:
             yield Finding("file-damaged", 0, error.reason, path)
-
-
-def _check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) -> None:
-    """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: recovery would begin too late."""
-    said = checkpoint.decode(raw)
-    if any(raw[checkpoint.Checkpoint.SIZE :]):
-        raise CorruptRecord("bytes behind the checkpoint's numbers are not zero")
-    for name in ("commitlog_timestamp_ms", "queue_timestamp_ms", "index_timestamp_ms"):
-        value = getattr(said, name)
-        if not 0 <= value <= last_store_ms:
-            raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
-    ends = {header.end_timestamp_ms for header in index}
-    said_ms = said.index_timestamp_ms
-    expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms
-    if said_ms and index and said_ms not in ends and not expired:
-        raise CorruptRecord(f"its index_timestamp_ms {said_ms} is the end of no index file: one of the two was changed")
 
 
 def judged_part(listing: Listing, mark: Watermark | None, path: str) -> Listing:

@@ -22,8 +22,10 @@ from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles, breaks_off
+from recovery.scan.windows import WINDOW_BYTES
 from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES, Outcomes
+from recovery.verify.causes.roots import Roots, roots_of
 from recovery.verify.comparison import FinishContext
 from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
@@ -34,6 +36,7 @@ from recovery.verify.live_writes import LAG_MS, Unfinished
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
 
+_STALE_BYTES = 8  # fewer may stand anywhere
 _OF_LATER = frozenset({"queue-orphan", "index-orphan", "redo-orphan"})
 
 
@@ -87,9 +90,11 @@ class Conclusion:
 
     def report(self, sums: TransactionSums, started: float) -> Report:
         """Let each comparison report, drop what a live broker explains, and sum up."""
+        live = self.is_live()
+        roots = self._explain(live)
         self._finish()
         self._report_damages()
-        live = self.is_live()
+        live = live or self.is_live()
         if live and self.files.watermark is None:
             self._drop_unfinished()
         states = {name: sums.states[state] for state, name in STATE_NAMES.items()}
@@ -106,7 +111,15 @@ class Conclusion:
             seconds=time.monotonic() - started,
             live=live,
             not_judged=not_judged(self.files),
+            causes=roots.causes(),
         )
+
+    def _explain(self, live: bool) -> Roots:
+        """From now on, count findings with their causes."""
+        log = self.log
+        roots = roots_of(self.files, log.damages, log.end_offset, log.last_store_ms, self.look, is_live=live)
+        self.findings.explain(roots.cause_of)
+        return roots
 
     def is_live(self) -> bool:
         """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan."""
@@ -173,7 +186,7 @@ class Conclusion:
         """What is wrong with the log; where it breaks off below what was published, its end is not just torn."""
         found, mark = self.log.damages, self.files.watermark
         if mark is None and self._ended_cleanly():
-            found = [one for one in found if one.kind != "torn-tail"]
+            found = [one for one in found if one.kind != "torn-tail" or not self._is_stale(one)]
         at = breaks_off(self.files, self.log.end_offset)
         if mark is None or at is None:
             return found
@@ -193,6 +206,16 @@ class Conclusion:
         """
         behind = any(one.kind in _OF_LATER and one.commitlog_offset >= self.log.end_offset for one in self.findings)
         return not behind and self.files.closed_at_ms() == self.log.last_store_ms
+
+    def _is_stale(self, damage: Damage) -> bool:
+        """Whether bytes behind the last record repeat what an earlier record has: a buffer was written as a whole."""
+        segment = self.files.commitlog.at(damage.commitlog_offset)
+        if segment is None or damage.size < _STALE_BYTES:
+            return False
+        at = damage.commitlog_offset - segment.base
+        first = max(0, at - WINDOW_BYTES)
+        stale = self.files.read(segment, at, min(damage.size, 2 * _STALE_BYTES)).tobytes()
+        return stale in self.files.read(segment, first, at - first).tobytes()
 
     def _drop_unfinished(self) -> None:
         known = [file.path for file in self.files.index]

@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from recovery.findings import KINDS
+from recovery.findings import KINDS, Cause
 from recovery.views.figures import AGES_MS, CHECKS_MAX, STATES, Figures
 from recovery.views.svg import bars, columns, short
 
@@ -155,19 +155,31 @@ def _findings(figures: Figures) -> str:
         f"<td class='number'>{count:,}</td><td><code>{kind}</code></td><td>{escape(KINDS[kind])}</td>"
         for kind, count in findings.counts.most_common()
     ]
+    causes = [
+        f"<td class='number'>{cause.commitlog_offset}</td><td><code>{cause.kind}</code></td>"
+        f"<td>{escape(cause.text)}<br><span class='soft'>{escape(_explained(cause))}</span></td>"
+        for cause in figures.report.causes
+    ]
     listed = [
         f"<td class='number'>{finding.commitlog_offset}</td><td><code>{finding.kind}</code></td>"
         f"<td>{escape(finding.text)}<br><code class='soft'>{escape(finding.file)}</code></td>"
-        for finding, _ in zip(findings, range(_FINDINGS), strict=False)
+        for finding, _ in zip(findings.unexplained, range(_FINDINGS), strict=False)
     ]
     text = f"The first {_FINDINGS} of {len(findings)}, by CommitLog offset. All: checkback verify --json."
     if len(findings) <= _FINDINGS:
         text = "By CommitLog offset."
+    roots = _section("Causes", "Each with what it explains.", "") + _table(("offset", "kind", "what"), causes)
     return (
-        _section("Findings", "By kind.", _table(("count", "kind", "meaning"), counted))
+        (roots if causes else "")
+        + _section("Findings", "By kind.", _table(("count", "kind", "meaning"), counted))
         + f"<p class='soft'>{text}</p>"
         + _table(("offset", "kind", "what"), listed)
     )
+
+
+def _explained(cause: Cause) -> str:
+    explained = ", ".join(f"{count:,} {kind}" for kind, count in cause.consequences.most_common())
+    return f"explains {explained}" if explained else ""
 
 
 def _not_judged(figures: Figures) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from broker.errors import CorruptRecord, NotUnderstood
 from broker.format import config
-from broker.format.topics import LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
+from broker.format.topics import QUEUE_TYPE, SIMPLE_QUEUE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import Paths
 
@@ -75,10 +75,6 @@ KINDS: tuple[Kind, ...] = (
     # What a rebuild makes.
     Kind("the ConsumeQueues", r"consumequeue/", Handling.BUILT),
     Kind(
-        "a queue of light messages (LMQ)", rf"consumequeue/{LMQ_PREFIX}[^/]*/", Handling.REFUSED,
-        "checkback does not build the queues that INNER_MULTI_DISPATCH fills, and its messages would be gone for them",
-    ),
-    Kind(
         "a RocksDB of queues",
         r"consumequeue/(CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+(\.dbtmp)?|\d+\.(sst|log|blob))",
         Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB, is_of_directory=True,
@@ -102,6 +98,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("the configuration", r"config/", Handling.KEPT),
     Kind("the timer wheel", r"timerwheel(\.\d+)?", Handling.KEPT),
     Kind("the timer log", r"timerlog/.*", Handling.KEPT),
+    Kind("a ConsumeQueueExt, whose places new units go on to name", r"consumequeue_ext/", Handling.KEPT),
     Kind("how far topics were compacted", r"compaction/([^/]+/|position-checkpoint)", Handling.KEPT),
     Kind("a compacted topic", r"compaction/.*", Handling.KEPT, unjudged=_OF_ITS_BROKER, is_if_filled=True),
     Kind(
@@ -114,10 +111,6 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REFUSED,
         "checkback does not build one, and a broker does not start when a ConsumeQueue stands in its place",
-    ),
-    Kind(
-        "a ConsumeQueueExt", r"consumequeue_ext/", Handling.REFUSED,
-        "units of the ConsumeQueues name places in it, and with new ones the bitmaps of SQL92 filters would be lost",
     ),
     Kind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB),
     Kind(
