@@ -23,7 +23,7 @@ _INT_MIN = -(1 << 31)
 
 def misfits_of_store(files: StoreFiles, disk: Disk) -> list[Misfit]:
     """What the directories and the table of topics say, before the log is read."""
-    return inventory(files.path, disk).misfits()
+    return inventory(files.path, disk).misfits(of_rebuild=True)
 
 
 def misfits_of_records(records: Records, files: StoreFiles) -> list[Misfit]:

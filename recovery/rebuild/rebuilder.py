@@ -78,6 +78,8 @@ def rebuild(
     started, make = time.monotonic(), kind or Rebuilding
     StoreFiles.open(text)  # a wrong path is said first
     ours = read_store_file(disk, Paths(text)) is not None
+    if not ours and not StoreFiles.open(text).commitlog_bytes:  # a broker that never stored a message
+        return RebuildReport(text, Generation.NONE.label, 0, 0, 0, ())
     if not apply:
         return _compare(text, disk, lambda: make(text, disk, progress, ours=ours), started)
     misfits = misfits_of_store(StoreFiles.open(text), disk)

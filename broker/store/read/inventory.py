@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from broker.errors import CorruptRecord, NotUnderstood
 from broker.format import config
-from broker.format.topics import QUEUE_TYPE, SIMPLE_QUEUE
+from broker.format.topics import LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import Paths
 
@@ -27,6 +27,7 @@ class Handling(enum.Enum):
 
     BUILT = "made from the CommitLog: it may be replaced"
     LOG = "the CommitLog itself"
+    REBUILT = "only `checkback rebuild` makes it from the CommitLog: no other verb replaces anything beside it"
     KEPT = "left as it is"
     REFUSED = "only its own broker can make it: nothing is replaced beside it"
 
@@ -79,6 +80,10 @@ KINDS: tuple[Kind, ...] = (
         r"consumequeue/(CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+(\.dbtmp)?|\d+\.(sst|log|blob))",
         Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB, is_of_directory=True,
     ),
+    Kind(
+        "a queue of light messages (LMQ)", rf"consumequeue/{LMQ_PREFIX}[^/]*/", Handling.REBUILT,
+        "a recovery does not build the queues that INNER_MULTI_DISPATCH fills, but checkback rebuild does",
+    ),
     Kind("a topic's queues", r"consumequeue/[^/]+/", Handling.BUILT),
     Kind("a queue", r"consumequeue/[^/]+/\d+/", Handling.BUILT),
     Kind("a file of a queue", rf"consumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
@@ -98,7 +103,10 @@ KINDS: tuple[Kind, ...] = (
     Kind("the configuration", r"config/", Handling.KEPT),
     Kind("the timer wheel", r"timerwheel(\.\d+)?", Handling.KEPT),
     Kind("the timer log", r"timerlog/.*", Handling.KEPT),
-    Kind("a ConsumeQueueExt, whose places new units go on to name", r"consumequeue_ext/", Handling.KEPT),
+    Kind(
+        "a ConsumeQueueExt", r"consumequeue_ext/", Handling.REBUILT,
+        "units of the ConsumeQueues name places in it, which a recovery does not know, but checkback rebuild does",
+    ),
     Kind("how far topics were compacted", r"compaction/([^/]+/|position-checkpoint)", Handling.KEPT),
     Kind("a compacted topic", r"compaction/.*", Handling.KEPT, unjudged=_OF_ITS_BROKER, is_if_filled=True),
     Kind(
@@ -134,6 +142,7 @@ CONFIG_IN_ROCKSDB = {
 _NAMES_TOPICS = ("topics", "rdb", "metadata")
 _ROCKSDB_MARK = "CURRENT"  # every RocksDB has it, and no other directory of a store
 _REPLACED = ("consumequeue/", "index/", "transaction/")
+_REFUSED = (Handling.REFUSED, Handling.REBUILT)
 _WALKED = (*_REPLACED, "rocksdbstore/", "compaction/", "timerlog/", "kvStore/")
 _PATTERNS = tuple((re.compile(kind.pattern), kind) for kind in KINDS)
 
@@ -154,13 +163,15 @@ class Inventory:
             for path, size, _ in self.entries
         )
 
-    def misfits(self) -> list[Misfit]:
-        """All that stands in the way of replacing derived files, most telling first."""
-        return [*self.misfits_inside(), *self._elsewhere()]
+    def misfits(self, *, of_rebuild: bool = False) -> list[Misfit]:
+        """All that stands in the way of replacing derived files, or of a rebuild of them, most telling first."""
+        refused = (Handling.REFUSED,) if of_rebuild else _REFUSED
+        inside = (self._misfit(*entry, refused) for entry in self.entries if entry[0].startswith(_REPLACED))
+        return [*dict.fromkeys(one for one in inside if one is not None), *self._elsewhere(refused)]
 
     def misfits_inside(self) -> list[Misfit]:
         """Those that lie in the directories that are replaced: they would be gone."""
-        misfits = (self._misfit(*entry) for entry in self.entries if entry[0].startswith(_REPLACED))
+        misfits = (self._misfit(*entry, _REFUSED) for entry in self.entries if entry[0].startswith(_REPLACED))
         return list(dict.fromkeys(one for one in misfits if one is not None))
 
     def unjudged(self) -> list[Misfit]:
@@ -185,8 +196,8 @@ class Inventory:
             full = os.path.dirname(full)
         return Misfit(full, kind.name, kind.unjudged)
 
-    def _elsewhere(self) -> Iterator[Misfit]:
-        misfits = (self._misfit(*entry) for entry in self.entries if not entry[0].startswith(_REPLACED))
+    def _elsewhere(self, refused: tuple[Handling, ...]) -> Iterator[Misfit]:
+        misfits = (self._misfit(*entry, refused) for entry in self.entries if not entry[0].startswith(_REPLACED))
         yield from dict.fromkeys(one for one in misfits if one is not None)
         for name in self.rocksdb_config:
             if name in _NAMES_TOPICS:
@@ -199,12 +210,12 @@ class Inventory:
                 Paths(self.store).config("topics.json"), what, f"checkback builds queues of type {SIMPLE_QUEUE} only"
             )
 
-    def _misfit(self, path: str, size: int, kind: Kind | None) -> Misfit | None:
+    def _misfit(self, path: str, size: int, kind: Kind | None, refused: tuple[Handling, ...]) -> Misfit | None:
         full = os.path.join(self.store, path.rstrip("/"))
         if kind is None:
             why = "a newer broker may rely on it. If no broker wrote it, move it out of the store"
             return Misfit(full, "nothing that checkback knows", why)
-        if kind.handling is not Handling.REFUSED or (kind.is_if_filled and not size):
+        if kind.handling not in refused or (kind.is_if_filled and not size):
             return None
         return Misfit(os.path.dirname(full) if kind.is_of_directory else full, kind.name, kind.why)
 
@@ -229,7 +240,7 @@ def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
             path = f"{above}{entry.name}/" if entry.is_folder else f"{above}{entry.name}"
             yield path, entry.size
             kind = kind_of(path) if entry.is_folder else None
-            if path.startswith(_WALKED) and kind is not None and kind.handling is not Handling.REFUSED:
+            if path.startswith(_WALKED) and kind is not None and kind.handling not in _REFUSED:
                 waiting.append(path)
 
 
