@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 from rich import box
 from rich.padding import Padding
@@ -21,6 +22,7 @@ from recovery.repair.salvage import SalvageReport
 from recovery.transactions.in_doubt import PendingHalf
 from recovery.verify.remedies import next_step
 from recovery.views.info import GroupInfo, Info, QueueInfo
+from recovery.views.lookup import details_of
 
 Shown = str | Table | Text | Padding
 
@@ -139,6 +141,18 @@ def _meanings(report: Report) -> Iterator[Shown]:
             yield f"{number:>8,}  {kind}: {KINDS[kind]}"
         advice = Text(f"-> {printable(step.replace('STORE', report.path))}", style="cyan")
         yield Padding(advice, (0, 0, 0, 10), expand=False)
+
+
+def traced(found: dict[str, Any]) -> Iterator[Shown]:
+    """One transaction, a line for each step."""
+    yield title(printable(f"{found['path']}: {found['id']}"))
+    if not found["steps"]:
+        yield printable(found["text"])
+        return
+    table = _table("offset", "time (UTC)", "what", "details", right=("offset",))
+    for step in found["steps"]:
+        _add(table, step.get("commitlog_offset", ""), moment(step["stored_ms"]), step["what"], details_of(step))
+    yield table
 
 
 def pending_halves(halves: list[PendingHalf], states: bool) -> Iterator[Shown]:

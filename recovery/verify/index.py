@@ -264,7 +264,7 @@ def best_rule(
         plain, tagged = under[IndexingRule.V5], under[IndexingRule.V54]
         lacking, present = _without(tagged[0], plain[0]), _without(plain[1], tagged[1])
         both = (plain[0], tagged[1])
-        if _follow_each_other(lacking, present) and mismatch_score(*both, last) < score[best]:
+        if _follow_each_other(lacking, present) and not mismatch_score(*both, last):
             return (IndexingRule.V54 if best is IndexingRule.V5 else best), both
     return best, under[best]
 

@@ -52,8 +52,8 @@ NEXT_STEPS: dict[str, str] = {
     "delivered-twice": _SEEN_TWICE,
     "committed-without-op": "expect a check-back: the producer must answer COMMIT again, and the message comes twice; "
     f"{_SEEN_TWICE}",
-    "log-short": "where a segment is missing, put it back. A copy is made of a stopped broker, or with checkback copy: "
-    "take another one",
+    "log-short": "where a segment is missing, put it back. A copy is made of a stopped broker, or with the queues "
+    "first and the log last: take another one",
     "derived-late": "nothing where a broker starts on it, which writes the rest; else see what checkback rebuild STORE "
     "says",
     "half-diverted": "send the message again without a delay: nobody can settle or deliver this one",

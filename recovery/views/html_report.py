@@ -17,7 +17,7 @@ _BUCKETS = 120
 _TOPICS = 12
 _FINDINGS = 60
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #667085; --line: #e3e7ee; --paper: #fff; --card: #f7f8fb;
   --s0: #2f6fde; --s1: #98a2b3; --s2: #e8a317; --s3: #b3361f; --good: #1a7f4b; --bad: #b3361f; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --soft: #98a2b3; --line: #303746; --paper: #14181f;
@@ -66,7 +66,7 @@ def html_report(figures: Figures) -> str:
     )
     title = f"Store report: {escape(figures.report.path)}"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    page = f"<head>{head}<style>{_STYLE}</style></head><body><main>{body}</main></body>"
+    page = f"<head>{head}<style>{STYLE}</style></head><body><main>{body}</main></body>"
     return f'<!doctype html>\n<html lang="en">{page}</html>\n'
 
 
@@ -168,12 +168,12 @@ def _findings(figures: Figures) -> str:
     text = f"The first {_FINDINGS} of {len(findings)}, by CommitLog offset. All: checkback verify --json."
     if len(findings) <= _FINDINGS:
         text = "By CommitLog offset."
-    roots = _section("Causes", "Each with what it explains.", "") + _table(("offset", "kind", "what"), causes)
+    roots = _section("Causes", "Each with what it explains.", "") + table(("offset", "kind", "what"), causes)
     return (
         (roots if causes else "")
-        + _section("Findings", "By kind.", _table(("count", "kind", "meaning"), counted))
+        + _section("Findings", "By kind.", table(("count", "kind", "meaning"), counted))
         + f"<p class='soft'>{text}</p>"
-        + _table(("offset", "kind", "what"), listed)
+        + table(("offset", "kind", "what"), listed)
     )
 
 
@@ -189,7 +189,7 @@ def _not_judged(figures: Figures) -> str:
         for one in entries
     ]
     text = "What was not compared with the log. These are not findings."
-    return _section("Not judged", text, "") + _table(("where", "what", "why"), rows) if entries else ""
+    return _section("Not judged", text, "") + table(("where", "what", "why"), rows) if entries else ""
 
 
 def _foot(figures: Figures) -> str:
@@ -204,7 +204,8 @@ def _section(title: str, text: str, drawn: str) -> str:
     return f"<h2>{title}</h2><p class='soft'>{text}</p>{figure}"
 
 
-def _table(names: Sequence[str], rows: Iterable[str]) -> str:
+def table(names: Sequence[str], rows: Iterable[str]) -> str:
+    """An HTML table; the rows are cells, already escaped."""
     head = "".join(f"<th>{name}</th>" for name in names)
     return f"<div class='wide'><table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table></div>"
 
