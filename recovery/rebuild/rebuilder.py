@@ -44,6 +44,7 @@ from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.rebuild.replaced import Replacement
 from recovery.rebuild.report import RebuildReport
 from recovery.scan.kinds import Kinds
+from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.verify.index_files import open_index
@@ -303,7 +304,10 @@ class Rebuilding:
 
     def _exchange_foreign(self, build: Build, files: StoreFiles, report: RebuildReport) -> Replacement | None:
         """The swap of a store that its broker has left, which then looks as a broker leaves it that closes well."""
-        damaged = files.damaged_small_files(build.tracker.last_store_ms)
+        listing = files.commitlog
+        damaged = files.damaged_small_files(
+            build.tracker.last_store_ms, lambda offset: record_at(listing, offset) is not None
+        )
         is_open = self.disk.entry(self.paths.abort) is not None or any(one.file == files.checkpoint for one in damaged)
         made = self._begin(build, report, ("checkpoint", "abort"), is_open=is_open)
         if made is not None:

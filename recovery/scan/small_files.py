@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from broker.errors import CorruptRecord
 from broker.format import checkpoint, config
@@ -32,7 +32,9 @@ CONFIGS = {
 }
 
 
-def check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) -> None:
+def check_checkpoint(
+    raw: bytes, last_store_ms: int, index: list[IndexHeader], is_record: Callable[[int], bool]
+) -> None:
     """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: recovery would begin too late."""
     said = checkpoint.decode(raw)
     if any(raw[checkpoint.Checkpoint.SIZE :]):
@@ -41,6 +43,9 @@ def check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) -
         value = getattr(said, name)
         if not 0 <= value <= last_store_ms:
             raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
+    queues = said.queue_commitlog_offset
+    if queues and not is_record(queues):
+        raise CorruptRecord(f"its queue_commitlog_offset {queues} is the place of no record")
     ends = {header.end_timestamp_ms for header in index}
     said_ms = said.index_timestamp_ms
     expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -266,17 +266,21 @@ class StoreFiles:
                 text = f"this index file has {segment.size} bytes, unlike others"
                 yield Finding("segment-size", 0, text, segment.path)
 
-    def damaged_small_files(self, last_store_ms: int) -> Iterator[Finding]:
-        """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time.
+    def damaged_small_files(self, last_store_ms: int, is_record: Callable[[int], bool]) -> Iterator[Finding]:
+        """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time, and
+        `is_record` says whether a record begins at a CommitLog offset.
 
         The checkpoint of a store of ours may be of a later record than those that are judged.
         """
         for name, decode in CONFIGS.items():
             yield from self._damaged(self._folder.paths.config(name), decode)
         path = self._folder.paths.checkpoint
-        yield from self._damaged(
-            path, lambda raw: check_checkpoint(raw, self._newest_ms(last_store_ms), self.index_headers())
-        )
+        newest_ms, known = self._newest_ms(last_store_ms), self._known(is_record)
+        yield from self._damaged(path, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known))
+
+    def _known(self, is_record: Callable[[int], bool]) -> Callable[[int], bool]:
+        """Whether a record begins at an offset, or may have before its segment was removed."""
+        return lambda offset: 0 <= offset < self.commitlog.begin or is_record(offset)
 
     def _newest_ms(self, last_store_ms: int) -> int:
         if self.watermark is None:

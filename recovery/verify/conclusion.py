@@ -156,7 +156,10 @@ class Conclusion:
             if parts.table is not None:
                 parts.table.finish(context)
         self._add(self._missing_directories())
-        self._add(self.files.damaged_small_files(self.log.last_store_ms))
+        self._add(self.files.damaged_small_files(self.log.last_store_ms, self._is_record))
+
+    def _is_record(self, commitlog_offset: int) -> bool:
+        return self.look(commitlog_offset) is not None
 
     def _missing_directories(self) -> Iterable[Finding]:
         """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""
@@ -215,6 +218,8 @@ class Conclusion:
         at = damage.commitlog_offset - segment.base
         first = max(0, at - WINDOW_BYTES)
         stale = self.files.read(segment, at, min(damage.size, 2 * _STALE_BYTES)).tobytes()
+        if len(stale) - stale.count(0) < _STALE_BYTES:
+            return False
         return stale in self.files.read(segment, first, at - first).tobytes()
 
     def _drop_unfinished(self) -> None:

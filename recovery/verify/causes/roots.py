@@ -58,9 +58,11 @@ class Roots:
         late: Cause | None = None,
         ends: DerivedEnds | None = None,
         checkpoint: str = "",
+        is_open: bool = False,
     ) -> None:
         self._holes, self._look = list(holes), look
-        self._short, self._recent_ms, self._checkpoint = short, recent_ms, checkpoint
+        self._short, self._recent_ms = short, recent_ms
+        self._checkpoint, self._is_open = checkpoint, is_open or short is not None
         self._late, self._ends = late, ends or DerivedEnds()
         self._diverted: Cause | None = None
 
@@ -83,7 +85,7 @@ class Roots:
             last = self._ends.index if finding.kind == "index-missing" else self._ends.queues
             return self._late if place > last and "found_commitlog_offset" not in finding.facts else None
         if finding.file == self._checkpoint and finding.kind == "file-damaged":
-            return self._short
+            return self._short or self._late if self._is_open else None
         return None
 
     def _at(self, commitlog_offset: int) -> Cause | None:
@@ -141,6 +143,7 @@ def roots_of(
         late=late,
         ends=ends,
         checkpoint=files.checkpoint,
+        is_open=not is_closed,
     )  # fmt: skip
 
 
