@@ -47,11 +47,11 @@ class BatchUnit(Layout, size=46):
     commitlog_offset: i64  # where the record begins
     size: i32  # of the record, in bytes
     tags_code: i64  # Java's hash of the tags
-    store_timestamp_ms: i64
+    store_timestamp_ms: i64  # of the record
     queue_offset: i64  # of the first message of the batch
     count: i16  # how many messages the record holds
-    compacted_offset: i32 = -1
-    reserved: i32 = 0
+    compacted_offset: i32  # -1: of no topic whose log is compacted
+    reserved: i32  # 0
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class ExtUnit(Layout, size=20):
     """The fixed part of a unit in STORE/consumequeue_ext, before its bitmap. RocketMQ: ConsumeQueueExt (5.3.3)."""
 
     size: i16  # with the bitmap
-    tags_code: i64
-    store_timestamp_ms: i64
+    tags_code: i64  # what the unit would say without an address
+    store_timestamp_ms: i64  # of the record
     bitmap_size: i16  # of the bytes that follow
 
 

@@ -306,7 +306,7 @@ class Rebuilding:
         """The swap of a store that its broker has left, which then looks as a broker leaves it that closes well."""
         listing = files.commitlog
         damaged = files.damaged_small_files(
-            build.tracker.last_store_ms, lambda offset: record_at(listing, offset) is not None
+            build.tracker.last_store_ms, lambda commitlog_offset: record_at(listing, commitlog_offset) is not None
         )
         is_open = self.disk.entry(self.paths.abort) is not None or any(one.file == files.checkpoint for one in damaged)
         made = self._begin(build, report, ("checkpoint", "abort"), is_open=is_open)

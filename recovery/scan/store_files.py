@@ -280,7 +280,8 @@ class StoreFiles:
 
     def _known(self, is_record: Callable[[int], bool]) -> Callable[[int], bool]:
         """Whether a record begins at an offset, or may have before its segment was removed."""
-        return lambda offset: 0 <= offset < self.commitlog.begin or is_record(offset)
+        begin = self.commitlog.begin
+        return lambda commitlog_offset: 0 <= commitlog_offset < begin or is_record(commitlog_offset)
 
     def _newest_ms(self, last_store_ms: int) -> int:
         if self.watermark is None:
