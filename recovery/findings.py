@@ -65,28 +65,83 @@ class Finding:
 CRC_MISMATCH = "the body does not have the CRC that the record states"
 
 
+# Causes that are no finding themselves; docs/operations.md prints this table, too.
+CAUSES: dict[str, str] = {
+    "log-short": "the log ends before what its queues and its index name",
+    "derived-late": "the queues or the index end before the log does",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What explains other findings: they are counted here, by kind, and need nothing done of their own."""
+
+    kind: str
+    commitlog_offset: int
+    file: str
+    text: str
+    consequences: Counter[str] = field(default_factory=Counter)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its public form."""
+        place = {"kind": self.kind, "commitlog_offset": self.commitlog_offset, "file": self.file, "text": self.text}
+        return {**place, "consequences": dict(sorted(self.consequences.items()))}
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.file} at {self.commitlog_offset}: {self.text}"
+
+
 class Findings:
-    """Findings in the order in which they are reported, all counted, the first of them listed."""
+    """Findings in the order in which they are reported, all counted, the first of them listed.
+
+    Once it is known what explains findings (`explain`), those are listed apart, so that they displace no other.
+    """
 
     def __init__(self, listed: int = FINDINGS_LISTED) -> None:
         self._listed = listed
         self._findings: list[Finding] = []
+        self._consequences: list[tuple[Finding, Cause]] = []
+        self._cause_of: Callable[[Finding], Cause | None] = _unknown
         self.counts: Counter[str] = Counter()
 
     def add(self, finding: Finding) -> None:
         if finding.kind not in KINDS:
             raise ValueError(f"{finding.kind} is not a kind of finding")
         self.counts[finding.kind] += 1
-        if len(self._findings) < self._listed:
+        self._list(finding)
+
+    def explain(self, cause_of: Callable[[Finding], Cause | None]) -> None:
+        """From now on, and among those that are listed, count what has a cause with its cause."""
+        self._cause_of, before = cause_of, self._findings
+        self._findings = []
+        for finding in before:
+            self._list(finding)
+
+    def _list(self, finding: Finding) -> None:
+        cause = self._cause_of(finding)
+        if cause is None and len(self._findings) < self._listed:
             self._findings.append(finding)
+        elif cause is not None:
+            cause.consequences[finding.kind] += 1
+            if len(self._consequences) < self._listed:
+                self._consequences.append((finding, cause))
 
     def drop(self, is_false: Callable[[Finding], bool]) -> None:
         """Take back the listed findings that proved false."""
-        for finding in self._findings:
+        for finding in (*self._findings, *(one for one, _ in self._consequences)):
             if is_false(finding):
                 self.counts[finding.kind] -= 1
         self.counts = +self.counts
         self._findings = [finding for finding in self._findings if not is_false(finding)]
+        for finding, cause in self._consequences:
+            if is_false(finding):
+                cause.consequences[finding.kind] -= 1
+        self._consequences = [pair for pair in self._consequences if not is_false(pair[0])]
+
+    @property
+    def unexplained(self) -> list[Finding]:
+        """The listed findings that no other explains, in the order in which they are reported."""
+        return sorted(self._findings, key=_place)
 
     def include(self, others: Findings) -> None:
         """Take over the findings of another part of the work: the listed ones as they are, the rest as counts."""
@@ -97,7 +152,7 @@ class Findings:
         self.counts.update(others.counts - listed)
 
     def __iter__(self) -> Iterator[Finding]:
-        return iter(sorted(self._findings, key=lambda finding: (finding.commitlog_offset, finding.kind)))
+        return iter(sorted([*self._findings, *(one for one, _ in self._consequences)], key=_place))
 
     def __len__(self) -> int:
         return self.counts.total()
@@ -105,7 +160,31 @@ class Findings:
     @property
     def omitted(self) -> int:
         """How many are counted but not listed."""
-        return len(self) - len(self._findings)
+        return len(self) - len(self._findings) - len(self._consequences)
+
+
+def _unknown(_finding: Finding) -> Cause | None:
+    return None
+
+
+def _place(finding: Finding) -> tuple[int, str]:
+    return finding.commitlog_offset, finding.kind
+
+
+@dataclass(frozen=True, slots=True)
+class NotJudged:
+    """What a verification did not compare: where, what it is, why. It is not a finding."""
+
+    path: str
+    what: str
+    why: str
+
+    def as_json(self) -> dict[str, str]:
+        """Its public form."""
+        return {"path": self.path, "what": self.what, "why": self.why}
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.what}): {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +202,18 @@ class Report:
     end_offset: int = 0
     seconds: float = 0.0
     live: bool = False  # a broker was writing meanwhile: what it had not finished is not verified
+    not_judged: tuple[NotJudged, ...] = ()
+    causes: tuple[Cause, ...] = ()  # what explains findings, each once, with what it explains
 
     @property
     def ok(self) -> bool:
         return not len(self.findings)
+
+    def first(self, count: int) -> list[dict[str, Any]]:
+        """At most so many findings, those that nothing explains before the others."""
+        unexplained = self.findings.unexplained
+        rest = [finding for finding in self.findings if finding not in unexplained] if len(unexplained) < count else []
+        return [finding.as_json() for finding in [*unexplained, *rest][:count]]
 
     def as_json(self) -> dict[str, Any]:
         answer: dict[str, Any] = {
@@ -143,6 +230,8 @@ class Report:
             "digest": self.digest,
             "findings": [finding.as_json() for finding in self.findings],
             "counts": dict(sorted(self.findings.counts.items())),
+            "causes": [one.as_json() for one in self.causes],
+            "not_judged": [one.as_json() for one in self.not_judged],
         }
         if self.findings.omitted:
             answer["findings_omitted"] = self.findings.omitted

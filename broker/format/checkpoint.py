@@ -1,6 +1,6 @@
 """The file `checkpoint`: how far the CommitLog and what is derived from it have surely reached the disk.
 
-4096 bytes: five longs, the rest zero. 3.0 knows only the first three. RocketMQ: StoreCheckpoint (5.3.3).
+4096 bytes: six longs, the rest zero. 3.0 knows only the first three. RocketMQ: StoreCheckpoint (5.5.0; 5.3.3).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FILE_SIZE = 4096
 
 
 @dataclass(frozen=True)
-class Checkpoint(Layout, size=40):
+class Checkpoint(Layout, size=48):
     """Store timestamps of the newest records that are on disk."""
 
     commitlog_timestamp_ms: i64 = 0  # of the newest record whose CommitLog bytes were flushed
@@ -23,6 +23,7 @@ class Checkpoint(Layout, size=40):
     index_timestamp_ms: i64 = 0  # of the newest record in an index file that is full
     master_flushed_offset: i64 = 0  # since 5.0, for replication
     confirm_commitlog_offset: i64 = 0  # since 5.0; after a recovery, where the last record begins
+    queue_commitlog_offset: i64 = 0  # since 5.5: up to where the ConsumeQueues were written
 
     @property
     def recover_from_ms(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.format.java import string_hash
-from broker.format.layout import Layout, i32, i64
+from broker.format.layout import Layout, i16, i32, i64
 
 UNIT_SIZE = 20
 FILE_SIZE = 300_000 * UNIT_SIZE  # by default
@@ -35,6 +35,33 @@ class Unit(Layout, size=UNIT_SIZE):
     @property
     def is_filler(self) -> bool:
         return is_filler(self)
+
+
+@dataclass(frozen=True)
+class BatchUnit(Layout, size=46):
+    """One record of a queue of the type BatchCQ: a batch, or a single message. RocketMQ: BatchConsumeQueue (5.3.3).
+
+    Files lie in STORE/batchconsumequeue; units follow each other in log order, whatever the queue offsets are.
+    """
+
+    commitlog_offset: i64  # where the record begins
+    size: i32  # of the record, in bytes
+    tags_code: i64  # Java's hash of the tags
+    store_timestamp_ms: i64  # of the record
+    queue_offset: i64  # of the first message of the batch
+    count: i16  # how many messages the record holds
+    compacted_offset: i32  # -1: of no topic whose log is compacted
+    reserved: i32  # 0
+
+
+@dataclass(frozen=True)
+class ExtUnit(Layout, size=20):
+    """The fixed part of a unit in STORE/consumequeue_ext, before its bitmap. RocketMQ: ConsumeQueueExt (5.3.3)."""
+
+    size: i16  # with the bitmap
+    tags_code: i64  # what the unit would say without an address
+    store_timestamp_ms: i64  # of the record
+    bitmap_size: i16  # of the bytes that follow
 
 
 FILLER = Unit(0, FILLER_SIZE, 0)

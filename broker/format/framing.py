@@ -39,9 +39,10 @@ class Frame(NamedTuple):
 def is_record_size(size: int, remaining: int) -> bool:
     """Whether a record of so many bytes fits where `remaining` bytes of its segment are left: a blank must fit, too.
 
+    One that ends where the file does was the last in a segment that a copy cut: an object store may drop zeros.
     RocketMQ: CommitLog.DefaultAppendMessageCallback.doAppend (5.3.3).
     """
-    return RECORD_SIZE_MIN <= size <= min(RECORD_SIZE_MAX, remaining - BLANK_SIZE)
+    return RECORD_SIZE_MIN <= size <= RECORD_SIZE_MAX and (size <= remaining - BLANK_SIZE or size == remaining)
 
 
 def claimed_size(buffer: bytes) -> int:

@@ -65,7 +65,9 @@ MAX_OFFSET = "MAX_OFFSET"
 TRANSFER_FLAG = "TRANSFER_FLAG"
 CORRECTION_FLAG = "CORRECTION_FLAG"
 INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"  # further queues of a message, as %LMQ%a,%LMQ%b
-INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"  # and its queue offset in each
+INNER_BASE = "INNER_BASE"  # of a batch in one record: the queue offset of its first message
+INNER_NUM = "INNER_NUM"  # and how many messages it holds
 
 # fmt: off
 RESERVED = frozenset((

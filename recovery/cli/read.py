@@ -50,7 +50,7 @@ def verify(
     if as_json:
         answer = report.as_json()
         if limit is not None and len(answer["findings"]) > limit:
-            answer["findings"] = answer["findings"][:limit]
+            answer["findings"] = report.first(limit)
             answer["findings_omitted"] = len(report.findings) - limit
         print_json(answer)
     else:
@@ -112,6 +112,34 @@ def info(
         print_json(found.as_json())
     else:
         show(screen.information(found))
+
+
+def trace(
+    store: Store,
+    identifier: Annotated[
+        str, typer.Argument(metavar="ID", help="A CommitLog offset, an offset message id, or a unique key.")
+    ],
+    as_json: AsJson = False,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write one HTML page instead.")] = None,
+) -> None:
+    """Show one transaction: its half message, the checks, who decided, the delivery, what consumers sent back.
+
+    Changes nothing on disk; a broker may be running. Exits with 1 when the ID belongs to no transaction.
+    """
+    from recovery.cli.terminal import tables as screen
+    from recovery.views.lookup import trace as look_up
+
+    found = look_up(store, identifier)
+    if html is not None:
+        from recovery.views.trace_page import trace_page
+
+        with open(html, "w", encoding="utf-8") as file:
+            file.write(trace_page(found))
+    elif as_json:
+        print_json(found)
+    else:
+        show(screen.traced(found))
+    raise typer.Exit(WELL if found["steps"] else FINDINGS)
 
 
 class What(StrEnum):
@@ -262,6 +290,7 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 _EXAMPLES: dict[Callable[..., None], str] = {
     verify: examples("verify shop.store", "verify shop.store --json | jq .counts", "verify shop.store --limit 20"),
     pending: examples("pending shop.store", "pending shop.store --json | jq '.[].unique_key'"),
+    trace: examples("trace shop.store 4711", "trace shop.store C0A8000100002A9F00000000000F4240 --html trace.html"),
     info: examples("info shop.store", "info shop.store --count --json", "info --environment"),
     dump: examples(
         "dump shop.store --limit 10",

@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "verify": (LOOK, "Compare every derived file with the CommitLog."),
     "pending": (LOOK, "List the transactions in doubt."),
     "dump": (LOOK, "Print a file of the store, record by record."),
+    "trace": (LOOK, "Show one transaction from its half message to its delivery."),
     "tail": (LOOK, "Print the messages of a topic, and follow it."),
     "send": (WRITE, "Send one message."),
     "topic": (WRITE, "List, show or create topics."),

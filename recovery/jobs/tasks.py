@@ -89,7 +89,18 @@ def verify(
         times = {"now_ms": now_ms, "done_ms": time.time_ns() // 1_000_000}
         kept = keep_report(path, f"verify-{now_ms}.json", {**times, **report})
     shown = report["findings"][:FINDINGS_SHOWN]
-    names = ("ok", "live", "generation", "records", "bytes", "seconds", "transactions", "digest", "counts")
+    names = (
+        "ok",
+        "live",
+        "generation",
+        "records",
+        "bytes",
+        "seconds",
+        "transactions",
+        "digest",
+        "counts",
+        "not_judged",
+    )
     facts = {name: report.get(name) for name in names}
     return {**facts, "findings": shown, "report": kept, "engine": report["engine"], "done_ms": times["done_ms"]}
 

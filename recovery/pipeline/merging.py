@@ -4,7 +4,7 @@ missing."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from recovery.pipeline.splits import Split
 from recovery.scan.units import Interval
 from recovery.transactions.events import Names, Rows
 from recovery.verify.consume_queues import DelayedRecords, Delays, QueueComparison
-from recovery.verify.index import ITEM, IndexDifferences, last_offset, match_items, mismatch_score
+from recovery.verify.index import ITEM, IndexDifferences, best_rule, last_offset, match_items
 from recovery.verify.index_files import IndexFileView
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import IndexingRule
+from recovery.verify.kinds.batch_queues import BatchQueueComparison, BatchQueueName
 from recovery.verify.redo_log import EXPECTED, NUMBERED, RedoDifferences, without_pairs
 from recovery.verify.state_table import StateTableComparison, TableClaims
 
@@ -36,6 +37,16 @@ def merge_queues(queues: QueueComparison, splits: Sequence[Split], parts: Sequen
         delays = Delays(*(np.concatenate(columns) for columns in zip(*(run.delays for run in runs), strict=True)))
         expected = np.concatenate([run.expected for run in runs])
         queues.compare_delayed(DelayedRecords(topic, queue_id, expected, delays))
+
+
+def merge_batch_queues(queues: BatchQueueComparison, parts: Sequence[SplitDifferences]) -> None:
+    """Hand `queues` what each split claimed."""
+    claimed: dict[BatchQueueName, list[Interval]] = defaultdict(list)
+    for part in parts:
+        for name, intervals in part.batch_claimed.items():
+            claimed[name].extend(intervals)
+    for (topic, queue_id), intervals in claimed.items():
+        queues.claim(topic, queue_id, intervals)
 
 
 def merge_redo(
@@ -82,20 +93,12 @@ def merge_index(
     chosen: IndexingRule | None = None
     for base, of_segment in sorted(by_segment.items()):
         under = {rule: _without_moved(files, [one[rule] for one in of_segment], base) for rule in IndexingRule}
-        score = {
-            rule: mismatch_score(missing, len(strays), last.get(base)) for rule, (missing, strays) in under.items()
-        }
-        chosen = _best_rule(score, chosen)
-        all_missing.append(under[chosen][0])
-        all_strays.append(under[chosen][1])
+        chosen, (missing, strays) = best_rule(under, last.get(base), chosen)
+        all_missing.append(missing)
+        all_strays.append(strays)
     end = ranges[-1].items[1] if ranges else 0
     file, item = items.place(end) if end < items.count else (len(files), 1)
     return IndexDifferences(np.concatenate(all_missing), np.concatenate(all_strays), file, item)
-
-
-def _best_rule(score: Mapping[IndexingRule, int], before: IndexingRule | None) -> IndexingRule:
-    """The rule with the least score; of equals the one that held in the segment before."""
-    return min(IndexingRule, key=lambda rule: (score[rule], rule is not before))
 
 
 def _without_moved(files: Sequence[IndexFileView], parts: Sequence[tuple[Rows, Rows]], base: int) -> tuple[Rows, Rows]:

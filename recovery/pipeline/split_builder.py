@@ -30,13 +30,13 @@ from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import NAME_DIGITS
 from recovery.pipeline.blocks import SCHEMA, each_of, rows_of
 from recovery.pipeline.store_location import StoreLocation
-from recovery.rebuild.entries import SLOT, UNIT, Claim, owners, queue_runs, redo_units, set_due_times
+from recovery.rebuild.entries import SLOT, UNIT, Claim, keep_live_tags, owners, queue_runs, redo_units
 from recovery.rebuild.file_writers import IndexFiles
 from recovery.rebuild.misfits import misfits_of_records
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import joined
-from recovery.scan.units import Ints, Rows, UnitFile
+from recovery.scan.units import Ints, Rows
 from recovery.verify.index_items import EXPECTED as ITEM
 from recovery.verify.index_items import IndexingRule, expected_items
 
@@ -145,15 +145,14 @@ class SplitBuilder:
     def add(self, records: Records, kinds: Kinds) -> None:
         """Make what these records have."""
         if not self._misfits:
-            self._misfits += misfits_of_records(records, self._files, ours=self._plan.whole_records)
+            self._misfits += misfits_of_records(records, self._files)
         for run in queue_runs(records, kinds):
             key = (run.topic, run.queue_id)
             if key not in self._queues:
                 self._queues[key] = [] if self._files.expects_queue(*key) else None
             held = self._queues[key]
             if held is not None:
-                if run.scheduled:
-                    set_due_times(run, UnitFile(self._files.queue(*key), UNIT))
+                keep_live_tags(run, self._files)
                 held.append((run.numbers, run.units))
         self._redo.append(redo_units(records, kinds))
         self._items.append(expected_items(records, kinds, self._plan.rule))

@@ -28,6 +28,8 @@ from recovery.verify.index import ITEM, IndexComparison, match_items
 from recovery.verify.index_files import IndexFileView, open_index_of
 from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import IndexingRule, expected_items
+from recovery.verify.kinds.batch_queues import BatchQueueComparison, BatchQueueName
+from recovery.verify.kinds.queue_ext import queue_ext_of
 from recovery.verify.redo_log import RedoDifferences, RedoLogComparison
 
 _AHEAD = 1 << 16
@@ -48,6 +50,7 @@ class SplitDifferences:
     """What the derived files of one split lack, and hold too much."""
 
     claimed: dict[Queue, list[Interval]] = field(default_factory=dict)
+    batch_claimed: dict[BatchQueueName, list[Interval]] = field(default_factory=dict)
     delayed: list[DelayedRecords] = field(default_factory=list)
     redo: RedoDifferences | None = None
     index: dict[IndexingRule, tuple[Rows, Rows]] = field(default_factory=dict)  # missing, strays
@@ -142,8 +145,9 @@ class SplitComparison:
         self._queues: QueueComparison | None = None
         if files.has_queues:
             self._queues = QueueComparison(
-                files.expected_queue_units, findings, has_ext=files.has_queue_ext, defers_delayed=True
+                files.expected_queue_units, findings, open_ext=partial(queue_ext_of, files), defers_delayed=True
             )
+        self._batch_queues = BatchQueueComparison(files, findings) if files.batch_topics else None
         self._redo = RedoLogComparison(files.redo_units(), findings, part.redo) if files.has_redo_log else None
         self._index = _SplitIndex(files, part.items) if files.has_index else None
 
@@ -151,6 +155,8 @@ class SplitComparison:
         """Compare what these records ask for."""
         if self._queues is not None:
             self._queues.add(records, kinds)
+        if self._batch_queues is not None:
+            self._batch_queues.add(records, kinds)
         if self._redo is not None:
             self._redo.add(records, kinds)
         if self._index is not None:
@@ -161,6 +167,8 @@ class SplitComparison:
         differences = SplitDifferences()
         if self._queues is not None:
             differences.claimed, differences.delayed = self._queues.claims(), self._queues.deferred
+        if self._batch_queues is not None:
+            differences.batch_claimed = self._batch_queues.claims()
         if self._redo is not None:
             differences.redo = self._redo.differences()
         if self._index is not None:

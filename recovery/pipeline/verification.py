@@ -11,7 +11,7 @@ from functools import partial
 
 from recovery.findings import Findings, Report
 from recovery.pipeline.inspection import InspectionTask
-from recovery.pipeline.merging import merge_index, merge_queues, merge_redo, merge_table
+from recovery.pipeline.merging import merge_batch_queues, merge_index, merge_queues, merge_redo, merge_table
 from recovery.pipeline.split_comparison import derived_ranges
 from recovery.pipeline.splits import SPLIT_BYTES, Split
 from recovery.pipeline.stages import Executor, InspectedLog, inspect_log, join_transactions
@@ -24,6 +24,8 @@ from recovery.verify.conclusion import Comparisons, Conclusion, LogFacts, Transa
 from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
 from recovery.verify.index_files import open_live_index
+from recovery.verify.kinds.batch_queues import BatchQueueComparison
+from recovery.verify.kinds.queue_ext import queue_ext_of
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
 
@@ -68,9 +70,12 @@ def _merged(files: StoreFiles, inspected: InspectedLog, findings: Findings) -> C
     parts = [summary.compared for summary in inspected.summaries if summary.compared is not None]
     ranges, comparisons = inspected.task.cuts, Comparisons()
     if files.has_queues:
-        queues = QueueComparison(files.expected_queue_units, findings, has_ext=files.has_queue_ext)
+        queues = QueueComparison(files.expected_queue_units, findings, open_ext=partial(queue_ext_of, files))
         merge_queues(queues, splits, parts)
         comparisons.queues = queues
+    if files.batch_topics:
+        comparisons.batch_queues = BatchQueueComparison(files, findings)
+        merge_batch_queues(comparisons.batch_queues, parts)
     if files.index:
         known = merge_index(open_live_index(files, Findings()), splits, parts, ranges)
         comparisons.index = IndexComparison(partial(open_live_index, files), findings, known)

@@ -24,7 +24,7 @@ from broker.store.read.inventory import Misfit
 from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import Listing
 from broker.transaction.events import Generation
-from recovery.rebuild.entries import Claim, claim_of, owners, queue_runs, redo_units, set_due_times, slots_of
+from recovery.rebuild.entries import Claim, claim_of, keep_live_tags, owners, queue_runs, redo_units, slots_of
 from recovery.rebuild.file_writers import SLOT, UNIT, IndexFiles, UnitFiles, filled_units
 from recovery.rebuild.misfits import misfits_of_queue, misfits_of_records
 from recovery.scan.kinds import Kinds
@@ -72,7 +72,7 @@ class Build:
         """Take some records."""
         kinds = Kinds(records)
         if not self.misfits:
-            self.misfits += misfits_of_records(records, self.files, ours=self.ours)
+            self.misfits += misfits_of_records(records, self.files)
         self._judge(records, kinds)
         self._add_to_queues(records, kinds)
         self._add_to_redo_log(records, kinds)
@@ -85,8 +85,7 @@ class Build:
         for run in queue_runs(records, kinds):
             queue = self._queue(run.topic, run.queue_id)
             if queue is not None:
-                if run.scheduled:
-                    set_due_times(run, self.files.queue_units(run.topic, run.queue_id))
+                keep_live_tags(run, self.files)
                 queue.write(run.numbers, run.units)
 
     def _queue(self, topic: str, queue_id: int) -> UnitFiles | None:
@@ -142,7 +141,7 @@ class Build:
             live = self.files.queue_units(topic, queue_id)
             built = self.queues.get((topic, queue_id))
             is_built = built is not None and built.begin >= 0
-            misfits = misfits_of_queue(path, topic, queue_id, live, read=read, is_built=is_built)
+            misfits = misfits_of_queue(self.files, topic, queue_id, live, read=read, is_built=is_built)
             if misfits:
                 self.misfits += misfits
             elif not is_built and live.end:  # else nothing was dispatched to it when the watermark was read

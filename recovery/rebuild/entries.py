@@ -23,9 +23,12 @@ from broker.format.topics import deliver_time_ms
 from broker.transaction.events import TopicKind, TransactionState
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
+from recovery.scan.store_files import StoreFiles
 from recovery.scan.strings import java_hashes
-from recovery.scan.units import Ints, Rows, UnitFile
+from recovery.scan.units import Ints, Rows
 from recovery.transactions.events import Names
+from recovery.verify.kinds.light_queues import further_queues
+from recovery.verify.kinds.queue_ext import queue_ext_of
 
 UNIT = np.dtype(Unit.DTYPE)
 SLOT = np.dtype(Slot.DTYPE)
@@ -67,11 +70,11 @@ class QueueRun:
     numbers: Ints
     units: Rows
     records: Records
-    scheduled: bool  # a unit of the schedule topic may hold a due time: `set_due_times`
+    scheduled: bool  # a unit of the schedule topic may hold a due time: `keep_live_tags`
 
 
 def queue_runs(records: Records, kinds: Kinds) -> Iterator[QueueRun]:
-    """The units of all records that consumers get, queue by queue, each in log order.
+    """The units of all records that consumers get, queue by queue, each in log order; further queues come last.
 
     RocketMQ: CommitLogDispatcherBuildConsumeQueue (5.3.3).
     """
@@ -93,9 +96,31 @@ def queue_runs(records: Records, kinds: Kinds) -> Iterator[QueueRun]:
         yield QueueRun(
             topic, int(queue_ids[run[0]]), numbers[run], units[run], part.take(run), bool(scheduled[run[0]])
         )  # fmt: skip
+    for further in further_queues(part, Kinds(part)):
+        topic, run = further.topic.decode("utf-8", "replace"), further.which
+        yield QueueRun(topic, further.queue_id, further.queue_offsets, units[run], part.take(run), scheduled=False)
 
 
-def set_due_times(run: QueueRun, live_units: UnitFile) -> None:
+def keep_live_tags(run: QueueRun, files: StoreFiles) -> None:
+    """Take over what only live units say of these records: when they are due, and their place in the ConsumeQueueExt.
+
+    A place is kept where it says what the unit would say without it.
+    """
+    ext = queue_ext_of(files, run.topic, run.queue_id)
+    if not run.scheduled and ext is None:
+        return
+    live = files.queue_units(run.topic, run.queue_id).take(run.numbers)
+    resolved = live if ext is None else ext.resolve(live, run.records.field("store_timestamp_ms"))
+    if run.scheduled:
+        _set_due_times(run, resolved)
+    rows = run.units
+    same = np.ones(len(rows), np.bool_)
+    for name in ("commitlog_offset", "size", "tags_code"):
+        same &= resolved[name] == rows[name]
+    rows["tags_code"] = np.where(same, live["tags_code"], rows["tags_code"])
+
+
+def _set_due_times(run: QueueRun, live: Rows) -> None:
     """A message that waits for a delay level has the time at which it is due in place of a tags code.
 
     What the live unit says is kept where it is about this record; elsewhere the queue's usual delay is taken, or
@@ -104,7 +129,6 @@ def set_due_times(run: QueueRun, live_units: UnitFile) -> None:
     rows = run.units
     levels = run.records.property(names.DELAY).to_pylist()
     waits = np.array([level is not None and level.isdigit() for level in levels], np.bool_)
-    live = live_units.take(run.numbers)
     is_same = (live["commitlog_offset"] == rows["commitlog_offset"]) & (live["size"] == rows["size"]) & waits
     stored_ms = run.records.field("store_timestamp_ms")
     waited_ms = deliver_time_ms(run.queue_id + 1, 0)

@@ -161,7 +161,7 @@ class IndexFiles:
         rows["key_hash"], rows["commitlog_offset"] = items["key_hash"], items["commitlog_offset"]
         after_ms = np.maximum(items["store_ms"] - header.begin_timestamp_ms, 0)
         exact = np.minimum(after_ms // 1000, _SECONDS_MAX)
-        rows["time_diff_s"] = exact if self._rule is IndexingRule.V5 else np.minimum(after_ms, _SECONDS_MAX) // 1000
+        rows["time_diff_s"] = exact if self._rule is not IndexingRule.V3 else np.minimum(after_ms, _SECONDS_MAX) // 1000
         slots = np.abs(items["key_hash"].astype(np.int64)) % self._slots
         numbers = header.next_item + np.arange(len(items))
         order = np.argsort(slots, kind="stable")
@@ -171,7 +171,7 @@ class IndexFiles:
         previous[order] = np.where(again, np.concatenate(([0], numbers[order][:-1])), self._newest[ranked])
         self._newest[slots] = numbers
         rows["previous"] = previous
-        used = header.used_slots + (int((previous == 0).sum()) if self._rule is IndexingRule.V5 else len(items))
+        used = header.used_slots + (int((previous == 0).sum()) if self._rule is not IndexingRule.V3 else len(items))
         at = item_at(header.next_item, self._slots)
         raw = rows.view(np.uint8).data.cast("B")
         self._map.view[at : at + len(raw)] = raw

@@ -1,4 +1,4 @@
-"""What a rebuild would destroy because it cannot make it: found in directories, records, units and index items.
+"""What a rebuild would destroy because it cannot make it: found in directories, records and units.
 
 Each function looks at one of these and returns `Misfit`s. What directories say is known before anything is read; what
 records say is noted by the scan that builds; what lies in live files that no record explains is known last, and still
@@ -7,70 +7,49 @@ before anything is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from broker.format import properties as names
-from broker.format.java import string_hash
 from broker.format.sysflag import INNER_BATCH
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.inventory import Misfit, inventory
-from recovery.findings import Findings
 from recovery.scan.records import Records
-from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.strings import java_hashes_joined
-from recovery.scan.units import Rows, UnitFile
-from recovery.verify.index_files import open_index
+from recovery.scan.units import UnitFile
 
 _INT_MIN = -(1 << 31)
-_AT_ONCE = 1 << 16
 
 
 def misfits_of_store(files: StoreFiles, disk: Disk) -> list[Misfit]:
-    """What the directories, the table of topics and the index say, before the log is read."""
-    return [*inventory(files.path, disk).misfits(), *_tag_items(files)]
+    """What the directories and the table of topics say, before the log is read."""
+    return inventory(files.path, disk).misfits(of_rebuild=True)
 
 
-def misfits_of_records(records: Records, files: StoreFiles, *, ours: bool) -> list[Misfit]:
-    """Records that have entries in queues that are not built; the first of each kind.
-
-    A store of ours fills no other queue for INNER_MULTI_DISPATCH, which an application may set as a property.
-    RocketMQ: MultiDispatchUtils, ConsumeQueue.multiDispatchLmqQueue, BatchConsumeQueue (5.3.3).
-    """
+def misfits_of_records(records: Records, files: StoreFiles) -> list[Misfit]:
+    """The first record that has an entry in a queue that is not built. RocketMQ: BatchConsumeQueue (5.3.3)."""
     batches = np.flatnonzero(records.sys_flags & INNER_BATCH)
-    misfits = []
-    if len(batches):
-        why = "it is delivered from a BatchConsumeQueue, which checkback does not build"
-        misfits.append(_of_record(records, int(batches[0]), files, "a record that holds a batch of messages", why))
-    lights = np.flatnonzero(records.values(names.INNER_MULTI_DISPATCH).lengths) if not ours else batches[:0]
-    if len(lights):
-        why = "it belongs to further queues (INNER_MULTI_DISPATCH), which checkback does not build"
-        misfits.append(_of_record(records, int(lights[0]), files, "a record of light messages (LMQ)", why))
-    return misfits
-
-
-def _of_record(records: Records, number: int, files: StoreFiles, what: str, why: str) -> Misfit:
-    offset = int(records.offsets[number])
-    return Misfit(f"{files.commitlog_file(offset)} at CommitLog offset {offset}", what, why)
+    if not len(batches):
+        return []
+    offset = int(records.offsets[batches[0]])
+    where = f"{files.commitlog_file(offset)} at CommitLog offset {offset}"
+    why = "it is delivered from a BatchConsumeQueue, which checkback does not build"
+    return [Misfit(where, "a record that holds a batch of messages", why)]
 
 
 def misfits_of_queue(
-    store: str, topic: str, queue_id: int, units: UnitFile, *, read: range, is_built: bool
+    files: StoreFiles, topic: str, queue_id: int, units: UnitFile, *, read: range, is_built: bool
 ) -> list[Misfit]:
     """Units of a live queue that a rebuild would lose; `read` are the CommitLog offsets of the records that were read.
 
-    A tags code below the least 32-bit number is a place in the ConsumeQueueExt.
+    A tags code below the least 32-bit number is a place in the ConsumeQueueExt; where that is, units keep their places.
     Units about records that were read, in a queue in which no record belongs, were made by a rule that is not ours.
     RocketMQ: ConsumeQueue.isExtAddr (5.3.3).
     """
-    directory = Paths(store).queue(topic, queue_id)
+    directory, with_places = Paths(files.path).queue(topic, queue_id), topic == SCHEDULE_TOPIC or files.has_queue_ext
     for number, rows in units.filled(units.begin, units.end):
         held = rows["size"] > 0
-        places = np.flatnonzero(held & (rows["tags_code"] < _INT_MIN)) if topic != SCHEDULE_TOPIC else np.zeros(0, int)
+        places = np.flatnonzero(held & (rows["tags_code"] < _INT_MIN) & (not with_places))
         if len(places):
             what = f"a queue whose unit {number + int(places[0])} names a place in the ConsumeQueueExt"
             return [Misfit(directory, what, "the bitmap of SQL92 filters there would be lost")]
@@ -80,32 +59,3 @@ def misfits_of_queue(
             what = f"a queue that names messages (unit {number + int(strays[0])}), though no record belongs in it"
             return [Misfit(directory, what, "checkback does not know what filled it")]
     return []
-
-
-def _tag_items(files: StoreFiles) -> Iterator[Misfit]:
-    """Since 5.4 a message with a tag has a third item in the index. RocketMQ: IndexService.buildIndex (5.4.0)."""
-    index = open_index(files.index, Findings(), is_growing=files.is_index_growing, capacity=files.index_counts)
-    for file in dict.fromkeys((*index[:1], *index[-1:])):
-        rows = file.read(1, min(file.used, _AT_ONCE))
-        if len(rows) and _holds_tags(files, rows):
-            what = "an index with items for tags, as RocketMQ 5.4 and later write it"
-            why = "checkback does not make these items, and a query by tag would find nothing"
-            yield Misfit(Paths(files.path).index, what, why)
-            return
-
-
-def _holds_tags(files: StoreFiles, rows: Rows) -> bool:
-    """Whether some items are those of their records' tags."""
-    held = set(zip(rows["commitlog_offset"].tolist(), rows["key_hash"].tolist(), strict=True))
-    begin, end = files.commitlog.begin, files.commitlog.begin + files.commitlog_bytes
-    first = int(rows["commitlog_offset"][0])
-    for records in Scan(files.commitlog, first if begin <= first < end else begin):
-        tags = records.values(names.TAGS)
-        which = np.flatnonzero(tags.lengths)
-        if not len(which):
-            continue
-        codes, topics = records.topic_codes
-        prefixes = np.array([string_hash(topic.decode("utf-8", "replace") + "#T#") for topic in topics], np.int32)
-        hashes = np.abs(java_hashes_joined(prefixes[codes[which]], tags.take(which)).astype(np.int64))
-        return not held.isdisjoint(zip(records.offsets[which].tolist(), hashes.tolist(), strict=True))
-    return False

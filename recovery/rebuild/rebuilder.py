@@ -44,6 +44,7 @@ from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.rebuild.replaced import Replacement
 from recovery.rebuild.report import RebuildReport
 from recovery.scan.kinds import Kinds
+from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles, breaks_off
 from recovery.verify.index_files import open_index
@@ -78,6 +79,8 @@ def rebuild(
     started, make = time.monotonic(), kind or Rebuilding
     StoreFiles.open(text)  # a wrong path is said first
     ours = read_store_file(disk, Paths(text)) is not None
+    if not ours and not StoreFiles.open(text).commitlog_bytes:  # a broker that never stored a message
+        return RebuildReport(text, Generation.NONE.label, 0, 0, 0, ())
     if not apply:
         return _compare(text, disk, lambda: make(text, disk, progress, ours=ours), started)
     misfits = misfits_of_store(StoreFiles.open(text), disk)
@@ -196,7 +199,7 @@ class Rebuilding:
         return files, sizes_of(files, self.disk), folder, self.disk, self._rule(files)
 
     def _rule(self, files: StoreFiles) -> IndexingRule:
-        return IndexingRule.V5 if self.ours else index_rule(files)
+        return index_rule(files, ours=self.ours)
 
     def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
         """The first pass, which is the long one; what is appended meanwhile follows by `_scan`."""
@@ -301,7 +304,10 @@ class Rebuilding:
 
     def _exchange_foreign(self, build: Build, files: StoreFiles, report: RebuildReport) -> Replacement | None:
         """The swap of a store that its broker has left, which then looks as a broker leaves it that closes well."""
-        damaged = files.damaged_small_files(build.tracker.last_store_ms)
+        listing = files.commitlog
+        damaged = files.damaged_small_files(
+            build.tracker.last_store_ms, lambda commitlog_offset: record_at(listing, commitlog_offset) is not None
+        )
         is_open = self.disk.entry(self.paths.abort) is not None or any(one.file == files.checkpoint for one in damaged)
         made = self._begin(build, report, ("checkpoint", "abort"), is_open=is_open)
         if made is not None:
@@ -352,23 +358,28 @@ def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:
     )
 
 
-def index_rule(files: StoreFiles) -> IndexingRule:
-    """By which rule a foreign store is indexed: by that of which its index holds more; without one, by its records.
+def index_rule(files: StoreFiles, *, ours: bool = False) -> IndexingRule:
+    """By which rule a store is indexed: by that of which the last file of its index holds more; else by its records.
 
-    3.x knows no unique key; 4.x and 5.x write one into every message that their clients send.
+    3.x knows no unique key; 4.x and 5.x write one into every message that their clients send. Where a broker of 5.4 or
+    later went on with a store of ours, the items of tags are made for all records: a query finds more than before.
     """
     held: set[tuple[int, int]] = set()
-    for file in open_index(files.index, Findings())[:1]:
+    files_of_index = [file for file in open_index(files.index, Findings()) if file.used]
+    first = 0
+    for file in files_of_index[-1:]:
         rows = file.read(1, min(file.used, 1 << 16))
         held = set(zip(rows["commitlog_offset"].tolist(), rows["key_hash"].tolist(), strict=True))
-    for records in Scan(files.commitlog):
-        kinds, fits = Kinds(records), {}
-        for rule in (IndexingRule.V5, IndexingRule.V3):
+        first = int(rows["commitlog_offset"].min())
+    begin, end = files.commitlog.begin, files.commitlog.begin + files.commitlog_bytes
+    for records in Scan(files.commitlog, first if begin <= first < end else begin):
+        kinds, fits = Kinds(records), dict[IndexingRule, int]()
+        for rule in (IndexingRule.V5, IndexingRule.V54, *(() if ours else (IndexingRule.V3,))):
             items = expected_items(records, kinds, rule)
             made = set(zip(items["commitlog_offset"].tolist(), items["key_hash"].tolist(), strict=True))
             fits[rule] = len(made & held) - len(made - held)
         if held:
             return max(fits, key=lambda rule: fits[rule])
         keyed = bool((records.values("UNIQ_KEY").lengths > 0).any())
-        return IndexingRule.V5 if keyed else IndexingRule.V3
+        return IndexingRule.V5 if keyed or ours else IndexingRule.V3
     return IndexingRule.V5

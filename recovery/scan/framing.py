@@ -72,6 +72,10 @@ def walk(window: Bytes, base: int, segment_end: int) -> Walk:
             return Walk(Records(window, base, positions[:first]), Stop.BAD, int(positions[first]))
     at = int(positions[-1] + records.sizes[-1]) if len(records) else 0
     kind, size = frame(window.data, at, segment_end - base - at)
+    if kind is FrameKind.RECORD and at + size == segment_end - base:
+        cut = Records(window, base, np.append(positions, at))
+        if cut.whole(segment_end - base).all():
+            return Walk(cut, Stop.FULL, at + size)
     return Walk(records, _STOPS[kind], at, size if kind is FrameKind.CUT_OFF else 0)
 
 

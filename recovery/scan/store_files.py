@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -15,45 +16,28 @@ import numpy as np
 from broker.errors import CorruptRecord, StoreError
 from broker.format import checkpoint, config
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK
-from broker.format.consumequeue import UNIT_SIZE, Unit
+from broker.format.consumequeue import UNIT_SIZE, BatchUnit, Unit
 from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import Slot
+from broker.format.topics import BATCH_QUEUE, LMQ_PREFIX, QUEUE_TYPE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
+from broker.store.read.inventory import kind_of
 from broker.store.read.layout import read_layout
-from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of
+from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of, is_base, segment_size
 from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
 from recovery.findings import Finding
 from recovery.scan.records import Bytes
+from recovery.scan.small_files import CONFIGS, check_checkpoint
 from recovery.scan.units import UnitFile
 from recovery.scan.windows import WINDOW_BYTES
 
-_UNIT, _SLOT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE)
+_UNIT, _SLOT, _BATCH_UNIT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE), np.dtype(BatchUnit.DTYPE)
 
 
-def _check_topics(raw: bytes) -> None:
-    _check_names("topic", config.decode_topics(raw).topics)
-
-
-def _check_groups(raw: bytes) -> None:
-    _check_names("group", config.decode_subscription_groups(raw).groups)
-
-
-def _check_names(what: str, table: Mapping[str, config.TopicConfig | config.SubscriptionGroup]) -> None:
-    """Raises CorruptRecord when a table has a value under another name than its own: RocketMQ writes the name twice."""
-    for name, value in table.items():
-        if value.name != name:
-            raise CorruptRecord(f"the {what} {name!r} says that its name is {value.name!r}")
-
-
-_CONFIGS = {
-    "topics.json": _check_topics,
-    "consumerOffset.json": config.decode_consumer_offsets,
-    "delayOffset.json": config.decode_delay_offsets,
-    "subscriptionGroup.json": _check_groups,
-}
+_ROCKSDB = re.compile(r"consumequeue_?[rR]\w*")  # as the inventory knows it
 
 
 class StoreFiles:
@@ -69,17 +53,23 @@ class StoreFiles:
         self.opened_ms, self.was_held = time.time_ns() // 1_000_000, False
         with contextlib.suppress(StoreError):  # a later query reports why it cannot be read
             self.was_held = is_held(paths.lock)
-        self.commitlog = self._listing(paths.commitlog)
+        self.log_directories = tuple(self._other_log_directories())
+        self.commitlog = self.commitlog_now()
         self.judged = judged_part(self.commitlog, watermark, paths.commitlog)
         self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(paths.state_table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
         self.has_queues, self.has_index = self._is_folder(paths.consumequeue), self._is_folder(paths.index)
-        self.has_queue_ext = self._is_folder(paths.consumequeue + "_ext")
+        self.has_queue_ext = self._is_folder(paths.consumequeue_ext)
+        self.has_queues_in_rocksdb = self._has_queues_in_rocksdb()
+        self.has_batch_queues = self._is_folder(paths.batchconsumequeue)
         self.has_redo_log, self.has_state_table = self._is_folder(paths.redo_log), self._is_folder(paths.state_table)
         self.index = self._numbered(paths.index) if self.has_index else []
         layout = read_layout(folder.disk, paths)  # of a store of ours
         self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None
-        self._topics = self._known_topics()
+        topics = self._known_topics()
+        self._topics = frozenset(topics) if topics is not None else None
+        of_type = {name for name, topic in (topics or {}).items() if topic.attributes.get(QUEUE_TYPE) == BATCH_QUEUE}
+        self.batch_topics = frozenset((*of_type, *(topic for topic, _ in self.batch_queues())))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], watermark: Watermark | None = None) -> Self:
@@ -89,6 +79,12 @@ class StoreFiles:
         disk = Disk()
         check_is_store(text, disk)
         return cls(StoreDirectory(text, disk), watermark)
+
+    def _has_queues_in_rocksdb(self) -> bool:
+        """Whether queues may be in a RocksDB, in place of files or beside them. RocketMQ: StorePathConfigHelper."""
+        places = [self._folder.paths.consumequeue]
+        places += [one.path for one in self._entries(self.path) if one.is_folder and _ROCKSDB.fullmatch(one.name)]
+        return any(self._folder.disk.entry(os.path.join(place, "CURRENT")) is not None for place in places)
 
     def _listing(self, folder: str) -> Listing:
         return self._folder.segments(folder).listing(fresh=True)
@@ -111,17 +107,37 @@ class StoreFiles:
             entries = [entry for entry in entries if int(entry.name) <= counts.index]
         return [Segment(int(entry.name), entry.size, entry.path, entry.inode, self._folder.files) for entry in entries]
 
-    def _known_topics(self) -> frozenset[str] | None:
+    def _known_topics(self) -> Mapping[str, config.TopicConfig] | None:
         """The topics of topics.json; None when it cannot be read."""
         try:
             raw = self._folder.disk.read(self._folder.paths.config("topics.json"))
-            return frozenset(config.decode_topics(raw).topics)
+            return config.decode_topics(raw).topics
         except (Missing, CorruptRecord):
             return None
 
     def commitlog_now(self) -> Listing:
         """The segments as they are by now: a live broker may have begun another."""
-        return self._listing(self._folder.paths.commitlog)
+        listing = self._listing(self._folder.paths.commitlog)
+        others = [segment for path in self.log_directories for segment in self._listing(path).segments]
+        if not others:
+            return listing
+        segments = tuple(sorted((*listing.segments, *others), key=lambda segment: segment.base))
+        size = segment_size(segments)
+        return replace(listing, segments=segments, segment_size=size, damages=tuple(damages_of(segments, size)))
+
+    def _other_log_directories(self) -> Iterator[str]:
+        """Directories of segments beside commitlog/, as storePathCommitLog may name several.
+
+        Which they are stands in the broker's configuration, so only those inside the store are found: they hold nothing
+        but segments, and none that commitlog/ has. RocketMQ: MultiPathMappedFileQueue (5.3.3).
+        """
+        own = {segment.base for segment in self._listing(self._folder.paths.commitlog).segments}
+        for entry in self._entries(self.path):
+            if entry.is_folder and kind_of(f"{entry.name}/") is None:
+                inside = self._entries(entry.path)
+                bases = {int(one.name) for one in inside if one.is_file and is_base(one.name)}
+                if bases and len(bases) == len(inside) and not bases & own:
+                    yield entry.path
 
     def index_now(self) -> list[Segment]:
         """The files of the index as they are by now."""
@@ -142,6 +158,15 @@ class StoreFiles:
         """The path of RocketMQ's checkpoint."""
         return self._folder.paths.checkpoint
 
+    def closed_at_ms(self) -> int | None:
+        """The store time that the checkpoint states for the last record; None for a store that was not closed."""
+        if self.disk.entry(self._folder.paths.abort) is not None:
+            return None
+        try:
+            return checkpoint.decode(self.disk.read(self.checkpoint)).commitlog_timestamp_ms
+        except (Missing, CorruptRecord):
+            return None
+
     @property
     def lock(self) -> str:
         """The path of the lock that a 5.x broker holds."""
@@ -158,10 +183,26 @@ class StoreFiles:
 
     def queues(self) -> Iterator[tuple[str, int]]:
         """The ConsumeQueues that are on disk."""
-        for topic in self._entries(self._folder.paths.consumequeue):
+        yield from self._queues_in(self._folder.paths.consumequeue)
+
+    def batch_queues(self) -> Iterator[tuple[str, int]]:
+        """The BatchConsumeQueues that are on disk."""
+        yield from self._queues_in(self._folder.paths.batchconsumequeue)
+
+    def _queues_in(self, directory: str) -> Iterator[tuple[str, int]]:
+        for topic in self._entries(directory):
             for queue in self._entries(topic.path) if topic.is_folder else ():
                 if queue.is_folder and queue.name.isdecimal():
                     yield topic.name, int(queue.name)
+
+    def queue_ext(self, topic: str, queue_id: int) -> Listing:
+        """The files of the ConsumeQueueExt of a queue."""
+        return self._listing(os.path.join(self._folder.paths.consumequeue_ext, topic, str(queue_id)))
+
+    def batch_units(self, topic: str, queue_id: int) -> UnitFile:
+        """The units of a BatchConsumeQueue, numbered from the first file on."""
+        listing = self._listing(os.path.join(self._folder.paths.batchconsumequeue, topic, str(queue_id)))
+        return UnitFile(listing, _BATCH_UNIT)
 
     # The units that may be verified
 
@@ -202,8 +243,12 @@ class StoreFiles:
 
     def expects_queue(self, topic: str, queue_id: int) -> bool:
         """Whether a queue should be there: a topic that was deleted takes its queues along, its records stay."""
-        on_disk = self._is_folder(self._folder.paths.queue(topic, queue_id))
-        return on_disk or self._topics is None or topic in self._topics
+        if topic in self.batch_topics:
+            return False
+        if self._is_folder(self._folder.paths.queue(topic, queue_id)):
+            return True
+        known = self._topics is None or topic in self._topics or topic.startswith(LMQ_PREFIX)
+        return known and not self.has_queues_in_rocksdb
 
     def wrong_sizes(self) -> Iterator[Finding]:
         """Files of the derived queues that were cut, or are missing between others."""
@@ -221,24 +266,29 @@ class StoreFiles:
                 text = f"this index file has {segment.size} bytes, unlike others"
                 yield Finding("segment-size", 0, text, segment.path)
 
-    def damaged_small_files(self, last_store_ms: int) -> Iterator[Finding]:
-        """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time.
+    def damaged_small_files(self, last_store_ms: int, is_record: Callable[[int], bool]) -> Iterator[Finding]:
+        """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time, and
+        `is_record` says whether a record begins at a CommitLog offset.
 
         The checkpoint of a store of ours may be of a later record than those that are verified.
         """
-        for name, decode in _CONFIGS.items():
+        for name, decode in CONFIGS.items():
             yield from self._damaged(self._folder.paths.config(name), decode)
         path = self._folder.paths.checkpoint
-        yield from self._damaged(
-            path, lambda raw: _check_checkpoint(raw, self._newest_ms(last_store_ms), self._index_headers())
-        )
+        newest_ms, known = self._newest_ms(last_store_ms), self._known(is_record)
+        yield from self._damaged(path, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known))
+
+    def _known(self, is_record: Callable[[int], bool]) -> Callable[[int], bool]:
+        """Whether a record begins at an offset, or may have before its segment was removed."""
+        begin = self.commitlog.begin
+        return lambda commitlog_offset: 0 <= commitlog_offset < begin or is_record(commitlog_offset)
 
     def _newest_ms(self, last_store_ms: int) -> int:
         if self.watermark is None:
             return last_store_ms
         return max(last_store_ms, published(self.path, self._folder.disk)[1])
 
-    def _index_headers(self) -> list[IndexHeader]:
+    def index_headers(self) -> list[IndexHeader]:
         """What the files of the index say of themselves, in order."""
         headers = []
         for segment in self.index:
@@ -257,22 +307,6 @@ class StoreFiles:
             return
         except CorruptRecord as error:
             yield Finding("file-damaged", 0, error.reason, path)
-
-
-def _check_checkpoint(raw: bytes, last_store_ms: int, index: list[IndexHeader]) -> None:
-    """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: recovery would begin too late."""
-    times = checkpoint.decode(raw)
-    if any(raw[checkpoint.Checkpoint.SIZE :]):
-        raise CorruptRecord("bytes behind the checkpoint's numbers are not zero")
-    for name in ("commitlog_timestamp_ms", "queue_timestamp_ms", "index_timestamp_ms"):
-        value = getattr(times, name)
-        if not 0 <= value <= last_store_ms:
-            raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
-    ends = {header.end_timestamp_ms for header in index}
-    said_ms = times.index_timestamp_ms
-    expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms
-    if said_ms and index and said_ms not in ends and not expired:
-        raise CorruptRecord(f"its index_timestamp_ms {said_ms} is the end of no index file: one of the two was changed")
 
 
 def judged_part(listing: Listing, mark: Watermark | None, path: str) -> Listing:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from broker.errors import CorruptRecord
 from broker.format import properties as names
 from broker.format.record import opmessage
-from broker.format.topics import HALF_TOPIC, OP_TAG
+from broker.format.topics import HALF_TOPIC, OP_TAG, TIMER_TOPIC
 from broker.transaction.events import (
     PARKED,
     PARKED_OFFSET,
@@ -184,17 +184,22 @@ def _op_body(body: bytes) -> list[int]:
     return numbers
 
 
-def diverted_halves(records: Records, kinds: Kinds) -> Ints:
-    """Offsets of half messages that carried a delay: stored in the schedule topic, from where they are dropped.
+def diverted_halves(records: Records, kinds: Kinds) -> tuple[Ints, Ints]:
+    """Offsets of half messages that carried a delay: those in the schedule topic, and those in the timer's.
 
-    RocketMQ: HookUtils.handleScheduleMessage (5.3.3) does not ask whether the topic it takes a message from is the half
-    topic.
+    A message that waits longer than the wheel turns is put into the timer's topic again; only the first time counts.
+    RocketMQ: HookUtils.handleScheduleMessage, transformTimerMessage (5.3.3) do not ask whether the topic that they
+    take a message from is the half topic.
     """
-    which = np.flatnonzero((kinds.topic_kinds == TopicKind.SCHEDULE) & (kinds.events == EventKind.PLAIN))
+    scheduled = kinds.topic_kinds == TopicKind.SCHEDULE
+    timed = np.array([topic == TIMER_TOPIC.encode() for topic in kinds.topics], np.bool_)[kinds.codes]
+    which = np.flatnonzero((scheduled | timed) & (kinds.events == EventKind.PLAIN))
     if not len(which):
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     part = records.take(which)
-    return np.asarray(part.offsets[part.values(names.REAL_TOPIC).are(HALF_TOPIC.encode())])
+    halves = part.values(names.REAL_TOPIC).are(HALF_TOPIC.encode())
+    again = timed[which] & (part.values(names.TIMER_ROLL_TIMES).lengths > 0)
+    return part.offsets[halves & scheduled[which]], part.offsets[halves & timed[which] & ~again]
 
 
 def identity(rows: Rows) -> Identity:

@@ -4,7 +4,10 @@
 properties are written; parts that differ in one bit never do. Only where numbers differ are both records read again and
 compared by what they mean (`difference`), so that a spelling that differs is not a finding.
 
-RocketMQ: EndTransactionProcessor.endMessageTransaction (5.3.3; 3.1.4).
+A half message of 4.3 and later keeps its topic and queue in properties. Its end has them too until 5.3, and lacks them
+since 5.4; then what they would say is taken from the end's own topic and queue.
+
+RocketMQ: EndTransactionProcessor.endMessageTransaction (5.5.0; 5.3.3; 3.1.4).
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ _COPIED = ("flag", "born_timestamp_ms", "born_port", "store_port", "reconsume_ti
 _ADDRESSES = ("born_address", "store_address")
 _ELSEWHERE = (HALF_TOPIC.encode(), SCHEDULE_TOPIC.encode())  # topics whose records are meant for another
 _OF_ITS_OWN = frozenset((names.CRC32, WHY, BY))  # what a record may say that the other does not
+# A message of several queues is written with new properties when it is committed: CommitLog.asyncPutMessage (5.3.3).
+_OF_SEVERAL_QUEUES = frozenset((names.TRAN_MSG, names.INNER_MULTI_QUEUE_OFFSET))
+_TARGET = (names.REAL_TOPIC, names.REAL_QID)
+_SEPARATOR = 2  # ends a property; `Records.property_sums` counts each byte less this
 # Odd, so that a single bit that differs in one field changes the sum, whatever the others are.
 _ODD = tuple(0x9E3779B97F4A7C15 * (2 * number + 1) & 0xFFFFFFFFFFFFFFFF | 1 for number in range(64))
 
@@ -36,7 +43,7 @@ def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
     sums = np.zeros(len(part), np.uint64)
     fields = [*(part.field(name) for name in _COPIED), part.sys_flags & ~TRANSACTION_MASK, _target_queues(part, events)]
     whole, numbers = part.whole_and_numbers
-    fields.append(whole.property_sums[numbers].astype(np.int64))
+    fields.append(whole.property_sums[numbers].astype(np.int64) + _unsaid_targets(part))
     for odd, column in zip(_ODD, fields, strict=False):
         sums += column.astype(np.uint64) * np.uint64(odd)
     for first, name in zip((16, 32), _ADDRESSES, strict=True):
@@ -56,12 +63,38 @@ def _target_queues(part: Records, events: npt.NDArray[np.uint8]) -> npt.NDArray[
     return queue_ids
 
 
+def _unsaid_targets(part: Records) -> npt.NDArray[np.int64]:
+    """What REAL_TOPIC and REAL_QID would add to the sum of the properties, for each record that lacks them."""
+    lacking = part.values(names.REAL_QID).lengths == 0
+    sums = np.zeros(len(part), np.int64)
+    if not lacking.any():
+        return sums
+    codes, topics = part.topic_codes
+    of_topic = np.array([_property_sum(names.REAL_TOPIC, topic) for topic in topics], np.int64)
+    queues, which = np.unique(part.field("queue_id"), return_inverse=True)
+    of_queue = np.array([_property_sum(names.REAL_QID, b"%d" % queue) for queue in queues.tolist()], np.int64)
+    return np.where(lacking, of_topic[codes] + of_queue[which], 0)
+
+
+def _property_sum(name: str, value: bytes) -> int:
+    raw = b"%s\x01%s" % (name.encode(), value)
+    return sum((byte - _SEPARATOR) % 256 for byte in raw)
+
+
 def difference(half: Records | None, end: Records | None) -> str:
     """What a half message and its end do not have in common though one is a copy of the other; empty when nothing."""
     if half is None or end is None:
         return ""
-    properties, meant = _meaning(half), _meaning(end)
-    differ = [name for name in dict.fromkeys([*properties, *meant]) if properties.get(name) != meant.get(name)]
+    stored, meant = _meaning(half), _meaning(end)
+    if f"property {names.INNER_MULTI_DISPATCH}" in stored:
+        for name in _OF_SEVERAL_QUEUES:
+            stored.pop(f"property {name}", None)
+            meant.pop(f"property {name}", None)
+    actual = (end.topics.array[0].as_py().decode("utf-8", "replace"), str(int(end.field("queue_id")[0])))
+    for name, value in zip(_TARGET, actual, strict=True):
+        if f"property {name}" not in meant and stored.get(f"property {name}") == value:
+            del stored[f"property {name}"]
+    differ = [name for name in dict.fromkeys([*stored, *meant]) if stored.get(name) != meant.get(name)]
     return ", ".join(differ)
 
 

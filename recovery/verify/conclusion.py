@@ -22,15 +22,22 @@ from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles, breaks_off
+from recovery.scan.windows import WINDOW_BYTES
 from recovery.transactions.digest import Digest
 from recovery.transactions.outcomes import STATE_NAMES, Outcomes
+from recovery.verify.causes.roots import Roots, roots_of
 from recovery.verify.comparison import FinishContext
 from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
+from recovery.verify.kinds.batch_queues import BatchQueueComparison
+from recovery.verify.kinds.not_judged import not_judged
 from recovery.verify.later_ends import later_ends
 from recovery.verify.live_writes import LAG_MS, Unfinished
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
+
+_STALE_BYTES = 8  # fewer may stand anywhere
+_OF_LATER = frozenset({"queue-orphan", "index-orphan", "redo-orphan"})
 
 
 @dataclass
@@ -52,6 +59,7 @@ class Comparisons:
     """One for each kind of derived file that is there."""
 
     queues: QueueComparison | None = None
+    batch_queues: BatchQueueComparison | None = None
     index: IndexComparison | None = None
     redo_log: RedoLogComparison | None = None
     table: StateTableComparison | None = None
@@ -82,9 +90,11 @@ class Conclusion:
 
     def report(self, sums: TransactionSums, started: float) -> Report:
         """Let each comparison report, drop what a live broker explains, and sum up."""
+        live = self.is_live()
+        roots = self._explain(live)
         self._finish()
         self._report_damages()
-        live = self.is_live()
+        live = live or self.is_live()
         if live and self.files.watermark is None:
             self._drop_unfinished()
         states = {name: sums.states[state] for state, name in STATE_NAMES.items()}
@@ -100,7 +110,16 @@ class Conclusion:
             end_offset=self.log.end_offset,
             seconds=time.monotonic() - started,
             live=live,
+            not_judged=not_judged(self.files),
+            causes=roots.causes(),
         )
+
+    def _explain(self, live: bool) -> Roots:
+        """From now on, count findings with their causes."""
+        log = self.log
+        roots = roots_of(self.files, log.damages, log.end_offset, log.last_store_ms, self.look, is_live=live)
+        self.findings.explain(roots.cause_of)
+        return roots
 
     def is_live(self) -> bool:
         """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan."""
@@ -127,6 +146,8 @@ class Conclusion:
         )
         if parts.queues is not None:
             parts.queues.finish(context)
+        if parts.batch_queues is not None:
+            parts.batch_queues.finish(context)
         if parts.index is not None:
             parts.index.finish(context)
         if self.log.evidence.lone:
@@ -135,7 +156,10 @@ class Conclusion:
             if parts.table is not None:
                 parts.table.finish(context)
         self._add(self._missing_directories())
-        self._add(self.files.damaged_small_files(self.log.last_store_ms))
+        self._add(self.files.damaged_small_files(self.log.last_store_ms, self._is_record))
+
+    def _is_record(self, commitlog_offset: int) -> bool:
+        return self.look(commitlog_offset) is not None
 
     def _missing_directories(self) -> Iterable[Finding]:
         """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""
@@ -164,6 +188,8 @@ class Conclusion:
     def _damages(self) -> list[Damage]:
         """What is wrong with the log; where it breaks off below what was published, its end is not just torn."""
         found, mark = self.log.damages, self.files.watermark
+        if mark is None and self._ended_cleanly():
+            found = [one for one in found if one.kind != "torn-tail" or not self._is_stale(one)]
         at = breaks_off(self.files, self.log.end_offset)
         if mark is None or at is None:
             return found
@@ -174,6 +200,27 @@ class Conclusion:
         kept = [one for one in found if one.kind != "torn-tail" or one.commitlog_offset >= stop]
         reason = f"no record begins here, and the log was published up to {stop}"
         return [*kept, Damage("corrupt-region", at, stop - at, reason, self.files.commitlog_file(at))]
+
+    def _ended_cleanly(self) -> bool:
+        """Whether a broker closed the store behind the last record: bytes after it are of an older write.
+
+        Its checkpoint is of that record then, and no unit or item names a place behind it.
+        RocketMQ: DefaultMappedFile.appendMessagesInner with writeWithoutMmap (5.5.0).
+        """
+        behind = any(one.kind in _OF_LATER and one.commitlog_offset >= self.log.end_offset for one in self.findings)
+        return not behind and self.files.closed_at_ms() == self.log.last_store_ms
+
+    def _is_stale(self, damage: Damage) -> bool:
+        """Whether bytes behind the last record repeat what an earlier record has: a buffer was written as a whole."""
+        segment = self.files.commitlog.at(damage.commitlog_offset)
+        if segment is None or damage.size < _STALE_BYTES:
+            return False
+        at = damage.commitlog_offset - segment.base
+        first = max(0, at - WINDOW_BYTES)
+        stale = self.files.read(segment, at, min(damage.size, 2 * _STALE_BYTES)).tobytes()
+        if len(stale) - stale.count(0) < _STALE_BYTES:
+            return False
+        return stale in self.files.read(segment, first, at - first).tobytes()
 
     def _drop_unfinished(self) -> None:
         known = [file.path for file in self.files.index]

@@ -24,13 +24,16 @@ from recovery.scan.spill import pick
 from recovery.scan.strings import java_hashes
 from recovery.scan.units import Interval, IntervalSet, Ints, Rows, UnitFile
 from recovery.verify.comparison import FinishContext
+from recovery.verify.kinds.light_queues import further_queues
+from recovery.verify.kinds.queue_ext import QueueExt
 
-_LAST_HASH = -(1 << 31)  # a tags code below is an address in the ConsumeQueueExt
 _HELD = 100_000
 _CLOCK_READINGS_APART_MS = 1000
 _LONGEST_DELAY_MS = 366 * 86_400_000
 
-EXPECTED = np.dtype([("queue_offset", "i8"), ("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8")])
+EXPECTED = np.dtype(
+    [("queue_offset", "i8"), ("commitlog_offset", "i8"), ("size", "i4"), ("tags_code", "i8"), ("store_ms", "i8")]
+)
 
 
 @dataclass
@@ -38,6 +41,7 @@ class _Queue:
     topic: str
     queue_id: int
     units: UnitFile
+    ext: QueueExt | None = None
     claimed: IntervalSet = field(default_factory=IntervalSet)
     missing: list[Rows] = field(default_factory=list)
 
@@ -71,12 +75,12 @@ class QueueComparison:
         open_queue: Callable[[str, int], UnitFile | None],
         findings: Findings,
         *,
-        has_ext: bool = True,
+        open_ext: Callable[[str, int], QueueExt | None] = lambda _topic, _queue_id: None,
         defers_delayed: bool = False,
     ) -> None:
         self._open, self._findings, self._defers_delayed = open_queue, findings, defers_delayed
         self.deferred: list[DelayedRecords] = []
-        self._last_hash = _LAST_HASH if has_ext else -(1 << 63)  # only with a ConsumeQueueExt does less mean an address
+        self._open_ext = open_ext
         self._queues: dict[tuple[bytes, int], _Queue | None] = {}
         self._held = 0
 
@@ -93,6 +97,7 @@ class QueueComparison:
         expected["queue_offset"], expected["commitlog_offset"] = part.field("queue_offset"), part.offsets
         expected["size"], queue_ids = part.sizes, part.field("queue_id")
         expected["tags_code"] = java_hashes(part.values(names.TAGS))
+        expected["store_ms"] = part.field("store_timestamp_ms")
         codes = kinds.codes[which].astype(np.int64)
         group = (codes << 32) | (queue_ids & 0xFFFFFFFF)
         if int(codes.max()) < 1 << 7 and int(queue_ids.min()) >= 0 and int(queue_ids.max()) < 1 << 8:
@@ -108,6 +113,16 @@ class QueueComparison:
                     self.deferred.append(DelayedRecords(queue.topic, queue.queue_id, pick(expected, run), delays))
                 else:
                     self._compare(queue, pick(expected, run), delays)
+        self._add_further(part, Kinds(part), expected)
+
+    def _add_further(self, part: Records, kinds: Kinds, expected: Rows) -> None:
+        """Compare the units of the further queues that some records name."""
+        for further in further_queues(part, kinds):
+            queue = self._queue(further.topic, further.queue_id)
+            if queue is not None:
+                rows = expected[further.which]
+                rows["queue_offset"] = further.queue_offsets
+                self._compare(queue, rows, None)
 
     def claims(self) -> dict[tuple[str, int], list[Interval]]:
         """The units of each queue that records claimed; what stayed missing until now is reported."""
@@ -133,12 +148,14 @@ class QueueComparison:
     def _queue(self, topic: bytes, queue_id: int) -> _Queue | None:
         key = (topic, queue_id)
         if key not in self._queues:
-            units = self._open(topic.decode("utf-8", "replace"), queue_id)
-            self._queues[key] = None if units is None else _Queue(topic.decode("utf-8", "replace"), queue_id, units)
+            name = topic.decode("utf-8", "replace")
+            units = self._open(name, queue_id)
+            opened = None if units is None else _Queue(name, queue_id, units, self._open_ext(name, queue_id))
+            self._queues[key] = opened
         return self._queues[key]
 
     def _compare(self, queue: _Queue, expected: Rows, delays: Delays | None) -> None:
-        units = queue.units.take(expected["queue_offset"])
+        units = self._units(queue, expected)
         queue.claimed.add(expected["queue_offset"])
         if delays is not None:
             _expect_due_times(expected, units, delays)
@@ -149,6 +166,11 @@ class QueueComparison:
             if self._held > _HELD:
                 self._recheck_missing()
 
+    def _units(self, queue: _Queue, expected: Rows) -> Rows:
+        """The units of the queue offsets of these records."""
+        units = queue.units.take(expected["queue_offset"])
+        return units if queue.ext is None else queue.ext.resolve(units, expected["store_ms"])
+
     def _recheck_missing(self) -> None:
         """Look again at what was missing: a live broker dispatches a moment after it appends."""
         for queue in self._queues.values():
@@ -156,16 +178,15 @@ class QueueComparison:
                 continue
             expected = np.concatenate(queue.missing)
             queue.missing.clear()
-            units = queue.units.take(expected["queue_offset"])
+            units = self._units(queue, expected)
             for record, unit in zip(expected, units, strict=True):
                 if not self._same(unit, record):
                     self._report_missing(queue, record, unit)
         self._held = 0
 
     def _same(self, units: Any, expected: Any) -> npt.NDArray[np.bool_]:
-        tags = (units["tags_code"] == expected["tags_code"]) | (units["tags_code"] < self._last_hash)
         place = (units["commitlog_offset"] == expected["commitlog_offset"]) & (units["size"] == expected["size"])
-        return np.asarray(place & tags)
+        return np.asarray(place & (units["tags_code"] == expected["tags_code"]))
 
     def _report_missing(self, queue: _Queue, record: Any, unit: Any) -> None:
         where = f"queue {queue.queue_id} of {queue.topic}"

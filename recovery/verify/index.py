@@ -6,7 +6,7 @@ RocketMQ: IndexService.buildIndex, IndexFile.putKey (5.3.3; 3.1.4).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ _ON_DISK = np.dtype(IndexItem.DTYPE)
 _AT_LEAST, _AT_ONCE = 1 << 12, 1 << 18
 _SAME = ("commitlog_offset", "key_hash")
 _SECONDS_MAX = (1 << 31) - 1
+
+ItemDifferences = tuple[Rows, Rows]  # what the index lacks (EXPECTED of index_items), and items of no key (ITEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class IndexComparison:
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare the items of all keys of these records."""
         runs = self._ahead(records.base + int(records.at[-1]) + 1)
-        best: tuple[int, IndexingRule, Rows, npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+        under: dict[IndexingRule, ItemDifferences] = {}
         live: Rows | None = None
         for rule in sorted(IndexingRule, key=lambda rule: rule is not self._rule):
             expected = expected_items(records, kinds, rule)
@@ -101,16 +103,13 @@ class IndexComparison:
                 return
             live = _joined(runs) if live is None else live
             missing, known = match_items(self._files, expected, live, records.base)
-            wrong = mismatch_score(expected[missing], len(known) - int(known.sum()), last_offset(live))
-            if best is None or wrong < best[0]:
-                best = (wrong, rule, expected, missing, known)
-            if not wrong:
+            under[rule] = (expected[missing], live[~known])
+            if not mismatch_score(*under[rule], last_offset(live)):
                 break
-        assert best is not None
         assert live is not None
-        _, self._rule, expected, missing, known = best
-        self._missing.append(expected[missing])
-        self._strays.append(live[~known])
+        self._rule, (lacking, strays) = best_rule(under, last_offset(live), self._rule)
+        self._missing.append(lacking)
+        self._strays.append(strays)
 
     def _are(self, runs: Sequence[_ItemRun], expected: Rows) -> bool:
         """Whether the items are what is expected, in the order in which RocketMQ writes them: so it mostly is."""
@@ -228,21 +227,61 @@ def match_items(
 
 
 def right_times(file: IndexFileView, items: Ints, live: Rows, store_ms: Ints) -> npt.NDArray[np.bool_]:
-    """Which of these items of one file state the time of their record; the header knows the first and the last."""
+    """Which of these items of one file state the time of their record; the header knows the first and the last.
+
+    Quirk: the first item of a file counts from the end of the file before it. RocketMQ: IndexFile.putKey (5.3.3).
+    """
     header, stated_s = file.header, live["time_diff_s"]
     after_ms = np.maximum(store_ms - header.begin_timestamp_ms, 0)
     fits = stated_s == np.minimum(after_ms // 1000, _SECONDS_MAX)
     if not fits.all():
         fits |= stated_s == np.minimum(after_ms, _SECONDS_MAX) // 1000  # 3.0
+    if file.before_ms is None:
+        fits |= (items == 1) & (stated_s >= 0)
+    elif file.before_ms:
+        fits |= (items == 1) & (stated_s == np.maximum(store_ms - file.before_ms, 0) // 1000)
     fits &= (items != 1) | (store_ms == header.begin_timestamp_ms)
     if not file.is_growing:
         fits &= (items != file.used) | (store_ms == header.end_timestamp_ms)
     return np.asarray(fits)
 
 
-def mismatch_score(missing: Rows, strays: int, last: int | None) -> int:
+def mismatch_score(missing: Rows, strays: Rows, last: int | None) -> int:
     """How much speaks against a rule. What the index lacks behind its last item says nothing: it ends there."""
-    return strays + (0 if last is None else int((missing["commitlog_offset"] <= last).sum()))
+    return len(strays) + (0 if last is None else int((missing["commitlog_offset"] <= last).sum()))
+
+
+def best_rule(
+    under: Mapping[IndexingRule, ItemDifferences], last: int | None, before: IndexingRule | None
+) -> tuple[IndexingRule, ItemDifferences]:
+    """The rule against which least speaks, and what speaks against it; of equals the one that held `before`.
+
+    A broker that was exchanged for one of 5.4 or later, or back, leaves the items of tags of one part of the records.
+    """
+    score = {rule: mismatch_score(*differences, last) for rule, differences in under.items()}
+    best = min(under, key=lambda rule: (score[rule], rule is not before, list(IndexingRule).index(rule)))
+    if score[best] and {IndexingRule.V5, IndexingRule.V54} <= under.keys():
+        plain, tagged = under[IndexingRule.V5], under[IndexingRule.V54]
+        lacking, present = _without(tagged[0], plain[0]), _without(plain[1], tagged[1])
+        both = (plain[0], tagged[1])
+        if _follow_each_other(lacking, present) and not mismatch_score(*both, last):
+            return (IndexingRule.V54 if best is IndexingRule.V5 else best), both
+    return best, under[best]
+
+
+def _without(items: Rows, others: Rows) -> Rows:
+    """The items that are not among the others."""
+    known = set(zip(*(others[name].tolist() for name in _SAME), strict=True))
+    pairs = zip(*(items[name].tolist() for name in _SAME), strict=True)
+    return items[np.array([pair not in known for pair in pairs], np.bool_)]
+
+
+def _follow_each_other(items: Rows, others: Rows) -> bool:
+    """Whether all of the one lie in the log before all of the other."""
+    if not len(items) or not len(others):
+        return False
+    one, other = items["commitlog_offset"], others["commitlog_offset"]
+    return bool(one.max() < other.min() or other.max() < one.min())
 
 
 def last_offset(items: Rows) -> int | None:

@@ -36,6 +36,7 @@ class IndexFileView:
     slots: int
     items: int  # that fit
     is_growing: bool = False  # items may be added while it is read: what follows the counted ones is uncommitted
+    before_ms: int | None = 0  # the end of the file before it; 0 without one, None where retention took it
 
     @property
     def used(self) -> int:
@@ -68,7 +69,7 @@ def open_index(
 ) -> list[IndexFileView]:
     """The index files that can be read, in order; a finding for each that cannot. Of a growing index the last grows.
 
-    `said` are the numbers of slots and items that a store of ours states; others are worked out from the contents.
+    `capacity` is the number of slots and items that a store of ours states; others are worked out from the contents.
     """
     files: list[IndexFileView] = []
     for segment in segments:
@@ -81,7 +82,10 @@ def open_index(
             file = segment.files.get(segment.path, segment.inode)
             store_path = os.path.dirname(os.path.dirname(segment.path))
             found = work_out(file, header, segment.size, store_path, capacity=capacity)
-            files.append(IndexFileView(segment, header, found.slots, found.items, grows))
+            before_ms = files[-1].header.end_timestamp_ms if files else None
+            if not files and header.begin_commitlog_offset == 0:
+                before_ms = 0
+            files.append(IndexFileView(segment, header, found.slots, found.items, grows, before_ms))
             if header.next_item - 1 > found.items:
                 raise CorruptRecord(f"its header counts {header.next_item - 1} items, {found.items} fit")
         except Missing:

@@ -1,7 +1,7 @@
 """What the index should hold: the items that RocketMQ makes of records.
 
-The two generations index differently: 3.0 keeps the sign of the hash, knows KEYS only, and leaves ends out; 4.x and 5.x
-add the unique key and leave only rollbacks out.
+Generations index differently: 3.0 keeps the sign of the hash, knows KEYS only, and leaves ends out; 4.x and 5.x add the
+unique key and leave only rollbacks out; since 5.4 a record with tags has one more item, for them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from recovery.scan.strings import StringViews, java_hashes_joined
 from recovery.scan.units import Ints, Rows
 
 _SPACE = ord(" ")
+_OF_KEY, _OF_TAGS = "#", "#T#"  # between the topic and what is indexed
 
 EXPECTED = np.dtype([("commitlog_offset", "i8"), ("key_hash", "i8"), ("store_ms", "i8")])
 
@@ -28,11 +29,15 @@ class IndexingRule(enum.Enum):
     """How a generation indexes."""
 
     V5 = "unique key and keys, absolute hash; all but rollbacks"
+    V54 = "unique key, keys and tags, absolute hash; all but rollbacks"
     V3 = "keys, signed hash; no ends"
 
 
 def expected_items(records: Records, kinds: Kinds, rule: IndexingRule) -> Rows:
-    """The items that RocketMQ makes of these records, in order. RocketMQ: IndexService.buildIndex (5.3.3; 3.1.4)."""
+    """The items that RocketMQ makes of these records, in order.
+
+    RocketMQ: IndexService.buildIndex (5.5.0; 5.3.3; 3.1.4).
+    """
     types = kinds.types << 2
     indexed = types != TransactionType.ROLLBACK
     if rule is IndexingRule.V3:
@@ -40,15 +45,18 @@ def expected_items(records: Records, kinds: Kinds, rule: IndexingRule) -> Rows:
     which = np.flatnonzero(indexed)
     rows, keys = split_keys(records.values(names.KEYS).take(which))
     items = _items(records, which[rows], keys)
-    if rule is IndexingRule.V5:
-        unique = records.values(names.UNIQ_KEY).take(which)
-        there = np.flatnonzero(unique.lengths)
-        if len(there):
-            items = joined([_items(records, which[there], unique.take(there)), items], EXPECTED)
+    if rule is not IndexingRule.V3:
+        unique, tags = (records.values(name).take(which) for name in (names.UNIQ_KEY, names.TAGS))
+        there, tagged = np.flatnonzero(unique.lengths), np.flatnonzero(tags.lengths)
+        parts = [_items(records, which[there], unique.take(there)), items]
+        if rule is IndexingRule.V54:
+            parts.append(_items(records, which[tagged], tags.take(tagged), _OF_TAGS))
+        if any(len(part) for part in (parts[0], *parts[2:])):
+            items = joined(parts, EXPECTED)
             items = pick(items, np.argsort(items["commitlog_offset"], kind="stable"))
     hashes = items["key_hash"]
     smallest = hashes == -(1 << 31)
-    items["key_hash"] = np.where(smallest, 0, np.abs(hashes) if rule is IndexingRule.V5 else hashes)
+    items["key_hash"] = np.where(smallest, 0, hashes if rule is IndexingRule.V3 else np.abs(hashes))
     return items
 
 
@@ -80,11 +88,11 @@ def split_keys(keys: StringViews) -> tuple[Ints, StringViews]:
     return rows[filled], StringViews(keys.data, starts[filled], lengths[filled])
 
 
-def _items(records: Records, rows: Ints, keys: StringViews) -> Rows:
+def _items(records: Records, rows: Ints, keys: StringViews, between: str = _OF_KEY) -> Rows:
     items = np.zeros(len(rows), EXPECTED)
     if len(rows):
         codes, topics = records.topic_codes
-        prefixes = np.array([string_hash(topic.decode("utf-8", "replace") + "#") for topic in topics], np.int32)
+        prefixes = np.array([string_hash(topic.decode("utf-8", "replace") + between) for topic in topics], np.int32)
         items["key_hash"] = java_hashes_joined(prefixes[codes[rows]], keys)
         items["commitlog_offset"] = records.offsets[rows]
         items["store_ms"] = records.field("store_timestamp_ms")[rows]

@@ -7,6 +7,7 @@ table is right. RocketMQ: TransactionStateService.appendPreparedTransaction, Def
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from broker.format import properties as names
 from broker.format.consumequeue import Unit
 from broker.format.redolog import PREPARED_TAG
 from broker.format.sysflag import TransactionType
-from broker.format.topics import SCHEDULE_TOPIC
+from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from recovery.findings import Finding, Findings
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
@@ -122,7 +123,7 @@ class RedoLogComparison:
         if ignore_from is not None and self._missing:
             missing, strays = without_pairs(np.concatenate(self._missing), strays)
             self._missing = [missing]
-        self._report_missing(strays)
+        self._report_missing(strays, context.look)
         for stray in strays:
             stale = 0 <= stray["commitlog_offset"] < begin_offset and stray["size"] > 0
             later = ignore_from is not None and stray["commitlog_offset"] >= ignore_from
@@ -139,12 +140,15 @@ class RedoLogComparison:
         self._cursor = self._end
         return np.concatenate([np.zeros(0, NUMBERED), *self._strays])
 
-    def _report_missing(self, strays: Rows) -> None:
-        """What has a unit all the same was dispatched late, or stands in the wrong order."""
+    def _report_missing(self, strays: Rows, look: Callable[[int], Records | None]) -> None:
+        """What has a unit all the same was dispatched late, or stands in the wrong order.
+
+        Since 5.4 only the half message that it names tells an end of a 5.x broker from one of a store with a redo log.
+        """
         there = {tuple(row) for row in strays[list(UNIT_NAMES)].tolist()}
         for expected in self._missing:
             for row in expected.tolist():
-                if row[:-1] not in there and not row[-1]:
+                if row[:-1] not in there and not row[-1] and not _ends_half(row[2], look):
                     what = "prepared record" if row[2] == PREPARED_TAG else "end"
                     folder = os.path.dirname(self._units.file_of(self._units.begin)) or "transaction/redolog"
                     self._findings.add(Finding("redo-missing", row[0], f"the redo log lacks this {what}", folder))
@@ -168,6 +172,14 @@ def without_pairs(missing: Rows, strays: Rows) -> tuple[Rows, Rows]:
 def _ends_delayed(part: Records) -> np.ndarray:
     """Which are delayed commits of ours. What 4.x and 5.x copy into the schedule topic names the offset 0."""
     return part.in_topic(SCHEDULE_TOPIC.encode()) & (part.field("prepared_transaction_offset") > 0)
+
+
+def _ends_half(prepared_offset: int, look: Callable[[int], Records | None]) -> bool:
+    """Whether the record that an end names lies in the half topic."""
+    if prepared_offset <= 0:
+        return False
+    named = look(prepared_offset)
+    return named is not None and bool(named.in_topic(HALF_TOPIC.encode()).all())
 
 
 def _filled(units: Rows) -> np.ndarray:

@@ -55,6 +55,14 @@ NEXT_STEPS: dict[str, str] = {
     "half-diverted": "send the message again without a delay: nobody can settle or deliver this one",
 }
 
+# The same for causes that are not findings themselves.
+NEXT_STEPS_OF_CAUSES: dict[str, str] = {
+    "log-short": "where a segment is missing, put it back. A copy is made of a stopped broker, or with the queues "
+    "first and the log last: take another one",
+    "derived-late": "nothing where a broker starts on it, which writes the rest; else see what checkback rebuild STORE "
+    "says",
+}
+
 
 # What holds besides for stores with a state table.
 WITH_STATE_TABLE: dict[str, str] = {
@@ -64,6 +72,6 @@ WITH_STATE_TABLE: dict[str, str] = {
 
 def next_step(kind: str, generation: str | None = None) -> str:
     """What to do about a kind of finding, in a store of a generation (any, when it is None)."""
-    step = NEXT_STEPS.get(kind, _LOOK)
+    step = NEXT_STEPS.get(kind) or NEXT_STEPS_OF_CAUSES.get(kind, _LOOK)
     more = WITH_STATE_TABLE.get(kind) if generation in (None, "state-table", "mixed") else None
     return f"{step}. {more}" if more else step

@@ -38,6 +38,8 @@ from recovery.verify.conclusion import Comparisons, Conclusion, LogFacts, Transa
 from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
 from recovery.verify.index_files import open_live_index
+from recovery.verify.kinds.batch_queues import BatchQueueComparison
+from recovery.verify.kinds.queue_ext import queue_ext_of
 from recovery.verify.record_checks import wrong_crcs, wrong_fields
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
@@ -126,9 +128,10 @@ def _prepare(records: Records) -> None:
 def comparisons_of(files: StoreFiles, findings: Findings) -> Comparisons:
     """The comparisons in log order, of what the store has; the state table's needs the transactions first."""
     return Comparisons(
-        QueueComparison(files.expected_queue_units, findings, has_ext=files.has_queue_ext)
+        QueueComparison(files.expected_queue_units, findings, open_ext=partial(queue_ext_of, files))
         if files.has_queues
         else None,
+        BatchQueueComparison(files, findings) if files.batch_topics else None,
         IndexComparison(partial(open_live_index, files), findings) if files.index else None,
         RedoLogComparison(files.redo_units(), findings) if files.has_redo_log else None,
     )
@@ -174,7 +177,7 @@ class Verification:
         for finding in (*wrong_crcs(records, self._look, file_at), *wrong_fields(records, kinds, file_at)):
             self.findings.add(finding)
         derived: tuple[Comparison | None, ...] = (
-            self.comparisons.queues, self.comparisons.index, self.comparisons.redo_log,
+            self.comparisons.queues, self.comparisons.batch_queues, self.comparisons.index, self.comparisons.redo_log,
         )  # fmt: skip
         for comparison in derived:
             if comparison is not None:

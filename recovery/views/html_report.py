@@ -11,7 +11,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from recovery.findings import KINDS
+from recovery.findings import KINDS, Cause
 from recovery.views.figures import AGES_MS, CHECKS_MAX, STATES, Figures
 from recovery.views.svg import bars, columns, short
 
@@ -19,7 +19,7 @@ _BUCKETS = 120
 _TOPICS = 12
 _FINDINGS = 60
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #667085; --line: #e3e7ee; --paper: #fff; --card: #f7f8fb;
   --s0: #2f6fde; --s1: #98a2b3; --s2: #e8a317; --s3: #b3361f; --good: #1a7f4b; --bad: #b3361f; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --soft: #98a2b3; --line: #303746; --paper: #14181f;
@@ -62,12 +62,13 @@ def html_report(figures: Figures) -> str:
             _checks(figures),
             _topics(figures),
             _findings(figures),
+            _not_judged(figures),
             _foot(figures),
         ]
     )
     title = f"Store report: {escape(figures.report.path)}"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    page = f"<head>{head}<style>{_STYLE}</style></head><body><main>{body}</main></body>"
+    page = f"<head>{head}<style>{STYLE}</style></head><body><main>{body}</main></body>"
     return f'<!doctype html>\n<html lang="en">{page}</html>\n'
 
 
@@ -154,19 +155,41 @@ def _findings(figures: Figures) -> str:
         f"<td class='number'>{count:,}</td><td><code>{kind}</code></td><td>{escape(KINDS[kind])}</td>"
         for kind, count in findings.counts.most_common()
     ]
+    causes = [
+        f"<td class='number'>{cause.commitlog_offset}</td><td><code>{cause.kind}</code></td>"
+        f"<td>{escape(cause.text)}<br><span class='soft'>{escape(_explained(cause))}</span></td>"
+        for cause in figures.report.causes
+    ]
     listed = [
         f"<td class='number'>{finding.commitlog_offset}</td><td><code>{finding.kind}</code></td>"
         f"<td>{escape(finding.text)}<br><code class='soft'>{escape(finding.file)}</code></td>"
-        for finding, _ in zip(findings, range(_FINDINGS), strict=False)
+        for finding, _ in zip(findings.unexplained, range(_FINDINGS), strict=False)
     ]
     text = f"The first {_FINDINGS} of {len(findings)}, by CommitLog offset. All: checkback verify --json."
     if len(findings) <= _FINDINGS:
         text = "By CommitLog offset."
+    roots = _section("Causes", "Each with what it explains.", "") + table(("offset", "kind", "what"), causes)
     return (
-        _section("Findings", "By kind.", _table(("count", "kind", "meaning"), counted))
+        (roots if causes else "")
+        + _section("Findings", "By kind.", table(("count", "kind", "meaning"), counted))
         + f"<p class='soft'>{text}</p>"
-        + _table(("offset", "kind", "what"), listed)
+        + table(("offset", "kind", "what"), listed)
     )
+
+
+def _explained(cause: Cause) -> str:
+    explained = ", ".join(f"{count:,} {kind}" for kind, count in cause.consequences.most_common())
+    return f"explains {explained}" if explained else ""
+
+
+def _not_judged(figures: Figures) -> str:
+    entries = figures.report.not_judged
+    rows = [
+        f"<td><code>{escape(one.path)}</code></td><td>{escape(one.what)}</td><td>{escape(one.why)}</td>"
+        for one in entries
+    ]
+    text = "What was not compared with the log. These are not findings."
+    return _section("Not judged", text, "") + table(("where", "what", "why"), rows) if entries else ""
 
 
 def _foot(figures: Figures) -> str:
@@ -181,7 +204,8 @@ def _section(title: str, text: str, drawn: str) -> str:
     return f"<h2>{title}</h2><p class='soft'>{text}</p>{figure}"
 
 
-def _table(names: Sequence[str], rows: Iterable[str]) -> str:
+def table(names: Sequence[str], rows: Iterable[str]) -> str:
+    """An HTML table; the rows are cells, already escaped."""
     head = "".join(f"<th>{name}</th>" for name in names)
     return f"<div class='wide'><table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table></div>"
 

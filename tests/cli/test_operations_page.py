@@ -7,33 +7,36 @@ from pathlib import Path
 
 from recovery.cli import shared as verbs
 from recovery.cli.app import app as cli
-from recovery.findings import KINDS
-from recovery.verify.remedies import NEXT_STEPS, WITH_STATE_TABLE, next_step
+from recovery.findings import CAUSES, KINDS
+from recovery.verify.remedies import NEXT_STEPS, NEXT_STEPS_OF_CAUSES, WITH_STATE_TABLE, next_step
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
-BLOCK = re.compile(r"(<!-- findings -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (findings|causes) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
-def table() -> str:
-    """Each kind of finding with its sentence and the next step."""
-    lines = ["| kind | means | what to do |", "|---|---|---|"]
-    lines += [f"| `{kind}` | {sentence} | {next_step(kind)} |" for kind, sentence in KINDS.items()]
+def table(name: str) -> str:
+    """Each kind of finding, or of cause, with its sentence and the next step."""
+    head, sentences = {"findings": ("kind", KINDS), "causes": ("cause", CAUSES)}[name]
+    lines = [f"| {head} | means | what to do |", "|---|---|---|"]
+    lines += [f"| `{kind}` | {sentence} | {next_step(kind)} |" for kind, sentence in sentences.items()]
     return "\n".join(lines) + "\n"
 
 
 def written_anew(text: str) -> str:
-    return BLOCK.sub(lambda block: block[1] + table() + block[3], text)
+    return BLOCK.sub(lambda block: block[1] + table(block[2]) + block[4], text)
 
 
 def test_the_table_is_that_of_the_code() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert "<!-- findings -->" in text
+    assert "<!-- causes -->" in text
     assert text == written_anew(text), "run: python -m tests.cli.test_operations_page"
 
 
 def test_every_kind_has_a_next_step() -> None:
     """And no kind that is gone has one."""
     assert set(NEXT_STEPS) == set(KINDS)
+    assert set(NEXT_STEPS_OF_CAUSES) == set(CAUSES)
     assert set(WITH_STATE_TABLE) <= set(KINDS)
 
 

@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("CHECKBACK_ROCKETMQ", HERE.parents[1] / ".cache" / "rocketmq"))
 VERSIONS = ("3.1.4", "5.3.3")
 _PROGRAMS = {"5.4.0": "5.3.3", "5.5.0": "5.3.3"}  # whose Java programs a version runs, where it has none of its own
+_CLIENTS = {"4.9.7": "5.3.3"}  # whose installation runs the programs, where a version's own client lacks what they use
 NAME_SERVER = "5.3.3"  # serves both generations; that of 3.1.4 is not in Maven Central
 
 STATE_TABLE_PROPERTIES: dict[str, object] = {
@@ -77,6 +78,7 @@ class Installation:
     version: str
     lib: Path
     classes: Path
+    client: Installation | None = None  # that runs our programs, where it is another one
 
     @property
     def package(self) -> str:
@@ -99,7 +101,7 @@ class Installation:
             f"-XX:MaxDirectMemorySize={heap}",
             "-XX:TieredStopAtLevel=1",
             "-cp",
-            f"{self.classes}:{self.lib}/*",
+            f"{(self.client or self).classes}:{self.lib}/*",
             "Loopback",
             main,
             *words,
@@ -115,6 +117,8 @@ def install(version: str, cache: Path = CACHE) -> Installation:
     place.mkdir(parents=True, exist_ok=True)
     if not (place / "complete").exists():
         _fetch_jars(version, place)
+    if version in _CLIENTS:
+        return Installation(version, place / "lib", place / "classes", install(_CLIENTS[version], cache))
     folders = (HERE / "java" / "common", HERE / "java" / _PROGRAMS.get(version, version))
     sources = [source for folder in folders for source in sorted(folder.glob("*.java"))]
     classes = place / "classes"
@@ -259,7 +263,8 @@ class Cluster:
         """Start one of our programs of tests/compat/java against this cluster."""
         given = {"namesrv": self.namesrv, "broker": f"127.0.0.1:{self.broker_port}", "truth": truth, **options}
         words = [f"{name}={value}" for name, value in given.items()]
-        java = Java(program, self.installation.command(self.home, program, *words, heap="256m"), self.home)
+        installation = self.installation.client or self.installation
+        java = Java(program, installation.command(self.home, program, *words, heap="256m"), self.home)
         self._others.append(java)
         return java
 

@@ -1,13 +1,15 @@
 """Real brokers in settings that people run: what checkback does not understand it leaves, and the broker serves on.
 
-For each setting a store is made; `rebuild --apply` and `recover --apply` then change no byte of it. Where nothing
-stands in the way the broker serves from rebuilt files what it served before, and `undo` brings the old ones back.
+For each setting a store is made and judged: the truth comes from its clients. Where checkback does not build all of
+its derived files, `rebuild --apply` and `recover --apply` change no byte. Where it does, the broker serves from rebuilt
+files what it served before, and `undo` brings the old ones back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +22,10 @@ from recovery.rebuild.rebuilder import rebuild
 from recovery.rebuild.undo import undo
 from recovery.repair import crash
 from recovery.repair.salvage import salvage
+from recovery.verify.verifier import verify
 from tests.compat import rocketmq
 from tests.compat.rocketmq import Cluster, running
+from tests.spark.inline import comparable, verify_inline
 
 SMALL: dict[str, object] = {
     "mappedFileSizeCommitLog": 256 << 10,
@@ -46,36 +50,55 @@ class Setting:
     queues: str
     properties: dict[str, object] = field(default_factory=dict)
     salvage: dict[str, Any] = field(default_factory=dict)
+    not_judged: Sequence[str] = ()
+    understood: bool = False  # a rebuild makes its derived files
 
 
 _PLAIN_QUEUES = "Plain:0,Plain:1"
+_MIXED: dict[str, object] = {"topic": "Plain", "transactions": 9}
+_ROCKSDB_CONFIG = ("config/consumerOffsets", "config/subscriptionGroups", "config/topics")
 _ROCKSDB: dict[str, Any] = {
-    "sends": [PLAIN], "queues": _PLAIN_QUEUES, "properties": {"storeType": "defaultRocksDB"},
-    "salvage": {"without_config": True},
+    "sends": [_MIXED], "queues": _PLAIN_QUEUES, "properties": {"storeType": "defaultRocksDB"},
+    "salvage": {"without_config": True}, "not_judged": ("consumequeue", *_ROCKSDB_CONFIG),
 }  # fmt: skip
+_LIGHT: dict[str, Any] = {
+    "sends": [PLAIN, {"topic": "Fan", "lmq": "%LMQ%qa,%LMQ%qb", "transactions": 6}],
+    "queues": f"%LMQ%qa:0,%LMQ%qb:0,Fan:0,Fan:1,{_PLAIN_QUEUES}",
+    "properties": {"enableLmq": "true", "enableMultiDispatch": "true"}, "understood": True,
+}  # fmt: skip
+_BATCHES: dict[str, Any] = {
+    "sends": [{"topic": "Batch", "attributes": "+queue.type:BatchCQ", "batch": 3, "transactions": 6}, _MIXED],
+    "queues": f"Batch:0,Batch:1,{_PLAIN_QUEUES}",
+}  # fmt: skip
+_FILTERS: dict[str, Any] = {
+    "sends": [{"topic": "Plain", "sql": "number > 5", "transactions": 9}], "queues": _PLAIN_QUEUES,
+    "properties": {"enableConsumeQueueExt": "true", "enableCalcFilterBitMap": "true", "enablePropertyFilter": "true"},
+    "understood": True,
+}  # fmt: skip
+_MIXED_ONLY: dict[str, Any] = {"sends": [_MIXED], "queues": _PLAIN_QUEUES, "understood": True}
 SETTINGS = {
-    "batchcq": Setting(
-        "5.3.3", "a BatchConsumeQueue", [{"topic": "Batch", "attributes": "+queue.type:BatchCQ", "batch": 3}, PLAIN],
-        f"Batch:0,Batch:1,{_PLAIN_QUEUES}",
-    ),
-    "lmq": Setting(
-        "5.3.3", "light messages", [PLAIN, {"topic": "Fan", "lmq": "%LMQ%qa,%LMQ%qb"}],
-        f"%LMQ%qa:0,%LMQ%qb:0,Fan:0,Fan:1,{_PLAIN_QUEUES}",
-        {"enableLmq": "true", "enableMultiDispatch": "true"},
-    ),
+    "batchcq": Setting("5.3.3", "a BatchConsumeQueue", **_BATCHES),
+    "batchcq-5.5": Setting("5.5.0", "a BatchConsumeQueue", **_BATCHES),
+    "lmq": Setting("5.3.3", "light messages", **_LIGHT),
+    "lmq-4.9": Setting("4.9.7", "light messages", **_LIGHT),
+    "lmq-5.5": Setting("5.5.0", "light messages", **_LIGHT),
     "rocksdb": Setting("5.3.3", "a RocksDB of queues", **_ROCKSDB),
     "double-write": Setting(
-        "5.3.3", "a RocksDB of queues", [PLAIN], _PLAIN_QUEUES, {"rocksdbCQDoubleWriteEnable": "true"}
+        "5.3.3", "a RocksDB of queues", [PLAIN], _PLAIN_QUEUES, {"rocksdbCQDoubleWriteEnable": "true"},
+        not_judged=("consumequeue",),
     ),
-    "ext": Setting(
-        "5.3.3", "a ConsumeQueueExt", [{"topic": "Plain", "sql": "number > 5"}], _PLAIN_QUEUES,
-        {"enableConsumeQueueExt": "true", "enableCalcFilterBitMap": "true", "enablePropertyFilter": "true"},
-    ),
-    "tags-5.4": Setting("5.4.0", "items for tags", [PLAIN], _PLAIN_QUEUES),
+    "ext": Setting("5.3.3", "a ConsumeQueueExt", **_FILTERS),
+    "ext-5.5": Setting("5.5.0", "a ConsumeQueueExt", **_FILTERS),
+    "plain-4.9": Setting("4.9.7", "", **_MIXED_ONLY),
+    "plain-5.3": Setting("5.3.3", "", **_MIXED_ONLY),
+    "plain-5.4": Setting("5.4.0", "items for tags", **_MIXED_ONLY),
+    "plain-5.5": Setting("5.5.0", "items for tags", **_MIXED_ONLY),
+    "no-mmap-5.5": Setting("5.5.0", "", **_MIXED_ONLY, properties={"writeWithoutMmap": "true"}),
     "rocksdb-5.4": Setting("5.4.0", "a RocksDB of queues", **_ROCKSDB),
-    "tags-5.5": Setting("5.5.0", "items for tags", [PLAIN], _PLAIN_QUEUES),
     "rocksdb-5.5": Setting("5.5.0", "a RocksDB of queues", **_ROCKSDB),
 }  # fmt: skip
+REFUSED = [name for name, setting in SETTINGS.items() if not setting.understood]
+UNDERSTOOD = [name for name, setting in SETTINGS.items() if setting.understood]
 
 
 def installed(version: str) -> rocketmq.Installation:
@@ -128,6 +151,36 @@ def served_again(
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+def test_a_store_is_judged_as_its_clients_say(name: str, tmp_path: Path) -> None:
+    """No finding but what the check-backs explain, the transactions that were sent, one report from both engines."""
+    setting = SETTINGS[name]
+    store, _ = made(setting, tmp_path)
+    report = verify(store)
+    sent = rocketmq.read_truth(tmp_path / "sent.jsonl")
+    decided = Counter(event["local"] for event in sent if event["event"] == "half")
+    assert report.transactions["committed"] == decided["COMMIT_MESSAGE"]
+    assert report.transactions["rolled_back"] == decided["ROLLBACK_MESSAGE"]
+    asked = any(event["event"] == "check" for event in sent)
+    assert set(report.findings.counts) <= ({"delivered-twice", "double-end"} if asked else set())
+    assert {str(Path(one.path).relative_to(store)) for one in report.not_judged} == set(setting.not_judged)
+    assert comparable(verify_inline(str(store), 8192)) == comparable(report)
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_what_is_understood_is_rebuilt_and_served(name: str, tmp_path: Path) -> None:
+    """Without its index, and with a damaged queue, a store is rebuilt, and the broker serves what it served before."""
+    setting = SETTINGS[name]
+    store, before = made(setting, tmp_path)
+    assert rebuild(store).ok
+    shutil.rmtree(store / "index")
+    damaged = min((store / "consumequeue").rglob("0" * 20))
+    damaged.write_bytes(bytes(20) + damaged.read_bytes()[20:])
+    assert _rebuild(store).replacement is not None
+    assert verify(store).ok or not set(verify(store).findings.counts) - {"delivered-twice", "double-end"}
+    assert served_again(setting, store, tmp_path / "after.jsonl") == before
+
+
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_understood_is_left_as_it_is(name: str, tmp_path: Path) -> None:
     setting = SETTINGS[name]
     store, before = made(setting, tmp_path)

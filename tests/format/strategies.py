@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.format import config, properties
 from broker.format.checkpoint import Checkpoint
 from broker.format.commitlog import MAGIC_V2, Record, RecordBorn, RecordHead, RecordMiddle, RecordStore, make_record
-from broker.format.consumequeue import Unit
+from broker.format.consumequeue import BatchUnit, ExtUnit, Unit
 from broker.format.index import IndexHeader, IndexItem
 from broker.format.java import Host
 from broker.format.layout import Layout
@@ -71,5 +71,5 @@ CODECS: dict[str, Codec] = {
 
 LAYOUTS: list[type[Layout]] = [
     *(RecordHead, RecordBorn, RecordStore, RecordMiddle),
-    *(Unit, Slot, IndexHeader, IndexItem, Checkpoint),
+    *(Unit, BatchUnit, ExtUnit, Slot, IndexHeader, IndexItem, Checkpoint),
 ]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from broker.errors import NotUnderstood, StoreError
+from broker.format.consumequeue import Unit
 from broker.store.disk.files import Disk
 from broker.store.read.inventory import KINDS, Handling, inventory, kind_of
 from broker.store.writer import open_writer
@@ -30,11 +31,8 @@ from tests.store.filled import fill
 # A store of each kind, and what its refusal names: a path below the store, and words of what it is.
 REFUSED = {
     "rocketmq-5.3.3-batchcq": ("batchconsumequeue", "BatchConsumeQueue"),
-    "rocketmq-5.3.3-lmq": ("consumequeue/%LMQ%qa", "light messages"),
     "rocketmq-5.3.3-rocksdb": ("consumequeue", "RocksDB of queues"),
     "rocketmq-5.3.3-double": ("consumequeue", "RocksDB of queues"),
-    "rocketmq-5.3.3-ext": ("consumequeue_ext", "ConsumeQueueExt"),
-    "rocketmq-5.5.0-default": ("index", "items for tags"),
 }
 each_kind = pytest.mark.parametrize("name", REFUSED)
 
@@ -86,7 +84,6 @@ def test_no_verb_replaces_what_it_cannot_make(
     ("name", "gone", "what"),
     [
         ("rocketmq-5.3.3-batchcq", ("batchconsumequeue", "config"), "a batch of messages"),
-        ("rocketmq-5.3.3-lmq", ("consumequeue/%LMQ%qa", "consumequeue/%LMQ%qb"), "INNER_MULTI_DISPATCH"),
         ("rocketmq-5.3.3-ext", ("consumequeue_ext",), "names a place in the ConsumeQueueExt"),
     ],
 )
@@ -104,8 +101,12 @@ def test_records_and_units_speak_where_directories_are_gone(
     assert on_disk(path) == before
 
 
-def test_the_plain_store_beside_them_is_understood(kind_store: Callable[[str], Path]) -> None:
-    path = kind_store("rocketmq-5.3.3-plain")
+UNDERSTOOD = ("rocketmq-5.3.3-plain", "rocketmq-5.5.0-default", "rocketmq-5.3.3-lmq", "rocketmq-5.3.3-ext")
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_what_is_understood_is_built(kind_store: Callable[[str], Path], name: str) -> None:
+    path = kind_store(name)
     assert rebuild(path).ok
     shutil.rmtree(path / "index")
     assert rebuild(path, apply=True, broker_is_stopped=True, still_s=0).applied
@@ -141,15 +142,16 @@ def test_a_topic_type_that_only_the_backup_knows(kind_store: Callable[[str], Pat
 def test_every_row_of_the_table_is_met() -> None:
     """A pattern that nothing fits, or that another row hides, is a mistake."""
     examples = [
-        "lost+found/", "consumequeue/", "consumequeue/%LMQ%a/", "consumequeue/CURRENT", "consumequeue/T/",
+        "lost+found/", "consumequeue/", "consumequeue/%LMQ%a/", "consumequeue/CURRENT", "timerlog/0", "consumequeue/T/",
+        "compaction/position-checkpoint", "compaction/T/0/0",
         "consumequeue/T/0/", f"consumequeue/T/0/{0:020}", "index/", "index/20261122023312343", "transaction/",
         "transaction/statetable/", "transaction/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0/",
-        f"transaction/statetable/{0:020}", "abort", "commitlog/", "checkback/", "config/", "timerwheel", "compaction/",
+        f"transaction/statetable/{0:020}", "abort", "commitlog/", "checkback/", "config/", "timerwheel",
         "kvStore/", "epochFileCheckpoint", "lock", "batchconsumequeue/", "consumequeue_ext/", "consumequeue_r/",
         "rocksdbstore/000012.sst", "rocksdbstore/", "dledger-n0/", "tieredstore/",
     ]  # fmt: skip
     assert {kind_of(path) for path in examples} == set(KINDS)
-    assert all(bool(kind.why) == (kind.handling is Handling.REFUSED) for kind in KINDS)
+    assert all(bool(kind.why) == (kind.handling in (Handling.REFUSED, Handling.REBUILT)) for kind in KINDS)
     assert kind_of("consumequeue/T/0/notes") is kind_of("storage/") is None
 
 
@@ -379,3 +381,32 @@ def _killed(act: Callable[[Disk], object], disk: Disk) -> bool:
     except Killed:
         return True
     return False
+
+
+def test_light_queues_that_were_lost_are_built_again(kind_store: Callable[[str], Path]) -> None:
+    path = kind_store("rocketmq-5.3.3-lmq")
+    queue = path / "consumequeue" / "%LMQ%qa" / "0" / f"{0:020}"
+    held = queue.read_bytes()
+    assert any(held)
+    shutil.rmtree(queue.parents[1])
+    assert rebuild(path, apply=True, broker_is_stopped=True, still_s=0).applied
+    assert queue.read_bytes() == held
+
+
+def test_units_keep_their_places_in_the_queue_ext(kind_store: Callable[[str], Path]) -> None:
+    path = kind_store("rocketmq-5.3.3-ext")
+    queues = {file: file.read_bytes() for file in (path / "consumequeue").rglob("0" * 20)}
+    assert all(raw[Unit.OFFSET["tags_code"]] == 0x80 for raw in queues.values()), "an address: the highest bit is set"
+    wrong, held = min(queues.items())
+    wrong.write_bytes(held[:19] + bytes([held[19] ^ 1]) + held[20:])
+    assert rebuild(path, apply=True, broker_is_stopped=True, still_s=0).applied
+    for file, before in queues.items():
+        assert file.read_bytes()[20 * (file == wrong) :] == before[20 * (file == wrong) :]
+    unit = Unit.unpack_from(wrong.read_bytes())
+    assert unit.tags_code > -(1 << 31), "a place that does not belong to the record gives way to the hash"
+
+
+def test_nothing_to_do_where_no_message_was_ever_stored(tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    assert rebuild(tmp_path / "store").ok
+    assert rebuild(tmp_path / "store", apply=True, broker_is_stopped=True, still_s=0).ok

@@ -120,9 +120,7 @@ def test_a_damaged_log_is_no_ground_to_build_on(spark: SparkSession, golden_copy
         rebuild(spark, "s3://bucket/store")
 
 
-@pytest.mark.parametrize(
-    ("name", "what"), [("batchcq", "a record that holds a batch"), ("lmq", "a record of light messages"), ("plain", "")]
-)
+@pytest.mark.parametrize(("name", "what"), [("batchcq", "a record that holds a batch"), ("lmq", ""), ("plain", "")])
 def test_a_task_notes_records_that_nothing_is_built_for(golden: Callable[[str], Path], name: str, what: str) -> None:
     """A split counts them, and the driver refuses before anything is exchanged."""
     path = golden(f"kinds/rocketmq-5.3.3-{name}")

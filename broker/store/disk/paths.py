@@ -36,6 +36,14 @@ class Paths:
         return self._join("consumequeue", topic, str(queue_id))
 
     @property
+    def consumequeue_ext(self) -> str:
+        return self._join("consumequeue_ext")
+
+    @property
+    def batchconsumequeue(self) -> str:
+        return self._join("batchconsumequeue")
+
+    @property
     def index(self) -> str:
         return self._join("index")
 

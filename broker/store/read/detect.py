@@ -9,6 +9,7 @@ from broker.store.disk.files import Disk, Entry
 from broker.store.disk.paths import PARTS, Paths
 from broker.store.read.segments import NAME_DIGITS
 
+_DLEDGER = "dledger-"  # RocketMQ: DLedgerConfig.getDataStorePath
 _SHOWN = 3  # names from a directory that is not a store
 _GIVE = "Give the directory that a broker calls storePathRootDir"
 
@@ -41,6 +42,10 @@ def _fault(path: str, disk: Disk) -> str | None:
         return f"{path} is {_kind(found)}, and a store is a directory that holds commitlog/. Give that directory"
     entries = disk.entries(path)
     commitlog = disk.entry(Paths(path).commitlog)
+    ledger = next((entry.path for entry in entries if entry.is_folder and entry.name.startswith(_DLEDGER)), None)
+    if ledger is not None and (commitlog is None or not disk.entries(commitlog.path)):
+        text = f"the log of {path} is one of DLedger ({ledger}), which checkback does not read"
+        return f"{text}. Give a store whose log is in commitlog/"
     if commitlog is None:
         return f"{path} is not a store, for it holds no commitlog/: {_what_is_there(path, entries, disk)}"
     if not commitlog.is_folder:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from broker.errors import CorruptRecord, NotUnderstood
 from broker.format import config
-from broker.format.topics import LMQ_PREFIX
+from broker.format.topics import LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import Paths
 
@@ -29,6 +29,7 @@ class Handling(enum.Enum):
 
     BUILT = "made from the CommitLog: it may be replaced"
     LOG = "the CommitLog itself"
+    REBUILT = "only `checkback rebuild` makes it from the CommitLog: no other verb replaces anything beside it"
     KEPT = "left as it is"
     REFUSED = "only its own broker can make it: nothing is replaced beside it"
 
@@ -44,6 +45,7 @@ class EntryKind:
     pattern: str
     handling: Handling
     why: str = ""  # of a refused kind: what a replacement would destroy
+    unjudged: str = ""  # why a verification does not compare such an entry; empty when it does, or needs not
     is_of_directory: bool = False  # such a file shows what the directory is in which it lies
     is_if_filled: bool = False  # an empty file is of no kind that is refused
 
@@ -65,6 +67,8 @@ class Misfit:
 
 
 _SEGMENT = r"\d{20}"
+_NO_ROCKSDB = "checkback does not read RocksDB"
+_OF_ITS_BROKER = "only its own broker knows what should be in it"
 _OPENED_ALIKE = "the broker opens it together with the ConsumeQueues and the checkpoint, which would no longer fit it"
 _QUEUES_ELSEWHERE = "the queues are in it, and files in its place would take its messages from the consumers"
 
@@ -76,13 +80,13 @@ KINDS: tuple[EntryKind, ...] = (
     # What a rebuild makes.
     EntryKind("the ConsumeQueues", r"consumequeue/", Handling.BUILT),
     EntryKind(
-        "a queue of light messages (LMQ)", rf"consumequeue/{LMQ_PREFIX}[^/]*/", Handling.REFUSED,
-        "checkback does not build the queues that INNER_MULTI_DISPATCH fills, and its messages would be gone for them",
-    ),
-    EntryKind(
         "a RocksDB of queues",
         r"consumequeue/(CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+(\.dbtmp)?|\d+\.(sst|log|blob))",
-        Handling.REFUSED, _QUEUES_ELSEWHERE, is_of_directory=True,
+        Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB, is_of_directory=True,
+    ),
+    EntryKind(
+        "a queue of light messages (LMQ)", rf"consumequeue/{LMQ_PREFIX}[^/]*/", Handling.REBUILT,
+        "a recovery does not build the queues that INNER_MULTI_DISPATCH fills, but checkback rebuild does",
     ),
     EntryKind("a topic's queues", r"consumequeue/[^/]+/", Handling.BUILT),
     EntryKind("a queue", r"consumequeue/[^/]+/\d+/", Handling.BUILT),
@@ -101,9 +105,18 @@ KINDS: tuple[EntryKind, ...] = (
     # What stays.
     EntryKind("checkback's own directory", r"checkback/", Handling.KEPT),
     EntryKind("the configuration", r"config/", Handling.KEPT),
-    EntryKind("the timer wheel", r"(timerwheel(\.\d+)?|timerlog/.*)", Handling.KEPT),
-    EntryKind("the compacted topics", r"compaction/.*", Handling.KEPT),
-    EntryKind("the key-value service of POP", r"kvStore/.*", Handling.KEPT),
+    EntryKind("the timer wheel", r"timerwheel(\.\d+)?", Handling.KEPT),
+    EntryKind("the timer log", r"timerlog/.*", Handling.KEPT),
+    EntryKind(
+        "a ConsumeQueueExt", r"consumequeue_ext/", Handling.REBUILT,
+        "units of the ConsumeQueues name places in it, which a recovery does not know, but checkback rebuild does",
+    ),
+    EntryKind("how far topics were compacted", r"compaction/([^/]+/|position-checkpoint)", Handling.KEPT),
+    EntryKind("a compacted topic", r"compaction/.*", Handling.KEPT, unjudged=_OF_ITS_BROKER, is_if_filled=True),
+    EntryKind(
+        "the key-value service of POP", r"kvStore/.*", Handling.KEPT, unjudged=f"{_NO_ROCKSDB}, which it is",
+        is_if_filled=True,
+    ),
     EntryKind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
     EntryKind("a small file", r"(lock|(abort|checkpoint)\.(bak|(\d+\.)?tmp))", Handling.KEPT),
     # What only its own broker can make.
@@ -111,18 +124,17 @@ KINDS: tuple[EntryKind, ...] = (
         "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REFUSED,
         "checkback does not build one, and a broker does not start when a ConsumeQueue stands in its place",
     ),
+    EntryKind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB),
     EntryKind(
-        "a ConsumeQueueExt", r"consumequeue_ext/", Handling.REFUSED,
-        "units of the ConsumeQueues name places in it, and with new ones the bitmaps of SQL92 filters would be lost",
-    ),
-    EntryKind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE),
-    EntryKind(
-        "a RocksDB of the broker", r"rocksdbstore/\d+\.(sst|log|blob)", Handling.REFUSED, _OPENED_ALIKE,
+        "a RocksDB of the broker", r"rocksdbstore/\d+\.(sst|log|blob)", Handling.REFUSED, _OPENED_ALIKE, _NO_ROCKSDB,
         is_of_directory=True, is_if_filled=True,
     ),
     EntryKind("an empty RocksDB, which 5.5 makes at its start", r"rocksdbstore/.*", Handling.KEPT),
-    EntryKind("a CommitLog of DLedger", r"dledger-[^/]*/", Handling.REFUSED, "a part of the log is in it"),
-    EntryKind("tiered storage", r"tiered_?[sS]tore[^/]*/?", Handling.REFUSED, _OPENED_ALIKE),
+    EntryKind(
+        "a CommitLog of DLedger", r"dledger-[^/]*/", Handling.REFUSED, "a part of the log is in it",
+        "checkback does not read the entries of DLedger",
+    ),
+    EntryKind("tiered storage", r"tiered_?[sS]tore[^/]*/?", Handling.REFUSED, _OPENED_ALIKE, _OF_ITS_BROKER),
 )  # fmt: skip
 
 # RocksDBs of the configuration. What is in `topics` decides which queues there are; the others are about consumers.
@@ -133,9 +145,8 @@ CONFIG_IN_ROCKSDB = {
 }  # fmt: skip
 _NAMES_TOPICS = ("topics", "rdb", "metadata")
 _ROCKSDB_MARK = "CURRENT"  # every RocksDB has it, and no other directory of a store
-_QUEUE_TYPE = "queue.type"
-_SIMPLE = "SimpleCQ"
 _REPLACED = ("consumequeue/", "index/", "transaction/")
+_REFUSED = (Handling.REFUSED, Handling.REBUILT)
 _WALKED = (*_REPLACED, "rocksdbstore/", "compaction/", "timerlog/", "kvStore/")
 _PATTERNS = tuple((re.compile(kind.pattern), kind) for kind in KINDS)
 
@@ -156,17 +167,41 @@ class Inventory:
             for path, size, _ in self.entries
         )
 
-    def misfits(self) -> list[Misfit]:
-        """All that stands in the way of replacing derived files, most telling first."""
-        return [*self.misfits_inside(), *self._elsewhere()]
+    def misfits(self, *, of_rebuild: bool = False) -> list[Misfit]:
+        """All that stands in the way of replacing derived files, or of a rebuild of them, most telling first."""
+        refused = (Handling.REFUSED,) if of_rebuild else _REFUSED
+        inside = (self._misfit(*entry, refused) for entry in self.entries if entry[0].startswith(_REPLACED))
+        return [*dict.fromkeys(one for one in inside if one is not None), *self._elsewhere(refused)]
 
     def misfits_inside(self) -> list[Misfit]:
         """Those that lie in the directories that are replaced: they would be gone."""
-        misfits = (self._misfit(*entry) for entry in self.entries if entry[0].startswith(_REPLACED))
+        misfits = (self._misfit(*entry, _REFUSED) for entry in self.entries if entry[0].startswith(_REPLACED))
         return list(dict.fromkeys(one for one in misfits if one is not None))
 
-    def _elsewhere(self) -> Iterator[Misfit]:
-        misfits = (self._misfit(*entry) for entry in self.entries if not entry[0].startswith(_REPLACED))
+    def unjudged(self) -> list[Misfit]:
+        """What a verification does not compare: where, what it is, why; a newer broker's entries among them."""
+        entries = (self._unjudged(*entry) for entry in self.entries)
+        found = dict.fromkeys(one for one in entries if one is not None)
+        for name in self.rocksdb_config:
+            what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB.get(name, 'configuration')}"
+            found[Misfit(os.path.join(self.store, "config", name), what, _NO_ROCKSDB)] = None
+        return list(found)
+
+    def _unjudged(self, path: str, size: int, kind: EntryKind | None) -> Misfit | None:
+        full = os.path.join(self.store, path.rstrip("/"))
+        if kind is None:
+            why = "checkback does not know it: the broker that wrote it may be newer than RocketMQ 5.5"
+            return Misfit(full, "an unknown entry", why)
+        if not kind.unjudged or (kind.is_if_filled and (not size or path.endswith("/"))):
+            return None
+        if kind.is_if_filled:  # one line for all files below a directory of the store
+            full = os.path.join(self.store, path.partition("/")[0])
+        elif kind.is_of_directory:
+            full = os.path.dirname(full)
+        return Misfit(full, kind.name, kind.unjudged)
+
+    def _elsewhere(self, refused: tuple[Handling, ...]) -> Iterator[Misfit]:
+        misfits = (self._misfit(*entry, refused) for entry in self.entries if not entry[0].startswith(_REPLACED))
         yield from dict.fromkeys(one for one in misfits if one is not None)
         for name in self.rocksdb_config:
             if name in _NAMES_TOPICS:
@@ -176,15 +211,15 @@ class Inventory:
         for topic, name in self.queue_types:
             what = f"the table that gives topic {topic} the queue type {name}"
             yield Misfit(
-                Paths(self.store).config("topics.json"), what, f"checkback builds queues of type {_SIMPLE} only"
+                Paths(self.store).config("topics.json"), what, f"checkback builds queues of type {SIMPLE_QUEUE} only"
             )
 
-    def _misfit(self, path: str, size: int, kind: EntryKind | None) -> Misfit | None:
+    def _misfit(self, path: str, size: int, kind: EntryKind | None, refused: tuple[Handling, ...]) -> Misfit | None:
         full = os.path.join(self.store, path.rstrip("/"))
         if kind is None:
             why = "a newer broker may rely on it. If no broker wrote it, move it out of the store"
             return Misfit(full, "nothing that checkback knows", why)
-        if kind.handling is not Handling.REFUSED or (kind.is_if_filled and not size):
+        if kind.handling not in refused or (kind.is_if_filled and not size):
             return None
         return Misfit(os.path.dirname(full) if kind.is_of_directory else full, kind.name, kind.why)
 
@@ -209,7 +244,7 @@ def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
             path = f"{above}{entry.name}/" if entry.is_folder else f"{above}{entry.name}"
             yield path, entry.size
             kind = kind_of(path) if entry.is_folder else None
-            if path.startswith(_WALKED) and kind is not None and kind.handling is not Handling.REFUSED:
+            if path.startswith(_WALKED) and kind is not None and kind.handling not in _REFUSED:
                 waiting.append(path)
 
 
@@ -235,8 +270,8 @@ def _queue_types(store: str, disk: Disk) -> Iterator[tuple[str, str]]:
             topics = config.decode_topics(disk.read(Paths(store).config(name))).topics
         except (Missing, CorruptRecord):
             continue
-        types.update({topic: one.attributes.get(_QUEUE_TYPE, _SIMPLE) for topic, one in topics.items()})
-    yield from sorted((topic, name) for topic, name in types.items() if name != _SIMPLE)
+        types.update({topic: one.attributes.get(QUEUE_TYPE, SIMPLE_QUEUE) for topic, one in topics.items()})
+    yield from sorted((topic, name) for topic, name in types.items() if name != SIMPLE_QUEUE)
 
 
 def refusal(store: str, misfits: Sequence[Misfit]) -> NotUnderstood:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.padding import Padding
@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.format.topics import HALF_TOPIC
-from recovery.findings import KINDS, Report
+from recovery.findings import CAUSES, KINDS, Cause, Finding, Report
 from recovery.humanize import count, moment, printable, size, span
 from recovery.verify.remedies import next_step
+from recovery.views.lookup import details_of
 
 if TYPE_CHECKING:  # each verb imports its own work, and no other's
     from recovery.repair.salvage import SalvageReport
@@ -64,41 +65,96 @@ def verification(report: Report, limit: int | None) -> Iterator[Shown]:
     yield transactions
     if not report.ok:
         yield from _findings(report, limit)
+    if report.not_judged:
+        yield ""
+        yield title(f"Not judged ({len(report.not_judged):,})")
+        yield from (printable(str(one)) for one in report.not_judged)
     yield ""
-    yield (
-        Text("ok", style="bold green") if report.ok else Text(count(len(report.findings), "finding"), style="bold red")
-    )
+    yield (Text("ok", style="bold green") if report.ok else Text(_verdict(report), style="bold red"))
+
+
+def _verdict(report: Report) -> str:
+    found = count(len(report.findings), "finding")
+    return f"{count(len(report.causes), 'cause')}, {found}" if report.causes else found
 
 
 def _findings(report: Report, limit: int | None) -> Iterator[Shown]:
+    yield from _causes(report)
     grouped = defaultdict(list)
-    listed = list(report.findings)
+    listed = [finding for finding in report.findings.unexplained if _cause_key(finding) not in _listed_causes(report)]
     for finding in listed[:limit]:
         grouped[finding.kind].append(finding)
     for kind in KINDS:
         if kind in grouped:
             yield ""
-            yield Text(f"{kind} ({report.findings.counts[kind]:,})", style="bold yellow")
+            yield Text(f"{kind} ({_unexplained(report)[kind]:,})", style="bold yellow")
             yield from (printable(str(finding)) for finding in grouped[kind])
-    omitted = len(report.findings) - len(listed[:limit])
+    omitted = _unexplained(report).total() - len(listed[:limit])
     if omitted:
         yield ""
         yield f"... and {count(omitted, 'finding')} more, which {'is' if omitted == 1 else 'are'} counted, not listed"
+    if _unexplained(report, with_causes=True):
+        yield ""
+        yield title("What this means, and what to do")
+        yield from _meanings(report)
+
+
+def _cause_key(one: Finding | Cause) -> tuple[str, int, str]:
+    return one.kind, one.commitlog_offset, one.file
+
+
+def _listed_causes(report: Report) -> set[tuple[str, int, str]]:
+    return {_cause_key(cause) for cause in report.causes}
+
+
+def _unexplained(report: Report, *, with_causes: bool = False) -> Counter[str]:
+    """How many findings of each kind nothing explains; those that are causes themselves are shown apart."""
+    counts = Counter(report.findings.counts)
+    for cause in report.causes:
+        counts -= cause.consequences
+        if not with_causes and cause.kind in counts:
+            counts[cause.kind] -= 1
+    return +counts
+
+
+def _causes(report: Report) -> Iterator[Shown]:
+    """Each cause with what it explains; `--limit` leaves none out."""
+    if not report.causes:
+        return
     yield ""
-    yield title("What this means, and what to do")
-    yield from _meanings(report)
+    yield title(f"Causes ({len(report.causes):,})")
+    for cause in report.causes:
+        yield printable(str(cause))
+        if cause.consequences.total():
+            explained = ", ".join(f"{number:,} {kind}" for kind, number in cause.consequences.most_common())
+            yield f"         explains {explained}"
+        if cause.kind in CAUSES:
+            advice = Text(f"-> {printable(next_step(cause.kind).replace('STORE', report.path))}", style="cyan")
+            yield Padding(advice, (0, 0, 0, 10), expand=False)
 
 
 def _meanings(report: Report) -> Iterator[Shown]:
     """Each kind with its sentence; kinds that ask for the same step stand together."""
     steps: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for kind, number in report.findings.counts.most_common():
+    for kind, number in _unexplained(report, with_causes=True).most_common():
         steps[next_step(kind, report.generation)].append((kind, number))
     for step, kinds in steps.items():
         for kind, number in kinds:
             yield f"{number:>8,}  {kind}: {KINDS[kind]}"
         advice = Text(f"-> {printable(step.replace('STORE', report.path))}", style="cyan")
         yield Padding(advice, (0, 0, 0, 10), expand=False)
+
+
+def traced(found: dict[str, Any]) -> Iterator[Shown]:
+    """One transaction, a line for each step."""
+    yield title(printable(f"{found['path']}: {found['id']}"))
+    if not found["steps"]:
+        yield printable(found["text"])
+        return
+    table = _table("offset", "time (UTC)", "what", "details", right=("offset",))
+    for step in found["steps"]:
+        _add(table, step.get("commitlog_offset", ""), moment(step["stored_ms"]), step["what"], details_of(step))
+    yield table
 
 
 def pending_halves(halves: list[PendingHalf], states: bool) -> Iterator[Shown]:

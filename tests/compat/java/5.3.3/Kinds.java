@@ -3,10 +3,14 @@ import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 import java.util.ArrayList;
@@ -17,7 +21,8 @@ import java.util.Map;
 /**
  * Sends plain messages of which a broker keeps more than a ConsumeQueue. Options: namesrv broker truth topic count
  * queues batch (messages of one send) attributes (a topic's, as +queue.type:BatchCQ) lmq (queues that get each message
- * as well: %LMQ%a,%LMQ%b) sql (a filter that a consumer subscribes with before the first message is sent).
+ * as well: %LMQ%a,%LMQ%b) sql (a filter that a consumer subscribes with before the first message is sent) transactions
+ * (so many more: of three one is rolled back, two are committed) delay (of those, in milliseconds).
  */
 public final class Kinds {
     private final Options options;
@@ -36,6 +41,7 @@ public final class Kinds {
             run.createTopic();
             run.subscribe();
             run.send();
+            run.sendTransactions();
         } catch (Exception failure) {
             failure.printStackTrace();
             Runtime.getRuntime().halt(1);
@@ -106,6 +112,42 @@ public final class Kinds {
             }
         }
         Thread.sleep(1000);
+    }
+
+    private void sendTransactions() throws Exception {
+        int count = options.number("transactions", 0);
+        if (count == 0) {
+            return;
+        }
+        TransactionMQProducer sender = new TransactionMQProducer("kinds_transactions");
+        sender.setNamesrvAddr(options.text("namesrv"));
+        sender.setSendMsgTimeout(10_000);
+        sender.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object number) {
+                return decision((Integer) number);
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                truth.say("check", "key", message.getKeys());
+                return decision(Integer.parseInt(message.getProperty("number")));
+            }
+        });
+        sender.start();
+        for (int number = 0; number < count; number++) {
+            Message message = message(options.text("topic"), options.text("topic") + "-transaction-" + number, number);
+            if (options.number("delay", 0) > 0) {
+                message.setDelayTimeMs(options.number("delay", 0));
+            }
+            sender.sendMessageInTransaction(message, number);
+            truth.say("half", "key", message.getKeys(), "local", decision(number).toString());
+        }
+        Thread.sleep(8000);
+    }
+
+    private static LocalTransactionState decision(int number) {
+        return number % 3 == 2 ? LocalTransactionState.ROLLBACK_MESSAGE : LocalTransactionState.COMMIT_MESSAGE;
     }
 
     private Message message(String topic, String key, int number) {

@@ -1,0 +1,53 @@
+"""What the small files of a store must be: tables under config/ that can be decoded, and a checkpoint that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from broker.errors import CorruptRecord
+from broker.format import checkpoint, config
+from broker.format.index import IndexHeader
+
+
+def _check_topics(raw: bytes) -> None:
+    _check_names("topic", config.decode_topics(raw).topics)
+
+
+def _check_groups(raw: bytes) -> None:
+    _check_names("group", config.decode_subscription_groups(raw).groups)
+
+
+def _check_names(what: str, table: Mapping[str, config.TopicConfig | config.SubscriptionGroup]) -> None:
+    """Raises CorruptRecord when a table has a value under another name than its own: RocketMQ writes the name twice."""
+    for name, value in table.items():
+        if value.name != name:
+            raise CorruptRecord(f"the {what} {name!r} says that its name is {value.name!r}")
+
+
+CONFIGS = {
+    "topics.json": _check_topics,
+    "consumerOffset.json": config.decode_consumer_offsets,
+    "delayOffset.json": config.decode_delay_offsets,
+    "subscriptionGroup.json": _check_groups,
+}
+
+
+def check_checkpoint(
+    raw: bytes, last_store_ms: int, index: list[IndexHeader], is_record: Callable[[int], bool]
+) -> None:
+    """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: recovery would begin too late."""
+    said = checkpoint.decode(raw)
+    if any(raw[checkpoint.Checkpoint.SIZE :]):
+        raise CorruptRecord("bytes behind the checkpoint's numbers are not zero")
+    for name in ("commitlog_timestamp_ms", "queue_timestamp_ms", "index_timestamp_ms"):
+        value = getattr(said, name)
+        if not 0 <= value <= last_store_ms:
+            raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
+    queues = said.queue_commitlog_offset
+    if queues and not is_record(queues):
+        raise CorruptRecord(f"its queue_commitlog_offset {queues} is the place of no record")
+    ends = {header.end_timestamp_ms for header in index}
+    said_ms = said.index_timestamp_ms
+    expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms
+    if said_ms and index and said_ms not in ends and not expired:
+        raise CorruptRecord(f"its index_timestamp_ms {said_ms} is the end of no index file: one of the two was changed")

@@ -1,0 +1,68 @@
+"""One transaction on one page: by its place, its offset message id, or its unique key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.format.java import encode_message_id
+from broker.format.topics import HALF_TOPIC
+from recovery.views.lookup import records_of, trace
+from tests.cli.command import command
+
+
+@pytest.fixture
+def store(golden: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 5.5.0 with settled and parked transactions."""
+    return golden("kinds/rocketmq-5.5.0-clean")
+
+
+def _half(store: Path, answer: str) -> tuple[int, str, str]:
+    """The first half message whose producer answered so: its place, unique key and offset message id."""
+    with broker.open(store, read_only=True) as opened:
+        record = next(
+            one for one in opened.records() if one.topic == HALF_TOPIC and one.property_map["KEYS"].endswith(answer)
+        )
+        key = record.property_map["UNIQ_KEY"]
+        return record.commitlog_offset, key, encode_message_id(record.store_host, record.commitlog_offset)
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"), [("c", "committed"), ("k", "committed"), ("r", "rolled back"), ("u", "parked")]
+)
+def test_every_identifier_leads_to_the_same_story(store: Path, answer: str, end: str) -> None:
+    offset, unique_key, message_id = _half(store, answer)
+    traces = [trace(str(store), identifier) for identifier in (str(offset), unique_key, message_id)]
+    assert all(one["half_offset"] == offset for one in traces)
+    assert traces[0]["steps"] == traces[1]["steps"] == traces[2]["steps"]
+    what = [step["what"] for step in traces[0]["steps"] if step["what"].split(",")[0] != "sent back"]
+    assert (what[0], what[-1]) == ("prepared", end)
+    delivered = next((step for step in traces[0]["steps"] if step["what"] == "committed"), None)
+    if delivered is not None:
+        assert trace(str(store), str(delivered["commitlog_offset"]))["steps"] == traces[0]["steps"]
+
+
+def test_what_is_no_transaction_is_said(store: Path) -> None:
+    assert "belongs to no transaction" in trace(str(store), "0")["text"]
+    for nothing in ("1", "no id", "00" * 16, "9" * 19):
+        found = trace(str(store), nothing)
+        assert (found["steps"], found["text"]) == ([], "no record of the log has this id")
+    with broker.open(store, read_only=True) as opened:
+        assert records_of(opened, encode_message_id(next(opened.records()).store_host, 1)) == []
+
+
+def test_the_verb(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    offset, unique_key, _ = _half(store, "k")
+    ran = command(capsys, "trace", store, unique_key)
+    assert ran.code == 0
+    assert "written anew, after check 1" in ran.out
+    ran = command(capsys, "trace", store, unique_key, "--json")
+    assert json.loads(ran.out)["half_offset"] == offset
+    page = tmp_path / "trace.html"
+    assert command(capsys, "trace", store, offset, "--html", page).code == 0
+    assert unique_key in page.read_text()
+    assert command(capsys, "trace", store, "0").code == 1
