@@ -1,4 +1,4 @@
-"""The end of a verification: what the pass over the log told, and the comparisons, become one report.
+"""The end of a verification: what the pass over the log collected, and the comparisons, become one report.
 
 The local engine calls this with what it read itself; the pipeline with what its splits and partitions handed over.
 """
@@ -35,7 +35,7 @@ from recovery.verify.state_table import StateTableComparison
 
 @dataclass
 class LogFacts:
-    """What the pass over the log told."""
+    """What the pass over the log collected."""
 
     end_offset: int
     damages: list[Damage]
