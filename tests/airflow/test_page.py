@@ -39,7 +39,7 @@ def test_every_store_has_a_line(page: TestClient) -> None:
     """One that cannot be read says why, and does not hide the others."""
     one, gone = page.get("/checkback/api/stores").json()
     assert (one["name"], one["counts"]["in_doubt"], one["crashed"], one["error"]) == ("shop", 3, False, None)
-    assert "no such folder" in gone["error"]
+    assert "no such directory" in gone["error"]
     assert page.get("/checkback/api/stores/gone").status_code == 409
     assert page.get("/checkback/api/stores/nobody").status_code == 404
 

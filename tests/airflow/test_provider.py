@@ -116,8 +116,8 @@ def test_what_is_wrong_with_a_connection_is_said(connection: Callable[..., str],
         _ = CheckbackHook(connection("empty")).path
     works, said = CheckbackHook(connection("gone", path=tmp_path / "gone")).test_connection()
     assert not works
-    assert "no such folder" in said
-    with pytest.raises(BadSettings, match="is no JSON"):
+    assert "no such directory" in said
+    with pytest.raises(BadSettings, match="is not JSON"):
         _ = CheckbackHook(connection("wrong", path=tmp_path, policy="{")).settings
     with pytest.raises(AirflowNotFoundException):
         _ = CheckbackHook("nobody_made_this").path

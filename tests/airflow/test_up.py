@@ -116,7 +116,7 @@ def test_lines_say_how_things_stand(tmp_path: Path) -> None:
     """One for each store, one for the DAGs."""
     path = shop(tmp_path / "shop", orders=3)
     assert standing("shop", str(path), 0).startswith("shop: 3 in doubt (oldest 0 s, 0 asked before), 0 committed")
-    assert "no such folder" in standing("gone", str(tmp_path / "gone"), 0)
+    assert "no such directory" in standing("gone", str(tmp_path / "gone"), 0)
     last = {"shop.check_back": Run("shop.check_back", "r", "success", None)}
     assert runs(["shop"], last) == "DAGs: check_back ok"
     last["shop.resolve_parked"] = Run("shop.resolve_parked", "r", ASKS, None)
