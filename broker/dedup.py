@@ -28,7 +28,7 @@ _ON_CONFLICT = ("sqlite", "postgresql")
 
 
 def message_key(message: ReceivedMessage) -> str:
-    """What tells a message from every other, however often it is delivered.
+    """The identity of a message, however often it is delivered.
 
     RocketMQ before 3.2 has no UNIQ_KEY: there it is the id of the record that was sent first.
     """

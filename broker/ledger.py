@@ -51,7 +51,7 @@ class Ledger:
 
     `engine` is the SQLAlchemy engine (or async engine) of the database that the application's sessions use; `schema`
     and `table` say where the table lies. Raises BrokerError for a database in memory, which one connection holds:
-    what is not committed there cannot be told from what is.
+    what is not committed there cannot be distinguished from what is.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class KnownLedger:
 
     binding: Binding
     table: str
-    accepted_ms: int = 0  # a person said that rows of keys made before this time may be missing
+    accepted_ms: int = 0  # a person accepted that rows of keys made before this time may be missing
     history: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)  # what persons said, oldest first
 
     def as_json(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _impatient(execute: Execute, dialect: str) -> Iterator[None]:
 
 
 def put_binding(execute: Execute, bindings: Table, binding: Binding) -> None:
-    """Put a binding in place of the one that the store has there, if any: a person said so."""
+    """Put a binding in place of the one that the store has there, if any: an operator decided it."""
     from sqlalchemy import delete
 
     execute(delete(bindings).where(bindings.c.store_id == binding.store_id))
@@ -214,7 +214,7 @@ class KnownLedgers:
         return None if self._disk.entry(path) is None else self._read(path)
 
     def remember(self, binding: Binding, table: str) -> None:
-        """Keep a binding that a producer opened; what persons said of it stays.
+        """Keep a binding that a producer opened; what operators recorded about it stays.
 
         Raises TransactionError when the store knows that binding as one of another database.
         """

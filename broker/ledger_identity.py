@@ -140,7 +140,7 @@ def _sqlite(execute: Execute, schema: str | None) -> Observed:
 
 
 def difference(bound: DatabaseIdentity, actual: DatabaseIdentity) -> str:
-    """What tells two databases apart; empty when they are one.
+    """In what two databases differ; empty when they are one.
 
     Pure. SQLite: the inode must be the same, and the path or the device: a container sees the same file by another
     path, and a device may get another number when the machine starts. The timeline of PostgreSQL is not compared: a

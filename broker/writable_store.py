@@ -160,7 +160,7 @@ class WritableStore(Store):
         return self.writer.queue_end(topic, queue_id)
 
     def sync_now(self) -> None:
-        """Force everything that is published. Raises SyncFailed."""
+        """Flush everything that is published. Raises SyncFailed."""
         self.writer.sync_now()
 
     # Read no further than what is durable

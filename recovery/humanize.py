@@ -1,4 +1,4 @@
-"""How values are said to people: times, sizes, and text that came from somebody else."""
+"""How values are shown to people: times, sizes, and text that came from somebody else."""
 
 from __future__ import annotations
 

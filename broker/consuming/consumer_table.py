@@ -153,7 +153,7 @@ class ConsumerTable:
     # Positions and leases
 
     def position(self, cell: int) -> int:
-        """The queue offset of the lowest message that the group did not acknowledge; UNSET when nobody said yet."""
+        """The queue offset of the lowest message that the group did not acknowledge; UNSET when there is none yet."""
         return self._words[self._at(cell) + _POSITION]
 
     def set_position(self, cell: int, position: int) -> None:
@@ -209,7 +209,7 @@ class ConsumerTable:
         self._words[at + _SEEN_MS], self._words[at + _SEEN_MONOTONIC_MS] = now_ms, monotonic_ms
 
     def idle_ms(self, cell: int, now_ms: int, monotonic_ms: int) -> int | None:
-        """For how long no consumer was there; None when none ever said so.
+        """For how long no consumer was there; None when none was ever seen.
 
         By the clock that says less: one that was set forward makes nobody look gone.
         """

@@ -71,7 +71,7 @@ class Positions:
                     cells.set_position(cell, end)
 
     def queues(self, topic: str) -> list[int]:
-        """The queues of a topic: those that it is said to have, and those that are there."""
+        """The queues of a topic: those that its configuration has, and those that are there."""
         known = self._store.topic(topic)
         count = 0 if known is None else known.read_queue_count
         return sorted({*range(count), *self._store.queues(topic)})

@@ -26,7 +26,7 @@ class Acknowledges(Protocol):
 
 
 class Processing:
-    """One message being processed. Entering tells whether it is the first time."""
+    """One message being processed. Entering returns whether it is the first time."""
 
     def __init__(self, consumer: Acknowledges, message: ReceivedMessage, session: Session) -> None:
         self._consumer, self._message, self._session = consumer, message, session

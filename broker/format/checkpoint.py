@@ -1,4 +1,4 @@
-"""The file `checkpoint`: how far the CommitLog and what is derived from it have surely reached the disk.
+"""The file `checkpoint`: how far the CommitLog and what is derived from it have reached the disk.
 
 4096 bytes: six longs, the rest zero. 3.0 knows only the first three. RocketMQ: StoreCheckpoint (5.5.0; 5.3.3).
 """

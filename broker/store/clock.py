@@ -33,7 +33,7 @@ class StoreClock:
         wall_ns: Callable[[], int] | None = None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`newest_ms` tells the store time of the newest record."""
+        """`newest_ms` returns the store time of the newest record."""
         self._newest_ms, self._monotonic_ns = newest_ms, monotonic_ns
         self._wall_ns = wall_ns or _wall_ns
         self._ahead_ns = 0  # by how much the largest time that was seen is ahead of the monotonic clock

@@ -216,7 +216,7 @@ class StoreWriter:
             self.syncer.wait_durable(end)
 
     def sync_now(self) -> None:
-        """Force everything that is published. Raises SyncFailed."""
+        """Flush everything that is published. Raises SyncFailed."""
         self.syncer.force_now()
 
     def checkpoint(self) -> None:

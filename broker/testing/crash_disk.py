@@ -15,14 +15,14 @@ What a power cut may take, and why that is fair:
 
 - A file's bytes are safe once `Map.sync` covered them or the file was flushed. Until then each block of 512 bytes is on
   its own: the disk holds what was last forced, or any later state that a step saw. A block is never half written, since
-  drives promise that much and no more. Forcing one range says nothing of the others, though today's Linux forces all.
+  drives promise that much and no more. Flushing one range says nothing of the others, though today's Linux flushes all.
 - Bytes stored through a map are seen at the next step, since the disk then compares every mapped file with what it saw
   before. What was stored and overwritten between two steps is never seen.
 - A file's size is safe once the file was flushed; until then it is an old one, a later one, or one between them. What a
   cut took may be there still, or be zeros.
 - A name is safe once its directory was synced: what was created, renamed, exchanged or removed in it. Until then each
   of these operations, alone and as a whole, is on disk or is not, whatever became of those before it. Forcing a file
-  does not force its name. A rename between two directories is never half done, since file systems keep a journal of
+  does not flush its name. A rename between two directories is never half done, since file systems keep a journal of
   names; it is safe when either directory was synced.
 - An fsync that failed (`fail_next_sync`) leaves its blocks as they were, un-synced, and the system takes them for
   clean: a later sync that succeeds does not save them. Only writing them again does.
@@ -56,7 +56,7 @@ class Crashed(BaseException):
 class CrashDisk(Disk):
     """Stands in for `Disk` on a directory of its own, and knows what of it a power cut would leave.
 
-    `steps` counts the calls so far that change or force something, `trace` names them.
+    `steps` counts the calls so far that change or flush something, `trace` names them.
     """
 
     background = False  # its steps are to come in the same order each time

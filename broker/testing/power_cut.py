@@ -1,6 +1,6 @@
 """What survives a power cut: the files and names of a disk, of each what is safe and what else may be found of it.
 
-The model behind `broker.testing.crash_disk.CrashDisk`, whose docstring tells its rules. It knows of bytes and names,
+The model behind `broker.testing.crash_disk.CrashDisk`, whose docstring has its rules. It knows of bytes and names,
 not of calls.
 """
 

@@ -55,7 +55,7 @@ class Waiting:
                 done(fault)
 
     def close(self) -> None:
-        """End the thread, when all who wait were told."""
+        """End the thread, after all waiting callers were notified."""
         with self._wake:
             self._closed = True
             thread = self._thread

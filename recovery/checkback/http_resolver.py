@@ -117,7 +117,7 @@ class HttpResolver:
             outcome = None
         if status >= 300 or outcome is None:
             return Answer(Outcome.UNKNOWN, f"{self._shown} answers {status} without a state")
-        return Answer(outcome, f"{self._shown} said {outcome.value}")
+        return Answer(outcome, f"{self._shown} answered {outcome.value}")
 
 
 def _refusal(status: int) -> str:

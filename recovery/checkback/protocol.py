@@ -52,7 +52,7 @@ _WORDS = {
 
 
 def meaning(answer: object) -> Outcome | None:
-    """What an application means by what it said; None when it means nothing."""
+    """The outcome that an answer of an application stands for; None for none."""
     if isinstance(answer, str):
         return _WORDS.get(answer.lower().strip())
     try:

@@ -82,8 +82,8 @@ class CallableResolver:
             return Answer(Outcome.UNKNOWN, f"{self._name} raised {type(error).__name__}: {error}"[:_WHY_SIZE])
         outcome = meaning(answer)
         if outcome is None:
-            return Answer(Outcome.UNKNOWN, f"{self._name} said {answer!r:.80}, which means nothing")
-        return Answer(outcome, f"{self._name} said {outcome.value}")
+            return Answer(Outcome.UNKNOWN, f"{self._name} answered {answer!r:.80}, which means nothing")
+        return Answer(outcome, f"{self._name} answered {outcome.value}")
 
 
 class Router:

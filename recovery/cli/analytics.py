@@ -37,7 +37,7 @@ def transactions(
         if spark is None:
             written = in_memory.write_transactions(store, out, now_ms, progress=progress)
         else:
-            StoreLocation(store).files()  # a wrong path is said before Spark starts
+            StoreLocation(store).files()  # a wrong path is reported before Spark starts
             session = sessions.session(spark)
             try:
                 written = jobs.write_transactions(session, store, out, now_ms=now_ms, progress=progress)

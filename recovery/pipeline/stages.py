@@ -121,7 +121,7 @@ def inspect_log(
         executor.close()
         splits = _unsplit(splits, misled)
     path = log.place.path
-    raise CorruptStore(f"{path}: its records could not be told apart. Run: checkback verify, without --spark")
+    raise CorruptStore(f"{path}: its records could not be distinguished. Run: checkback verify, without --spark")
 
 
 def join_transactions(executor: Executor, inspected: InspectedLog, context: JoinContext) -> list[PartitionResult]:

@@ -195,7 +195,7 @@ class IndexFiles:
         self.last_full_ms = self._header.end_timestamp_ms
 
     def finish(self) -> None:
-        """Write the last file's slots and header, and force it. Nothing can be added afterwards."""
+        """Write the last file's slots and header, and flush it. Nothing can be added afterwards."""
         before = self.last_full_ms
         full = self._map is not None and self._header.next_item >= self._items
         self._end()

@@ -55,7 +55,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _TRIES = 3
 _LEFT_OUT = {
     Generation.GAP: "prepared records of 3.1.5 to 4.2 have no slots: there is no state table to make",
-    Generation.MIXED: "the store holds transactions of several generations: their slots cannot be told apart",
+    Generation.MIXED: "the store holds transactions of several generations: their slots cannot be distinguished",
 }
 
 
@@ -77,7 +77,7 @@ def rebuild(
     """
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding
-    StoreFiles.open(text)  # a wrong path is said first
+    StoreFiles.open(text)  # a wrong path is reported first
     ours = read_store_file(disk, Paths(text)) is not None
     if not ours and not StoreFiles.open(text).commitlog_bytes:  # a broker that never stored a message
         return RebuildReport(text, Generation.NONE.label, 0, 0, 0, ())

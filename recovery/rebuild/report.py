@@ -43,7 +43,7 @@ class RebuildReport:
 
     @property
     def claimed_twice(self) -> str:
-        """What is said of slots that two halves in doubt claim; empty when there are none."""
+        """What is reported about slots that two halves in doubt claim; empty when there are none."""
         doubtful = [one for one in self.claims if one.lost_in_doubt or one.owner_in_doubt]
         if not doubtful:
             return ""

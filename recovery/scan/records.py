@@ -1,7 +1,7 @@
 """Records side by side: the fields of every record in a window of bytes, as NumPy and Arrow columns.
 
 `Records` is a window and the positions at which records begin in it. A column is decoded when it is first asked for,
-for all records at once; nothing here loops over records in Python but the CRCs. What a field means is said in
+for all records at once; nothing here loops over records in Python but the CRCs. What a field means is declared in
 `broker.format.commitlog`; this module only reads many of them at a time.
 """
 

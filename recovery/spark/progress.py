@@ -1,4 +1,4 @@
-"""How far Spark is, told from its status tracker; and a way to stop it."""
+"""How far Spark is, by its status tracker; and a way to stop it."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def rebuild_with(
     progress: Progress = _silent,
 ) -> RebuildReport:
     """Rebuild on a session of its own: what `checkback rebuild --spark MASTER` does. Raises SparkNotReady."""
-    StoreFiles.open(path)  # a wrong path is said before Spark starts
+    StoreFiles.open(path)  # a wrong path is reported before Spark starts
     spark = session(master)
     try:
         return rebuild(spark, path, apply=apply, broker_is_stopped=broker_is_stopped, progress=progress)

@@ -4,7 +4,7 @@
     spark.read.format("rocketmq-commitlog").option("table", "findings").load("shop.store")
     spark.readStream.format("rocketmq-commitlog").load("shop.store")
 
-Spark tells a Python source nothing about the columns that a query needs: give the schema with the columns that you
+Spark does not name to a Python source the columns that a query needs: give the schema with the columns that you
 want (`recovery.spark.scan(columns=...)` does), and no other is decoded. Options: docs/spark.md.
 """
 
@@ -29,7 +29,7 @@ class CommitLogSource(DataSource):
     def schema(self) -> StructType:
         """All columns, or the findings'."""
         settings = settings_of(self.options)
-        settings.place.files()  # a wrong path is said here, once, not by a task
+        settings.place.files()  # a wrong path is reported here, once, not by a task
         if settings.table == "findings":
             return findings_schema()
         return spark_schema()

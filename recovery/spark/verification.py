@@ -47,7 +47,7 @@ def verify(
 
 def verify_with(master: str, path: str, progress: Progress | None = None) -> Report:
     """Verify a store on a session of its own: what `checkback verify --spark MASTER` does. Raises SparkNotReady."""
-    StoreLocation(path).files()  # a wrong path is said before Spark starts
+    StoreLocation(path).files()  # a wrong path is reported before Spark starts
     spark = session(master)
     try:
         return verify(spark, path, progress=progress)

@@ -1,4 +1,4 @@
-"""The end of a verification: what the pass over the log told, and the comparisons, become one report.
+"""The end of a verification: what the pass over the log collected, and the comparisons, become one report.
 
 The local engine calls this with what it read itself; the pipeline with what its splits and partitions handed over.
 """
@@ -42,7 +42,7 @@ _OF_LATER = frozenset({"queue-orphan", "index-orphan", "redo-orphan"})
 
 @dataclass
 class LogFacts:
-    """What the pass over the log told."""
+    """What the pass over the log collected."""
 
     end_offset: int
     damages: list[Damage]

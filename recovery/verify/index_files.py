@@ -69,7 +69,7 @@ def open_index(
 ) -> list[IndexFileView]:
     """The index files that can be read, in order; a finding for each that cannot. Of a growing index the last grows.
 
-    `capacity` is the number of slots and items that a store of ours states; others are worked out from the contents.
+    `capacity` is the number of slots and of items that a store of ours states; others are worked out from the contents.
     """
     files: list[IndexFileView] = []
     for segment in segments:

@@ -82,7 +82,7 @@ class UnitsInfo:
 
     files: int
     size: int
-    used: int | None  # slots or units; None when that cannot be told
+    used: int | None  # slots or units; None when that is unknown
 
 
 @dataclass(frozen=True, slots=True)

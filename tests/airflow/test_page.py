@@ -77,7 +77,7 @@ def test_the_story_tells_of_checks(page: TestClient, tmp_path: Path) -> None:
     assert one["checks"] == 1
     steps = page.get(f"/checkback/api/stores/shop/transactions/{one['commitlog_offset']}").json()["steps"]
     assert steps[-1]["what"] == "asked 1 times"
-    assert "knows_nothing said unknown" in steps[-1]["last_answer"]
+    assert "knows_nothing answered unknown" in steps[-1]["last_answer"]
 
 
 def test_no_body_of_a_message_is_shown(page: TestClient, tmp_path: Path) -> None:

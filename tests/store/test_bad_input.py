@@ -45,7 +45,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 def test_a_folder_of_junk(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt", "c.txt", "d.txt", "e.txt"):
         (tmp_path / name).touch()
-    assert "it holds a.txt, b.txt, c.txt and 2 more. Give the folder" in sentence(tmp_path)
+    assert "it holds a.txt, b.txt, c.txt and 2 more. Give the directory" in sentence(tmp_path)
 
 
 def test_the_folder_above_and_the_folder_below(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_closed_store_needs_no_more_than_belief(tmp_path: Path) -> None:
     store.close()
     (tmp_path / "checkback" / "control").unlink()
     made = planned(tmp_path)
-    assert made.case.label == "closed"
+    assert made.case.label == "clean shutdown"
     assert not made.is_needed
     reopened(tmp_path)
     assert_right(tmp_path, 10, 10, 10)
@@ -259,7 +259,7 @@ def test_what_a_failed_forced_write_may_have_lost_is_written_again(tmp_path: Pat
     disk.fail_next_sync("store/commitlog/*")
     with pytest.raises(SyncFailed):
         store.append([half(6)])
-    with pytest.raises(StoreError, match="forced write"):
+    with pytest.raises(StoreError, match="fsync failed"):
         store.append([half(7)])
     store.close()
     assert seen(Path(path)).facts.poisoned

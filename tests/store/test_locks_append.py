@@ -175,7 +175,7 @@ def test_taken_twice_by_a_thread(lock: AppendLock) -> None:
     """A signal handler that sends in the middle of an append: an error, no dead end and no broken record."""
     other = AppendLock(lock.path)
     with lock:
-        with pytest.raises(StoreError, match="already inside of an append"), lock:
+        with pytest.raises(StoreError, match="already inside an append"), lock:
             pass
         assert not lock.try_acquire()
         assert not other.try_acquire()

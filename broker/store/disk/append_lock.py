@@ -39,7 +39,7 @@ class AppendLock:
         self._disk = disk or Disk()
         self._alone: Callable[[], bool] | None = None  # set while the file may stay locked
         self._kept = False  # the file is locked, and nobody is inside
-        self._threads = threading.RLock()  # knows its owner, so that what an interrupt left can be told
+        self._threads = threading.RLock()  # knows its owner, so that what an interrupt left can be detected
         self._held = False
         self._flock_now = flock_keeping_gil()
         self._descriptor = self._disk.open_lock(path)

@@ -10,7 +10,7 @@ delete a segment at any moment, and a map would then kill us with SIGBUS. A proc
 it, of files that were allocated in full.
 
 What the writing side does is on disk when it returns, names included, unless `durable=False` says that the caller will
-force it later or can do without.
+flush it later or can do without.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def flock_keeping_gil() -> Callable[[int, int], int]:
 
 
 def flock_holder(path: str) -> int | None:
-    """The process that took the flock of a file, where the system tells; it may have passed it on by a fork."""
+    """The process that took the flock of a file, where the system reports it; it may have passed it on by a fork."""
     try:
         file = f":{os.stat(path).st_ino} "
         with open("/proc/locks", encoding="ascii") as locks:

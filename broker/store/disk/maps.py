@@ -39,7 +39,7 @@ class Map:
         return f"<Map {self.path!r}, {self.size} bytes>"
 
     def sync(self, start: int = 0, stop: int | None = None) -> None:
-        """Force bytes start … stop - 1 to the disk; more may go with them. Raises SyncFailed.
+        """Flush bytes start … stop - 1 to the disk; more may go with them. Raises SyncFailed.
 
         By fdatasync, whatever the range: it writes what is dirty, which behind a log's tail is the same, and takes as
         long as msync. But Python's msync (`mmap.flush`) stops every thread of the process until the disk is done.

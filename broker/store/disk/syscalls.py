@@ -85,7 +85,7 @@ class Calls:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # this file system forces no directories: its names are durable at once
+            if error.errno != errno.EINVAL:  # this file system makes names durable at once
                 raise sync_failed(error, path) from error
         finally:
             os.close(descriptor)

@@ -2,7 +2,7 @@
 
     every 20 ms     the append and sync locks are let go, if a process that is alone with the store kept them
                     the log is read ahead of a process that appends fast: its pages are ready when it comes to them
-                    what was appended and not forced becomes durable, so that consumers see it   (modes each, group)
+                    what was appended and not flushed becomes durable, so that consumers see it   (modes each, group)
     every second    the log is flushed                                                             (mode os)
                     a lower bound of what is durable is put on disk: STORE/checkback/durable
     when due        the next segment is made before the log needs it

@@ -93,7 +93,7 @@ class Index:
 
     def __init__(self, folder: StoreDirectory) -> None:
         self._folder = folder
-        self._counts: tuple[int, int] | None = None  # of the last file that told: usually those of all
+        self._counts: tuple[int, int] | None = None  # of the last file that was complete: usually those of all
         layout = read_layout(folder.disk, folder.paths)  # of a store of ours nothing has to be worked out
         self._capacity = (layout.index_slots, layout.index_items) if layout is not None else None
 
@@ -152,9 +152,9 @@ def work_out(
 ) -> IndexFile:
     """An index file of `size` bytes with its numbers of slots and items: those that its newest item confirms.
 
-    `said` are those of the store's own layout, which hold where they fit: the contents of a file that is being written
-    lead astray. `given` are those of another file, which are tried first. Where none is confirmed, as in a damaged
-    file, it is the most likely. Reads an item, a slot and the end of what is used, never the whole file. Raises
+    `capacity` is that of the store's own layout, which hold where they fit: the contents of a file that is being
+    written lead astray. `given` are those of another file, which are tried first. Where none is confirmed, as in a
+    damaged file, it is the most likely. Reads an item, a slot and the end of what is used, never the whole file. Raises
     CorruptRecord when no numbers fit.
     """
     if capacity is not None and file_size(*capacity) == size:

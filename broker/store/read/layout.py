@@ -28,7 +28,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class StoreLayout:
-    """File sizes of a new store, `StoreLayout.default()` unless told otherwise. Name the fields: all are integers.
+    """File sizes of a new store, `StoreLayout.default()` unless another is given. Name the fields: all are integers.
 
     Raises BrokerError for sizes that no store can have. The names in brackets are the settings of RocketMQ 5.3.3 with
     which it opens such a store; `tranStateTableMapedFileSize`, `tranRedoLogMapedFileSize` are those of 3.1.4.

@@ -35,7 +35,7 @@ class Owner(enum.Enum):
 
 
 class Ending(enum.Enum):
-    """How the last writer left, as the file abort tells."""
+    """How the last writer left, by the file abort."""
 
     CLOSED = "closed"
     OPEN = "not closed"

@@ -62,7 +62,7 @@ def _free_name(disk: Disk, path: str) -> str:
 
 
 def cut_log(disk: Disk, paths: Paths, tail: Tail, segment_bytes: int) -> None:
-    """Clear everything behind the log's end, and force it."""
+    """Clear everything behind the log's end, and flush it."""
     log = LogReader(disk, paths.commitlog, segment_bytes)
     queue = MappedQueue(disk, paths.commitlog, segment_bytes)
     try:
@@ -77,7 +77,7 @@ def cut_log(disk: Disk, paths: Paths, tail: Tail, segment_bytes: int) -> None:
 def write_again(disk: Disk, paths: Paths, start: int, segment_bytes: int) -> None:
     """Put a fresh copy in place of each segment that holds bytes from `start` on.
 
-    After an fsync failed, the system takes pages for clean that never reached the disk: forcing them again proves
+    After an fsync failed, the system takes pages for clean that never reached the disk: another fsync proves
     nothing, and storing the same bytes may not make them dirty. A new file is written from the first byte.
     """
     log = LogReader(disk, paths.commitlog, segment_bytes)

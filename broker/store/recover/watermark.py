@@ -106,7 +106,7 @@ class _Page:
 
 
 def read_watermark(path: str, disk: Disk, *, while_written: bool = False) -> Watermark | None:
-    """The watermark of a store; None for one that is not ours, or whose control page tells nothing about it as it is.
+    """The watermark of a store; None for one that is not ours, or whose control page does not describe it as it is.
 
     `while_written` takes the store for one that is being written, whatever it looks like.
     """

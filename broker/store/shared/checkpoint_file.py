@@ -1,4 +1,4 @@
-"""Our checkpoint: up to where the derived files were surely on disk, and what was in doubt then.
+"""Our checkpoint: up to where the derived files were on disk, and what was in doubt then.
 
     STORE/checkback/checkpoint    a line with the CRC of the rest, then JSON
     STORE/checkback/durable       the same, around one number: the log below it was flushed (a lower bound, a second

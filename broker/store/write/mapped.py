@@ -69,7 +69,7 @@ class MappedQueue:
         return bytes(view[at : at + size])
 
     def sync(self, start: int, stop: int) -> None:
-        """Force [start, stop) to disk. Raises SyncFailed, and Missing when a file is not there that should be."""
+        """Flush [start, stop) to disk. Raises SyncFailed, and Missing when a file is not there that should be."""
         while start < stop:
             base = start - start % self.file_size
             end = min(stop, base + self.file_size)

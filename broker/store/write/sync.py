@@ -1,7 +1,7 @@
 """Flush what was appended to the disk: one fsync for all that wait, across threads and processes.
 
 Of the threads that need the log durable one leads: it takes the sync lock, which keeps the leaders of other processes
-out, and forces everything that is published by then, its own records and everybody else's. The others sleep. When it
+out, and flushes everything that is published by then, its own records and those of others. The others sleep. When it
 is done, all whose records are durable go on at once, and one of the rest leads. A record that another process forced
 meanwhile needs nothing more: the durable offset is a word of the control page.
 
@@ -71,7 +71,7 @@ class Syncer:
     def _lead(self, commitlog_offset: int) -> None:
         try:
             with self.lock:
-                if self._words[_DURABLE] < commitlog_offset:  # else the leader of another process has forced it
+                if self._words[_DURABLE] < commitlog_offset:  # else the leader of another process has flushed it
                     self._force()
         finally:
             self._hand_over()
@@ -126,7 +126,7 @@ class Syncer:
         words[_DURABLE] = stop
 
     def force_now(self) -> None:
-        """Force everything that is published."""
+        """Flush everything that is published."""
         self.wait_durable(self._words[_TAIL])
 
     def close(self) -> None:

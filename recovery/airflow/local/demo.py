@@ -46,4 +46,4 @@ class Sale:
         if self._process is None or self._process.poll() is None:
             return ""
         with open(self._output, encoding="utf-8", errors="replace") as file:
-            return file.read().strip() or f"the demo ended with code {self._process.returncode} and said nothing"
+            return file.read().strip() or f"the demo ended with code {self._process.returncode} and printed nothing"

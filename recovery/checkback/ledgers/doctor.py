@@ -47,7 +47,7 @@ class LedgerCheck:
 
 @dataclass(frozen=True, slots=True)
 class LedgerChange:
-    """What a person said of a ledger, and what it changed."""
+    """What an operator decided about a ledger, and what it changed."""
 
     binding_id: str
     before: str

@@ -4,7 +4,7 @@
 
 What must agree: the row that binds the store and the database to each other, the database that it was made in, what
 the store remembers of it, and the newest transactions that the store knows as committed: their rows must be there. The
-last is the mark. The store's own slots are it, so it needs no keeping, and it rises with each transaction. It tells a
+last is the mark. The store's own slots are it, so it needs no keeping, and it rises with each transaction. It detects a
 backup that was put back, a standby that took over without the last rows, and a copy of a whole server, whose identity
 is the same, by what they lack.
 """

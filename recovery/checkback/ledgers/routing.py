@@ -24,7 +24,7 @@ class Ledgers:
 
     def __init__(self, ledgers: Sequence[LedgerResolver]) -> None:
         self._ledgers = list(ledgers)
-        self._of: dict[str, LedgerResolver] = {}  # by binding, as the databases said
+        self._of: dict[str, LedgerResolver] = {}  # by binding, as read from the databases
 
     def __repr__(self) -> str:
         return ", ".join(map(repr, self._ledgers))
