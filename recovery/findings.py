@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 FINDINGS_LISTED = 100_000  # more are counted, not listed: memory stays bounded on a store that is all damage
@@ -212,8 +213,9 @@ class Report:
     def first(self, count: int) -> list[dict[str, Any]]:
         """At most so many findings, those that nothing explains before the others."""
         unexplained = self.findings.unexplained
-        rest = [finding for finding in self.findings if finding not in unexplained] if len(unexplained) < count else []
-        return [finding.as_json() for finding in [*unexplained, *rest][:count]]
+        known = {id(finding) for finding in unexplained}
+        rest = (finding for finding in self.findings if id(finding) not in known)
+        return [finding.as_json() for finding in islice(chain(unexplained, rest), count)]
 
     def as_json(self) -> dict[str, Any]:
         answer: dict[str, Any] = {

@@ -28,6 +28,7 @@ from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.transactions.tracker import TransactionTracker
 from recovery.verify.index_files import open_index
+from recovery.verify.kinds.batch_queues import offsets_of
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -161,6 +162,8 @@ class _InfoReader:
                 continue
             except StoreError as error:
                 self._damaged("queue", Paths(self._files.path).queue(topic, queue_id), error)
+        for topic, queue_id in sorted(self._files.batch_queues()):
+            yield QueueInfo(topic, queue_id, *offsets_of(self._files.batch_units(topic, queue_id)))
 
     def _groups(self, queues: list[QueueInfo]) -> list[GroupInfo]:
         ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}

@@ -22,6 +22,7 @@ from broker.format.index import IndexHeader, IndexItem
 from recovery.verify.verifier import verify
 from recovery.views.figures import survey
 from recovery.views.html_report import html_report
+from recovery.views.info import look
 from tests.cli.command import command
 from tests.spark.inline import comparable, verify_inline
 
@@ -111,6 +112,12 @@ def test_a_damaged_unit_of_a_batch_queue_is_found(store: Callable[[str], Path]) 
             _flip(queue, number * 7 * BatchUnit.SIZE + at)
     shutil.rmtree(path / "batchconsumequeue")
     assert verify(path).findings.counts["queue-missing"] == 30
+
+
+def test_info_lists_batch_queues(store: Callable[[str], Path]) -> None:
+    info = look(store("rocketmq-5.3.3-batches"))
+    queues = {(one.topic, one.queue_id): (one.min_offset, one.max_offset) for one in info.queues}
+    assert queues["Bat", 0] == queues["Bat", 1] == (0, 33)
 
 
 def test_a_damaged_light_queue_is_found(store: Callable[[str], Path]) -> None:

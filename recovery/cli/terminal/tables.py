@@ -81,7 +81,8 @@ def _verdict(report: Report) -> str:
 def _findings(report: Report, limit: int | None) -> Iterator[Shown]:
     yield from _causes(report)
     grouped = defaultdict(list)
-    listed = [finding for finding in report.findings.unexplained if _cause_key(finding) not in _listed_causes(report)]
+    shown = {_cause_key(cause) for cause in report.causes}
+    listed = [finding for finding in report.findings.unexplained if _cause_key(finding) not in shown]
     for finding in listed[:limit]:
         grouped[finding.kind].append(finding)
     for kind in KINDS:
@@ -101,10 +102,6 @@ def _findings(report: Report, limit: int | None) -> Iterator[Shown]:
 
 def _cause_key(one: Finding | Cause) -> tuple[str, int, str]:
     return one.kind, one.commitlog_offset, one.file
-
-
-def _listed_causes(report: Report) -> set[tuple[str, int, str]]:
-    return {_cause_key(cause) for cause in report.causes}
 
 
 def _unexplained(report: Report, *, with_causes: bool = False) -> Counter[str]:

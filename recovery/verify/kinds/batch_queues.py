@@ -199,6 +199,15 @@ def _used(units: UnitFile) -> int:
     return int(low)
 
 
+def offsets_of(units: UnitFile) -> tuple[int, int]:
+    """The queue offsets of the first message and of the one that comes next."""
+    used = _used(units)
+    if used <= units.begin:
+        return 0, 0
+    last = units.read(used - 1, 1)[0]
+    return int(units.read(units.begin, 1)["queue_offset"][0]), int(last["queue_offset"]) + int(last["count"])
+
+
 def _first_from(units: UnitFile, commitlog_offset: int, stop: int) -> int:
     """The first unit of a record at or behind an offset; a damaged one may lead astray."""
     low, high = units.begin, stop
