@@ -18,6 +18,8 @@ LAYERS: dict[str, set[str]] = {
     "broker.errors": set(),
     "broker.format": {"broker.errors"},
     "broker.message": {"broker.errors", "broker.format"},
+    "broker.remoting": {"broker.errors", "broker.format"},
+    "broker.filtering": {"broker.errors", "broker.format"},
     "broker.store": {"broker.errors", "broker.format", "broker.message"},
     "broker.transaction": {"broker.errors", "broker.format", "broker.message", "broker.store"},
     "broker": {"broker"},
@@ -77,6 +79,7 @@ VERBS = {
 OUTSIDE = {
     "struct": {
         "broker.format": "every layout is declared there, once",
+        "broker.remoting.command": "the head of a frame",
         "broker.store.write.queue_offsets": "our own file, in native words",
         "broker.store.write.control": "our own file, in native words",
         "broker.store.write.pending_record": "patches single fields of a record under the append lock",
@@ -141,7 +144,7 @@ PURE = {
     "importlib", "io", "ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct", "types",
     "typing", "zlib",
 }  # fmt: skip
-PURE_ROOMS = {"broker.format", "recovery.checkback.policy"}
+PURE_ROOMS = {"broker.filtering", "broker.format", "broker.remoting", "recovery.checkback.policy"}
 
 
 LAYERED = [module for module in product() if under(module.name, set(LAYERS))]
