@@ -50,6 +50,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "salvage": (REPAIR, "Copy what is readable into a new store."),
     "transactions": (ANALYSE, "Write one Parquet row for each transaction."),
     "report": (ANALYSE, "Write a verification as one HTML page."),
+    "serve": (RUN, "Serve a store to RocketMQ clients in any language."),
     "up": (RUN, "Start Airflow with all DAGs on this machine."),
     "demo": (RUN, "Run a flash sale whose processes are killed at random."),
 }

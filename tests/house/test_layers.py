@@ -60,7 +60,7 @@ NOT_YET_CIRCLES: set[tuple[str, str]] = {
         (module, "broker.live")
         for module in (
             "broker.consumer", "broker.consuming.consumer_worker", "broker.consuming.leases",
-            "broker.consuming.positions", "broker.consuming.reading", "broker.consuming.schedule",
+            "broker.consuming.leftovers", "broker.consuming.positions", "broker.consuming.reading", "broker.consuming.schedule",
             "broker.consuming.subscriptions", "broker.consuming.unread", "broker.producer", "broker.retainer",
         )
     ),
@@ -72,7 +72,7 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.up",
+    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.serve", "recovery.cli.up",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
