@@ -52,7 +52,7 @@ class Wire(NamedTuple):
     short: str = ""
 
 
-class _Field(NamedTuple):
+class _HeaderField(NamedTuple):
     name: str
     wire: str
     short: str
@@ -97,24 +97,24 @@ class Header:
         return found
 
 
-_known: dict[type[Header], tuple[_Field, ...]] = {}
+_known: dict[type[Header], tuple[_HeaderField, ...]] = {}
 
 
-def _fields(kind: type[Header]) -> tuple[_Field, ...]:
+def _fields(kind: type[Header]) -> tuple[_HeaderField, ...]:
     known = _known.get(kind)
     if known is None:
         known = _known[kind] = _declared(kind)
     return known
 
 
-def _declared(kind: Any) -> tuple[_Field, ...]:
+def _declared(kind: Any) -> tuple[_HeaderField, ...]:
     hints, found = get_type_hints(kind, include_extras=True), []
     for one in dataclasses.fields(kind):
         hint = hints[one.name]
         options = [hint, *getattr(hint, "__args__", ())]  # `text | None` is a union
         parse, *names = next(option.__metadata__ for option in options if hasattr(option, "__metadata__"))
         named = names[0] if names else Wire()
-        found.append(_Field(one.name, named.name or _camel(one.name), named.short, parse, one.default))
+        found.append(_HeaderField(one.name, named.name or _camel(one.name), named.short, parse, one.default))
     return tuple(found)
 
 

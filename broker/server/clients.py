@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,16 +19,24 @@ LOCK_S = 60.0  # RocketMQ: rocketmq.broker.rebalance.lockMaxLiveTime
 CLUSTERING = "CLUSTERING"
 
 
+Answer = Callable[["RemotingCommand | None"], None]
+
+
 class Peer(Protocol):
     """A connection, as far as those who notify it need to know."""
 
     address: str  # HOST:PORT of the client
+    host: str
+    is_closed: bool
 
     def notify(self, command: RemotingCommand) -> None:
-        """Send a request of our own; any thread may."""
+        """Send a request of ours that needs no answer; any thread may."""
 
-    @property
-    def is_closed(self) -> bool: ...
+    def answered(self, request: RemotingCommand, answer: RemotingCommand | None) -> None:
+        """A request is done."""
+
+    def ask(self, command: RemotingCommand, answer: Answer, timeout_s: float) -> None:
+        """Send a request of ours; `answer` gets the response, None when none comes in time."""
 
 
 @dataclass(slots=True)

@@ -11,16 +11,14 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from broker.errors import ProtocolError
 from broker.remoting import command as remoting
 from broker.remoting.command import ONEWAY, RemotingCommand
 from broker.remoting.frames import FrameSplitter
+from broker.server.settings import ServerSettings
 from broker.server.tls import HANDSHAKE, TlsLayer
-
-if TYPE_CHECKING:
-    from broker.server.running import Server
 
 UNANSWERED_MAX = 1024  # requests of one connection; more are not read until some are answered
 UNSENT_BYTES_MAX = 64 << 20  # answers that the peer does not read; then the connection is closed
@@ -31,10 +29,28 @@ _WRITE_HIGH = 4 << 20
 log = logging.getLogger("broker.server")
 
 
+class ConnectionOwner(Protocol):
+    """What a connection needs of its server."""
+
+    held_bytes: int  # unfinished frames of all connections
+    tls: ssl.SSLContext | None
+
+    @property
+    def settings(self) -> ServerSettings: ...
+
+    def admits(self, connection: Connection) -> bool: ...
+
+    def left(self, connection: Connection) -> None: ...
+
+    def handle(self, connection: Connection, command: RemotingCommand) -> None: ...
+
+    def held_pulls(self, connection: Connection) -> int: ...
+
+
 class Connection(asyncio.Protocol):
     """The server's end of a client's connection. All of it runs in the event loop but `notify`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ConnectionOwner) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._splitter = FrameSplitter()
@@ -201,7 +217,7 @@ class Connection(asyncio.Protocol):
         """Read on, or not."""
         if self._transport is None or self._transport.is_closing():
             return
-        wanted = self._is_choked or self._unanswered >= UNANSWERED_MAX + self._server.held.count_of(self)
+        wanted = self._is_choked or self._unanswered >= UNANSWERED_MAX + self._server.held_pulls(self)
         if wanted != self._is_paused:
             self._is_paused = wanted
             (self._transport.pause_reading if wanted else self._transport.resume_reading)()

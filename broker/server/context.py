@@ -10,7 +10,7 @@ from broker.format.java import Host
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.server.acl import Account
-from broker.server.clients import Clients
+from broker.server.clients import Clients, Peer
 from broker.server.counters import Counters
 from broker.server.group_file import GroupFile
 from broker.server.group_positions import GroupPositions
@@ -18,7 +18,6 @@ from broker.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
-    from broker.server.connection import Connection
 
 
 class Refused(BrokerError):
@@ -29,11 +28,11 @@ class Refused(BrokerError):
         self.code = code
 
 
-class Call(NamedTuple):
+class Request(NamedTuple):
     """A request, who sent it, and in whose name."""
 
     command: RemotingCommand
-    connection: Connection
+    connection: Peer
     account: Account | None
 
     def answer(

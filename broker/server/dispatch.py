@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from broker.errors import BrokerError, MessageRejected, NotPermitted, ProtocolError, StoreFull
 from broker.remoting.bodies import decode_heartbeat
@@ -16,11 +16,9 @@ from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.server import acl
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.clients import Peer
+from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests import admin, ends, naming, presence, pulls, queues, relay, sends, stats, tuning
-
-if TYPE_CHECKING:
-    from broker.server.connection import Connection
 
 log = logging.getLogger("broker.server")
 
@@ -45,7 +43,7 @@ class Level(enum.Enum):
 class Route(NamedTuple):
     """One request code."""
 
-    handler: Callable[[ServerContext, Call], Any]
+    handler: Callable[[ServerContext, Request], Any]
     lane: Lane = Lane.READ
     level: Level = Level.OPEN
     right: str = ""  # PUB or SUB at the topic, SUB at the group, that the fields name
@@ -128,8 +126,8 @@ ROUTES: dict[int, Route] = {
 
 
 def admitted(
-    context: ServerContext, control: acl.AccessControl | None, connection: Connection, command: RemotingCommand
-) -> tuple[Route, Call]:
+    context: ServerContext, control: acl.AccessControl | None, connection: Peer, command: RemotingCommand
+) -> tuple[Route, Request]:
     """What answers a request, once it is sure that its sender may ask. Raises Refused, ProtocolError."""
     route = ROUTES.get(command.code)
     if route is None:
@@ -145,7 +143,7 @@ def admitted(
         except acl.Denied as error:
             raise Refused(ResponseCode.NO_PERMISSION, str(error)) from None
         _check_rights(route, command, account)
-    return route, Call(command, connection, account)
+    return route, Request(command, connection, account)
 
 
 def _check_rights(route: Route, command: RemotingCommand, account: acl.Account | None) -> None:

@@ -23,9 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from broker.consuming.leftovers import Leftovers
 from broker.consuming.membership import Membership
 from broker.consuming.offset_export import SCHEDULE_GROUP
+from broker.consuming.reading import Leftovers
 from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError, StoreError
 from broker.format.topics import SCHEDULE_TOPIC
@@ -34,7 +34,7 @@ from broker.remoting.command import RemotingCommand
 from broker.server.acl import AccessControl
 from broker.server.clients import Clients
 from broker.server.connection import Connection
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import Counters
 from broker.server.dispatch import Lane, admitted, refusal
 from broker.server.group_file import GroupFile
@@ -168,33 +168,37 @@ class Server:
         for group, peers in self.context.clients.drop(connection):
             self.context.notify_members(group, peers)
 
+    def held_pulls(self, connection: Connection) -> int:
+        """How many pulls of a connection wait."""
+        return self.held.count_of(connection)
+
     def handle(self, connection: Connection, command: RemotingCommand) -> None:
         """Work on a request, in the thread of its kind."""
         self._working += 1
-        call = Call(command, connection, None)
+        request = Request(command, connection, None)
         try:
             if self._is_stopping.is_set():
                 raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the server stops")
             if self._working > WAITING_MAX:
                 raise Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD] too many requests wait")
-            route, call = admitted(self.context, self._control, connection, command)
-            work = _bound(route.handler, self.context, call)
+            route, request = admitted(self.context, self._control, connection, command)
+            work = _bound(route.handler, self.context, request)
             if route.lane is Lane.LOOP:
-                self._finish(call, work())
+                self._finish(request, work())
             elif route.lane is Lane.STORE:
-                self._store_thread.submit(work, lambda result: self._finish(call, result))
+                self._store_thread.submit(work, lambda result: self._finish(request, result))
             else:
-                self._submit(self._group_thread if route.lane is Lane.GROUP else self._readers, work, call)
+                self._submit(self._group_thread if route.lane is Lane.GROUP else self._readers, work, request)
         except Exception as error:  # noqa: BLE001 - it is the answer to this request
-            self._finish(call, error)
+            self._finish(request, error)
 
-    def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], Any], call: Call) -> None:
+    def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], Any], request: Request) -> None:
         def run() -> None:
             try:
                 result = work()
             except Exception as error:  # noqa: BLE001 - it is the answer to this request
                 result = error
-            self._deliver([(lambda value: self._finish(call, value), result)])
+            self._deliver([(lambda value: self._finish(request, value), result)])
 
         threads.submit(run)
 
@@ -208,28 +212,26 @@ class Server:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(deliver)
 
-    def _finish(self, call: Call, result: Any) -> None:
+    def _finish(self, request: Request, result: Any) -> None:
         """Answer a request, or let it wait for something else."""
         if isinstance(result, Held):
-            if not self._is_stopping.is_set() and not call.connection.is_closed and self.held.hold(result):
+            if not self._is_stopping.is_set() and not request.connection.is_closed and self.held.hold(result):
                 self._working -= 1
                 return None
             result.until_s = 0.0
             return self._look_again(result, counted=True)
         if isinstance(result, Passed):
-            peer = result.peer
-            assert isinstance(peer, Connection)
-            peer.ask(result.command, lambda response: self._finish(call, result.answer(response)), TIMEOUT_S)
+            result.peer.ask(result.command, lambda response: self._finish(request, result.answer(response)), TIMEOUT_S)
             return None
         self._working -= 1
-        answer = refusal(call.command, result) if isinstance(result, BaseException) else result
-        call.connection.answered(call.command, answer)
+        answer = refusal(request.command, result) if isinstance(result, BaseException) else result
+        request.connection.answered(request.command, answer)
         return None
 
     def _look_again(self, held: Held, *, counted: bool = False) -> None:
         if not counted:
             self._working += 1
-        self._submit(self._readers, lambda: look(self.context, held), held.call)
+        self._submit(self._readers, lambda: look(self.context, held), held.request)
 
     # The other threads
 
@@ -285,8 +287,10 @@ class Server:
         self.close()
 
 
-def _bound(handler: Callable[[ServerContext, Call], Any], context: ServerContext, call: Call) -> Callable[[], Any]:
-    return lambda: handler(context, call)
+def _bound(
+    handler: Callable[[ServerContext, Request], Any], context: ServerContext, request: Request
+) -> Callable[[], Any]:
+    return lambda: handler(context, request)
 
 
 def start(store: LiveStore, settings: ServerSettings, resolver: Resolver | None = None) -> Server:

@@ -10,52 +10,60 @@ import typer
 
 from recovery.cli.shared import Store, examples, listing
 
+Listen = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The IPv4 address and port to listen on; port 0 takes a free one.")
+]
+Advertise = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The address that clients reach, if it is another one.")
+]
+Sync = Annotated[
+    str, typer.Option(metavar="MODE", help="What a send waits for: each, group (an fsync for many), or os.")
+]
+Acl = Annotated[str | None, typer.Option(metavar="FILE", help="Accounts and rights, in the format of plain_acl.yml.")]
+Certificate = Annotated[
+    str | None, typer.Option("--cert", metavar="FILE", help="A certificate (PEM): TLS on the same port.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Listen beyond this machine without an ACL: everyone may do everything.")
+]
+Admin = Annotated[
+    bool, typer.Option("--admin", help="Also answer requests that change the broker or reach into clients.")
+]
+AutoCreate = Annotated[
+    bool | None,
+    typer.Option(
+        "--auto-create/--no-auto-create", help="Whether a first message makes its topic; by default only on loopback."
+    ),
+]
+Sql92 = Annotated[bool, typer.Option("--sql92/--no-sql92", help="Whether consumers may select by SQL expressions.")]
+CheckEvery = Annotated[float, typer.Option("--check-every", metavar="S", help="Seconds between rounds of check-back.")]
+CheckAfter = Annotated[
+    float, typer.Option("--check-after", metavar="S", help="Age of a half message that is checked, in seconds.")
+]
+CheckMax = Annotated[int, typer.Option(metavar="N", help="Checks of one half message, before it is parked.")]
+Levels = Annotated[str, typer.Option(metavar="TEXT", help="The 18 delay levels, like RocketMQ's messageDelayLevel.")]
+
 
 def serve(
     store: Store,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The IPv4 address and port to listen on; port 0 takes a free one.")
-    ] = "127.0.0.1:10911",
-    advertise: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The address that clients reach, if it is another one.")
-    ] = "",
-    sync: Annotated[
-        str, typer.Option(metavar="MODE", help="What a send waits for: each, group (an fsync for many), or os.")
-    ] = "group",
+    listen: Listen = "127.0.0.1:10911",
+    advertise: Advertise = "",
+    sync: Sync = "group",
     create: Annotated[bool, typer.Option("--create", help="Make the store if there is none at the path.")] = False,
-    acl: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Accounts and rights, in the format of plain_acl.yml.")
-    ] = None,
-    certificate: Annotated[
-        str | None, typer.Option("--cert", metavar="FILE", help="A certificate (PEM): TLS on the same port.")
-    ] = None,
+    acl: Acl = None,
+    certificate: Certificate = None,
     private_key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")] = None,
     tls_only: Annotated[bool, typer.Option("--tls-only", help="Refuse clients that do not speak TLS.")] = False,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this machine without an ACL: everyone may do everything.")
-    ] = False,
-    admin: Annotated[
-        bool, typer.Option("--admin", help="Also answer requests that change the broker or reach into clients.")
-    ] = False,
-    auto_create: Annotated[
-        bool | None,
-        typer.Option("--auto-create/--no-auto-create", help="Whether a first message makes its topic; only locally."),
-    ] = None,
-    sql92: Annotated[
-        bool, typer.Option("--sql92/--no-sql92", help="Whether consumers may select by SQL expressions.")
-    ] = True,
+    insecure: Insecure = False,
+    admin: Admin = False,
+    auto_create: AutoCreate = None,
+    sql92: Sql92 = True,
     broker_name: Annotated[str, typer.Option(metavar="NAME", help="The name of the broker.")] = "broker-a",
     cluster: Annotated[str, typer.Option(metavar="NAME", help="The name of its cluster.")] = "DefaultCluster",
-    check_interval_s: Annotated[
-        float, typer.Option("--check-every", metavar="S", help="Seconds between rounds of check-back.")
-    ] = 30.0,
-    transaction_timeout_s: Annotated[
-        float, typer.Option("--check-after", metavar="S", help="Age of a half message that is checked, in seconds.")
-    ] = 6.0,
-    check_max: Annotated[int, typer.Option(metavar="N", help="Checks of one half message, before it is parked.")] = 15,
-    delay_levels: Annotated[
-        str, typer.Option(metavar="TEXT", help="The 18 delay levels, such as messageDelayLevel of RocketMQ.")
-    ] = "",
+    check_interval_s: CheckEvery = 30.0,
+    transaction_timeout_s: CheckAfter = 6.0,
+    check_max: CheckMax = 15,
+    delay_levels: Levels = "",
     connections_max: Annotated[int, typer.Option("--connections", metavar="N", help="Connections at a time.")] = 1000,
     seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
 ) -> None:

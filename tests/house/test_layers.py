@@ -60,7 +60,7 @@ NOT_YET_CIRCLES: set[tuple[str, str]] = {
         (module, "broker.live")
         for module in (
             "broker.consumer", "broker.consuming.consumer_worker", "broker.consuming.leases",
-            "broker.consuming.leftovers", "broker.consuming.positions", "broker.consuming.reading", "broker.consuming.schedule",
+            "broker.consuming.positions", "broker.consuming.reading", "broker.consuming.schedule",
             "broker.consuming.subscriptions", "broker.consuming.unread", "broker.producer", "broker.retainer",
         )
     ),

@@ -122,6 +122,7 @@ def test_a_batch_of_the_go_client() -> None:
 def test_fastjson_writes_integer_keys_and_object_keys() -> None:
     queue = bodies.MessageQueue("t", 0).as_json("b")
     table = {"brokerAddrs": {0: "h:1"}, "offsetTable": fastjson.ObjectMap([(queue, {"maxOffset": 2})]), "x": [True]}
-    text = '{"brokerAddrs":{0:"h:1"},"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:{"maxOffset":2}},"x":[true]}'
+    key = '{"brokerName":"b","queueId":0,"topic":"t"}'
+    text = '{"brokerAddrs":{0:"h:1"},"offsetTable":{' + key + ':{"maxOffset":2}},"x":[true]}'
     assert fastjson.dumps(table).decode() == text
     assert fastjson.dumps({0: 1}, quote_numbers=True) == b'{"0":1}'

@@ -23,15 +23,15 @@ from broker.remoting.bodies import MessageQueue
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import ObjectMap, dumps, loads_object
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.naming import topic_names, topic_of
 from broker.server.requests.queues import queue_range
 from broker.server.requests.stats import queues_of
 
 
-def create_topic(context: ServerContext, call: Call) -> RemotingCommand:
+def create_topic(context: ServerContext, request: Request) -> RemotingCommand:
     """UPDATE_AND_CREATE_TOPIC. Read and write queues are as many as the larger number says."""
-    header = CreateTopicRequestHeader.decode(call.command.ext)
+    header = CreateTopicRequestHeader.decode(request.command.ext)
     if is_system_topic(header.topic):
         raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{header.topic}] is conflict with system topic.")
     context.store.create_topic(
@@ -40,7 +40,7 @@ def create_topic(context: ServerContext, call: Call) -> RemotingCommand:
         message_type=_message_type(header.attributes or ""),
         perm=header.perm,
     )
-    return call.answer()
+    return request.answer()
 
 
 def _message_type(attributes: str) -> str:
@@ -52,28 +52,28 @@ def _message_type(attributes: str) -> str:
     return ""
 
 
-def delete_topic(context: ServerContext, call: Call) -> RemotingCommand:
+def delete_topic(context: ServerContext, request: Request) -> RemotingCommand:
     """DELETE_TOPIC_IN_BROKER: the topic's configuration goes. Its messages stay in the log until retention."""
-    header = TopicRequestHeader.decode(call.command.ext)
+    header = TopicRequestHeader.decode(request.command.ext)
     if is_system_topic(header.topic) and header.topic != AUTO_CREATE_TOPIC:
         raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{header.topic}] is conflict with system topic.")
     context.store.delete_topic(header.topic)
-    return call.answer()
+    return request.answer()
 
 
-def get_topic_config(context: ServerContext, call: Call) -> RemotingCommand:
-    header = TopicRequestHeader.decode(call.command.ext)
+def get_topic_config(context: ServerContext, request: Request) -> RemotingCommand:
+    header = TopicRequestHeader.decode(request.command.ext)
     found = topic_of(context, header.topic)
     if found is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic}")
-    return call.answer(body=dumps(config_json(found)))
+    return request.answer(body=dumps(config_json(found)))
 
 
-def get_all_topics(context: ServerContext, call: Call) -> RemotingCommand:
+def get_all_topics(context: ServerContext, request: Request) -> RemotingCommand:
     held = context.store.topic_configs()
     named = ((name, topic_of(context, name)) for name in topic_names(context))
     table = {name: config_json(one) for name, one in named if isinstance(one, TopicConfig)}
-    return call.answer(body=dumps({"topicConfigTable": table, "dataVersion": _version(held.version)}))
+    return request.answer(body=dumps({"topicConfigTable": table, "dataVersion": _version(held.version)}))
 
 
 def _version(version: Any) -> dict[str, int]:
@@ -83,49 +83,49 @@ def _version(version: Any) -> dict[str, int]:
 # Groups
 
 
-def put_group(context: ServerContext, call: Call) -> RemotingCommand:
+def put_group(context: ServerContext, request: Request) -> RemotingCommand:
     """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
-    root = loads_object(call.command.body)
+    root = loads_object(request.command.body)
     name = root.get("groupName")
     if not isinstance(name, str):
         raise ProtocolError("the group has no groupName")
     group = subscription_group_of(name, root)
     context.groups.put(group)
-    return call.answer()
+    return request.answer()
 
 
-def delete_group(context: ServerContext, call: Call) -> RemotingCommand:
-    header = DeleteSubscriptionGroupRequestHeader.decode(call.command.ext)
+def delete_group(context: ServerContext, request: Request) -> RemotingCommand:
+    header = DeleteSubscriptionGroupRequestHeader.decode(request.command.ext)
     context.groups.remove(header.group_name)
     if header.clean_offset:
         context.positions.forget(header.group_name)
-    return call.answer()
+    return request.answer()
 
 
-def get_all_groups(context: ServerContext, call: Call) -> RemotingCommand:
+def get_all_groups(context: ServerContext, request: Request) -> RemotingCommand:
     held = context.groups.all()
     table = {name: config_json(group) for name, group in held.groups.items()}
     body = {"subscriptionGroupTable": table, "forbiddenTable": {}, "dataVersion": _version(held.version)}
-    return call.answer(body=dumps(body))
+    return request.answer(body=dumps(body))
 
 
-def get_group(context: ServerContext, call: Call) -> RemotingCommand:
-    header = GroupRequestHeader.decode(call.command.ext)
+def get_group(context: ServerContext, request: Request) -> RemotingCommand:
+    header = GroupRequestHeader.decode(request.command.ext)
     found = context.groups.get(header.group)
     if found is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {header.group}")
-    return call.answer(body=dumps(config_json(found)))
+    return request.answer(body=dumps(config_json(found)))
 
 
 # Positions
 
 
-def reset_offsets(context: ServerContext, call: Call) -> RemotingCommand:
+def reset_offsets(context: ServerContext, request: Request) -> RemotingCommand:
     """INVOKE_BROKER_TO_RESET_OFFSET: the group goes on from a time, or from an offset of one queue.
 
     Connected clients hear of it with their next pull, as with RocketMQ's useServerSideResetOffset.
     """
-    header = ResetOffsetRequestHeader.decode(call.command.ext)
+    header = ResetOffsetRequestHeader.decode(request.command.ext)
     store = context.store
     if store.topic(header.topic) is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"the topic[{header.topic}] does not exist")
@@ -148,13 +148,13 @@ def reset_offsets(context: ServerContext, call: Call) -> RemotingCommand:
             context.positions.reset(header.group, header.topic, queue_id, position, is_online=online)
         queue = MessageQueue(header.topic, queue_id).as_json(context.settings.broker_name)
         placed.append((queue, position))
-    return call.answer(body=dumps({"offsetTable": ObjectMap(placed)}))
+    return request.answer(body=dumps({"offsetTable": ObjectMap(placed)}))
 
 
-def clone_positions(context: ServerContext, call: Call) -> RemotingCommand:
-    header = CloneGroupOffsetRequestHeader.decode(call.command.ext)
+def clone_positions(context: ServerContext, request: Request) -> RemotingCommand:
+    header = CloneGroupOffsetRequestHeader.decode(request.command.ext)
     context.groups.ensure(header.dest_group)
     for (topic, queue_id), position in context.positions.of_group(header.src_group).items():
         if header.topic in (None, "", topic) and topic != retry_topic(header.src_group):
             context.positions.commit(header.dest_group, topic, queue_id, position)
-    return call.answer()
+    return request.answer()

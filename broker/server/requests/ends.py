@@ -23,7 +23,7 @@ from broker.message import ReceivedMessage
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.message_headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.context import Refused, Request, ServerContext
 from broker.transaction.rounds import is_due
 from broker.transaction.service import Half, HalfReference, LocalTransactionState
 
@@ -33,9 +33,9 @@ Resolver = Callable[[Half, ReceivedMessage], LocalTransactionState]
 log = logging.getLogger("broker.server")
 
 
-def end_transaction(context: ServerContext, call: Call) -> RemotingCommand | None:
+def end_transaction(context: ServerContext, request: Request) -> RemotingCommand | None:
     """END_TRANSACTION; a producer that does not know gets no answer, as with RocketMQ."""
-    header = EndTransactionRequestHeader.decode(call.command.ext)
+    header = EndTransactionRequestHeader.decode(request.command.ext)
     if header.commit_or_rollback not in (COMMIT, ROLLBACK):
         return None
     reference = HalfReference(header.commit_log_offset, header.tran_state_table_offset, header.producer_group)
@@ -46,10 +46,10 @@ def end_transaction(context: ServerContext, call: Call) -> RemotingCommand | Non
     try:
         decide(reference, extra_properties=extra)
     except TransactionError as error:
-        log.warning("%s: END_TRANSACTION of %s: %s", call.connection.address, header.producer_group, error)
+        log.warning("%s: END_TRANSACTION of %s: %s", request.connection.address, header.producer_group, error)
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
     context.checks.pop(header.commit_log_offset, None)
-    return call.answer()
+    return request.answer()
 
 
 class ProducerChecks:

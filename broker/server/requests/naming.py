@@ -18,7 +18,7 @@ from broker.remoting.admin_headers import (
 from broker.remoting.codes import VERSION_STANDARD_JSON, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import dumps
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.sends import AUTO_CREATE_QUEUES
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
@@ -26,9 +26,9 @@ _VALUES_MAX, _VALUE_SIZE_MAX = 10_000, 64 << 10
 _FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
-def get_route(context: ServerContext, call: Call) -> RemotingCommand:
+def get_route(context: ServerContext, request: Request) -> RemotingCommand:
     """Where a topic is. Clients before 4.9.4 read integer keys without quotes only, later ones only with."""
-    header = TopicRequestHeader.decode(call.command.ext)
+    header = TopicRequestHeader.decode(request.command.ext)
     topic = topic_of(context, header.topic)
     if topic is None:
         text = f"No topic route info in name server for the topic: {header.topic}\n{_FAQ}"
@@ -42,8 +42,8 @@ def get_route(context: ServerContext, call: Call) -> RemotingCommand:
     order = context.properties.get(ORDER_NAMESPACE, {}).get(header.topic)
     if order is not None:
         route["orderTopicConf"] = order
-    quoted = header.accept_standard_json_only or call.command.version >= VERSION_STANDARD_JSON
-    return call.answer(body=dumps(route, quote_numbers=quoted))
+    quoted = header.accept_standard_json_only or request.command.version >= VERSION_STANDARD_JSON
+    return request.answer(body=dumps(route, quote_numbers=quoted))
 
 
 def topic_of(context: ServerContext, name: str) -> TopicConfig | None:
@@ -64,11 +64,11 @@ def _broker(context: ServerContext) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def get_cluster(context: ServerContext, call: Call) -> RemotingCommand:
+def get_cluster(context: ServerContext, request: Request) -> RemotingCommand:
     """Quirk: the integer keys of this answer have no quotes, whatever the client's version."""
     name, cluster = context.settings.broker_name, context.settings.cluster
     table = {"brokerAddrTable": {name: _broker(context)}, "clusterAddrTable": {cluster: [name]}}
-    return call.answer(body=dumps(table))
+    return request.answer(body=dumps(table))
 
 
 def topic_names(context: ServerContext) -> list[str]:
@@ -78,70 +78,70 @@ def topic_names(context: ServerContext) -> list[str]:
     return sorted(names)
 
 
-def get_topics(context: ServerContext, call: Call) -> RemotingCommand:
-    return call.answer(body=dumps({"topicList": topic_names(context)}))
+def get_topics(context: ServerContext, request: Request) -> RemotingCommand:
+    return request.answer(body=dumps({"topicList": topic_names(context)}))
 
 
-def get_topics_by_cluster(context: ServerContext, call: Call) -> RemotingCommand:
-    header = ClusterRequestHeader.decode(call.command.ext)
+def get_topics_by_cluster(context: ServerContext, request: Request) -> RemotingCommand:
+    header = ClusterRequestHeader.decode(request.command.ext)
     is_ours = header.cluster == context.settings.cluster
-    return call.answer(body=dumps({"topicList": topic_names(context) if is_ours else []}))
+    return request.answer(body=dumps({"topicList": topic_names(context) if is_ours else []}))
 
 
-def get_system_topics(context: ServerContext, call: Call) -> RemotingCommand:
+def get_system_topics(context: ServerContext, request: Request) -> RemotingCommand:
     there = [name for name in topic_names(context) if name in SYSTEM_TOPICS]
-    return call.answer(body=dumps({"topicList": there, "brokerAddr": context.address}))
+    return request.answer(body=dumps({"topicList": there, "brokerAddr": context.address}))
 
 
-def delete_topic(_context: ServerContext, call: Call) -> RemotingCommand:
+def delete_topic(_context: ServerContext, request: Request) -> RemotingCommand:
     """Nothing to do: the broker beside it has done it."""
-    TopicRequestHeader.decode(call.command.ext)
-    return call.answer()
+    TopicRequestHeader.decode(request.command.ext)
+    return request.answer()
 
 
-def put_value(context: ServerContext, call: Call) -> RemotingCommand:
-    header = KvConfigRequestHeader.decode(call.command.ext)
+def put_value(context: ServerContext, request: Request) -> RemotingCommand:
+    header = KvConfigRequestHeader.decode(request.command.ext)
     count = sum(map(len, context.properties.values()))
     if count >= _VALUES_MAX or len(header.value or "") > _VALUE_SIZE_MAX:
         raise Refused(ResponseCode.SYSTEM_ERROR, "the name server's table is full, or the value too large")
     context.properties.setdefault(header.namespace, {})[header.key] = header.value or ""
-    return call.answer()
+    return request.answer()
 
 
-def get_value(context: ServerContext, call: Call) -> RemotingCommand:
-    header = KvConfigRequestHeader.decode(call.command.ext)
+def get_value(context: ServerContext, request: Request) -> RemotingCommand:
+    header = KvConfigRequestHeader.decode(request.command.ext)
     value = context.properties.get(header.namespace, {}).get(header.key)
     if value is None:
         text = f"No config item, Namespace: {header.namespace} Key: {header.key}"
-        return call.command.answer(ResponseCode.QUERY_NOT_FOUND, text)
-    return call.answer({"value": value})
+        return request.command.answer(ResponseCode.QUERY_NOT_FOUND, text)
+    return request.answer({"value": value})
 
 
-def delete_value(context: ServerContext, call: Call) -> RemotingCommand:
-    header = KvConfigRequestHeader.decode(call.command.ext)
+def delete_value(context: ServerContext, request: Request) -> RemotingCommand:
+    header = KvConfigRequestHeader.decode(request.command.ext)
     context.properties.get(header.namespace, {}).pop(header.key, None)
-    return call.answer()
+    return request.answer()
 
 
-def get_values(context: ServerContext, call: Call) -> RemotingCommand:
-    header = NamespaceRequestHeader.decode(call.command.ext)
+def get_values(context: ServerContext, request: Request) -> RemotingCommand:
+    header = NamespaceRequestHeader.decode(request.command.ext)
     table = context.properties.get(header.namespace)
     if table is None:
         text = f"No config item, Namespace: {header.namespace}"
-        return call.command.answer(ResponseCode.QUERY_NOT_FOUND, text)
-    return call.answer(body=dumps({"table": table}))
+        return request.command.answer(ResponseCode.QUERY_NOT_FOUND, text)
+    return request.answer(body=dumps({"table": table}))
 
 
-def wipe_write_perm(context: ServerContext, call: Call) -> RemotingCommand:
+def wipe_write_perm(context: ServerContext, request: Request) -> RemotingCommand:
     context.is_wiped = True
-    return call.answer({"wipeTopicCount": str(len(topic_names(context)))})
+    return request.answer({"wipeTopicCount": str(len(topic_names(context)))})
 
 
-def add_write_perm(context: ServerContext, call: Call) -> RemotingCommand:
+def add_write_perm(context: ServerContext, request: Request) -> RemotingCommand:
     context.is_wiped = False
-    return call.answer({"addTopicCount": str(len(topic_names(context)))})
+    return request.answer({"addTopicCount": str(len(topic_names(context)))})
 
 
-def get_name_server_config(context: ServerContext, call: Call) -> RemotingCommand:
+def get_name_server_config(context: ServerContext, request: Request) -> RemotingCommand:
     _, port = context.address.rsplit(":", 1)
-    return call.answer(body=f"listenPort={port}\nproductEnvName=center\nclusterTest=false\n".encode())
+    return request.answer(body=f"listenPort={port}\nproductEnvName=center\nclusterTest=false\n".encode())

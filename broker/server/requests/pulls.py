@@ -30,7 +30,7 @@ from broker.remoting.message_headers import (
     PullMessageRequestHeader,
     PullMessageResponseHeader,
 )
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.queues import queue_range
 from broker.server.requests.records import read_records
 
@@ -69,22 +69,22 @@ class Found(NamedTuple):
 class Held:
     """A pull that waits."""
 
-    call: Call
+    request: Request
     header: PullMessageRequestHeader
     wanted: Wanted
     until_s: float  # by the monotonic clock
     seen_end: int
 
 
-def pull_message(context: ServerContext, call: Call) -> RemotingCommand | Held:
+def pull_message(context: ServerContext, request: Request) -> RemotingCommand | Held:
     """PULL_MESSAGE and LITE_PULL_MESSAGE."""
-    header = PullMessageRequestHeader.decode(call.command.ext)
+    header = PullMessageRequestHeader.decode(request.command.ext)
     _check(context, header)
     wanted = _wanted(context, header)
     if header.sys_flag & PULL_COMMIT and header.commit_offset >= 0:
         context.positions.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
     hold_s = min(header.suspend_timeout_ms / 1000, _HOLD_MAX_S) if header.sys_flag & PULL_SUSPEND else 0.0
-    return look(context, Held(call, header, wanted, time.monotonic() + max(hold_s, 0.0), -1))
+    return look(context, Held(request, header, wanted, time.monotonic() + max(hold_s, 0.0), -1))
 
 
 def look(context: ServerContext, held: Held) -> RemotingCommand | Held:
@@ -111,7 +111,7 @@ def _answer(context: ServerContext, held: Held, found: Found, first: int, end: i
     if found.records:
         count = len(found.records)
         context.counters.add("GROUP_GET_NUMS", f"{header.topic}@{header.consumer_group}", count)
-    return held.call.command.answer(code, found.status, ext, b"".join(found.records))
+    return held.request.command.answer(code, found.status, ext, b"".join(found.records))
 
 
 def _fetch(context: ServerContext, held: Held, first: int, end: int) -> Found:
@@ -224,7 +224,7 @@ class HeldPulls:
         if len(self) >= HELD_MAX:
             return False
         self._queues[held.header.topic, held.header.queue_id].append(held)
-        self._counts[held.call.connection] += 1
+        self._counts[held.request.connection] += 1
         self._readable = -1  # what came while it was looked at
         return True
 
@@ -251,7 +251,7 @@ class HeldPulls:
         waiting.remove(held)
         if not waiting:
             del self._queues[name]
-        connection = held.call.connection
+        connection = held.request.connection
         self._counts[connection] -= 1
         if not self._counts[connection]:
             del self._counts[connection]
@@ -262,7 +262,7 @@ class HeldPulls:
         """A connection is gone."""
         if self._counts[connection]:
             for name, waiting in list(self._queues.items()):
-                self._queues[name] = [held for held in waiting if held.call.connection is not connection]
+                self._queues[name] = [held for held in waiting if held.request.connection is not connection]
                 if not self._queues[name]:
                     del self._queues[name]
         del self._counts[connection]

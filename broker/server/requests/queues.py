@@ -25,7 +25,7 @@ from broker.remoting.message_headers import (
     UpdateConsumerOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.records import as_sent
 
 if TYPE_CHECKING:
@@ -55,34 +55,34 @@ def _is_beyond(queue: ConsumeQueue, queue_offset: int, readable: int) -> bool:
     return unit is None or unit.commitlog_offset + unit.size > readable
 
 
-def _offset_answer(call: Call, queue_offset: int) -> RemotingCommand:
-    return call.answer(QueueOffsetResponseHeader(queue_offset).encode())
+def _offset_answer(request: Request, queue_offset: int) -> RemotingCommand:
+    return request.answer(QueueOffsetResponseHeader(queue_offset).encode())
 
 
-def get_max_offset(context: ServerContext, call: Call) -> RemotingCommand:
-    header = QueueRequestHeader.decode(call.command.ext)
-    return _offset_answer(call, queue_range(context.store, header.topic, header.queue_id)[1])
+def get_max_offset(context: ServerContext, request: Request) -> RemotingCommand:
+    header = QueueRequestHeader.decode(request.command.ext)
+    return _offset_answer(request, queue_range(context.store, header.topic, header.queue_id)[1])
 
 
-def get_min_offset(context: ServerContext, call: Call) -> RemotingCommand:
-    header = QueueRequestHeader.decode(call.command.ext)
-    return _offset_answer(call, queue_range(context.store, header.topic, header.queue_id)[0])
+def get_min_offset(context: ServerContext, request: Request) -> RemotingCommand:
+    header = QueueRequestHeader.decode(request.command.ext)
+    return _offset_answer(request, queue_range(context.store, header.topic, header.queue_id)[0])
 
 
-def search_offset(context: ServerContext, call: Call) -> RemotingCommand:
+def search_offset(context: ServerContext, request: Request) -> RemotingCommand:
     """The first message at or after a time; after all of them the end of the queue."""
-    header = SearchOffsetRequestHeader.decode(call.command.ext)
+    header = SearchOffsetRequestHeader.decode(request.command.ext)
     found = context.store.offset_at_time(header.topic, header.queue_id, header.timestamp_ms)
     if header.boundary_type == "UPPER":
         first, end = queue_range(context.store, header.topic, header.queue_id)
         found = context.store.offset_at_time(header.topic, header.queue_id, header.timestamp_ms + 1)
         found = max(first, min(found, end) - 1)
-    return _offset_answer(call, found)
+    return _offset_answer(request, found)
 
 
-def get_earliest_store_time(context: ServerContext, call: Call) -> RemotingCommand:
-    header = QueueRequestHeader.decode(call.command.ext)
-    return call.answer(
+def get_earliest_store_time(context: ServerContext, request: Request) -> RemotingCommand:
+    header = QueueRequestHeader.decode(request.command.ext)
+    return request.answer(
         GetEarliestMsgStoretimeResponseHeader(stored_ms(context.store, header.topic, header.queue_id, 0)).encode()
     )
 
@@ -101,20 +101,20 @@ def stored_ms(store: LiveStore, topic: str, queue_id: int, queue_offset: int) ->
 # Positions
 
 
-def query_consumer_offset(context: ServerContext, call: Call) -> RemotingCommand:
+def query_consumer_offset(context: ServerContext, request: Request) -> RemotingCommand:
     """Where a group goes on. One that is new to a young queue begins at 0, whatever it would like."""
-    header = QueryConsumerOffsetRequestHeader.decode(call.command.ext)
+    header = QueryConsumerOffsetRequestHeader.decode(request.command.ext)
     held = context.positions.get(header.consumer_group, header.topic, header.queue_id)
     if held is not None:
-        return _offset_answer(call, held)
+        return _offset_answer(request, held)
     first, _ = queue_range(context.store, header.topic, header.queue_id)
     if first == 0 and header.set_zero_if_not_found:
-        return _offset_answer(call, 0)
-    return call.command.answer(ResponseCode.QUERY_NOT_FOUND, _NOT_FOUND)
+        return _offset_answer(request, 0)
+    return request.command.answer(ResponseCode.QUERY_NOT_FOUND, _NOT_FOUND)
 
 
-def update_consumer_offset(context: ServerContext, call: Call) -> RemotingCommand:
-    header = UpdateConsumerOffsetRequestHeader.decode(call.command.ext)
+def update_consumer_offset(context: ServerContext, request: Request) -> RemotingCommand:
+    header = UpdateConsumerOffsetRequestHeader.decode(request.command.ext)
     if context.groups.get(header.consumer_group) is None:
         text = f"Group {header.consumer_group} not exist!"
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, text)
@@ -124,24 +124,24 @@ def update_consumer_offset(context: ServerContext, call: Call) -> RemotingComman
     if not 0 <= header.queue_id < max(topic.read_queue_count, topic.write_queue_count):
         raise Refused(ResponseCode.INVALID_PARAMETER, f"queueId {header.queue_id} of {header.topic} does not exist")
     context.positions.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-    return call.answer()
+    return request.answer()
 
 
 # Records
 
 
-def view_message(context: ServerContext, call: Call) -> RemotingCommand:
+def view_message(context: ServerContext, request: Request) -> RemotingCommand:
     """One record by its place, which stands in its offset message id."""
-    header = ViewMessageRequestHeader.decode(call.command.ext)
+    header = ViewMessageRequestHeader.decode(request.command.ext)
     raw = _raw(context, header.commitlog_offset)
     if raw is None:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.commitlog_offset}")
-    return call.answer(body=raw)
+    return request.answer(body=raw)
 
 
-def query_message(context: ServerContext, call: Call) -> RemotingCommand:
+def query_message(context: ServerContext, request: Request) -> RemotingCommand:
     """The records that the index has for a key, newest first."""
-    header = QueryMessageRequestHeader.decode(call.command.ext)
+    header = QueryMessageRequestHeader.decode(request.command.ext)
     store, topic = context.store, header.topic
     end_ms = min(header.end_timestamp_ms, (1 << 62) - 1) + 1
     if header.is_unique_key:
@@ -155,9 +155,9 @@ def query_message(context: ServerContext, call: Call) -> RemotingCommand:
     if not raws:
         ext = QueryMessageResponseHeader(0, 0).encode()
         text = "can not find message, maybe time range not correct"
-        return call.command.answer(ResponseCode.QUERY_NOT_FOUND, text, ext)
+        return request.command.answer(ResponseCode.QUERY_NOT_FOUND, text, ext)
     newest = max(one.store_timestamp_ms for one in found)
-    return call.answer(QueryMessageResponseHeader(newest, max(offsets)).encode(), b"".join(raws))
+    return request.answer(QueryMessageResponseHeader(newest, max(offsets)).encode(), b"".join(raws))
 
 
 def _raw(context: ServerContext, commitlog_offset: int) -> bytes | None:
@@ -170,9 +170,9 @@ def _raw(context: ServerContext, commitlog_offset: int) -> bytes | None:
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
 
 
-def query_consume_queue(context: ServerContext, call: Call) -> RemotingCommand:
+def query_consume_queue(context: ServerContext, request: Request) -> RemotingCommand:
     """Units of a queue."""
-    header = QueryConsumeQueueRequestHeader.decode(call.command.ext)
+    header = QueryConsumeQueueRequestHeader.decode(request.command.ext)
     first, end = queue_range(context.store, header.topic, header.queue_id)
     queue = context.store.consumequeues.queue(header.topic, header.queue_id)
     start = max(header.index, first)
@@ -181,4 +181,4 @@ def query_consume_queue(context: ServerContext, call: Call) -> RemotingCommand:
         {"eval": False, "physicOffset": u.commitlog_offset, "physicSize": u.size, "tagsCode": u.tags_code}
         for u in units
     ]
-    return call.answer(body=dumps({"maxQueueIndex": end, "minQueueIndex": first, "queueData": data}))
+    return request.answer(body=dumps({"maxQueueIndex": end, "minQueueIndex": first, "queueData": data}))

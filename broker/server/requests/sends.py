@@ -32,7 +32,7 @@ from broker.remoting.message_headers import (
     SendMessageRequestHeader,
     SendMessageResponseHeader,
 )
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.context import Refused, Request, ServerContext
 from broker.server.store_thread import Stored
 from broker.store.write.compose import Origin
 from broker.store.write.uniquekey import new_unique_key
@@ -43,7 +43,7 @@ _SHORT = {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCo
 _ADDED = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 
-class _Sent(NamedTuple):
+class _Incoming(NamedTuple):
     """A message on its way into the log."""
 
     header: SendMessageRequestHeader
@@ -53,16 +53,16 @@ class _Sent(NamedTuple):
     origin: Origin
 
 
-def send_message(context: ServerContext, call: Call) -> Stored:
+def send_message(context: ServerContext, request: Request) -> Stored:
     """SEND_MESSAGE and its V2."""
-    sent = _admitted(context, call)
-    check_body(call.command.body)
+    sent = _admitted(context, request)
+    check_body(request.command.body)
     properties = sent.properties
     unique_key = properties.setdefault(names.UNIQ_KEY, new_unique_key(sent.origin.born_timestamp_ms))
     if properties.get(names.TRAN_MSG) == "true":
-        return _half(context, call, sent)
+        return _half(context, request, sent)
     made = context.store.append(
-        Message(sent.topic, call.command.body),
+        Message(sent.topic, request.command.body),
         queue_id=sent.queue_id,
         extra_properties=properties,
         origin=sent.origin,
@@ -71,10 +71,10 @@ def send_message(context: ServerContext, call: Call) -> Stored:
     message_id = encode_message_id(context.host, made.commitlog_offset)
     context.counters.add("TOPIC_PUT_NUMS", sent.topic)
     answer = SendMessageResponseHeader(message_id, sent.queue_id, made.queue_offset, unique_key)
-    return Stored(call.answer({**answer.encode(), **_ADDED}), made.end)
+    return Stored(request.answer({**answer.encode(), **_ADDED}), made.end)
 
 
-def _half(context: ServerContext, call: Call, sent: _Sent) -> Stored:
+def _half(context: ServerContext, request: Request, sent: _Incoming) -> Stored:
     """A half message: its queue offset in the answer is its slot, by which its end finds it."""
     properties = sent.properties
     group = properties.setdefault(names.PGROUP, sent.header.producer_group)
@@ -84,7 +84,7 @@ def _half(context: ServerContext, call: Call, sent: _Sent) -> Stored:
     }  # fmt: skip
     properties.pop(names.DELAY, None)  # as with RocketMQ: a level of a transactional message counts for nothing
     half = context.store.transactions.prepare(
-        Message(sent.topic, call.command.body),
+        Message(sent.topic, request.command.body),
         group,
         queue_id=sent.queue_id,
         extra_properties=properties,
@@ -93,13 +93,13 @@ def _half(context: ServerContext, call: Call, sent: _Sent) -> Stored:
     )
     context.counters.add("TOPIC_PUT_NUMS", sent.topic)
     answer = SendMessageResponseHeader(half.message_id, sent.queue_id, half.slot, half.unique_key)
-    return Stored(call.answer({**answer.encode(), **_ADDED}), half.end)
+    return Stored(request.answer({**answer.encode(), **_ADDED}), half.end)
 
 
-def send_batch(context: ServerContext, call: Call) -> Stored:
+def send_batch(context: ServerContext, request: Request) -> Stored:
     """SEND_BATCH_MESSAGE: all of the messages or none, side by side in one queue."""
-    sent = _admitted(context, call)
-    batched = decode_batch(call.command.body)
+    sent = _admitted(context, request)
+    batched = decode_batch(request.command.body)
     for one in batched:
         check_body(one.body)
     flags = {one.flag for one in batched}
@@ -114,12 +114,12 @@ def send_batch(context: ServerContext, call: Call) -> Stored:
     ids = ",".join(encode_message_id(context.host, one.commitlog_offset) for one in made)
     unique_key = sent.properties.get(names.UNIQ_KEY)
     answer = SendMessageResponseHeader(ids, sent.queue_id, made[0].queue_offset, unique_key)
-    return Stored(call.answer({**answer.encode(), **_ADDED}), made[-1].end)
+    return Stored(request.answer({**answer.encode(), **_ADDED}), made[-1].end)
 
 
-def send_back(context: ServerContext, call: Call) -> Stored:
+def send_back(context: ServerContext, request: Request) -> Stored:
     """CONSUMER_SEND_MSG_BACK: a message comes again later, or goes to the dead letters of the group."""
-    header = ConsumerSendMsgBackRequestHeader.decode(call.command.ext)
+    header = ConsumerSendMsgBackRequestHeader.decode(request.command.ext)
     config = context.groups.get(header.group)
     if config is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}")
@@ -128,13 +128,13 @@ def send_back(context: ServerContext, call: Call) -> Stored:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.commitlog_offset}")
     retries_max = config.retry_max_times
     said = header.max_reconsume_times
-    if call.command.version >= VERSION_MAX_RECONSUME and said is not None and said >= 0:
+    if request.command.version >= VERSION_MAX_RECONSUME and said is not None and said >= 0:
         retries_max = said
     made = sent_back(record, header.group, delay_level=header.delay_level or None, retries_max=retries_max)
     for topic in (made.topic, retry_topic(header.group)):
         ensure_topic(context, topic)
     (placed,) = context.store.writer.append([made], wait=False)
-    return Stored(call.answer(), placed.end)
+    return Stored(request.answer(), placed.end)
 
 
 def ensure_topic(context: ServerContext, topic: str) -> None:
@@ -145,9 +145,9 @@ def ensure_topic(context: ServerContext, topic: str) -> None:
         context.store.create_topic(topic, queues=queues, message_type="")
 
 
-def _admitted(context: ServerContext, call: Call) -> _Sent:
+def _admitted(context: ServerContext, request: Request) -> _Incoming:
     """The message of a request, once its topic and queue are there."""
-    command = call.command
+    command = request.command
     header = SendMessageRequestHeader.decode(command.ext, short=command.code in _SHORT)
     raw = (header.properties or "").encode()
     if len(raw) > names.SIZE_MAX:
@@ -159,11 +159,11 @@ def _admitted(context: ServerContext, call: Call) -> _Sent:
         queue_id = random.randrange(config.write_queue_count)
     if queue_id >= max(config.read_queue_count, config.write_queue_count):
         text = f"request queueId[{queue_id}] is illegal, {topic} has {config.write_queue_count} queues"
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"{text}, producer: {call.connection.address}")
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"{text}, producer: {request.connection.address}")
     origin = Origin(
-        header.born_timestamp_ms, _host(call), context.host, header.flag, header.sys_flag, header.reconsume_times
+        header.born_timestamp_ms, _host(request), context.host, header.flag, header.sys_flag, header.reconsume_times
     )
-    return _Sent(header, topic, min(queue_id, config.write_queue_count - 1), properties, origin)
+    return _Incoming(header, topic, min(queue_id, config.write_queue_count - 1), properties, origin)
 
 
 def _stored(context: ServerContext, properties: Mapping[str, str]) -> dict[str, str]:
@@ -231,9 +231,9 @@ def check_body(body: bytes) -> None:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, text)
 
 
-def _host(call: Call) -> Host:
+def _host(request: Request) -> Host:
     """The client's address as records hold it."""
     try:
-        return Host.parse(call.connection.address)
+        return Host.parse(request.connection.address)
     except ValueError:
         return Host(bytes(4), 0)

@@ -23,7 +23,7 @@ from broker.remoting.bodies import MessageQueue
 from broker.remoting.codes import VERSION, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import ObjectMap, dumps
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.queues import queue_range, stored_ms
 
 PUT, GET = "TOPIC_PUT_NUMS", "GROUP_GET_NUMS"
@@ -35,8 +35,8 @@ def queues_of(context: ServerContext, topic: str) -> list[int]:
     return context.positions.table.queues(topic)
 
 
-def get_topic_stats(context: ServerContext, call: Call) -> RemotingCommand:
-    topic = TopicRequestHeader.decode(call.command.ext).topic
+def get_topic_stats(context: ServerContext, request: Request) -> RemotingCommand:
+    topic = TopicRequestHeader.decode(request.command.ext).topic
     if context.store.topic(topic) is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
     table = []
@@ -46,22 +46,22 @@ def get_topic_stats(context: ServerContext, call: Call) -> RemotingCommand:
         stats = {"lastUpdateTimestamp": updated, "maxOffset": end, "minOffset": first}
         table.append((_queue(context, topic, queue_id), stats))
     rate = context.counters.recent(PUT, topic)[1]
-    return call.answer(body=dumps({"offsetTable": ObjectMap(table), "topicPutTps": round(rate, 2)}))
+    return request.answer(body=dumps({"offsetTable": ObjectMap(table), "topicPutTps": round(rate, 2)}))
 
 
 def _queue(context: ServerContext, topic: str, queue_id: int) -> dict[str, Any]:
     return MessageQueue(topic, queue_id).as_json(context.settings.broker_name)
 
 
-def get_consume_stats(context: ServerContext, call: Call) -> RemotingCommand:
-    header = GetConsumeStatsRequestHeader.decode(call.command.ext)
+def get_consume_stats(context: ServerContext, request: Request) -> RemotingCommand:
+    header = GetConsumeStatsRequestHeader.decode(request.command.ext)
     topics = {header.topic} if header.topic else _topics_of(context, header.consumer_group)
     table: list[tuple[dict[str, Any], dict[str, int]]] = []
     rate = 0.0
     for topic in sorted(topics):
         table += _lags(context, header.consumer_group, topic)
         rate += context.counters.recent(GET, f"{topic}@{header.consumer_group}")[1]
-    return call.answer(body=dumps({"consumeTps": round(rate, 2), "offsetTable": ObjectMap(table)}))
+    return request.answer(body=dumps({"consumeTps": round(rate, 2), "offsetTable": ObjectMap(table)}))
 
 
 def _topics_of(context: ServerContext, group: str) -> set[str]:
@@ -84,38 +84,38 @@ def _lags(context: ServerContext, group: str, topic: str) -> list[tuple[dict[str
     return found
 
 
-def get_broker_consume_stats(context: ServerContext, call: Call) -> RemotingCommand:
+def get_broker_consume_stats(context: ServerContext, request: Request) -> RemotingCommand:
     """Every group, and how far it is in each of its topics."""
     groups = []
     for group in sorted(context.groups.all().groups):
         lags = [(topic, _lags(context, group, topic)) for topic in sorted(_topics_of(context, group))]
         groups.append({group: [{"consumeTps": 0.0, "offsetTable": ObjectMap(table)} for _, table in lags if table]})
-    return call.answer(body=dumps({"brokerAddr": context.address, "consumeStatsList": groups}))
+    return request.answer(body=dumps({"brokerAddr": context.address, "consumeStatsList": groups}))
 
 
-def query_groups_of_topic(context: ServerContext, call: Call) -> RemotingCommand:
-    topic = TopicRequestHeader.decode(call.command.ext).topic
+def query_groups_of_topic(context: ServerContext, request: Request) -> RemotingCommand:
+    topic = TopicRequestHeader.decode(request.command.ext).topic
     online = {group for group, topics in context.clients.clustered().items() if topic in topics}
     groups = {name for name in online | context.positions.groups_at(topic) if name != SCHEDULE_GROUP}
-    return call.answer(body=dumps({"groupList": sorted(groups)}))
+    return request.answer(body=dumps({"groupList": sorted(groups)}))
 
 
-def query_topics_of_group(context: ServerContext, call: Call) -> RemotingCommand:
-    group = GroupRequestHeader.decode(call.command.ext).group
-    return call.answer(body=dumps({"topicList": sorted(_topics_of(context, group)), "brokerAddr": context.address}))
+def query_topics_of_group(context: ServerContext, request: Request) -> RemotingCommand:
+    group = GroupRequestHeader.decode(request.command.ext).group
+    return request.answer(body=dumps({"topicList": sorted(_topics_of(context, group)), "brokerAddr": context.address}))
 
 
-def query_subscription(context: ServerContext, call: Call) -> RemotingCommand:
-    header = GetConsumeStatsRequestHeader.decode(call.command.ext)
+def query_subscription(context: ServerContext, request: Request) -> RemotingCommand:
+    header = GetConsumeStatsRequestHeader.decode(request.command.ext)
     group = header.group or header.consumer_group
     found = context.clients.subscription(group, header.topic or "")
     body = {"group": group, "topic": header.topic, "subscriptionData": None if found is None else found.as_json()}
-    return call.answer(body=dumps(body))
+    return request.answer(body=dumps(body))
 
 
-def query_time_spans(context: ServerContext, call: Call) -> RemotingCommand:
+def query_time_spans(context: ServerContext, request: Request) -> RemotingCommand:
     """Of each queue: when its first and last message were stored, and the one that the group comes to next."""
-    header = QueryConsumeTimeSpanRequestHeader.decode(call.command.ext)
+    header = QueryConsumeTimeSpanRequestHeader.decode(request.command.ext)
     spans = []
     for queue_id in queues_of(context, header.topic):
         first, end = queue_range(context.store, header.topic, queue_id)
@@ -130,12 +130,12 @@ def query_time_spans(context: ServerContext, call: Call) -> RemotingCommand:
                 "consumeTimeStamp": next_ms, "delayTime": max(0, now_ms - next_ms),
             }
         )  # fmt: skip
-    return call.answer(body=dumps({"consumeTimeSpanSet": spans}))
+    return request.answer(body=dumps({"consumeTimeSpanSet": spans}))
 
 
-def view_stats(context: ServerContext, call: Call) -> RemotingCommand:
+def view_stats(context: ServerContext, request: Request) -> RemotingCommand:
     """One counter. Those of RocketMQ that count nothing here do not exist, which mqadmin shows as zero."""
-    header = ViewBrokerStatsDataRequestHeader.decode(call.command.ext)
+    header = ViewBrokerStatsDataRequestHeader.decode(request.command.ext)
     if not context.counters.total(header.stats_name, header.stats_key):
         text = f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
         raise Refused(ResponseCode.SYSTEM_ERROR, text)
@@ -143,10 +143,10 @@ def view_stats(context: ServerContext, call: Call) -> RemotingCommand:
     for name, span_s in (("statsMinute", 60.0), ("statsHour", 3600.0), ("statsDay", 86_400.0)):
         count, rate = context.counters.recent(header.stats_name, header.stats_key, span_s)
         spans[name] = {"avgpt": 1.0 if count else 0.0, "sum": count, "tps": round(rate, 2)}
-    return call.answer(body=dumps(spans))
+    return request.answer(body=dumps(spans))
 
 
-def get_runtime_info(context: ServerContext, call: Call) -> RemotingCommand:
+def get_runtime_info(context: ServerContext, request: Request) -> RemotingCommand:
     """What `mqadmin brokerStatus` and the dashboard show: texts only."""
     counters, store = context.counters, context.store
     puts, gets = counters.total(PUT), counters.total(GET)
@@ -167,7 +167,7 @@ def get_runtime_info(context: ServerContext, call: Call) -> RemotingCommand:
         "consumeQueueDiskRatio": f"{ratio:.4f}",
         **dict.fromkeys(_ZEROS, 0), **_delays(context),
     }  # fmt: skip
-    return call.answer(body=dumps({"table": {name: str(value) for name, value in table.items()}}))
+    return request.answer(body=dumps({"table": {name: str(value) for name, value in table.items()}}))
 
 
 _ZEROS = (
@@ -225,22 +225,22 @@ def broker_config(context: ServerContext) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
 
 
-def get_broker_config(context: ServerContext, call: Call) -> RemotingCommand:
+def get_broker_config(context: ServerContext, request: Request) -> RemotingCommand:
     text = "".join(f"{name}={value}\n" for name, value in broker_config(context).items())
     version = dumps({"counter": 0, "stateVersion": 0, "timestamp": context.started_ms}).decode()
-    return call.answer({"version": version}, text.encode())
+    return request.answer({"version": version}, text.encode())
 
 
-def get_all_positions(context: ServerContext, call: Call) -> RemotingCommand:
+def get_all_positions(context: ServerContext, request: Request) -> RemotingCommand:
     """Every group's positions, as consumerOffset.json has them."""
     context.positions.table.exchange.export(at_once=True)
     table = {
         f"{topic}@{group}": dict(queues)
         for (topic, group), queues in context.positions.table.exchange.offsets().positions.items()
     }
-    return call.answer(body=dumps({"offsetTable": table}))
+    return request.answer(body=dumps({"offsetTable": table}))
 
 
-def nothing_to_do(_context: ServerContext, call: Call) -> RemotingCommand:
+def nothing_to_do(_context: ServerContext, request: Request) -> RemotingCommand:
     """CLEAN_EXPIRED_CONSUMEQUEUE, CLEAN_UNUSED_TOPIC: retention does it, or nothing is unused."""
-    return call.answer()
+    return request.answer()

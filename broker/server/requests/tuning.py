@@ -11,7 +11,7 @@ from typing import Any
 
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
-from broker.server.context import Call, Refused, ServerContext
+from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.stats import broker_config
 
 
@@ -32,11 +32,11 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def update_config(context: ServerContext, call: Call) -> RemotingCommand:
+def update_config(context: ServerContext, request: Request) -> RemotingCommand:
     """Change what can be changed, all of it or nothing. A setting that has the value already is no change."""
     held = broker_config(context)
     changes: dict[str, Any] = {}
-    for line in call.command.body.decode("utf-8", "replace").splitlines():
+    for line in request.command.body.decode("utf-8", "replace").splitlines():
         name, equals, value = (part.strip() for part in line.partition("="))
         if not name or name.startswith("#") or (equals and held.get(name) == value):
             continue
@@ -50,4 +50,4 @@ def update_config(context: ServerContext, call: Call) -> RemotingCommand:
             raise Refused(ResponseCode.INVALID_PARAMETER, f"{name} is a number, not {value!r:.40}") from None
     if changes:
         context.settings = replace(context.settings, **changes)
-    return call.answer()
+    return request.answer()
