@@ -70,7 +70,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._working = 0
         self.held_bytes = 0
-        self._is_stopping, self._is_closed = threading.Event(), False
+        self._is_ready, self._is_stopping, self._is_closed = threading.Event(), threading.Event(), False
         try:
             self._listener = self._loop.run_until_complete(self._listen(settings.listen))
         except OSError as error:
@@ -115,6 +115,7 @@ class Server:
         ]
         for thread in self._threads:
             thread.start()
+        self._is_ready.wait()
 
     def __repr__(self) -> str:
         return f"<broker.Server {self.address} of {self.context.store.path!r}>"
@@ -132,6 +133,7 @@ class Server:
 
     async def _serve(self) -> None:
         await self._listener.start_serving()
+        self._is_ready.set()
         looked_s = time.monotonic()
         while not self._is_stopping.is_set():
             self.held.wake()
