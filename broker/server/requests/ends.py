@@ -23,6 +23,7 @@ from broker.message import ReceivedMessage
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.message_headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from broker.server.acl import PUB, may
 from broker.server.context import Refused, Request, ServerContext
 from broker.transaction.rounds import is_due
 from broker.transaction.service import Half, HalfReference, LocalTransactionState
@@ -42,6 +43,7 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
     times = context.checks.get(header.commit_log_offset)
     extra = {names.TRANSACTION_CHECK_TIMES: str(times)} if times else None
     service = context.store.transactions
+    _check_right(context, request, header)
     decide = service.commit if header.commit_or_rollback == COMMIT else service.rollback
     try:
         decide(reference, extra_properties=extra)
@@ -50,6 +52,18 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
     context.checks.pop(header.commit_log_offset, None)
     return request.answer()
+
+
+def _check_right(context: ServerContext, request: Request, header: EndTransactionRequestHeader) -> None:
+    """With an ACL, who may not send to a topic ends none of its transactions."""
+    if request.account is not None and not request.account.is_admin:
+        try:
+            topic = context.store.transactions.half(header.commit_log_offset).topic
+        except TransactionError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        if not may(request.account, PUB, topic=topic):
+            text = f"accessKey={request.account.access_key} has no {PUB} at topic {topic}"
+            raise Refused(ResponseCode.NO_PERMISSION, text)
 
 
 class ProducerChecks:
