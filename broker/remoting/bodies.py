@@ -99,15 +99,15 @@ def _consumer(root: dict[str, Any]) -> ConsumerData:
 def decode_subscription(root: dict[str, Any]) -> SubscriptionData:
     """One subscription of a heartbeat, or of CHECK_CLIENT_CONFIG."""
     tags, codes = _get(root, "tagsSet", list, []), _get(root, "codeSet", list, [])
-    if not all(isinstance(tag, str) for tag in tags) or not all(type(code) is int for code in codes):
-        raise ProtocolError("tagsSet or codeSet of a subscription holds something else than tags and hashes")
+    if not all(isinstance(tag, str) for tag in tags):
+        raise ProtocolError("tagsSet of a subscription holds something else than text")
     return SubscriptionData(
         _get(root, "topic", str),
         _get(root, "subString", str, "*"),
         _get(root, "expressionType", str, "TAG") or "TAG",
         _get(root, "subVersion", int, 0),
         tuple(tags),
-        tuple(codes),
+        tuple(_integer("codeSet", code) for code in codes),
     )
 
 
@@ -165,11 +165,22 @@ def _objects(root: dict[str, Any], name: str, most: int) -> Iterator[dict[str, A
     return iter(found)
 
 
+def _integer(name: str, value: Any) -> int:
+    """A long. Quirk (Go client 2.1): it writes the hashes of tags as text, and Java reads that."""
+    if isinstance(value, str) and value.removeprefix("-").isascii() and value.removeprefix("-").isdigit():
+        value = int(value[:20])
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise ProtocolError(f"{name} is not a whole number of 64 bits")
+    return int(value)
+
+
 def _get(root: dict[str, Any], name: str, kind: type[_T], default: _T | None = None) -> _T:
     """A member of an object; null counts as missing."""
     value = root.get(name)
     if value is None:
         value = default
+    if kind is int:
+        return _integer(name, value)  # type: ignore[return-value]
     if type(value) is not kind:
         raise ProtocolError(f"{name} is not what it must be: {kind.__name__}")
     return value

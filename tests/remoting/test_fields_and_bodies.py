@@ -106,7 +106,8 @@ def test_a_heartbeat_of_the_go_client() -> None:
                     "codeSet": [97, 98], "subVersion": 1795305042770594401, "expressionType": "TAG"}  # fmt: skip
     consumer = {"groupName": "g", "consumeType": "PUSH", "messageModel": "CLUSTERING", "unitMode": False,
                 "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription]}  # fmt: skip
-    raw = json.dumps({"clientID": "c", "producerDataSet": [], "consumerDataSet": [consumer]}).encode()
+    raw = json.dumps({"clientID": "c", "producerDataSet": [], "consumerDataSet": [consumer]})
+    raw = raw.replace("[97, 98]", '["97", "98"]').encode()  # as text
     found = bodies.decode_heartbeat(raw)
     assert found.consumers[0].subscriptions[0].as_json() == subscription
 
