@@ -65,7 +65,7 @@ class RemotingCommand:
         }  # fmt: skip
         if self.remark is not None:
             header["remark"] = self.remark
-        raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        raw = _write(header).encode("utf-8", "replace")
         return _MARKS.pack(4 + len(raw) + len(self.body), JSON << 24 | len(raw)) + raw + self.body
 
     def encode_binary(self) -> bytes:
@@ -104,7 +104,7 @@ def decode(frame: bytes) -> RemotingCommand:
 
 def _from_json(header: bytes, body: bytes) -> RemotingCommand:
     try:
-        root = json.loads(header.decode(), parse_constant=_bad)
+        root = _read(header.decode())
     except RecursionError:
         _bad("the header is nested too deeply")
     except ValueError:
@@ -188,3 +188,8 @@ def _text(header: bytes, at: int, length: int) -> tuple[str, int]:
 
 def _bad(reason: str) -> NoReturn:
     raise ProtocolError(reason)
+
+
+# Made once: json.loads and json.dumps make one for each call that has options.
+_read = json.JSONDecoder(parse_constant=_bad).decode
+_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

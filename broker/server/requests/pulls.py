@@ -65,7 +65,7 @@ class Found(NamedTuple):
     records: list[bytes]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Held:
     """A pull that waits."""
 
@@ -210,7 +210,7 @@ class HeldPulls:
         self._queues: dict[tuple[str, int], list[Held]] = defaultdict(list)
         self._counts: Counter[Any] = Counter()
         self._readable = -1
-        self._checked_s = 0.0
+        self._checked_s = self._took_s = 0.0
 
     def __len__(self) -> int:
         return self._counts.total()
@@ -231,7 +231,7 @@ class HeldPulls:
     def wake(self) -> None:
         """Have those looked at again for whose queue something may have come, or whose time is over."""
         now_s = time.monotonic()
-        if not self._queues:
+        if not self._queues or now_s - self._checked_s < 4 * self._took_s:  # so many wait that a look takes its time
             return
         readable = readable_end(self._context.store)
         is_time = now_s - self._checked_s >= 0.05
@@ -245,6 +245,7 @@ class HeldPulls:
             due = [one for one in waiting if resets or end > one.seen_end or now_s >= one.until_s]
             for held in due:
                 self._release(name, held)
+        self._took_s = time.monotonic() - now_s
 
     def _release(self, name: tuple[str, int], held: Held) -> None:
         waiting = self._queues[name]
