@@ -72,21 +72,20 @@ def serve(
     It listens on this machine only, unless there is an ACL. Ctrl-C or SIGTERM stops it: what was accepted is answered.
     """
     import broker
+    from broker.server.running import start
+    from broker.server.settings import ServerSettings
 
     options: dict[str, Any] = {"delay_levels": delay_levels} if delay_levels else {}
+    settings = ServerSettings(  # refused before a store is made or recovered
+        listen, advertise=advertise, acl=acl, certificate=certificate, private_key=private_key, tls_only=tls_only,
+        insecure=insecure, admin=admin, auto_create=auto_create, sql92=sql92, broker_name=broker_name, cluster=cluster,
+        check_interval_s=check_interval_s, transaction_timeout_s=transaction_timeout_s, check_max=check_max,
+        connections_max=connections_max, **options,
+    )  # fmt: skip
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    with (
-        broker.open(store, sync=_sync(sync), create=create) as opened,
-        broker.serve(
-            opened, listen, advertise=advertise, acl=acl, certificate=certificate, private_key=private_key,
-            tls_only=tls_only, insecure=insecure, admin=admin, auto_create=auto_create, sql92=sql92,
-            broker_name=broker_name, cluster=cluster, check_interval_s=check_interval_s,
-            transaction_timeout_s=transaction_timeout_s, check_max=check_max, connections_max=connections_max,
-            **options,
-        ) as server,
-    ):  # fmt: skip
+    with broker.open(store, sync=_sync(sync), create=create) as opened, start(opened, settings) as server:
         typer.echo(f"Serving {store} on {server.address}: name server and broker. Ctrl-C stops it.")
         stopped.wait(seconds)
 
