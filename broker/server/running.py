@@ -39,6 +39,7 @@ from broker.server.counters import Counters
 from broker.server.dispatch import Lane, admitted, refusal
 from broker.server.group_file import GroupFile
 from broker.server.group_positions import GroupPositions
+from broker.server.metrics import MetricsPage, Sample
 from broker.server.requests.ends import ProducerChecks, Resolver
 from broker.server.requests.pulls import Held, HeldPulls, look
 from broker.server.requests.relay import TIMEOUT_S, Passed
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 WAITING_MAX = 20_000  # requests that wait for a thread; more are answered with SYSTEM_BUSY
 _POLL_S, _TICK_S, _LOOK_S = 0.002, 0.05, 1.0
 _READERS = 2
+_METRICS_HOST = "127.0.0.1"
 _STOP_S = 10.0
 
 log = logging.getLogger("broker.server")
@@ -71,11 +73,16 @@ class Server:
         self._working = 0
         self.held_bytes = 0
         self._is_ready, self._is_stopping, self._is_closed = threading.Event(), threading.Event(), False
+        self._metrics: asyncio.Server | None = None
+        where = settings.listen
         try:
             self._listener = self._loop.run_until_complete(self._listen(settings.listen))
+            if settings.metrics_port is not None:
+                where = f"{_METRICS_HOST}:{settings.metrics_port}"
+                self._metrics = self._loop.run_until_complete(self._listen_for_metrics(settings.metrics_port))
         except OSError as error:
             self._loop.close()
-            raise BrokerError(f"cannot listen on {settings.listen}: {error.strerror or error}") from None
+            raise BrokerError(f"cannot listen on {where}: {error.strerror or error}") from None
         try:
             self._open(store, settings, resolver)
         except BaseException:
@@ -86,6 +93,28 @@ class Server:
     async def _listen(self, listen: str) -> asyncio.Server:
         host, port = host_and_port("listen", listen)
         return await self._loop.create_server(lambda: Connection(self), host, port, backlog=512, start_serving=False)
+
+    async def _listen_for_metrics(self, port: int) -> asyncio.Server:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            page = MetricsPage(
+                self.context, lambda work: self._loop.run_in_executor(self._readers, work), self._counted
+            )
+            await page.answer(reader, writer)
+
+        return await asyncio.start_server(answer, _METRICS_HOST, port, start_serving=False)
+
+    def _counted(self) -> list[Sample]:
+        """What the server itself counts, for the metrics."""
+        found = {"connections": len(self._connections), "held_pulls": len(self.held), "requests_working": self._working}
+        return [(f"checkback_{name}", "gauge", {}, count) for name, count in found.items()]
+
+    @property
+    def metrics_address(self) -> str:
+        """Where /metrics and /healthz are; empty when they are not wanted."""
+        if self._metrics is None:
+            return ""
+        host, port = self._metrics.sockets[0].getsockname()[:2]
+        return f"{host}:{port}"
 
     def _open(self, store: LiveStore, settings: ServerSettings, resolver: Resolver | None) -> None:
         host, port = self._listener.sockets[0].getsockname()[:2]
@@ -133,6 +162,8 @@ class Server:
 
     async def _serve(self) -> None:
         await self._listener.start_serving()
+        if self._metrics is not None:
+            await self._metrics.start_serving()
         self._is_ready.set()
         looked_s = time.monotonic()
         while not self._is_stopping.is_set():
@@ -149,6 +180,8 @@ class Server:
     async def _stop(self) -> None:
         """Accept nothing more, answer what was accepted, and close."""
         self._listener.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self.held.release_all()
         deadline = time.monotonic() + _STOP_S
         while self._working and time.monotonic() < deadline:  # noqa: ASYNC110 - threads change it

@@ -37,6 +37,7 @@ class ServeOptions(TypedDict, total=False):
     check_max: int
     connections_max: int
     idle_s: float
+    metrics_port: int | None
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class ServerSettings:
     check_max: int = 15  # RocketMQ: transactionCheckMax
     connections_max: int = 1000
     idle_s: float = 120.0
+    metrics_port: int | None = None  # on 127.0.0.1: /metrics for Prometheus, and /healthz
     delays_ms: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +88,8 @@ class ServerSettings:
                 raise BrokerError(
                     f"{what} is a name of at most {_NAME_SIZE_MAX} characters without blanks, not {name!r:.60}"
                 )
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise BrokerError(f"metrics_port is a port, not {self.metrics_port!r:.20}")
         self._check_numbers()
         object.__setattr__(self, "delays_ms", tuple(_delays_ms(self.delay_levels)))
 

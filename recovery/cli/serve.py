@@ -41,6 +41,9 @@ CheckAfter = Annotated[
     float, typer.Option("--check-after", metavar="S", help="Age of a half message that is checked, in seconds.")
 ]
 CheckMax = Annotated[int, typer.Option(metavar="N", help="Checks of one half message, before it is parked.")]
+Metrics = Annotated[
+    int | None, typer.Option("--metrics", metavar="PORT", help="Serve /metrics and /healthz on this port of 127.0.0.1.")
+]
 Levels = Annotated[str, typer.Option(metavar="TEXT", help="The 18 delay levels, like RocketMQ's messageDelayLevel.")]
 
 
@@ -65,6 +68,7 @@ def serve(
     check_max: CheckMax = 15,
     delay_levels: Levels = "",
     connections_max: Annotated[int, typer.Option("--connections", metavar="N", help="Connections at a time.")] = 1000,
+    metrics_port: Metrics = None,
     seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
 ) -> None:
     """Serve a store to RocketMQ clients in any language: a name server and a broker on one port.
@@ -80,7 +84,7 @@ def serve(
         listen, advertise=advertise, acl=acl, certificate=certificate, private_key=private_key, tls_only=tls_only,
         insecure=insecure, admin=admin, auto_create=auto_create, sql92=sql92, broker_name=broker_name, cluster=cluster,
         check_interval_s=check_interval_s, transaction_timeout_s=transaction_timeout_s, check_max=check_max,
-        connections_max=connections_max, **options,
+        connections_max=connections_max, metrics_port=metrics_port, **options,
     )  # fmt: skip
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

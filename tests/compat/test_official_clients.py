@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.house.tree import ROOT
+from tests.server.wire_client import WireClient
 
 CLIENTS = Path(os.environ.get("CHECKBACK_WIRE_CLIENTS", ROOT.parent / "shared/wire/clients"))
 HOME = Path(os.environ.get("WIRE_HOME", ROOT / ".cache/wire"))
@@ -95,6 +96,48 @@ def expected(name: str) -> list[str]:
 def test_a_java_program_sees_what_it_sees_on_a_real_broker(address: str, name: str, version: str) -> None:
     text = clients("run", name, "--namesrv", address, "--version", version)
     assert reported(text) == expected(f"{version}-{name}")
+
+
+def test_the_java_client_of_2014_is_checked_and_every_decision_is_kept(address: str, tmp_path: Path) -> None:
+    """3.1.4: its END_TRANSACTION goes to the address in the message id, and unknown ends are asked about."""
+    home, pom = HOME / "3.1.4", CLIENTS.parents[1] / "rocketmq/3.1.4/pom.xml"
+    if not pom.exists():
+        pytest.skip(f"{pom} is not there")
+    if not (home / "lib").exists():
+        copy = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
+        subprocess.run([*copy, f"-DoutputDirectory={home / 'lib'}"], check=True, timeout=500)
+    source = CLIENTS / "java314/Generate31.java"
+    (home / "probe").mkdir(parents=True, exist_ok=True)
+    compiler = ["javac", "-nowarn", "-encoding", "UTF-8", "-d", str(home / "probe"), "-cp", f"{home}/lib/*"]
+    subprocess.run([*compiler, str(source)], check=True, timeout=200)
+    truth, seed = tmp_path / "truth.jsonl", str(os.getpid())
+    opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch", "java.lang")]
+    program = ["java", *opened, "-cp", f"{home}/probe:{home}/lib/*", "Generate31"]
+    arguments = ["100", "3000", "25", f"wire_p31_{seed}", "8", str(truth), address]
+    subprocess.run([*program, *arguments], check=True, capture_output=True, timeout=200)
+    rows = [json.loads(line) for line in truth.read_text(encoding="utf-8").splitlines()]
+    checked = {row["key"]: row["answer"] for row in rows if row["event"] == "check"}
+    wanted = {row["key"] for row in rows if row["event"] == "plain"}
+    wanted |= {
+        row["key"]
+        for row in rows
+        if row["event"] == "half" and "COMMIT_MESSAGE" in (row["local"], checked.get(row["key"]))
+    }
+    assert len(checked) >= 8
+    assert sorted(delivered(address, f"wire_p31_{seed}-")) == sorted(wanted)
+
+
+def delivered(address: str, prefix: str) -> list[str]:
+    """The keys that begin so, of all messages that the generator's topics hold."""
+    found = []
+    with WireClient(address) as client:
+        for topic in ("OrderTopic", "PayTopic"):
+            for queue_id in range(4):
+                at = 0
+                while records := client.pulled("reader", topic, at, queue_id=queue_id)[1]:
+                    found += [record.property_map["KEYS"] for record in records]
+                    at += len(records)
+    return [key for key in found if key.startswith(prefix)]
 
 
 @pytest.mark.parametrize("name", GO)
