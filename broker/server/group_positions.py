@@ -6,6 +6,7 @@ RocketMQ: ConsumerOffsetManager (5.3.3).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from broker.live import LiveStore
 
 Queue = tuple[str, str, int]  # group, topic, queue id
+_JOIN_S = 1.0  # between a group's membership and its first client, which a heartbeat brings together
 
 
 class GroupPositions:
@@ -28,6 +30,7 @@ class GroupPositions:
         self.table = Positions(store)
         self._lock = threading.Lock()
         self._members: dict[str, Membership] = {}
+        self._joined_s: dict[str, float] = {}
         self._resets: dict[Queue, int] = {}  # what a client is told with its next pull
 
     def close(self) -> None:
@@ -43,6 +46,7 @@ class GroupPositions:
     def join(self, group: str, topics: Iterable[str]) -> None:
         """Consume for a group's clients. Raises StoreError while processes that have the store open consume for it."""
         with self._lock:
+            self._joined_s[group] = time.monotonic()
             if group not in self._members:
                 self._members[group] = Membership(self.table.cells, group, sorted(topics), remote=True)
             else:
@@ -50,10 +54,11 @@ class GroupPositions:
 
     def keep(self, groups: Iterable[str]) -> None:
         """Say that the groups of connected clients are there, and leave those that have none."""
-        living = set(groups)
+        living, since_s = set(groups), time.monotonic() - _JOIN_S
         with self._lock:
-            for group in [name for name in self._members if name not in living]:
+            for group in [name for name in self._members if name not in living and self._joined_s[name] < since_s]:
                 self._members.pop(group).leave()
+                del self._joined_s[group]
             for member in self._members.values():
                 member.beat()
 
