@@ -34,6 +34,9 @@ from broker.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Unpack
+
     from broker.consumer import Consumer
     from broker.dedup import Processed
     from broker.ledger import Ledger
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from broker.message import Message, ReceivedMessage
     from broker.producer import Producer, SendResult
     from broker.retainer import RetentionReport
+    from broker.server.running import Server
+    from broker.server.settings import ServeOptions
     from broker.store.maintain.retention import Retention
     from broker.store.read.layout import StoreLayout
     from broker.store.read.store import Store
@@ -77,6 +82,7 @@ __all__ = [
     "Retention",
     "RetentionReport",
     "SendResult",
+    "Server",
     "Store",
     "StoreError",
     "StoreFull",
@@ -88,6 +94,7 @@ __all__ = [
     "TransactionalMessageService",
     "UnknownOutcome",
     "open",
+    "serve",
 ]
 
 _HOMES = {
@@ -106,6 +113,7 @@ _HOMES = {
     "Retention": "broker.store.maintain.retention",
     "RetentionReport": "broker.retainer",
     "SendResult": "broker.producer",
+    "Server": "broker.server.running",
     "Store": "broker.store.read.store",
     "StoreLayout": "broker.store.read.layout",
     "TransactionState": "broker.transaction.events",
@@ -178,6 +186,34 @@ def open(
         path, sync=sync, layout=layout, role=role, reject_transactions=reject_transactions, transactions=transactions,
         create=create, retention=retention,
     )  # fmt: skip
+
+
+def serve(
+    store: LiveStore,
+    listen: str = "127.0.0.1:10911",
+    *,
+    resolver: Callable[[Half, ReceivedMessage], LocalTransactionState] | None = None,
+    **options: Unpack[ServeOptions],
+) -> Server:
+    """Serve an open store to RocketMQ clients in any language: a name server and a broker on one port.
+
+        with broker.open("shop.store") as store, broker.serve(store) as server:
+            print(server.address)
+
+    The server has threads of its own; it ends with the `with` statement or `close()`, and answers first what it
+    accepted. Other processes, and producers and consumers of this one, may use the store at the same time; a consumer
+    group is either theirs or remote clients'.
+
+    It listens on this machine only, unless there is an `acl` file or `insecure` says that everyone may connect. Clients
+    reach it at `advertise`, when that is not the address it listens on. `resolver(half, message)` may say how a local
+    transaction ended; where it says UNKNOW, a connected producer of the group is asked. The other options are those of
+    `checkback serve --help`, and fields of `broker.server.settings.ServerSettings`. Raises BrokerError for options that
+    cannot be or are not safe, and when the port is taken.
+    """
+    from broker.server.running import start
+    from broker.server.settings import ServerSettings
+
+    return start(store, ServerSettings(listen, **options), resolver)
 
 
 def __getattr__(name: str) -> object:

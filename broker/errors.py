@@ -11,6 +11,7 @@ BrokerError
 │     └─ CorruptRecord      .reason .at .commitlog_offset
 ├─ MessageRejected          (also ValueError) too large, bad topic, bad property
 ├─ NotPermitted             .code  the store was opened as a slave, or takes no such message
+├─ ProtocolError            .code  bytes from the network that are not RocketMQ's remoting protocol
 └─ TransactionError         .message_id
    ├─ AlreadyEnded          .state
    └─ UnknownOutcome        check-back will decide
@@ -99,6 +100,17 @@ class NotPermitted(BrokerError):
     """
 
     def __init__(self, message: str, *, code: str = "NO_PERMISSION") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ProtocolError(BrokerError):
+    """Bytes from the network that are not RocketMQ's remoting protocol, or lack what they must have.
+
+    `code` is what a server answers where it still can: SYSTEM_ERROR, or a more exact response code.
+    """
+
+    def __init__(self, message: str, *, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
 

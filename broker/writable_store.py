@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from broker.errors import MessageRejected
-from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.config import TopicConfig
 from broker.message import Message
@@ -22,10 +21,9 @@ from broker.store.read.layout import StoreLayout
 from broker.store.read.store import Store
 from broker.store.shared.control import Word
 from broker.store.shared.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
-from broker.store.write.admission import Admission, check_batch
-from broker.store.write.compose import compose
-from broker.store.write.pending_record import Appended, PendingRecord, check_size, draft
-from broker.store.write.uniquekey import new_unique_key
+from broker.store.write.admission import Admission
+from broker.store.write.compose import Origin, compose, compose_batch
+from broker.store.write.pending_record import Appended
 from broker.store.writer import open_writer
 from broker.transaction.foreign import check_may_write
 from broker.transaction.loading import load_service
@@ -80,33 +78,46 @@ class WritableStore(Store):
     # Send
 
     def append(
-        self, message: Message, *, queue_id: int = 0, extra_properties: Mapping[str, str] | None = None
+        self,
+        message: Message,
+        *,
+        queue_id: int = 0,
+        extra_properties: Mapping[str, str] | None = None,
+        origin: Origin | None = None,
+        wait: bool = True,
     ) -> Appended:
         """Append a message; as durable as the sync mode says when this returns.
 
         `extra_properties` may have names that are RocketMQ's own: DELAY, the sharding key, a UNIQ_KEY that is kept.
-        Raises MessageRejected, NotPermitted, StoreFull, SyncFailed; then nothing was written, except after SyncFailed.
+        `origin` says who sent a message that comes from elsewhere. Without `wait` it need not be durable yet: call
+        `store.writer.settle` before anything rests on it. Raises MessageRejected, NotPermitted, StoreFull, SyncFailed;
+        then nothing was written, except after SyncFailed.
         """
         size_max = self.writer.layout.record_bytes_max
-        composed = compose(message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties)
-        return self.writer.append_one(composed.record)
+        composed = compose(
+            message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin
+        )
+        return self.writer.append_one(composed.record, wait=wait)
 
-    def append_batch(self, messages: Sequence[Message], *, queue_id: int = 0) -> list[Appended]:
+    def append_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue_id: int = 0,
+        extra_properties: Sequence[Mapping[str, str]] = (),
+        origin: Origin | None = None,
+        wait: bool = True,
+    ) -> list[Appended]:
         """Append messages of one topic to one queue: all of them or none, one behind the other.
 
+        `extra_properties`, if there are any, are those of each message; then none gets a unique key of its own.
         Raises MessageRejected when RocketMQ would not take them together, or when they do not fit in one segment.
         """
-        check_batch(messages)
-        now_ms = time.time_ns() // 1_000_000
-        drafts: list[PendingRecord] = []
-        for message in messages:
-            properties = message.stored_properties
-            properties[names.UNIQ_KEY] = new_unique_key(now_ms)
-            drafts.append(draft(message.topic, message.body, properties, queue_id=queue_id, born_timestamp_ms=now_ms))
-        check_size(sum(one.size for one in drafts), self.writer.layout.record_bytes_max)
-        for message in messages:
-            self._admission.admit(message.topic, message.properties, queue_id, now_ms)
-        return self.writer.append(drafts)
+        size_max = self.writer.layout.record_bytes_max
+        drafts = compose_batch(
+            messages, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin
+        )
+        return self.writer.append(drafts, wait=wait)
 
     # Topics
 
@@ -131,6 +142,15 @@ class WritableStore(Store):
             self._check_fewer_queues(name, queues)
             self._admission.topics.put(made, now_ms)
         return made
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic's configuration; its messages stay until retention, its queues go on if it comes back.
+
+        Raises NotPermitted. RocketMQ: TopicConfigManager.deleteTopicConfig (5.3.3).
+        """
+        self._admission.check_role()
+        with self.writer.append_lock:
+            self._admission.topics.remove(name, time.time_ns() // 1_000_000)
 
     def _check_fewer_queues(self, name: str, queues: int) -> None:
         """A queue that holds messages cannot go: nobody would read them."""

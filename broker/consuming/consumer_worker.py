@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from broker.consuming.leases import Leases
 from broker.consuming.membership import Membership, monotonic_ms
 from broker.consuming.positions import Positions
-from broker.consuming.reading import readable_end
+from broker.consuming.reading import Leftovers
 from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError, MessageRejected, StoreError, StoreFull
 from broker.message import ReceivedMessage
@@ -41,7 +41,7 @@ class ConsumerWorker:
         self._stop = threading.Event()
         self._balanced_ms = -_REBALANCE_MS
         self._seen: tuple[int, int] = (-1, -1)
-        self._lag: tuple[int, int] = (0, 0)
+        self._leftovers = Leftovers(store)
         self._thread = threading.Thread(target=self._work, name="checkback-consumer", daemon=True)
 
     def start(self) -> None:
@@ -76,19 +76,8 @@ class ConsumerWorker:
         if seen != self._seen or now_ms - self._balanced_ms >= _REBALANCE_MS:
             self._seen, self._balanced_ms = seen, now_ms
             self._leases.rebalance()
-        self._finish_what_was_left()
+        self._leftovers.finish()
         self._schedule.deliver(self._store.writer.clock.now_ms())
         for message in self._leases.overdue(now_ms - self._ack_timeout_ms):
             self._send_back(message)
         self._positions.exchange.export()
-
-    def _finish_what_was_left(self) -> None:
-        """Dispatch and flush what has stood still, published but not readable, since the last look."""
-        writer = self._store.writer
-        lag = writer.control[Word.TAIL], readable_end(self._store)
-        if lag[0] > lag[1] and lag == self._lag:
-            if writer.control[Word.DISPATCHED] < lag[0]:
-                with writer.append_lock:
-                    writer.appender.heal()
-            writer.settle(lag[0])
-        self._lag = lag

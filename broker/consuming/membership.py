@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from broker.consuming.consumer_table import MEMBERS, ConsumerTable
@@ -21,6 +21,7 @@ from broker.errors import StoreError
 from broker.store.disk.files import Missing
 
 SEEN_EVERY_MS = 1000  # how often a member says for retention that its group is there
+REMOTE = crc32(b"remote clients")  # in place of the hash of its topics: a server consumes for clients of its own
 SILENT_MS = 60_000  # RocketMQ gives a queue's lock 60 s, too: RebalanceLockManager (5.3.3)
 
 
@@ -32,17 +33,24 @@ def monotonic_ms() -> int:
 class Membership:
     """One consumer's place in its group, from join to leave."""
 
-    def __init__(self, cells: ConsumerTable, group: str, topics: Sequence[str]) -> None:
-        """Raises StoreError when a living member of the group consumes other topics."""
-        self._cells = cells
+    def __init__(self, cells: ConsumerTable, group: str, topics: Sequence[str], *, remote: bool = False) -> None:
+        """Raises StoreError when a living member of the group consumes other topics.
+
+        `remote` says that a server consumes for clients elsewhere, which divide the queues among themselves: such a
+        group has no other members than servers.
+        """
+        self._cells, self._name = cells, group
         self._folder = os.path.join(cells.folder, "members")
         if cells.disk.entry(self._folder) is None:
             cells.disk.create_folder(self._folder)
         with cells.lock:
             self._group = cells.make(group, "", -1, 0)
-            self._topics = crc32("\n".join(sorted(topics)).encode())
+            self._topics = REMOTE if remote else crc32("\n".join(sorted(topics)).encode())
             self._subscribed = [cells.make(group, topic, -1, 0) for topic in topics]
-            if self._others(same_topics=False):
+            if others := self._others(same_topics=False):
+                if remote or REMOTE in (self._cells.member(place)[3] for place in others.values()):
+                    text = f"group {group} is consumed both over the network and by processes that have the store open"
+                    raise StoreError(f"{text}: give one of the two another group", path=cells.folder)
                 text = f"group {group} consumes other topics elsewhere: all its members must ask for the same topics"
                 raise StoreError(f"{text}, else one would get what another asked for", path=cells.folder)
             self.place, self._descriptor = self._take_place()
@@ -101,14 +109,20 @@ class Membership:
         """The numbers of all living members of the group, in order of age."""
         return sorted([self.number, *self._others(same_topics=True)])
 
-    def _others(self, *, same_topics: bool) -> list[int]:
-        found = []
+    def see(self, topics: Iterable[str]) -> None:
+        """Say for retention that the group is at these topics, too."""
+        with self._cells.lock:
+            self._subscribed = [self._cells.make(self._name, topic, -1, 0) for topic in topics]
+
+    def _others(self, *, same_topics: bool) -> dict[int, int]:
+        """The number of each living member of the group but this one, and its place."""
+        found = {}
         own = self.__dict__.get("number")
         for place in self._cells.members():
             number, _, group, topics = self._cells.member(place)
             asked = number and number != own and group == self._group and (topics == self._topics) == same_topics
             if asked and self._is_there(place):
-                found.append(number)
+                found[number] = place
         return found
 
     def _is_there(self, place: int) -> bool:

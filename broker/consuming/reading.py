@@ -87,3 +87,25 @@ def _message(
     except (CorruptRecord, Missing):
         pass
     return store.message(queue.topic, queue.queue_id, queue_offset)
+
+
+class Leftovers:
+    """What a killed producer left: a record that is published, but not dispatched or not durable.
+
+    Those who read finish it, so that no message waits for the next send.
+    """
+
+    def __init__(self, store: WritableStore) -> None:
+        self._store = store
+        self._lag: tuple[int, int] = (0, 0)
+
+    def finish(self) -> None:
+        """Dispatch and fsync what has stood still since the last look. Raises SyncFailed, StoreError."""
+        writer = self._store.writer
+        lag = writer.control[Word.TAIL], readable_end(self._store)
+        if lag[0] > lag[1] and lag == self._lag:
+            if writer.control[Word.DISPATCHED] < lag[0]:
+                with writer.append_lock:
+                    writer.appender.heal()
+            writer.settle(lag[0])
+        self._lag = lag

@@ -10,13 +10,16 @@ keep the type of what they copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker.errors import CorruptRecord
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.java import encode_message_id
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK
 from broker.format.topics import SCHEDULE_TOPIC, dlq_topic, parse_delay_levels, retry_topic
-from broker.store.write.pending_record import PendingRecord, draft
+from broker.store.write.admission import timer_level
+from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, draft
 
 DELAYS_MS = parse_delay_levels()
 RETRIES_MAX = 16
@@ -35,11 +38,11 @@ def sent_back(
     if delay_level is None:
         delay_level = _FIRST_LEVEL + record.reconsume_times
     given_up = delay_level < 0 or record.reconsume_times >= retries_max
+    properties[names.WAIT] = "false"
     properties.setdefault(names.RETRY_TOPIC, record.topic)
     properties.setdefault(names.ORIGIN_MESSAGE_ID, encode_message_id(record.store_host, record.commitlog_offset))
     if given_up:
-        properties.setdefault(names.DLQ_ORIGIN_TOPIC, properties[names.RETRY_TOPIC])
-        properties.setdefault(names.DLQ_ORIGIN_MESSAGE_ID, properties[names.ORIGIN_MESSAGE_ID])
+        properties[names.DELAY] = "0"
         return _copy(record, dlq_topic(group), 0, properties, record.reconsume_times + 1)
     if delay_level == 0:
         return _copy(record, retry_topic(group), 0, properties, record.reconsume_times + 1)
@@ -48,15 +51,27 @@ def sent_back(
     return _copy(record, SCHEDULE_TOPIC, level - 1, properties, record.reconsume_times + 1)
 
 
-def due(record: Record) -> PendingRecord:
-    """What a record in the schedule topic becomes when its time has come. Raises CorruptRecord without REAL_TOPIC."""
-    properties = _bare(record)
+def due(record: Record, now_ms: int, delays_ms: Sequence[int] = tuple(DELAYS_MS)) -> PendingRecord:
+    """What a record in the schedule topic becomes when its time has come. Raises CorruptRecord without REAL_TOPIC.
+
+    Delivered, it keeps its delay level, as with RocketMQ. One with a delay of any length waits in a shorter level for
+    what is left of it.
+    """
+    properties = dict(record.property_map)
+    for name in (names.CRC32, names.TRAN_MSG):
+        properties.pop(name, None)
     topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "0")
     if not topic or not queue_id.isdecimal():
         reason = f"a delayed message without a place to go: {names.REAL_TOPIC} {topic!r}, {names.REAL_QID} {queue_id!r}"
         raise CorruptRecord(reason, commitlog_offset=record.commitlog_offset)
-    for name in (names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELIVER_MS):
-        properties.pop(name, None)
+    due_ms = properties.get(names.TIMER_OUT_MS, "")
+    if due_ms.isascii() and due_ms.isdigit() and len(due_ms) < 19:
+        if int(due_ms) > now_ms:
+            level = timer_level(int(due_ms) - now_ms, delays_ms)
+            properties[names.DELAY] = str(level)
+            return _copy(record, SCHEDULE_TOPIC, level - 1, properties, record.reconsume_times)
+        properties.pop(names.DELAY, None)
+        properties[names.TIMER_DEQUEUE_MS] = str(now_ms)
     return _copy(record, topic, int(queue_id), properties, record.reconsume_times)
 
 
@@ -85,4 +100,6 @@ def _copy(record: Record, topic: str, queue_id: int, properties: dict[str, str],
         flag=record.flag,
         sys_flag=record.sys_flag & _BODY_FLAGS,
         reconsume_times=reconsume_times,
+        born_host=LOCAL_HOST if record.born_host.is_ipv6 else record.born_host,
+        store_host=LOCAL_HOST if record.store_host.is_ipv6 else record.store_host,
     )

@@ -8,6 +8,7 @@ position, the next one delivers a message twice; its unique key is the same. Roc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from broker.consuming.membership import SEEN_EVERY_MS, Membership, monotonic_ms
@@ -29,8 +30,15 @@ _BATCH_BYTES = 256 << 10  # what is appended together must fit in one segment
 class Schedule:
     """One consumer's part in it: tries for the lease, and delivers while it has it."""
 
-    def __init__(self, store: WritableStore, positions: Positions, member: Membership) -> None:
+    def __init__(
+        self,
+        store: WritableStore,
+        positions: Positions,
+        member: Membership,
+        delays_ms: Sequence[int] = tuple(DELAYS_MS),
+    ) -> None:
         self._store, self._positions, self._member = store, positions, member
+        self._delays_ms = list(delays_ms)
         self._cells = positions.cells
         self._fence: int | None = None
         self._lease_cell: int | None = None
@@ -84,7 +92,7 @@ class Schedule:
             return 0
         delivered = 0
         while (records := self._due(queue, queue_id, now_ms)) and self._has_lease():
-            self._store.writer.append([due(record) for _, record in records])
+            self._store.writer.append([due(record, now_ms, self._delays_ms) for _, record in records])
             self._move(queue_id, records[-1][0] + 1)
             delivered += len(records)
         return delivered
@@ -105,7 +113,7 @@ class Schedule:
             record = self._store.commitlog.read(unit.commitlog_offset, unit.size)
             if record is None:
                 continue
-            due_ms = deliver_time_ms(queue_id + 1, record.store_timestamp_ms, DELAYS_MS)
+            due_ms = deliver_time_ms(queue_id + 1, record.store_timestamp_ms, self._delays_ms)
             if due_ms > now_ms:
                 self._due_ms[queue_id, queue_offset] = due_ms
                 break

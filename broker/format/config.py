@@ -157,6 +157,16 @@ def encode_subscription_groups(groups: SubscriptionGroups) -> bytes:
     return _file(groups.version, {"forbiddenTable": {}, **groups.extra}, subscriptionGroupTable=table)
 
 
+def subscription_group_of(name: str, value: Any) -> SubscriptionGroup:
+    """A group from one of RocketMQ's JSON objects. Raises CorruptRecord."""
+    return _bean(SubscriptionGroup, _GROUP_FIELDS, name, value)
+
+
+def as_json(value: TopicConfig | SubscriptionGroup) -> dict[str, Any]:
+    """RocketMQ's JSON object of a topic or a group."""
+    return _unbean(_TOPIC_FIELDS if isinstance(value, TopicConfig) else _GROUP_FIELDS, value)
+
+
 def decode_consumer_offsets(raw: bytes) -> ConsumerOffsets:
     """RocketMQ: ConsumerOffsetManager.decode (5.3.3). The derived groupTopicMap is not looked at."""
     root = _root(raw)

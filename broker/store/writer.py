@@ -190,15 +190,16 @@ class StoreWriter:
 
     # Appending
 
-    def append(self, drafts: Sequence[PendingRecord]) -> list[Appended]:
-        """Append records together, as durable as the store's sync mode says.
+    def append(self, drafts: Sequence[PendingRecord], *, wait: bool = True) -> list[Appended]:
+        """Append records together, as durable as the store's sync mode says; without `wait` the caller settles them.
 
         Raises MessageRejected, StoreFull, SyncFailed.
         """
         if not self.upkeep.is_running:
             self.upkeep.start()
         appended = self.appender.append(drafts)
-        self.settle(appended[-1].end)
+        if wait:
+            self.settle(appended[-1].end)
         return appended
 
     def append_one(self, draft: PendingRecord, *, wait: bool = True) -> Appended:

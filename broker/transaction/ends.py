@@ -16,14 +16,14 @@ from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.store.write.pending_record import PendingRecord, draft_of, end_draft
 from broker.transaction.events import BY, MOVED_FROM, WHY
 
-EXTRA = frozenset((WHY, BY))
+EXTRA = frozenset((WHY, BY, names.TRANSACTION_CHECK_TIMES))
 
 
 def check_extra(extra: Mapping[str, str]) -> None:
-    """Raises MessageRejected for a property that an end may not have: it is a copy of its half but for these two."""
+    """Raises MessageRejected for a property that an end may not have: it is a copy of its half but for these."""
     for name, value in extra.items():
         if name not in EXTRA:
-            raise MessageRejected(f"an end may say {WHY} and {BY}, and nothing else of its own: {name!r}")
+            raise MessageRejected(f"an end may say {', '.join(sorted(EXTRA))}, and nothing else of its own: {name!r}")
         names.check(name, value)
 
 

@@ -19,6 +19,7 @@ from broker.format.java import Host, encode_message_id
 from broker.message import Message, ReceivedMessage
 from broker.store.read.store import Store
 from broker.store.write.admission import Admission
+from broker.store.write.compose import Origin
 from broker.store.write.pending_record import LOCAL_HOST
 from broker.store.writer import StoreWriter
 from broker.transaction.events import TransactionState
@@ -163,12 +164,14 @@ class TransactionalMessageService(abc.ABC):
         queue_id: int = 0,
         extra_properties: Mapping[str, str] | None = None,
         wait: bool = True,
+        origin: Origin | None = None,
     ) -> Half:
         """Store a half message; as durable as the sync mode says when this returns.
 
         Without `wait` it need not be: call `wait_durable` before anything rests on it, so that many half messages, and
         those of other threads, cost one fsync. `extra_properties` may have names that are RocketMQ's own. With
-        DELAY, a level, the message is delivered that long after its commit. Raises MessageRejected, NotPermitted,
+        DELAY, a level, the message is delivered that long after its commit. `origin` says who sent a message that comes
+        from elsewhere. Raises MessageRejected, NotPermitted,
         StoreFull, SyncFailed.
         RocketMQ: TransactionalMessageService.prepareMessage.
         """
@@ -196,8 +199,9 @@ class TransactionalMessageService(abc.ABC):
         """Deliver a half message: once, even if others decide at the same time.
 
         The first decision wins: the same one again returns Ended(again=True), after a contrary one AlreadyEnded is
-        raised. `extra_properties` may be events.WHY and events.BY. Raises TransactionError when the reference does not
-        name a half message of this group and slot. RocketMQ: TransactionalMessageService.commitMessage.
+        raised. `extra_properties` may be events.WHY, events.BY and TRANSACTION_CHECK_TIMES. Raises TransactionError
+        when the reference does not name a half message of this group and slot.
+        RocketMQ: TransactionalMessageService.commitMessage.
         """
 
     @abc.abstractmethod

@@ -21,7 +21,7 @@ from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
 from broker.message import Message, ReceivedMessage
 from broker.store.shared.control import Word
-from broker.store.write.compose import Composed, compose
+from broker.store.write.compose import Composed, Origin, compose
 from broker.store.write.dispatch import prepared_slots
 from broker.store.write.pending_record import Appended, PendingRecord, check_size, end_draft
 from broker.store.write.uniquekey import new_unique_key
@@ -81,9 +81,10 @@ class StateTableService(TransactionalMessageService):
         queue_id: int = 0,
         extra_properties: Mapping[str, str] | None = None,
         wait: bool = True,
+        origin: Origin | None = None,
     ) -> Half:
         """See TransactionalMessageService. In mode `each` it is always waited for."""
-        half = self._stored(message, producer_group, queue_id, extra_properties)
+        half = self._stored(message, producer_group, queue_id, extra_properties, origin)
         if wait or self._sync_each:
             self._writer.settle(half.end)
         return half
@@ -114,16 +115,27 @@ class StateTableService(TransactionalMessageService):
         """See TransactionalMessageService."""
         self._writer.settle(half.end)
 
-    def _stored(self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None) -> Half:
+    def _stored(
+        self,
+        message: Message,
+        group: str,
+        queue_id: int,
+        extra: Mapping[str, str] | None,
+        origin: Origin | None = None,
+    ) -> Half:
         """A half message in the log; nobody has waited for the disk."""
         self._admission.check_transactions()
         if not group:
             raise MessageRejected("a half message needs a producer group: it says whom to ask how it ended")
         composed = compose(
-            message, self._admission, queue_id=queue_id, size_max=self._record_bytes_max, extra=extra, group=group
-        )
+            message, self._admission, queue_id=queue_id, size_max=self._record_bytes_max, extra=extra, group=group,
+            origin=origin,
+        )  # fmt: skip
         placed = self._writer.append_one(composed.record, wait=False)
-        return self._half(composed, message.keys, group, placed)
+        half = self._half(composed, message.keys, group, placed)
+        if origin is not None:
+            half.__dict__["store_host"] = origin.store_host
+        return half
 
     def _half(self, composed: Composed, keys: Sequence[str], group: str, placed: Appended) -> Half:
         record, properties, born_ms = composed

@@ -20,6 +20,7 @@ from recovery.cli import consumer as verbs_consume
 from recovery.cli import ledger as verbs_ledger
 from recovery.cli import read as verbs_read
 from recovery.cli import repair as verbs_repair
+from recovery.cli import serve as verbs_serve
 from recovery.cli import up as verbs_up
 from recovery.cli import write as verbs_write
 from recovery.cli.shared import CORRUPT, DEBUG, DEFECT, INTERRUPTED, LOCKED, PIPE_CLOSED, USAGE, VERBS, WELL, fail
@@ -91,7 +92,17 @@ def _checkback(
         os.environ[DEBUG] = "1"
 
 
-for _room in (verbs_read, verbs_write, verbs_repair, verbs_check, verbs_ledger, verbs_consume, verbs_spark, verbs_up):
+for _room in (
+    verbs_read,
+    verbs_write,
+    verbs_repair,
+    verbs_check,
+    verbs_ledger,
+    verbs_consume,
+    verbs_spark,
+    verbs_serve,
+    verbs_up,
+):
     _room.register(app)
 
 

@@ -51,6 +51,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "salvage": (REPAIR, "Copy what is readable into a new store."),
     "transactions": (ANALYSE, "Write one Parquet row for each transaction."),
     "report": (ANALYSE, "Write a verification as one HTML page."),
+    "serve": (RUN, "Serve a store to RocketMQ clients in any language."),
     "settings": (RUN, "Check the file of the stores that Airflow looks after."),
     "up": (RUN, "Start Airflow with all DAGs on this machine."),
     "demo": (RUN, "Run a flash sale whose processes are killed at random."),

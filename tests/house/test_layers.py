@@ -18,6 +18,8 @@ LAYERS: dict[str, set[str]] = {
     "broker.errors": set(),
     "broker.format": {"broker.errors"},
     "broker.message": {"broker.errors", "broker.format"},
+    "broker.remoting": {"broker.errors", "broker.format"},
+    "broker.filtering": {"broker.errors", "broker.format"},
     "broker.store": {"broker.errors", "broker.format", "broker.message"},
     "broker.transaction": {"broker.errors", "broker.format", "broker.message", "broker.store"},
     "broker": {"broker"},
@@ -55,13 +57,14 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.up",
+    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.serve", "recovery.cli.up",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
 OUTSIDE = {
     "struct": {
         "broker.format": "every layout is declared there, once",
+        "broker.remoting.command": "the head of a frame",
         "broker.store.shared.queue_offsets": "our own file, in native words",
         "broker.store.shared.control": "our own file, in native words",
         "broker.store.write.pending_record": "patches single fields of a record under the append lock",
@@ -125,7 +128,7 @@ PURE = {
     "importlib", "io", "ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct", "types",
     "typing", "zlib",
 }  # fmt: skip
-PURE_ROOMS = {"broker.format", "recovery.checkback.policy"}
+PURE_ROOMS = {"broker.filtering", "broker.format", "broker.remoting", "recovery.checkback.policy"}
 
 
 LAYERED = [module for module in product() if under(module.name, set(LAYERS))]

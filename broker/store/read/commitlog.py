@@ -116,6 +116,19 @@ class CommitLog:
                 return None
             return decode(found[1], commitlog_offset=commitlog_offset)
 
+    def raw(self, commitlog_offset: int, size: int) -> bytes | None:
+        """The bytes of the record of a known size at an offset; None where the log does not reach any more.
+
+        Only size, magic and the offset that it states are compared. Raises CorruptRecord when they do not fit.
+        """
+        if commitlog_offset < self._queue.listing().begin:
+            return None
+        found = self._queue.read(commitlog_offset, size)
+        head = _head(found, 0, commitlog_offset, size + BLANK_SIZE)
+        if head is None or head.total_size != size or len(found) != size:
+            raise self.damage(commitlog_offset, CorruptRecord(f"no record of {size} bytes begins here"))
+        return found
+
     def walk(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
         """The records from one CommitLog offset to another, across segments, to the end that the log has by then.
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from broker.errors import CorruptRecord
 from broker.format import config
-from broker.format.config import ConsumerOffsets, Topics
+from broker.format.config import ConsumerOffsets, SubscriptionGroups, Topics
 from broker.store.disk.files import Missing
 from broker.store.read.directory import StoreDirectory
 
@@ -20,6 +20,10 @@ _T = TypeVar("_T")
 
 def read_topics(folder: StoreDirectory) -> Topics:
     return _read(folder, "topics.json", config.decode_topics, Topics())
+
+
+def read_subscription_groups(folder: StoreDirectory) -> SubscriptionGroups:
+    return _read(folder, "subscriptionGroup.json", config.decode_subscription_groups, SubscriptionGroups())
 
 
 def read_consumer_offsets(folder: StoreDirectory) -> ConsumerOffsets:

@@ -58,10 +58,19 @@ class TopicFile:
 
     def put(self, topic: TopicConfig, now_ms: int) -> None:
         """Create or change a topic; call under the append lock, which keeps other processes from doing the same."""
+        self._write({**read_topics(self._folder).topics, topic.name: topic}, now_ms)
+
+    def remove(self, name: str, now_ms: int) -> None:
+        """Forget a topic; call under the append lock."""
+        topics = dict(read_topics(self._folder).topics)
+        if topics.pop(name, None) is not None:
+            self._write(topics, now_ms)
+
+    def _write(self, topics: dict[str, TopicConfig], now_ms: int) -> None:
         disk, paths = self._folder.disk, self._folder.paths
         found = read_topics(self._folder)
         version = DataVersion(found.version.counter + 1, now_ms, found.version.state_version)
-        changed = replace(found, topics={**found.topics, topic.name: topic}, version=version)
+        changed = replace(found, topics=topics, version=version)
         if disk.entry(folder := paths.config("")) is None:
             disk.create_folder(folder)
         if disk.entry(self._path) is not None:

@@ -25,14 +25,16 @@ from broker.store.shared.topicfile import DEFAULT_QUEUES, Rules, TopicFile, new_
 
 ROLES = ("master", "slave")
 
-_DELAYS = (names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
+TIMER_MAX_MS = 3 * 86_400_000  # RocketMQ: timerMaxDelaySec
+_TIMERS = ((names.TIMER_DELAY_SEC, 1000, None), (names.TIMER_DELAY_MS, 1, None), (names.TIMER_DELIVER_MS, 1, 0))
+DELAYS = (names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
 
 
 def message_type(properties: Mapping[str, str], *, prepared: bool) -> str:
     """TRANSACTION, DELAY, FIFO or NORMAL. RocketMQ: TopicMessageType.parseFromMessageProperty (5.3.3)."""
     if prepared:
         return "TRANSACTION"
-    if any(name in properties for name in _DELAYS):
+    if any(name in properties for name in DELAYS):
         return "DELAY"
     return "FIFO" if names.SHARDING_KEY in properties else "NORMAL"
 
@@ -46,18 +48,42 @@ def _types(properties: Mapping[str, str], *, prepared: bool) -> tuple[str, ...]:
 def delay_level(properties: Mapping[str, str]) -> int:
     """The delay level that a message asks for; 0 for none. Levels above the last mean the last.
 
-    Raises MessageRejected for what is not a level, and for RocketMQ 5's delays to the second, which need its timer
-    wheel. RocketMQ: HookUtils.transformDelayLevelMessage (5.3.3).
+    Raises MessageRejected for what is not a level. RocketMQ: HookUtils.transformDelayLevelMessage (5.3.3).
     """
-    for name in _DELAYS[1:]:
-        if name in properties:
-            raise MessageRejected(f"{name} needs RocketMQ's timer: give a delay level in {names.DELAY} instead")
     level = properties.get(names.DELAY)
     if level is None:
         return 0
     if not (level.isascii() and level.isdigit()):
         raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {level!r}")
     return min(int(level), len(parse_delay_levels()))
+
+
+def deliver_at_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
+    """When a message with a delay of any length is due; None without one.
+
+    Raises MessageRejected for what is no time, and for more than three days.
+    RocketMQ: HookUtils.transformTimerMessage (5.3.3).
+    """
+    for name, unit_ms, begin_ms in _TIMERS:
+        said = properties.get(name)
+        if said is None:
+            continue
+        if not (said.isascii() and said.isdigit() and len(said) < 19):
+            raise MessageRejected(f"{name} is a number, not {said!r:.40}")
+        due_ms = int(said) * unit_ms + (now_ms if begin_ms is None else begin_ms)
+        if due_ms > now_ms + TIMER_MAX_MS:
+            raise MessageRejected(f"{name} {said} is more than {TIMER_MAX_MS // 86_400_000} days from now")
+        return due_ms
+    return None
+
+
+def timer_level(left_ms: int, delays_ms: Sequence[int] = tuple(parse_delay_levels())) -> int:
+    """The delay level that a message with a delay of any length waits in next: the longest that is not too long.
+
+    The last step takes the first level, so that it is never early and at most that late.
+    """
+    fitting = [level for level, delay_ms in enumerate(delays_ms, 1) if delay_ms <= left_ms]
+    return max(fitting, default=1)
 
 
 class Admission:

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from broker.errors import MessageRejected
 from broker.format import properties as names
-from broker.format.sysflag import TransactionType
+from broker.format.java import Host
+from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message
-from broker.store.write.admission import Admission, delay_level
-from broker.store.write.pending_record import PendingRecord, check_size, draft, end_draft
+from broker.store.write.admission import DELAYS, Admission, check_batch, delay_level, deliver_at_ms, timer_level
+from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, check_size, draft, end_draft
 from broker.store.write.uniquekey import new_unique_key
+
+
+class Origin(NamedTuple):
+    """What a message from elsewhere says of itself: who sent it and when, and how its body is compressed.
+
+    `sys_flag` counts for the compression only. Hosts are IPv4.
+    """
+
+    born_timestamp_ms: int
+    born_host: Host = LOCAL_HOST
+    store_host: Host = LOCAL_HOST  # where clients find the record again: it stands in its offset message id
+    flag: int = 0
+    sys_flag: int = 0
+    reconsume_times: int = 0
 
 
 class Composed(NamedTuple):
@@ -31,6 +47,7 @@ def compose(
     size_max: int,
     extra: Mapping[str, str] | None = None,
     group: str | None = None,
+    origin: Origin | None = None,
 ) -> Composed:
     """The record of a message; with a `group`, of a half message of that producer group.
 
@@ -51,7 +68,7 @@ def compose(
         for name, value in extra.items():
             names.check(name, value)
         properties.update(extra)
-        if level := delay_level(properties):  # a Message has none of its own
+        if level := _level(properties, now_ms, prepared=prepared):  # a Message has none of its own
             properties |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id)}
     waits = level and not prepared
     record = draft(
@@ -59,8 +76,8 @@ def compose(
         message.body,
         properties,
         queue_id=level - 1 if waits else queue_id,
-        born_timestamp_ms=now_ms,
         kind=TransactionType.PREPARED if prepared else TransactionType.NONE,
+        **_said(origin, now_ms),
     )
     if len(record.raw) > size_max:
         check_size(len(record.raw), size_max)
@@ -69,4 +86,55 @@ def compose(
         if prepared:
             check_size(len(end_draft(record, 0, 0, TransactionType.COMMIT).raw), size_max)
         admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
-    return Composed(record, properties, now_ms)
+    return Composed(record, properties, now_ms if origin is None else origin.born_timestamp_ms)
+
+
+def _level(properties: dict[str, str], now_ms: int, *, prepared: bool) -> int:
+    """The delay level that a message waits in first; 0 for none. A delay of any length goes from level to level."""
+    due_ms = deliver_at_ms(properties, now_ms)
+    if due_ms is None:
+        return delay_level(properties)
+    if prepared:
+        raise MessageRejected(f"a transactional message is delayed by a level, in {names.DELAY}")
+    if due_ms <= now_ms:
+        return 0
+    properties |= {names.TIMER_OUT_MS: str(due_ms), names.TIMER_ENQUEUE_MS: str(now_ms)}
+    properties[names.DELAY] = str(timer_level(due_ms - now_ms))
+    return int(properties[names.DELAY])
+
+
+def compose_batch(
+    messages: Sequence[Message],
+    admission: Admission,
+    *,
+    queue_id: int,
+    size_max: int,
+    extra: Sequence[Mapping[str, str]] = (),
+    origin: Origin | None = None,
+) -> list[PendingRecord]:
+    """The records of messages that are sent together; with `extra`, each has these properties and no others are made.
+
+    Raises MessageRejected, NotPermitted. RocketMQ: MessageExtEncoder.encode of a batch (5.3.3).
+    """
+    check_batch(messages)
+    now_ms = time.time_ns() // 1_000_000
+    records: list[PendingRecord] = []
+    for number, message in enumerate(messages):
+        properties = message.stored_properties
+        if extra:
+            properties.update(extra[number])
+            if any(name in properties for name in DELAYS):
+                raise MessageRejected("messages of a batch cannot be delayed: send each by itself")
+        else:
+            properties[names.UNIQ_KEY] = new_unique_key(now_ms)
+        records.append(draft(message.topic, message.body, properties, queue_id=queue_id, **_said(origin, now_ms)))
+        admission.admit(message.topic, properties, queue_id, now_ms)
+    check_size(sum(one.size for one in records), size_max)
+    return records
+
+
+def _said(origin: Origin | None, now_ms: int) -> dict[str, Any]:
+    """Arguments of `draft`."""
+    if origin is None:
+        return {"born_timestamp_ms": now_ms}
+    return {**origin._asdict(), "sys_flag": origin.sys_flag & (COMPRESSED | COMPRESSION_MASK)}

@@ -145,8 +145,10 @@ def draft(
     flag: int = 0,
     sys_flag: int = 0,
     reconsume_times: int = 0,
+    born_host: Host = LOCAL_HOST,
+    store_host: Host = LOCAL_HOST,
 ) -> PendingRecord:
-    """A new record. Topic and properties must have been checked (`broker.message.Message` does)."""
+    """A new record. Topic and properties must have been checked (`broker.message.Message` does); hosts are IPv4."""
     named = _topic_field(topic)
     texts = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
     size = len(texts) + RECORD_CRC_SIZE
@@ -154,11 +156,20 @@ def draft(
         raise MessageRejected(f"the message is too large for a record: properties of {len(texts)} bytes")
     head = _pack_head(
         _HEAD_SIZE + len(body) + len(named) + 2 + size, MAGIC_V1, _crc32(body) & 0x7FFFFFFF, queue_id, flag, 0, 0,
-        sys_flag & ~0xC | kind, born_timestamp_ms, _ADDRESS, _PORT, 0, _ADDRESS, _PORT,
+        sys_flag & ~0xC | kind, born_timestamp_ms, *_place(born_host), 0, *_place(store_host),
         reconsume_times, 0, len(body),
     )  # fmt: skip
     raw = b"".join((head, body, named, size.to_bytes(2, "big"), texts, _NO_CRC))
     return _with_facts(raw, topic, queue_id, kind, properties)
+
+
+def _place(host: Host) -> tuple[bytes, int]:
+    """An address and a port as they stand in a record."""
+    if host is LOCAL_HOST:
+        return _ADDRESS, _PORT
+    if host.is_ipv6:
+        raise MessageRejected(f"a record of this store holds IPv4 addresses, not {host}")
+    return host.address, host.port
 
 
 def _with_facts(

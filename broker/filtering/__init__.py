@@ -1,0 +1,1 @@
+"""Which messages a subscription wants, by an expression over their properties; pure."""

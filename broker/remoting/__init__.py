@@ -1,0 +1,1 @@
+"""RocketMQ's remoting protocol: frames, headers and bodies; pure, for a server and for a client alike."""

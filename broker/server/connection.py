@@ -1,0 +1,223 @@
+"""One connection: bytes to requests, answers to bytes; bounded, and of no cost to others.
+
+RocketMQ: NettyRemotingServer, NettyRemotingAbstract.processMessageReceived (5.3.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from broker.errors import ProtocolError
+from broker.remoting import command as remoting
+from broker.remoting.command import ONEWAY, RemotingCommand
+from broker.remoting.frames import FrameSplitter
+from broker.server.settings import ServerSettings
+from broker.server.tls import HANDSHAKE, TlsLayer
+
+UNANSWERED_MAX = 1024  # requests of one connection; more are not read until some are answered
+UNSENT_BYTES_MAX = 64 << 20  # answers that the peer does not read; then the connection is closed
+HELD_BYTES_MAX = 512 << 20  # unfinished frames of all connections together
+_FRAME_S = 30.0  # how long a frame may take to arrive
+_WRITE_HIGH = 4 << 20
+
+log = logging.getLogger("broker.server")
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of its server."""
+
+    held_bytes: int  # unfinished frames of all connections
+    tls: ssl.SSLContext | None
+
+    @property
+    def settings(self) -> ServerSettings: ...
+
+    def admits(self, connection: Connection) -> bool: ...
+
+    def left(self, connection: Connection) -> None: ...
+
+    def handle(self, connection: Connection, command: RemotingCommand) -> None: ...
+
+    def held_pulls(self, connection: Connection) -> int: ...
+
+
+class Connection(asyncio.Protocol):
+    """The server's end of a client's connection. All of it runs in the event loop but `notify`."""
+
+    def __init__(self, server: ConnectionOwner) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._splitter = FrameSplitter()
+        self._tls: TlsLayer | None = None
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._unanswered = 0
+        self._is_paused = self._is_choked = False
+        self._opaque = itertools.count()
+        self._asked: dict[int, Callable[[RemotingCommand | None], None]] = {}
+        self._begun = False
+        self._reported = 0
+        self.is_closed = False
+        self.address = ""
+        self.host = ""
+        self.active_s = self._frame_since_s = time.monotonic()
+
+    # Coming and going
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        host, port, *_ = transport.get_extra_info("peername") or ("", 0)
+        self.host, self.address = host, f"{host}:{port}"
+        if not self._server.admits(self):
+            self._close("there are as many connections as the server takes")
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio says so
+        self.is_closed = True
+        self._report(0)
+        asked, self._asked = self._asked, {}
+        for answer in asked.values():
+            answer(None)
+        self._server.left(self)
+
+    def _close(self, reason: str) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            log.info("%s: closed: %s", self.address, reason)
+            self._transport.abort()
+
+    def finish(self) -> None:
+        """Send what is to be sent, and close."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def check(self, now_s: float, idle_s: float) -> None:
+        """Close a connection on which nothing happens, or whose frame does not end."""
+        if now_s - self.active_s > idle_s and not self._unanswered:
+            self._close(f"nothing came for {idle_s:g} s")
+        elif self._splitter.held_bytes and now_s - self._frame_since_s > _FRAME_S:
+            self._close(f"a frame did not end for {_FRAME_S:g} s")
+
+    # What comes
+
+    def data_received(self, data: bytes) -> None:
+        self.active_s = time.monotonic()
+        try:
+            if not self._begun:
+                self._begin(data[0])
+            if self._tls is not None:
+                data = self._tls.receive(data)
+                self._send_now(self._tls.outgoing())
+            if not self._splitter.held_bytes:
+                self._frame_since_s = self.active_s
+            frames = self._splitter.feed(data)
+            self._report(self._splitter.held_bytes)
+            for frame in frames:
+                self._receive(remoting.decode(frame))
+        except ProtocolError as error:
+            self._close(str(error))
+        except ssl.SSLError as error:
+            self._close(f"TLS: {error.reason or 'the handshake failed'}")
+
+    def _begin(self, first: int) -> None:
+        self._begun = True
+        context = self._server.tls
+        if first == HANDSHAKE and context is not None:
+            self._tls = TlsLayer(context)
+        elif first == HANDSHAKE:
+            raise ProtocolError("the client speaks TLS, and this server has no certificate")
+        elif context is not None and self._server.settings.tls_only:
+            raise ProtocolError("the client does not speak TLS")
+
+    def _report(self, held_bytes: int) -> None:
+        self._server.held_bytes += held_bytes - self._reported
+        self._reported = held_bytes
+        if held_bytes and self._server.held_bytes > HELD_BYTES_MAX:
+            raise ProtocolError("unfinished frames take too much memory")
+
+    def _receive(self, command: RemotingCommand) -> None:
+        if command.is_response:
+            answer = self._asked.pop(command.opaque, None)
+            if answer is not None:
+                answer(command)
+            return
+        self._unanswered += 1
+        self._balance()
+        self._server.handle(self, command)
+
+    def answered(self, request: RemotingCommand, answer: RemotingCommand | None) -> None:
+        """A request is done; one-way requests get no answer, whatever became of them."""
+        self._unanswered -= 1
+        if answer is not None and not request.is_oneway:
+            self.send(answer.encode())
+        self._balance()
+
+    # What goes
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, with all others of this round of the loop."""
+        if self.is_closed:
+            return
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+
+    def _flush(self) -> None:
+        if self._out and not self.is_closed:
+            data = b"".join(self._out)
+            self._out.clear()
+            if self._tls is not None:
+                self._tls.send(data)
+                data = self._tls.outgoing()
+            self._send_now(data)
+
+    def _send_now(self, data: bytes) -> None:
+        if not data or self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self._close("it does not read its answers")
+
+    def notify(self, command: RemotingCommand) -> None:
+        """Send a request of ours that needs no answer; any thread may."""
+        self._loop.call_soon_threadsafe(self._notify, command)
+
+    def _notify(self, command: RemotingCommand) -> None:
+        command.opaque, command.flag = next(self._opaque), ONEWAY
+        self.send(command.encode())
+
+    def ask(self, command: RemotingCommand, answer: Callable[[RemotingCommand | None], None], timeout_s: float) -> None:
+        """Send a request of ours; `answer` gets the response, None when none comes in time."""
+        command.opaque, command.flag = next(self._opaque), 0
+        self._asked[command.opaque] = answer
+        self.send(command.encode())
+        self._loop.call_later(timeout_s, self._give_up, command.opaque)
+
+    def _give_up(self, opaque: int) -> None:
+        answer = self._asked.pop(opaque, None)
+        if answer is not None:
+            answer(None)
+
+    def pause_writing(self) -> None:
+        self._is_choked = True
+        self._balance()
+
+    def resume_writing(self) -> None:
+        self._is_choked = False
+        self._balance()
+
+    def _balance(self) -> None:
+        """Read on, or not."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        wanted = self._is_choked or self._unanswered >= UNANSWERED_MAX + self._server.held_pulls(self)
+        if wanted != self._is_paused:
+            self._is_paused = wanted
+            (self._transport.pause_reading if wanted else self._transport.resume_reading)()

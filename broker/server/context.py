@@ -1,0 +1,64 @@
+"""What the handlers of all requests share, and how they refuse one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from broker.errors import BrokerError
+from broker.format.java import Host
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.server.acl import Account
+from broker.server.clients import Clients, Peer
+from broker.server.counters import Counters
+from broker.server.group_file import GroupFile
+from broker.server.group_positions import GroupPositions
+from broker.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from broker.live import LiveStore
+
+
+class Refused(BrokerError):
+    """A request that is answered with a code and a sentence, and changes nothing."""
+
+    def __init__(self, code: ResponseCode, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+
+
+class Request(NamedTuple):
+    """A request, who sent it, and in whose name."""
+
+    command: RemotingCommand
+    connection: Peer
+    account: Account | None
+
+    def answer(
+        self, ext: dict[str, str] | None = None, body: bytes = b"", remark: str | None = None
+    ) -> RemotingCommand:
+        return self.command.answer(ResponseCode.SUCCESS, remark, ext, body)
+
+
+@dataclass
+class ServerContext:
+    """One server's parts."""
+
+    settings: ServerSettings
+    store: LiveStore
+    address: str  # HOST:PORT that clients reach
+    host: Host  # the same as records hold it
+    clients: Clients
+    positions: GroupPositions
+    groups: GroupFile
+    counters: Counters
+    properties: dict[str, dict[str, str]] = field(default_factory=dict)  # of the name server, by namespace and key
+    checks: dict[int, int] = field(default_factory=dict)  # how often a half message was asked about, by its offset
+    is_wiped: bool = False  # no topic is offered for writing. RocketMQ: wipeWritePerm
+    started_ms: int = 0
+
+    def notify_members(self, group: str, peers: list[Any]) -> None:
+        """Have the clients of a group divide its queues again."""
+        for peer in dict.fromkeys(peers):
+            peer.notify(RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": group}))

@@ -1,0 +1,187 @@
+"""Which function answers which request code, in which thread, and who may ask.
+
+LOOP answers at once, STORE appends, GROUP keeps who is there and where groups stand, READ reads.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from broker.errors import BrokerError, MessageRejected, NotPermitted, ProtocolError, StoreFull
+from broker.remoting.bodies import decode_heartbeat
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.server import acl
+from broker.server.clients import Peer
+from broker.server.context import Refused, Request, ServerContext
+from broker.server.requests import admin, ends, naming, presence, pulls, queues, relay, sends, stats, tuning
+
+log = logging.getLogger("broker.server")
+
+
+class Lane(enum.Enum):
+    """Where a request is worked on."""
+
+    LOOP = 0
+    STORE = 1
+    GROUP = 2
+    READ = 3
+
+
+class Level(enum.Enum):
+    """Who may ask: everyone who may connect, administrators (with an ACL), and nobody unless `admin` is set."""
+
+    OPEN = 0
+    MANAGE = 1
+    DANGEROUS = 2
+
+
+class Route(NamedTuple):
+    """One request code."""
+
+    handler: Callable[[ServerContext, Request], Any]
+    lane: Lane = Lane.READ
+    level: Level = Level.OPEN
+    right: str = ""  # PUB or SUB at the topic, SUB at the group, that the fields name
+
+
+_OPEN, _MANAGE, _DANGEROUS = Level.OPEN, Level.MANAGE, Level.DANGEROUS
+_PUB, _SUB = acl.PUB, acl.SUB
+
+ROUTES: dict[int, Route] = {
+    Code.SEND_MESSAGE: Route(sends.send_message, Lane.STORE, _OPEN, _PUB),
+    Code.SEND_MESSAGE_V2: Route(sends.send_message, Lane.STORE, _OPEN, _PUB),
+    Code.SEND_BATCH_MESSAGE: Route(sends.send_batch, Lane.STORE, _OPEN, _PUB),
+    Code.CONSUMER_SEND_MSG_BACK: Route(sends.send_back, Lane.STORE, _OPEN, _SUB),
+    Code.END_TRANSACTION: Route(ends.end_transaction, Lane.STORE),
+    Code.SEND_REPLY_MESSAGE: Route(relay.send_reply, Lane.LOOP, _OPEN, _PUB),
+    Code.SEND_REPLY_MESSAGE_V2: Route(relay.send_reply, Lane.LOOP, _OPEN, _PUB),
+    Code.PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, _SUB),
+    Code.LITE_PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, _SUB),
+    Code.QUERY_MESSAGE: Route(queues.query_message, Lane.READ, _OPEN, _SUB),
+    Code.VIEW_MESSAGE_BY_ID: Route(queues.view_message, Lane.READ, _OPEN, _SUB),
+    Code.QUERY_CONSUMER_OFFSET: Route(queues.query_consumer_offset, Lane.GROUP, _OPEN, _SUB),
+    Code.UPDATE_CONSUMER_OFFSET: Route(queues.update_consumer_offset, Lane.GROUP, _OPEN, _SUB),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: Route(queues.search_offset),
+    Code.GET_MAX_OFFSET: Route(queues.get_max_offset),
+    Code.GET_MIN_OFFSET: Route(queues.get_min_offset),
+    Code.GET_EARLIEST_MSG_STORETIME: Route(queues.get_earliest_store_time),
+    Code.HEART_BEAT: Route(presence.heart_beat, Lane.GROUP),
+    Code.UNREGISTER_CLIENT: Route(presence.unregister_client, Lane.GROUP),
+    Code.GET_CONSUMER_LIST_BY_GROUP: Route(presence.get_consumer_list, Lane.GROUP, _OPEN, _SUB),
+    Code.LOCK_BATCH_MQ: Route(presence.lock_batch, Lane.GROUP),
+    Code.UNLOCK_BATCH_MQ: Route(presence.unlock_batch, Lane.GROUP),
+    Code.CHECK_CLIENT_CONFIG: Route(presence.check_client_config, Lane.LOOP),
+    # The name server's
+    Code.GET_ROUTEINFO_BY_TOPIC: Route(naming.get_route),
+    Code.GET_BROKER_CLUSTER_INFO: Route(naming.get_cluster, Lane.LOOP),
+    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: Route(naming.get_topics),
+    Code.GET_TOPICS_BY_CLUSTER: Route(naming.get_topics_by_cluster),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: Route(naming.get_system_topics),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Route(naming.get_system_topics),
+    Code.PUT_KV_CONFIG: Route(naming.put_value, Lane.LOOP, _MANAGE),
+    Code.GET_KV_CONFIG: Route(naming.get_value, Lane.LOOP),
+    Code.DELETE_KV_CONFIG: Route(naming.delete_value, Lane.LOOP, _MANAGE),
+    Code.GET_KVLIST_BY_NAMESPACE: Route(naming.get_values, Lane.LOOP),
+    Code.DELETE_TOPIC_IN_NAMESRV: Route(naming.delete_topic, Lane.LOOP, _MANAGE),
+    Code.WIPE_WRITE_PERM_OF_BROKER: Route(naming.wipe_write_perm, Lane.READ, _DANGEROUS),
+    Code.ADD_WRITE_PERM_OF_BROKER: Route(naming.add_write_perm, Lane.READ, _DANGEROUS),
+    Code.GET_NAMESRV_CONFIG: Route(naming.get_name_server_config, Lane.LOOP, _MANAGE),
+    # Administrators'
+    Code.UPDATE_AND_CREATE_TOPIC: Route(admin.create_topic, Lane.STORE, _MANAGE),
+    Code.DELETE_TOPIC_IN_BROKER: Route(admin.delete_topic, Lane.STORE, _MANAGE),
+    Code.GET_TOPIC_CONFIG: Route(admin.get_topic_config),
+    Code.GET_ALL_TOPIC_CONFIG: Route(admin.get_all_topics),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Route(admin.put_group, Lane.GROUP, _MANAGE),
+    Code.DELETE_SUBSCRIPTIONGROUP: Route(admin.delete_group, Lane.GROUP, _MANAGE),
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(admin.get_all_groups),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: Route(admin.get_group),
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: Route(admin.reset_offsets, Lane.GROUP, _MANAGE),
+    Code.CLONE_GROUP_OFFSET: Route(admin.clone_positions, Lane.GROUP, _MANAGE),
+    Code.UPDATE_BROKER_CONFIG: Route(tuning.update_config, Lane.LOOP, _DANGEROUS),
+    Code.GET_BROKER_CONFIG: Route(stats.get_broker_config, Lane.READ, _MANAGE),
+    Code.GET_BROKER_RUNTIME_INFO: Route(stats.get_runtime_info),
+    Code.GET_TOPIC_STATS_INFO: Route(stats.get_topic_stats),
+    Code.GET_CONSUME_STATS: Route(stats.get_consume_stats),
+    Code.GET_BROKER_CONSUME_STATS: Route(stats.get_broker_consume_stats),
+    Code.GET_CONSUMER_CONNECTION_LIST: Route(presence.get_consumer_connections),
+    Code.GET_PRODUCER_CONNECTION_LIST: Route(presence.get_producer_connections),
+    Code.GET_ALL_PRODUCER_INFO: Route(presence.get_all_producers),
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: Route(stats.query_groups_of_topic),
+    Code.QUERY_TOPICS_BY_CONSUMER: Route(stats.query_topics_of_group),
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: Route(stats.query_subscription),
+    Code.QUERY_CONSUME_TIME_SPAN: Route(stats.query_time_spans),
+    Code.QUERY_CONSUME_QUEUE: Route(queues.query_consume_queue),
+    Code.VIEW_BROKER_STATS_DATA: Route(stats.view_stats),
+    Code.GET_ALL_CONSUMER_OFFSET: Route(stats.get_all_positions, Lane.GROUP),
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE: Route(stats.nothing_to_do, Lane.LOOP, _MANAGE),
+    Code.CLEAN_UNUSED_TOPIC: Route(stats.nothing_to_do, Lane.LOOP, _MANAGE),
+    Code.GET_CONSUMER_RUNNING_INFO: Route(relay.to_consumer, Lane.LOOP, _MANAGE),
+    Code.CONSUME_MESSAGE_DIRECTLY: Route(relay.to_consumer, Lane.LOOP, _DANGEROUS),
+}
+
+
+def admitted(
+    context: ServerContext, control: acl.AccessControl | None, connection: Peer, command: RemotingCommand
+) -> tuple[Route, Request]:
+    """What answers a request, once it is sure that its sender may ask. Raises Refused, ProtocolError."""
+    route = ROUTES.get(command.code)
+    if route is None:
+        text = f" request type {command.code} not supported"
+        raise Refused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
+    if route.level is Level.DANGEROUS and not context.settings.admin:
+        text = f"{Code(command.code).name} is refused: start the server with --admin to allow it"
+        raise Refused(ResponseCode.NO_PERMISSION, text)
+    account = None
+    if control is not None:
+        try:
+            account = control.account(command.ext, command.body, connection.host)
+        except acl.Denied as error:
+            raise Refused(ResponseCode.NO_PERMISSION, str(error)) from None
+        _check_rights(route, command, account)
+    return route, Request(command, connection, account)
+
+
+def _check_rights(route: Route, command: RemotingCommand, account: acl.Account | None) -> None:
+    """Raises Refused when an account lacks a right that the request needs."""
+    if account is None or account.is_admin:
+        return
+    if route.level is not Level.OPEN:
+        raise Refused(ResponseCode.NO_PERMISSION, f"{Code(command.code).name} needs an account with admin: true")
+    wanted: list[tuple[str, str, str]] = []  # right, topic, group
+    if route.right:
+        ext = command.ext
+        if topic := ext.get("topic") or ext.get("b") or ext.get("originTopic"):
+            wanted.append((route.right, topic, ""))
+        if group := ext.get("consumerGroup") or ext.get("group"):
+            wanted.append((_SUB, "", group))
+    if command.code == Code.HEART_BEAT:
+        for one in decode_heartbeat(command.body).consumers:
+            wanted.append((_SUB, "", one.group))
+            wanted += [(_SUB, subscription.topic, "") for subscription in one.subscriptions]
+    for right, topic, group in wanted:
+        if topic.startswith(("%RETRY%", "%DLQ%")):  # those of its group
+            right, topic, group = _SUB, "", topic.split("%", 2)[2]
+        if not acl.may(account, right, topic=topic, group=group):
+            what = f"topic {topic}" if topic else f"group {group}"
+            raise Refused(ResponseCode.NO_PERMISSION, f"accessKey={account.access_key} has no {right} at {what}")
+
+
+def refusal(command: RemotingCommand, error: BaseException) -> RemotingCommand:
+    """The answer to a request that failed. What nobody expected is logged, without the request's body."""
+    if isinstance(error, Refused | ProtocolError):
+        return command.answer(error.code, str(error))
+    if isinstance(error, MessageRejected):
+        return command.answer(ResponseCode.MESSAGE_ILLEGAL, str(error))
+    if isinstance(error, NotPermitted):
+        return command.answer(ResponseCode.__members__.get(error.code, ResponseCode.NO_PERMISSION), str(error))
+    if isinstance(error, StoreFull):
+        return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+    if not isinstance(error, BrokerError):
+        log.error("request %s failed", command.code, exc_info=error)
+        return command.answer(ResponseCode.SYSTEM_ERROR, f"the server has a defect here: {type(error).__name__}")
+    return command.answer(ResponseCode.SYSTEM_ERROR, str(error))

@@ -1,0 +1,147 @@
+"""Where each group of remote clients stands: the store's own table, which all its processes share.
+
+RocketMQ: ConsumerOffsetManager (5.3.3).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from broker.consuming.consumer_table import UNSET
+from broker.consuming.membership import Membership
+from broker.consuming.positions import Positions
+from broker.errors import StoreError
+
+if TYPE_CHECKING:
+    from broker.live import LiveStore
+
+Queue = tuple[str, str, int]  # group, topic, queue id
+_JOIN_S = 1.0  # between a group's membership and its first client, which a heartbeat brings together
+
+
+class GroupPositions:
+    """The positions of all groups, and this server's membership in those of its clients. Threads share it."""
+
+    def __init__(self, store: LiveStore) -> None:
+        self._store = store
+        self.table = Positions(store)
+        self._lock = threading.Lock()
+        self._members: dict[str, Membership] = {}
+        self._joined_s: dict[str, float] = {}
+        self._resets: dict[Queue, int] = {}  # what a client is told with its next pull
+
+    def close(self) -> None:
+        with self._lock:
+            for member in self._members.values():
+                member.leave()
+            self._members.clear()
+        self.table.exchange.export(at_once=True)
+        self.table.close()
+
+    # Membership: a group is consumed over the network or by processes of this machine, never both
+
+    def join(self, group: str, topics: Iterable[str]) -> None:
+        """Consume for a group's clients. Raises StoreError while processes that have the store open consume for it."""
+        with self._lock:
+            self._joined_s[group] = time.monotonic()
+            if group not in self._members:
+                self._members[group] = Membership(self.table.cells, group, sorted(topics), remote=True)
+            else:
+                self._members[group].see(sorted(topics))
+
+    def keep(self, groups: Iterable[str]) -> None:
+        """Say that the groups of connected clients are there, and leave those that have none."""
+        living, since_s = set(groups), time.monotonic() - _JOIN_S
+        with self._lock:
+            for group in [name for name in self._members if name not in living and self._joined_s[name] < since_s]:
+                self._members.pop(group).leave()
+                del self._joined_s[group]
+            for member in self._members.values():
+                member.beat()
+
+    # Positions
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The queue offset from which a group goes on; None when it was never there."""
+        cells = self.table.cells
+        cell = cells.find(group, topic, queue_id)
+        position = UNSET if cell is None else cells.position(cell)
+        if position != UNSET:
+            return position
+        return self.table.exchange.offsets().positions.get((topic, group), {}).get(queue_id) if cell is None else None
+
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        """A group goes on from here: never beyond the queue, and not while it is to be reset."""
+        end = self._store.queue_end(topic, queue_id)
+        cells = self.table.cells
+        with self._lock:
+            if queue_offset < 0 or (group, topic, queue_id) in self._resets:
+                return
+            cell = cells.find(group, topic, queue_id)
+            with cells.lock:
+                if cell is None:
+                    cell = cells.make(group, topic, queue_id)
+                cells.put(cell, min(queue_offset, end))
+
+    def reset(self, group: str, topic: str, queue_id: int, queue_offset: int, *, is_online: bool) -> None:
+        """Put a group elsewhere; clients that are connected hear of it with their next pull."""
+        cells = self.table.cells
+        with self._lock:
+            with cells.lock:
+                cells.set_position(cells.make(group, topic, queue_id), queue_offset)
+            if is_online:
+                self._resets[group, topic, queue_id] = queue_offset
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where a client must go on, once."""
+        if not self._resets:
+            return None
+        with self._lock:
+            return self._resets.pop((group, topic, queue_id), None)
+
+    @property
+    def has_resets(self) -> bool:
+        return bool(self._resets)
+
+    def of_group(self, group: str) -> dict[tuple[str, int], int]:
+        """(topic, queue id) → queue offset, of all that a group ever consumed."""
+        found: dict[tuple[str, int], int] = {}
+        for (topic, name), queues in self.table.exchange.offsets().positions.items():
+            if name == group:
+                found.update({(topic, queue_id): at for queue_id, at in queues.items()})
+        for cell, (name, topic, queue_id) in self.table.cells.all():
+            position = self.table.cells.position(cell)
+            if name == group and queue_id >= 0 and position != UNSET:
+                found[topic, queue_id] = position
+        return found
+
+    def groups_at(self, topic: str) -> set[str]:
+        """The groups that have a position in a topic."""
+        exported = {group for (name, group) in self.table.exchange.offsets().positions if name == topic}
+        cells = self.table.cells
+        own = {
+            group
+            for cell, (group, name, queue_id) in cells.all()
+            if name == topic and queue_id >= 0 and cells.position(cell) != UNSET
+        }
+        return exported | own
+
+    def forget(self, group: str) -> None:
+        """A deleted group begins anew when it comes back."""
+        cells = self.table.cells
+        with cells.lock:
+            for cell, (name, _, queue_id) in list(cells.all()):
+                if name == group and queue_id >= 0:
+                    cells.set_position(cell, UNSET)
+
+
+def check_local(positions: GroupPositions, group: str, topics: Iterable[str]) -> str | None:
+    """Why a group cannot be consumed here; None when it can."""
+    try:
+        positions.join(group, topics)
+    except StoreError as error:
+        return str(error)
+    return None

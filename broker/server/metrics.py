@@ -1,0 +1,118 @@
+"""`/metrics` for Prometheus and `/healthz`, on a port of their own on this machine.
+
+Names are those of RocketMQ's exporter where it has one (rocketmq-exporter: RMQMetricsCollector); others begin with
+`checkback_`. No label holds a body, a key or an address of a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from broker.consuming.offset_export import SCHEDULE_GROUP
+from broker.errors import BrokerError
+from broker.server.requests.queues import queue_range
+from broker.server.requests.stats import GET, PUT
+
+if TYPE_CHECKING:
+    from broker.server.context import ServerContext
+
+_REQUEST_BYTES, _REQUEST_S = 8192, 5.0
+Labels = dict[str, str]
+Sample = tuple[str, str, Labels, float]  # name, type, labels, value
+
+
+def samples(context: ServerContext) -> Iterator[Sample]:
+    """Everything that is measured, of topics, groups and transactions."""
+    settings, counters, store = context.settings, context.counters, context.store
+    base = {"cluster": settings.cluster, "broker": settings.broker_name}
+    yield "rocketmq_broker_tps", "gauge", base, counters.recent(PUT)[1]
+    yield "rocketmq_broker_qps", "gauge", base, counters.recent(GET)[1]
+    yield "checkback_messages_in_total", "counter", base, counters.total(PUT)
+    yield "checkback_messages_out_total", "counter", base, counters.total(GET)
+    producers, consumers = context.clients.counts()
+    yield "checkback_producer_groups", "gauge", base, producers
+    yield "checkback_consumer_groups", "gauge", base, consumers
+    yield "checkback_transactions_in_doubt", "gauge", base, len(store.transactions.in_doubt_slots())
+    yield "checkback_transactions_parked", "gauge", base, len(store.transactions.parked())
+    ends: dict[tuple[str, int], int] = {}
+    for topic in store.topics():
+        for queue_id in store.queues(topic):
+            ends[topic, queue_id] = queue_range(store, topic, queue_id)[1]
+        said = {**base, "topic": topic}
+        yield "rocketmq_producer_offset", "gauge", said, sum(end for name, end in ends.items() if name[0] == topic)
+        yield "rocketmq_producer_tps", "gauge", said, counters.recent(PUT, topic)[1]
+    for group in sorted(context.groups.all().groups):
+        yield from _of_group(context, base, group, ends)
+
+
+def _of_group(context: ServerContext, base: Labels, group: str, ends: dict[tuple[str, int], int]) -> Iterator[Sample]:
+    if group == SCHEDULE_GROUP:
+        return
+    online = str(len(context.clients.client_ids(group)))
+    positions = context.positions.of_group(group)
+    for topic in sorted({topic for topic, _ in positions}):
+        queues = {name: at for name, at in positions.items() if name[0] == topic}
+        said = {**base, "group": group, "topic": topic}
+        lag = sum(max(0, ends.get(name, at) - at) for name, at in queues.items())
+        yield "rocketmq_consumer_offset", "gauge", said, sum(queues.values())
+        yield "rocketmq_group_diff", "gauge", {**said, "countOfOnlineConsumers": online}, lag
+        yield "rocketmq_consumer_tps", "gauge", said, context.counters.recent(GET, f"{topic}@{group}")[1]
+
+
+def exposition(found: Iterator[Sample]) -> str:
+    """The text format of Prometheus: samples of one name together."""
+    lines: dict[str, list[str]] = {}
+    for name, kind, labels, value in found:
+        block = lines.setdefault(name, [f"# TYPE {name} {kind}"])
+        shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        block.append(f"{name}{{{shown}}} {value:g}")
+    return "".join(f"{line}\n" for block in lines.values() for line in block)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class MetricsPage:
+    """Answers GET requests, one for each connection."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        run: Callable[[Callable[[], str]], asyncio.Future[str]],
+        own: Callable[[], list[Sample]],
+    ) -> None:
+        """`run` works in a thread; `own()` has what the server itself counts."""
+        self._context, self._run, self._own = context, run, own
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request, and its end."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+            async with asyncio.timeout(_REQUEST_S):
+                line = (await reader.readuntil(b"\r\n\r\n"))[:_REQUEST_BYTES].split(b"\r\n")[0].decode("latin-1")
+                status, kind, body = await self._page(line)
+                size = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                writer.write(f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{size}".encode() + body)
+                await writer.drain()
+        writer.close()
+
+    async def _page(self, line: str) -> tuple[str, str, bytes]:
+        method, _, rest = line.partition(" ")
+        path = rest.split(" ")[0].split("?")[0]
+        if method != "GET" or path not in ("/metrics", "/healthz"):
+            return "404 Not Found", "text/plain", b"GET /metrics or /healthz\n"
+        try:
+            if path == "/healthz":
+                await self._run(lambda: str(self._context.store.visible_end))
+                return "200 OK", "text/plain", b"ok\n"
+            text = await self._run(lambda: exposition(self._all()))
+        except (BrokerError, OSError, ValueError) as error:
+            return "503 Service Unavailable", "text/plain", f"{error}\n".encode()
+        return "200 OK", "text/plain; version=0.0.4", text.encode()
+
+    def _all(self) -> Iterator[Any]:
+        yield from self._own()
+        yield from samples(self._context)

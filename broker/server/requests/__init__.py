@@ -1,0 +1,1 @@
+"""What the server does for each request code: a function of the server's parts and the request."""

@@ -1,0 +1,160 @@
+"""Requests that make, change and delete topics and groups, and that put groups elsewhere.
+
+RocketMQ: AdminBrokerProcessor (5.3.3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.errors import ProtocolError
+from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, TopicConfig, subscription_group_of
+from broker.format.config import as_json as config_json
+from broker.format.topics import AUTO_CREATE_TOPIC, is_system_topic, retry_topic
+from broker.remoting.admin_headers import (
+    CloneGroupOffsetRequestHeader,
+    CreateTopicRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    GroupRequestHeader,
+    ResetOffsetRequestHeader,
+    TopicRequestHeader,
+)
+from broker.remoting.bodies import MessageQueue
+from broker.remoting.codes import ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.remoting.fastjson import ObjectMap, dumps, loads_object
+from broker.server.context import Refused, Request, ServerContext
+from broker.server.requests.naming import topic_names, topic_of
+from broker.server.requests.queues import queue_range
+from broker.server.requests.stats import queues_of
+
+
+def create_topic(context: ServerContext, request: Request) -> RemotingCommand:
+    """UPDATE_AND_CREATE_TOPIC. Read and write queues are as many as the larger number says."""
+    header = CreateTopicRequestHeader.decode(request.command.ext)
+    if is_system_topic(header.topic):
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{header.topic}] is conflict with system topic.")
+    context.store.create_topic(
+        header.topic,
+        queues=max(header.read_queue_nums, header.write_queue_nums),
+        message_type=_message_type(header.attributes or ""),
+        perm=header.perm,
+    )
+    return request.answer()
+
+
+def _message_type(attributes: str) -> str:
+    """From `+message.type=FIFO,-name`; empty for a topic that takes every message."""
+    for item in attributes.split(","):
+        name, equals, value = item.strip().removeprefix("+").partition("=")
+        if equals and name == MESSAGE_TYPE_ATTRIBUTE:
+            return {"UNSPECIFIED": "", "MIXED": ""}.get(value.upper(), value.upper())
+    return ""
+
+
+def delete_topic(context: ServerContext, request: Request) -> RemotingCommand:
+    """DELETE_TOPIC_IN_BROKER: the topic's configuration goes. Its messages stay in the log until retention."""
+    header = TopicRequestHeader.decode(request.command.ext)
+    if is_system_topic(header.topic) and header.topic != AUTO_CREATE_TOPIC:
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{header.topic}] is conflict with system topic.")
+    context.store.delete_topic(header.topic)
+    return request.answer()
+
+
+def get_topic_config(context: ServerContext, request: Request) -> RemotingCommand:
+    header = TopicRequestHeader.decode(request.command.ext)
+    found = topic_of(context, header.topic)
+    if found is None:
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic}")
+    return request.answer(body=dumps(config_json(found)))
+
+
+def get_all_topics(context: ServerContext, request: Request) -> RemotingCommand:
+    held = context.store.topic_configs()
+    named = ((name, topic_of(context, name)) for name in topic_names(context))
+    table = {name: config_json(one) for name, one in named if isinstance(one, TopicConfig)}
+    return request.answer(body=dumps({"topicConfigTable": table, "dataVersion": _version(held.version)}))
+
+
+def _version(version: Any) -> dict[str, int]:
+    return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
+
+
+# Groups
+
+
+def put_group(context: ServerContext, request: Request) -> RemotingCommand:
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
+    root = loads_object(request.command.body)
+    name = root.get("groupName")
+    if not isinstance(name, str):
+        raise ProtocolError("the group has no groupName")
+    group = subscription_group_of(name, root)
+    context.groups.put(group)
+    return request.answer()
+
+
+def delete_group(context: ServerContext, request: Request) -> RemotingCommand:
+    header = DeleteSubscriptionGroupRequestHeader.decode(request.command.ext)
+    context.groups.remove(header.group_name)
+    if header.clean_offset:
+        context.positions.forget(header.group_name)
+    return request.answer()
+
+
+def get_all_groups(context: ServerContext, request: Request) -> RemotingCommand:
+    held = context.groups.all()
+    table = {name: config_json(group) for name, group in held.groups.items()}
+    body = {"subscriptionGroupTable": table, "forbiddenTable": {}, "dataVersion": _version(held.version)}
+    return request.answer(body=dumps(body))
+
+
+def get_group(context: ServerContext, request: Request) -> RemotingCommand:
+    header = GroupRequestHeader.decode(request.command.ext)
+    found = context.groups.get(header.group)
+    if found is None:
+        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {header.group}")
+    return request.answer(body=dumps(config_json(found)))
+
+
+# Positions
+
+
+def reset_offsets(context: ServerContext, request: Request) -> RemotingCommand:
+    """INVOKE_BROKER_TO_RESET_OFFSET: the group goes on from a time, or from an offset of one queue.
+
+    Connected clients hear of it with their next pull, as with RocketMQ's useServerSideResetOffset.
+    """
+    header = ResetOffsetRequestHeader.decode(request.command.ext)
+    store = context.store
+    if store.topic(header.topic) is None:
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"the topic[{header.topic}] does not exist")
+    if context.groups.get(header.group) is None:
+        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group[{header.group}] does not exist")
+    online = context.clients.consumers(header.group) is not None
+    queues = queues_of(context, header.topic) if header.queue_id < 0 else [header.queue_id]
+    placed: list[tuple[dict[str, Any], int]] = []
+    for queue_id in queues:
+        first, end = queue_range(store, header.topic, queue_id)
+        if header.queue_offset >= 0:
+            position = header.queue_offset
+        elif header.timestamp_ms < 0:
+            position = end
+        else:
+            position = store.offset_at_time(header.topic, queue_id, header.timestamp_ms)
+        position = min(max(position, first), end)
+        held = context.positions.get(header.group, header.topic, queue_id)
+        if header.is_force or held is None or position <= held:
+            context.positions.reset(header.group, header.topic, queue_id, position, is_online=online)
+        queue = MessageQueue(header.topic, queue_id).as_json(context.settings.broker_name)
+        placed.append((queue, position))
+    return request.answer(body=dumps({"offsetTable": ObjectMap(placed)}))
+
+
+def clone_positions(context: ServerContext, request: Request) -> RemotingCommand:
+    header = CloneGroupOffsetRequestHeader.decode(request.command.ext)
+    context.groups.ensure(header.dest_group)
+    for (topic, queue_id), position in context.positions.of_group(header.src_group).items():
+        if header.topic in (None, "", topic) and topic != retry_topic(header.src_group):
+            context.positions.commit(header.dest_group, topic, queue_id, position)
+    return request.answer()

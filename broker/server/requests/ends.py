@@ -1,0 +1,136 @@
+"""The end of transactions: END_TRANSACTION, and CHECK_TRANSACTION_STATE to producers that live.
+
+    half ──► no end in time ──► a resolver, if there is one ──► else a producer of the group, at random ──► its end
+
+RocketMQ: EndTransactionProcessor, Broker2Client.checkProducerTransactionState, TransactionalMessageServiceImpl.check
+(5.3.3). The first decision wins: a contrary one is refused, and the same one again changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from broker.errors import BrokerError, TransactionError
+from broker.format import properties as names
+from broker.format.commitlog import encode
+from broker.format.java import encode_message_id
+from broker.format.record.recordcrc import RECORD_CRC_SIZE, record_crc_reserve
+from broker.format.sysflag import TRANSACTION_MASK
+from broker.format.topics import HALF_TOPIC
+from broker.message import ReceivedMessage
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.remoting.message_headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from broker.server.acl import PUB, may
+from broker.server.context import Refused, Request, ServerContext
+from broker.transaction.rounds import is_due
+from broker.transaction.service import Half, HalfReference, LocalTransactionState
+
+NOT, COMMIT, ROLLBACK = 0, 8, 12
+Resolver = Callable[[Half, ReceivedMessage], LocalTransactionState]
+
+log = logging.getLogger("broker.server")
+
+
+def end_transaction(context: ServerContext, request: Request) -> RemotingCommand | None:
+    """END_TRANSACTION; a producer that does not know gets no answer, as with RocketMQ."""
+    header = EndTransactionRequestHeader.decode(request.command.ext)
+    if header.commit_or_rollback not in (COMMIT, ROLLBACK):
+        return None
+    reference = HalfReference(header.commit_log_offset, header.tran_state_table_offset, header.producer_group)
+    times = context.checks.get(header.commit_log_offset)
+    extra = {names.TRANSACTION_CHECK_TIMES: str(times)} if times else None
+    service = context.store.transactions
+    _check_right(context, request, header)
+    decide = service.commit if header.commit_or_rollback == COMMIT else service.rollback
+    try:
+        decide(reference, extra_properties=extra)
+    except TransactionError as error:
+        log.warning("%s: END_TRANSACTION of %s: %s", request.connection.address, header.producer_group, error)
+        raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    context.checks.pop(header.commit_log_offset, None)
+    return request.answer()
+
+
+def _check_right(context: ServerContext, request: Request, header: EndTransactionRequestHeader) -> None:
+    """With an ACL, who may not send to a topic ends none of its transactions."""
+    if request.account is not None and not request.account.is_admin:
+        try:
+            topic = context.store.transactions.half(header.commit_log_offset).topic
+        except TransactionError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        if not may(request.account, PUB, topic=topic):
+            text = f"accessKey={request.account.access_key} has no {PUB} at topic {topic}"
+            raise Refused(ResponseCode.NO_PERMISSION, text)
+
+
+class ProducerChecks:
+    """Rounds of check-back over the network."""
+
+    def __init__(self, context: ServerContext, resolver: Resolver | None) -> None:
+        self._context, self._resolver = context, resolver
+
+    def round(self) -> int:
+        """Ask once about each half message that is due; returns how many were asked about.
+
+        One of whose group nobody is connected waits: it is not counted. What was asked about too often is parked.
+        Raises StoreError.
+        """
+        context, asked = self._context, 0
+        service, settings = context.store.transactions, context.settings
+        parked, left = service.parked(), {}
+        now_ms = context.store.writer.clock.now_ms()
+        for half in service.in_doubt():
+            before = context.checks.get(half.commitlog_offset, 0)
+            left[half.commitlog_offset] = before
+            if half.commitlog_offset in parked or not is_due(half, int(settings.transaction_timeout_s * 1000), now_ms):
+                continue
+            if self._resolved(half):
+                continue
+            if before >= settings.check_max:
+                service.park(half, f"{before} producers of the group were asked, and none knew")
+            elif self._ask(half, before + 1):
+                left[half.commitlog_offset] = before + 1
+                asked += 1
+        context.checks.clear()
+        context.checks.update({at: times for at, times in left.items() if times})
+        return asked
+
+    def _resolved(self, half: Half) -> bool:
+        """Whether a resolver knows, and the transaction is ended by its word."""
+        if self._resolver is None:
+            return False
+        service = self._context.store.transactions
+        try:
+            said = self._resolver(half, service.message(half))
+        except Exception:
+            log.warning("the resolver failed for the half message at %d", half.commitlog_offset, exc_info=True)
+            return False
+        if said is LocalTransactionState.UNKNOW:
+            return False
+        try:
+            (service.commit if said is LocalTransactionState.COMMIT_MESSAGE else service.rollback)(half)
+        except BrokerError as error:  # ended a moment ago
+            log.info("%s", error)
+        return True
+
+    def _ask(self, half: Half, times: int) -> bool:
+        """Send CHECK_TRANSACTION_STATE to one producer of the group; False when none is connected."""
+        channel = self._context.clients.random_producer(half.producer_group)
+        record = None if channel is None else self._context.store.record(half.commitlog_offset)
+        if channel is None or record is None:
+            return False
+        properties = record_crc_reserve(record.properties)[:-RECORD_CRC_SIZE]
+        said = f"{names.TRANSACTION_CHECK_TIMES}\x01{times}\x02"
+        if b"WAIT\x01" not in properties:
+            said += f"{names.WAIT}\x01false\x02"
+        asked = replace(record, properties=properties + said.encode(), sys_flag=record.sys_flag & ~TRANSACTION_MASK)
+        header = CheckTransactionStateRequestHeader(
+            HALF_TOPIC, half.slot, half.commitlog_offset, half.unique_key, half.unique_key,
+            encode_message_id(half.store_host, half.commitlog_offset), self._context.settings.broker_name,
+        )  # fmt: skip
+        command = RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=header.encode(), body=encode(asked))
+        channel.peer.notify(command)
+        return True

@@ -1,0 +1,126 @@
+"""Requests by which clients say that they are there, and ask who else is.
+
+RocketMQ: ClientManageProcessor, ConsumerManageProcessor, AdminBrokerProcessor.lockBatchMQ (5.3.3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.format.topics import retry_topic
+from broker.remoting.admin_headers import (
+    ConsumerGroupRequestHeader,
+    ProducerGroupRequestHeader,
+    UnregisterClientRequestHeader,
+)
+from broker.remoting.bodies import decode_heartbeat, decode_lock_batch, decode_subscription
+from broker.remoting.codes import ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.remoting.fastjson import dumps, loads_object
+from broker.server.clients import CLUSTERING, Channel
+from broker.server.context import Refused, Request, ServerContext
+from broker.server.group_positions import check_local
+from broker.server.requests.pulls import parse
+from broker.server.requests.sends import ensure_topic
+
+
+def heart_beat(context: ServerContext, request: Request) -> RemotingCommand:
+    """HEART_BEAT: registers the client in its groups, and makes groups and retry topics that are new.
+
+    A group that processes with the store open consume is refused: two would share out the same queues.
+    """
+    data = decode_heartbeat(request.command.body)
+    for one in data.consumers:
+        context.groups.ensure(one.group)
+        topics = {subscription.topic for subscription in one.subscriptions} | {retry_topic(one.group)}
+        if one.message_model == CLUSTERING:
+            why_not = check_local(context.positions, one.group, topics)
+            if why_not is not None:
+                raise Refused(ResponseCode.NO_PERMISSION, why_not)
+        ensure_topic(context, retry_topic(one.group))
+    notified = context.clients.heartbeat(request.connection, data, request.command.language, request.command.version)
+    for one in data.consumers:
+        group = context.clients.consumers(one.group)
+        if group is not None:
+            context.notify_members(one.group, [peer for peer in notified if peer in group.channels])
+    return request.answer()
+
+
+def unregister_client(context: ServerContext, request: Request) -> RemotingCommand:
+    header = UnregisterClientRequestHeader.decode(request.command.ext)
+    left = context.clients.unregister(request.connection, header.producer_group, header.consumer_group)
+    if header.consumer_group:
+        context.notify_members(header.consumer_group, left)
+    return request.answer()
+
+
+def get_consumer_list(context: ServerContext, request: Request) -> RemotingCommand:
+    """The clients of a group, the same for all of them: each sorts the list and takes its share of the queues."""
+    header = ConsumerGroupRequestHeader.decode(request.command.ext)
+    ids = context.clients.client_ids(header.consumer_group)
+    if not ids:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumer_group}")
+    return request.answer(body=dumps({"consumerIdList": ids}))
+
+
+def check_client_config(context: ServerContext, request: Request) -> RemotingCommand:
+    """Whether a subscription can be filtered here; a client asks when it is not by tags."""
+    root = loads_object(request.command.body)
+    said = root.get("subscriptionData")
+    if isinstance(said, dict):
+        one = decode_subscription(said)
+        parse(one.expression, one.expression_type, sql92=context.settings.sql92)
+    return request.answer()
+
+
+def lock_batch(context: ServerContext, request: Request) -> RemotingCommand:
+    """LOCK_BATCH_MQ: queues of orderly consumers, each for one client at a time."""
+    asked = decode_lock_batch(request.command.body)
+    given = context.clients.lock(asked.group, asked.client_id, asked.queues)
+    name = context.settings.broker_name
+    return request.answer(body=dumps({"lockOKMQSet": [queue.as_json(name) for queue in given]}))
+
+
+def unlock_batch(context: ServerContext, request: Request) -> RemotingCommand:
+    asked = decode_lock_batch(request.command.body)
+    context.clients.unlock(asked.group, asked.client_id, asked.queues)
+    return request.answer()
+
+
+# For administrators
+
+
+def get_consumer_connections(context: ServerContext, request: Request) -> RemotingCommand:
+    header = ConsumerGroupRequestHeader.decode(request.command.ext)
+    group = context.clients.consumers(header.consumer_group)
+    if group is None:
+        text = f"the consumer group[{header.consumer_group}] not online"
+        return request.command.answer(ResponseCode.CONSUMER_NOT_ONLINE, text)
+    body = {
+        "connectionSet": [channel.as_json() for channel in group.channels.values()],
+        "consumeFromWhere": group.consume_from_where, "consumeType": group.consume_type,
+        "messageModel": group.message_model,
+        "subscriptionTable": {topic: one.as_json() for topic, one in group.subscriptions.items()},
+    }  # fmt: skip
+    return request.answer(body=dumps(body))
+
+
+def get_producer_connections(context: ServerContext, request: Request) -> RemotingCommand:
+    header = ProducerGroupRequestHeader.decode(request.command.ext)
+    channels = context.clients.producers(header.producer_group)
+    if not channels:
+        text = f"the producer group[{header.producer_group}] not exist"
+        raise Refused(ResponseCode.SYSTEM_ERROR, text)
+    return request.answer(body=dumps({"connectionSet": [channel.as_json() for channel in channels]}))
+
+
+def get_all_producers(context: ServerContext, request: Request) -> RemotingCommand:
+    data = {group: [_told(one) for one in channels] for group, channels in context.clients.all_producers().items()}
+    return request.answer(body=dumps({"data": data}))
+
+
+def _told(channel: Channel) -> dict[str, Any]:
+    return {
+        "clientId": channel.client_id, "language": channel.language, "lastUpdateTimestamp": channel.seen_ms,
+        "remoteIP": f"/{channel.peer.address}", "version": channel.version,
+    }  # fmt: skip

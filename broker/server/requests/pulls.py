@@ -1,0 +1,276 @@
+"""Pulls: the messages of one queue from an offset on, and the pulls that wait for one.
+
+    PULL_MESSAGE ──► found: the records ──► nothing yet: held ──► a record of any process is readable ──► looked again
+
+RocketMQ: PullMessageProcessor, PullRequestHoldService, DefaultMessageStore.getMessage (5.3.3).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from broker.consuming.reading import readable_end
+from broker.consuming.tags import Selection
+from broker.errors import MessageRejected
+from broker.filtering.sql92 import Expression, SyntaxFault
+from broker.format.commitlog import decode
+from broker.format.config import PERM_READ
+from broker.format.consumequeue import Unit
+from broker.format.topics import RETRY_PREFIX
+from broker.remoting.codes import ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.remoting.message_headers import (
+    PULL_COMMIT,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+)
+from broker.server.context import Refused, Request, ServerContext
+from broker.server.requests.queues import queue_range
+from broker.server.requests.records import read_records
+
+MESSAGES_MAX, BYTES_MAX = 32, 256 << 10  # RocketMQ: maxTransferCountOnMessageInMemory, -BytesOnMessageInMemory
+_UNITS = 1024  # looked at in one go, however few of them match
+_HOLD_MAX_S = 60.0
+HELD_MAX = 20_000
+
+_STATUS = {
+    "FOUND": ResponseCode.SUCCESS,
+    "NO_MATCHED_MESSAGE": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "MESSAGE_WAS_REMOVING": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "OFFSET_OVERFLOW_ONE": ResponseCode.PULL_NOT_FOUND,
+    "OFFSET_OVERFLOW_BADLY": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_TOO_SMALL": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_RESET": ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+class Wanted(NamedTuple):
+    """Which messages a pull asks for."""
+
+    selection: Selection
+    expression: Expression | None = None
+
+
+class Found(NamedTuple):
+    """What a look at a queue gave."""
+
+    status: str
+    next_offset: int
+    records: list[bytes]
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A pull that waits."""
+
+    request: Request
+    header: PullMessageRequestHeader
+    wanted: Wanted
+    until_s: float  # by the monotonic clock
+    seen_end: int
+
+
+def pull_message(context: ServerContext, request: Request) -> RemotingCommand | Held:
+    """PULL_MESSAGE and LITE_PULL_MESSAGE."""
+    header = PullMessageRequestHeader.decode(request.command.ext)
+    _check(context, header)
+    wanted = _wanted(context, header)
+    if header.sys_flag & PULL_COMMIT and header.commit_offset >= 0:
+        context.positions.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+    hold_s = min(header.suspend_timeout_ms / 1000, _HOLD_MAX_S) if header.sys_flag & PULL_SUSPEND else 0.0
+    return look(context, Held(request, header, wanted, time.monotonic() + max(hold_s, 0.0), -1))
+
+
+def look(context: ServerContext, held: Held) -> RemotingCommand | Held:
+    """The answer to a pull, or the pull again when it is to wait on."""
+    header = held.header
+    moved = context.positions.take_reset(header.consumer_group, header.topic, header.queue_id)
+    first, end = queue_range(context.store, header.topic, header.queue_id)
+    if moved is not None:
+        return _answer(context, held, Found("OFFSET_RESET", moved, []), first, end)
+    found = _fetch(context, held, first, end)
+    is_empty = found.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE") and header.queue_offset == end
+    if is_empty and time.monotonic() < held.until_s:
+        held.seen_end = end
+        return held
+    return _answer(context, held, found, first, end)
+
+
+def _answer(context: ServerContext, held: Held, found: Found, first: int, end: int) -> RemotingCommand:
+    header = held.header
+    ext = PullMessageResponseHeader(0, found.next_offset, first, end).encode()
+    code = _STATUS.get(found.status)
+    if code is None:  # NO_MESSAGE_IN_QUEUE
+        code = ResponseCode.PULL_NOT_FOUND if header.queue_offset == 0 else ResponseCode.PULL_OFFSET_MOVED
+    if found.records:
+        count = len(found.records)
+        context.counters.add("GROUP_GET_NUMS", f"{header.topic}@{header.consumer_group}", count)
+    return held.request.command.answer(code, found.status, ext, b"".join(found.records))
+
+
+def _fetch(context: ServerContext, held: Held, first: int, end: int) -> Found:
+    header = held.header
+    at = header.queue_offset
+    if end == 0:
+        return Found("NO_MESSAGE_IN_QUEUE", 0, [])
+    if at < first:
+        return Found("OFFSET_TOO_SMALL", first, [])
+    if at >= end:
+        return Found("OFFSET_OVERFLOW_ONE" if at == end else "OFFSET_OVERFLOW_BADLY", end, [])
+    queue = context.store.consumequeues.queue(header.topic, header.queue_id)
+    if queue is None:
+        return Found("NO_MESSAGE_IN_QUEUE", 0, [])
+    most = max(1, min(header.max_msg_nums, MESSAGES_MAX))
+    bytes_max = max(1, min(header.max_msg_bytes or BYTES_MAX, BYTES_MAX))
+    selection, expression = held.wanted
+    units, size = list[Unit](), 0
+    plain = not selection.codes and expression is None
+    for unit in queue.walk(at, min(end, at + (most if plain else _UNITS))):
+        if len(units) >= most or (units and size + unit.size > bytes_max):
+            break
+        at += 1
+        if not unit.is_filler and selection.may_match(unit.tags_code):
+            units.append(unit)
+            size += unit.size
+    records = read_records(context.store.commitlog, units)
+    if expression is not None:
+        records = [raw for raw in records if expression.matches(decode(raw, check_crc=False).property_map)]
+    if records:
+        return Found("FOUND", at, records)
+    return Found("NO_MATCHED_MESSAGE" if at > header.queue_offset else "MESSAGE_WAS_REMOVING", max(at, first), [])
+
+
+def _check(context: ServerContext, header: PullMessageRequestHeader) -> None:
+    group, topic = header.consumer_group, header.topic
+    config = context.groups.get(group) or context.groups.ensure(group)
+    if not config.consume_enable:
+        raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
+    found = context.store.topic(topic)
+    if found is None:
+        text = f"topic[{topic}] not exist, apply first please!"
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, text)
+    if not found.perm & PERM_READ:
+        raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden")
+    if not 0 <= header.queue_id < max(found.read_queue_count, found.write_queue_count):
+        numbers = f"topicConfig.readQueueNums:[{found.read_queue_count}]"
+        text = f"queueId[{header.queue_id}] is illegal, topic:[{topic}] {numbers}"
+        raise Refused(ResponseCode.INVALID_PARAMETER, text)
+
+
+def _wanted(context: ServerContext, header: PullMessageRequestHeader) -> Wanted:
+    """By the subscription in the request, or by the one of the last heartbeat.
+
+    RocketMQ refuses a pull whose subscription is newer than the last heartbeat (SUBSCRIPTION_NOT_LATEST), and the
+    client then waits for half a minute; ours takes the one that it has.
+    """
+    if header.sys_flag & PULL_SUBSCRIPTION:
+        text, kind = header.subscription, header.expression_type or "TAG"
+    else:
+        held = context.clients.subscription(header.consumer_group, header.topic)
+        if held is None:
+            if context.clients.consumers(header.consumer_group) is None:
+                text = f"the consumer's group info not exist, {header.consumer_group}"
+                raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, text)
+            text = f"the consumer's subscription not exist, {header.consumer_group} at {header.topic}"
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, text)
+        text, kind = held.expression, held.expression_type
+    if header.topic.startswith(RETRY_PREFIX):
+        return Wanted(Selection())
+    return parse(text, kind, sql92=context.settings.sql92)
+
+
+def parse(text: str | None, kind: str, *, sql92: bool) -> Wanted:
+    """What a subscription wants. Raises Refused for an expression that is none."""
+    try:
+        if kind == "SQL92":
+            if not sql92:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR, "The broker does not support consumer to filter message by SQL92"
+                )
+            return Wanted(Selection(), Expression.parse(text or ""))
+        return Wanted(Selection.parse(text or "*"))
+    except (MessageRejected, SyntaxFault) as error:
+        raise Refused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+        ) from None
+
+
+class HeldPulls:
+    """The pulls that wait, by queue; all of it runs in the event loop."""
+
+    def __init__(self, context: ServerContext, again: Callable[[Held], None]) -> None:
+        """`again(held)` has a pull looked at again."""
+        self._context, self._again = context, again
+        self._queues: dict[tuple[str, int], list[Held]] = defaultdict(list)
+        self._counts: Counter[Any] = Counter()
+        self._readable = -1
+        self._checked_s = self._took_s = 0.0
+
+    def __len__(self) -> int:
+        return self._counts.total()
+
+    def count_of(self, connection: Any) -> int:
+        """How many pulls of one connection wait."""
+        return self._counts[connection]
+
+    def hold(self, held: Held) -> bool:
+        """Let a pull wait; False when too many do."""
+        if len(self) >= HELD_MAX:
+            return False
+        self._queues[held.header.topic, held.header.queue_id].append(held)
+        self._counts[held.request.connection] += 1
+        self._readable = -1  # what came while it was looked at
+        return True
+
+    def wake(self) -> None:
+        """Have those looked at again for whose queue something may have come, or whose time is over."""
+        now_s = time.monotonic()
+        if not self._queues or now_s - self._checked_s < 4 * self._took_s:  # so many wait that a look takes its time
+            return
+        readable = readable_end(self._context.store)
+        is_time = now_s - self._checked_s >= 0.05
+        if readable == self._readable and not is_time:
+            return
+        self._readable, self._checked_s = readable, now_s
+        resets = self._context.positions.has_resets
+        for name in list(self._queues):
+            end = self._context.store.writer.queue_end(*name)
+            waiting = self._queues[name]
+            due = [one for one in waiting if resets or end > one.seen_end or now_s >= one.until_s]
+            for held in due:
+                self._release(name, held)
+        self._took_s = time.monotonic() - now_s
+
+    def _release(self, name: tuple[str, int], held: Held) -> None:
+        waiting = self._queues[name]
+        waiting.remove(held)
+        if not waiting:
+            del self._queues[name]
+        connection = held.request.connection
+        self._counts[connection] -= 1
+        if not self._counts[connection]:
+            del self._counts[connection]
+        if not connection.is_closed:
+            self._again(held)
+
+    def drop(self, connection: Any) -> None:
+        """A connection is gone."""
+        if self._counts[connection]:
+            for name, waiting in list(self._queues.items()):
+                self._queues[name] = [held for held in waiting if held.request.connection is not connection]
+                if not self._queues[name]:
+                    del self._queues[name]
+        del self._counts[connection]
+
+    def release_all(self) -> None:
+        """At the end: answer all of them now."""
+        for name in list(self._queues):
+            for held in list(self._queues[name]):
+                held.until_s = 0.0
+                self._release(name, held)

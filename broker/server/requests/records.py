@@ -1,0 +1,41 @@
+"""Records as clients get them: as they are stored, without the CRC property that checkback adds to its own.
+
+The CRC speaks of the bytes on disk. RocketMQ's brokers write it only when they are told to, and an application would
+see it among its properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.format.commitlog import BODY_AT, RECORD_CRC_SIZE, record_crc_item
+from broker.format.consumequeue import Unit
+from broker.store.read.commitlog import CommitLog
+
+_CRC_NAME = record_crc_item(0)[:9]
+_BODY_AT = BODY_AT[False, False]
+_V1 = b"\xda\xa3\x20\xa7"
+
+
+def as_sent(raw: bytes) -> bytes:
+    """A record of ours without its CRC; any other record as it is."""
+    if raw[-RECORD_CRC_SIZE : 9 - RECORD_CRC_SIZE] != _CRC_NAME or raw[4:8] != _V1:
+        return raw
+    body_length = int.from_bytes(raw[_BODY_AT - 4 : _BODY_AT], "big")
+    topic_at = _BODY_AT + body_length
+    length_at = topic_at + 1 + raw[topic_at]
+    size = len(raw) - RECORD_CRC_SIZE
+    return b"".join(
+        (
+            size.to_bytes(4, "big"),
+            raw[4:length_at],
+            (size - length_at - 2).to_bytes(2, "big"),
+            raw[length_at + 2 : size],
+        )
+    )
+
+
+def read_records(log: CommitLog, units: Sequence[Unit]) -> list[bytes]:
+    """The records of units, those that expired left out. Raises CorruptRecord where the log holds something else."""
+    found = (log.raw(unit.commitlog_offset, unit.size) for unit in units)
+    return [as_sent(raw) for raw in found if raw is not None]

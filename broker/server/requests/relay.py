@@ -1,0 +1,80 @@
+"""Requests that are passed on to a client: what it does now, a message to consume at once, a reply to its request.
+
+RocketMQ: AdminBrokerProcessor.callConsumer, ReplyMessageProcessor (5.3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.format import properties as names
+from broker.remoting.admin_headers import ConsumerClientRequestHeader
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.remoting.message_headers import ReplyMessageRequestHeader, SendMessageRequestHeader
+from broker.server.clients import Peer
+from broker.server.context import Refused, Request, ServerContext
+
+TIMEOUT_S = 10.0
+_SHORT = {RequestCode.SEND_REPLY_MESSAGE_V2}
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A request for a client, and what its answer becomes: None when none came in time."""
+
+    request: Request
+    peer: Peer
+    command: RemotingCommand
+    answer: Callable[[RemotingCommand | None], RemotingCommand]
+
+
+def to_consumer(context: ServerContext, request: Request) -> Passed:
+    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: the client's answer is ours."""
+    header = ConsumerClientRequestHeader.decode(request.command.ext)
+    if header.jstack_enable and not context.settings.admin:
+        raise Refused(ResponseCode.NO_PERMISSION, "the stack of a client is shown by a server with --admin only")
+    group = context.clients.consumers(header.consumer_group)
+    channels = [] if group is None else list(group.channels.values())
+    if header.client_id:
+        channels = [one for one in channels if one.client_id == header.client_id]
+    if not channels:
+        text = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
+        raise Refused(ResponseCode.SYSTEM_ERROR, text)
+    ext = {name: value for name, value in request.command.ext.items() if name not in ("AccessKey", "Signature")}
+    passed = RemotingCommand(request.command.code, ext=ext, body=request.command.body)
+
+    def answer(response: RemotingCommand | None) -> RemotingCommand:
+        if response is None:
+            text = f"consumer <{header.consumer_group}> <{header.client_id}> Timeout: {TIMEOUT_S:g} s"
+            return request.command.answer(ResponseCode.CONSUME_MSG_TIMEOUT, text)
+        return request.command.answer(response.code, response.remark, response.ext, response.body)
+
+    return Passed(request, channels[0].peer, passed, answer)
+
+
+def send_reply(context: ServerContext, request: Request) -> Passed:
+    """SEND_REPLY_MESSAGE: a reply goes to the client that its property names; it is not stored."""
+    header = SendMessageRequestHeader.decode(request.command.ext, short=request.command.code in _SHORT)
+    properties = names.decode((header.properties or "").encode())
+    peer = context.clients.peer_of(properties.get("REPLY_TO_CLIENT", ""))
+    if peer is None:
+        text = f"push reply message fail, channel of <{properties.get('REPLY_TO_CLIENT')}> not found."
+        raise Refused(ResponseCode.SYSTEM_ERROR, text)
+    now_ms = context.store.writer.clock.now_ms()
+    push = ReplyMessageRequestHeader(
+        header.producer_group, header.topic, header.default_topic, header.default_topic_queue_nums, header.queue_id,
+        header.sys_flag, header.born_timestamp_ms, header.flag, f"{header.properties}PUSH_REPLY_TIME\x01{now_ms}\x02"
+        if (header.properties or "").endswith("\x02") else f"{header.properties}\x02PUSH_REPLY_TIME\x01{now_ms}\x02",
+        header.reconsume_times, header.unit_mode, request.connection.address, context.address, now_ms,
+    )  # fmt: skip
+    passed = RemotingCommand(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext=push.encode(), body=request.command.body)
+
+    def answer(response: RemotingCommand | None) -> RemotingCommand:
+        if response is None or response.code != ResponseCode.SUCCESS:
+            return request.command.answer(ResponseCode.SYSTEM_ERROR, "push reply message to requester fail.")
+        ext = {"msgId": "", "queueId": str(header.queue_id), "queueOffset": "0"}
+        return request.command.answer(ResponseCode.SUCCESS, None, ext)
+
+    return Passed(request, peer, passed, answer)

@@ -1,0 +1,239 @@
+"""Requests that store messages: plain, half, delayed, batches, and what a consumer sends back.
+
+RocketMQ: SendMessageProcessor, AbstractSendMessageProcessor.msgCheck (5.3.3).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from broker.consuming.redelivery import sent_back
+from broker.errors import MessageRejected
+from broker.format import properties as names
+from broker.format.commitlog import MESSAGE_SIZE_MAX
+from broker.format.config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
+from broker.format.java import Host, encode_message_id
+from broker.format.topics import (
+    AUTO_CREATE_TOPIC,
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    SEND_REFUSED_TOPICS,
+    check_topic_name,
+    dlq_topic,
+    retry_topic,
+)
+from broker.message import Message
+from broker.remoting.bodies import decode_batch
+from broker.remoting.codes import VERSION_MAX_RECONSUME, RequestCode, ResponseCode
+from broker.remoting.message_headers import (
+    ConsumerSendMsgBackRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageResponseHeader,
+)
+from broker.server.context import Refused, Request, ServerContext
+from broker.server.store_thread import Stored
+from broker.store.write.compose import Origin
+from broker.store.write.uniquekey import new_unique_key
+
+REGION = "DefaultRegion"
+AUTO_CREATE_QUEUES = 8  # RocketMQ: defaultTopicQueueNums of a broker
+_SHORT = {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+_ADDED = {"MSG_REGION": REGION, "TRACE_ON": "true"}
+
+
+class _Incoming(NamedTuple):
+    """A message on its way into the log."""
+
+    header: SendMessageRequestHeader
+    topic: str
+    queue_id: int
+    properties: dict[str, str]
+    origin: Origin
+
+
+def send_message(context: ServerContext, request: Request) -> Stored:
+    """SEND_MESSAGE and its V2."""
+    sent = _admitted(context, request)
+    check_body(request.command.body)
+    properties = sent.properties
+    unique_key = properties.setdefault(names.UNIQ_KEY, new_unique_key(sent.origin.born_timestamp_ms))
+    if properties.get(names.TRAN_MSG) == "true":
+        return _half(context, request, sent)
+    made = context.store.append(
+        Message(sent.topic, request.command.body),
+        queue_id=sent.queue_id,
+        extra_properties=properties,
+        origin=sent.origin,
+        wait=False,
+    )
+    message_id = encode_message_id(context.host, made.commitlog_offset)
+    context.counters.add("TOPIC_PUT_NUMS", sent.topic)
+    answer = SendMessageResponseHeader(message_id, sent.queue_id, made.queue_offset, unique_key)
+    return Stored(request.answer({**answer.encode(), **_ADDED}), made.end)
+
+
+def _half(context: ServerContext, request: Request, sent: _Incoming) -> Stored:
+    """A half message: its queue offset in the answer is its slot, by which its end finds it."""
+    properties = sent.properties
+    group = properties.setdefault(names.PGROUP, sent.header.producer_group)
+    properties |= {
+        names.TRANSACTION_ID: properties[names.UNIQ_KEY], names.REAL_TOPIC: sent.topic,
+        names.REAL_QID: str(sent.queue_id),
+    }  # fmt: skip
+    properties.pop(names.DELAY, None)  # as with RocketMQ: a level of a transactional message counts for nothing
+    half = context.store.transactions.prepare(
+        Message(sent.topic, request.command.body),
+        group,
+        queue_id=sent.queue_id,
+        extra_properties=properties,
+        origin=sent.origin,
+        wait=False,
+    )
+    context.counters.add("TOPIC_PUT_NUMS", sent.topic)
+    answer = SendMessageResponseHeader(half.message_id, sent.queue_id, half.slot, half.unique_key)
+    return Stored(request.answer({**answer.encode(), **_ADDED}), half.end)
+
+
+def send_batch(context: ServerContext, request: Request) -> Stored:
+    """SEND_BATCH_MESSAGE: all of the messages or none, side by side in one queue."""
+    sent = _admitted(context, request)
+    batched = decode_batch(request.command.body)
+    for one in batched:
+        check_body(one.body)
+    flags = {one.flag for one in batched}
+    made = context.store.append_batch(
+        [Message(sent.topic, one.body) for one in batched],
+        queue_id=sent.queue_id,
+        extra_properties=[_stored(context, names.decode(one.properties)) for one in batched],
+        origin=sent.origin._replace(flag=flags.pop() if len(flags) == 1 else sent.origin.flag),
+        wait=False,
+    )
+    context.counters.add("TOPIC_PUT_NUMS", sent.topic, len(made))
+    ids = ",".join(encode_message_id(context.host, one.commitlog_offset) for one in made)
+    unique_key = sent.properties.get(names.UNIQ_KEY)
+    answer = SendMessageResponseHeader(ids, sent.queue_id, made[0].queue_offset, unique_key)
+    return Stored(request.answer({**answer.encode(), **_ADDED}), made[-1].end)
+
+
+def send_back(context: ServerContext, request: Request) -> Stored:
+    """CONSUMER_SEND_MSG_BACK: a message comes again later, or goes to the dead letters of the group."""
+    header = ConsumerSendMsgBackRequestHeader.decode(request.command.ext)
+    config = context.groups.get(header.group)
+    if config is None:
+        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}")
+    record = context.store.record(header.commitlog_offset)
+    if record is None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.commitlog_offset}")
+    retries_max = config.retry_max_times
+    said = header.max_reconsume_times
+    if request.command.version >= VERSION_MAX_RECONSUME and said is not None and said >= 0:
+        retries_max = said
+    made = sent_back(record, header.group, delay_level=header.delay_level or None, retries_max=retries_max)
+    for topic in (made.topic, retry_topic(header.group)):
+        ensure_topic(context, topic)
+    (placed,) = context.store.writer.append([made], wait=False)
+    return Stored(request.answer(), placed.end)
+
+
+def ensure_topic(context: ServerContext, topic: str) -> None:
+    """Make a retry or dead-letter topic that is missing, with one queue; of the schedule topic one for each level."""
+    if context.store.topic(topic) is None:
+        is_of_group = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        queues = 1 if is_of_group else len(context.settings.delays_ms)
+        context.store.create_topic(topic, queues=queues, message_type="")
+
+
+def _admitted(context: ServerContext, request: Request) -> _Incoming:
+    """The message of a request, once its topic and queue are there."""
+    command = request.command
+    header = SendMessageRequestHeader.decode(command.ext, short=command.code in _SHORT)
+    raw = (header.properties or "").encode()
+    if len(raw) > names.SIZE_MAX:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the properties take {len(raw)} bytes, more than {names.SIZE_MAX}")
+    properties = _stored(context, names.decode(raw))
+    topic, queue_id = _retried(context, header)
+    config = writable_topic(context, topic, header)
+    if queue_id < 0:
+        queue_id = random.randrange(config.write_queue_count)
+    if queue_id >= max(config.read_queue_count, config.write_queue_count):
+        text = f"request queueId[{queue_id}] is illegal, {topic} has {config.write_queue_count} queues"
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"{text}, producer: {request.connection.address}")
+    origin = Origin(
+        header.born_timestamp_ms, _host(request), context.host, header.flag, header.sys_flag, header.reconsume_times
+    )
+    return _Incoming(header, topic, min(queue_id, config.write_queue_count - 1), properties, origin)
+
+
+def _stored(context: ServerContext, properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties as they are stored: what the broker adds, and without what is its own."""
+    kept = {name: value for name, value in properties.items() if name not in (names.CRC32, "POP_CK")}
+    return kept | {names.CLUSTER: context.settings.cluster, names.MSG_REGION: REGION, names.TRACE_ON: "true"}
+
+
+def _retried(context: ServerContext, header: SendMessageRequestHeader) -> tuple[str, int]:
+    """Where a message goes that a consumer sends to its retry topic itself; else where the request says."""
+    topic = header.topic
+    if not topic.startswith(RETRY_PREFIX):
+        return topic, header.queue_id
+    group = topic.removeprefix(RETRY_PREFIX)
+    config = context.groups.get(group)
+    if config is None:
+        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}")
+    said = header.max_reconsume_times
+    if header.reconsume_times > (config.retry_max_times if said is None else said):
+        topic = dlq_topic(group)
+    ensure_topic(context, topic)
+    return topic, 0
+
+
+def writable_topic(context: ServerContext, topic: str, header: SendMessageRequestHeader) -> TopicConfig:
+    """The topic's configuration; made from the default topic when it is missing. Raises Refused."""
+    try:
+        check_topic_name(topic)
+    except MessageRejected as error:
+        raise Refused(ResponseCode.INVALID_PARAMETER, str(error)) from None
+    if topic in SEND_REFUSED_TOPICS:
+        raise Refused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+    found = context.store.topic(topic)
+    if found is None and context.settings.creates_topics:
+        found = _created(context, topic, header)
+    if found is None:
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+    if not found.perm & PERM_WRITE:
+        raise Refused(
+            ResponseCode.NO_PERMISSION, f"the broker[{context.address}] topic[{topic}] sending message is forbidden"
+        )
+    return found
+
+
+def _created(context: ServerContext, topic: str, header: SendMessageRequestHeader) -> TopicConfig | None:
+    """RocketMQ: TopicConfigManager.createTopicInSendMessageMethod (5.3.3)."""
+    if topic == AUTO_CREATE_TOPIC:
+        perm = PERM_READ | PERM_WRITE | PERM_INHERIT
+        return context.store.create_topic(topic, queues=AUTO_CREATE_QUEUES, message_type="", perm=perm)
+    default = context.store.topic(header.default_topic)
+    if header.default_topic == AUTO_CREATE_TOPIC:
+        most = AUTO_CREATE_QUEUES
+    elif default is not None and default.perm & PERM_INHERIT:
+        most = default.write_queue_count
+    else:
+        return None
+    queues = max(1, min(header.default_topic_queue_nums, most))
+    return context.store.create_topic(topic, queues=queues, message_type="")
+
+
+def check_body(body: bytes) -> None:
+    """Raises Refused for a body that RocketMQ would not take."""
+    if len(body) > MESSAGE_SIZE_MAX:
+        text = f"the body has {len(body)} bytes, more than {MESSAGE_SIZE_MAX}"
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, text)
+
+
+def _host(request: Request) -> Host:
+    """The client's address as records hold it."""
+    try:
+        return Host.parse(request.connection.address)
+    except ValueError:
+        return Host(bytes(4), 0)

@@ -1,0 +1,335 @@
+"""A server in a thread of its own: listens, hands requests to their threads, answers, and stops gracefully.
+
+    event loop      connections, and what needs no waiting
+    append, fsync   what writes to the store                (store_thread.py)
+    group           heartbeats, positions, locks, in order
+    read            pulls, queries, statistics
+    tick            signs of life, delayed messages that are due, positions for RocketMQ
+    check           transactions without an end
+
+RocketMQ: BrokerController, NamesrvController (5.3.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from broker.consuming.membership import Membership
+from broker.consuming.offset_export import SCHEDULE_GROUP
+from broker.consuming.reading import Leftovers
+from broker.consuming.schedule import Schedule
+from broker.errors import BrokerError, StoreError
+from broker.format.topics import SCHEDULE_TOPIC
+from broker.remoting.codes import ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.server.acl import AccessControl
+from broker.server.clients import Clients
+from broker.server.connection import Connection
+from broker.server.context import Refused, Request, ServerContext
+from broker.server.counters import Counters
+from broker.server.dispatch import Lane, admitted, refusal
+from broker.server.group_file import GroupFile
+from broker.server.group_positions import GroupPositions
+from broker.server.metrics import MetricsPage, Sample
+from broker.server.requests.ends import ProducerChecks, Resolver
+from broker.server.requests.pulls import Held, HeldPulls, look
+from broker.server.requests.relay import TIMEOUT_S, Passed
+from broker.server.settings import ServerSettings, host_and_port, store_host
+from broker.server.store_thread import StoreThread
+from broker.server.tls import server_context
+
+if TYPE_CHECKING:
+    from broker.live import LiveStore
+
+WAITING_MAX = 20_000  # requests that wait for a thread; more are answered with SYSTEM_BUSY
+_POLL_S, _TICK_S, _LOOK_S = 0.002, 0.05, 1.0
+_READERS = 2
+_METRICS_HOST = "127.0.0.1"
+_STOP_S = 10.0
+
+log = logging.getLogger("broker.server")
+
+
+class Server:
+    """A running server. Close it, or use it in a `with` statement; the store stays open."""
+
+    def __init__(self, store: LiveStore, settings: ServerSettings, resolver: Resolver | None = None) -> None:
+        """See `broker.serve`."""
+        self._control = None if settings.acl is None else AccessControl.read(settings.acl)
+        self.tls = None
+        if settings.certificate is not None and settings.private_key is not None:
+            self.tls = server_context(settings.certificate, settings.private_key)
+        self._loop = asyncio.new_event_loop()
+        self._connections: set[Connection] = set()
+        self._working = 0
+        self.held_bytes = 0
+        self._is_ready, self._is_stopping, self._is_closed = threading.Event(), threading.Event(), False
+        self._metrics: asyncio.Server | None = None
+        where = settings.listen
+        try:
+            self._listener = self._loop.run_until_complete(self._listen(settings.listen))
+            if settings.metrics_port is not None:
+                where = f"{_METRICS_HOST}:{settings.metrics_port}"
+                self._metrics = self._loop.run_until_complete(self._listen_for_metrics(settings.metrics_port))
+        except OSError as error:
+            self._loop.close()
+            raise BrokerError(f"cannot listen on {where}: {error.strerror or error}") from None
+        try:
+            self._open(store, settings, resolver)
+        except BaseException:
+            self._listener.close()
+            self._loop.close()
+            raise
+
+    async def _listen(self, listen: str) -> asyncio.Server:
+        host, port = host_and_port("listen", listen)
+        return await self._loop.create_server(lambda: Connection(self), host, port, backlog=512, start_serving=False)
+
+    async def _listen_for_metrics(self, port: int) -> asyncio.Server:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            page = MetricsPage(
+                self.context, lambda work: self._loop.run_in_executor(self._readers, work), self._counted
+            )
+            await page.answer(reader, writer)
+
+        return await asyncio.start_server(answer, _METRICS_HOST, port, start_serving=False)
+
+    def _counted(self) -> list[Sample]:
+        """What the server itself counts, for the metrics."""
+        found = {"connections": len(self._connections), "held_pulls": len(self.held), "requests_working": self._working}
+        return [(f"checkback_{name}", "gauge", {}, count) for name, count in found.items()]
+
+    @property
+    def metrics_address(self) -> str:
+        """Where /metrics and /healthz are; empty when they are not wanted."""
+        if self._metrics is None:
+            return ""
+        host, port = self._metrics.sockets[0].getsockname()[:2]
+        return f"{host}:{port}"
+
+    def _open(self, store: LiveStore, settings: ServerSettings, resolver: Resolver | None) -> None:
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+        advertised = settings.advertise or self.address
+        positions = GroupPositions(store)
+        try:
+            self._member = Membership(positions.table.cells, SCHEDULE_GROUP, (SCHEDULE_TOPIC,))
+        except BaseException:
+            positions.table.close()
+            raise
+        self.context = ServerContext(
+            settings, store, advertised, store_host(advertised), Clients(), positions, GroupFile(store), Counters(),
+            started_ms=time.time_ns() // 1_000_000,
+        )  # fmt: skip
+        self.held = HeldPulls(self.context, self._look_again)
+        self._schedule = Schedule(store, positions.table, self._member, settings.delays_ms)
+        self._leftovers = Leftovers(store)
+        self._checks = ProducerChecks(self.context, resolver)
+        writer = store.writer
+        self._store_thread = StoreThread(writer.settle, self._deliver, waits=writer.sync != "os")
+        self._group_thread = ThreadPoolExecutor(1, "checkback-serve-group")
+        self._readers = ThreadPoolExecutor(_READERS, "checkback-serve-read")
+        self._threads = [
+            threading.Thread(target=target, name=f"checkback-serve-{name}", daemon=True)
+            for name, target in (("loop", self._run), ("tick", self._tick), ("check", self._check))
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._is_ready.wait()
+
+    def __repr__(self) -> str:
+        return f"<broker.Server {self.address} of {self.context.store.path!r}>"
+
+    @property
+    def settings(self) -> ServerSettings:
+        return self.context.settings
+
+    # The event loop
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        await self._listener.start_serving()
+        if self._metrics is not None:
+            await self._metrics.start_serving()
+        self._is_ready.set()
+        looked_s = time.monotonic()
+        while not self._is_stopping.is_set():
+            self.held.wake()
+            await asyncio.sleep(_POLL_S)
+            now_s = time.monotonic()
+            if now_s - looked_s >= _LOOK_S:
+                looked_s = now_s
+                self.context.counters.sample()
+                for connection in list(self._connections):
+                    connection.check(now_s, self.settings.idle_s)
+        await self._stop()
+
+    async def _stop(self) -> None:
+        """Accept nothing more, answer what was accepted, and close."""
+        self._listener.close()
+        if self._metrics is not None:
+            self._metrics.close()
+        self.held.release_all()
+        deadline = time.monotonic() + _STOP_S
+        while self._working and time.monotonic() < deadline:  # noqa: ASYNC110 - threads change it
+            await asyncio.sleep(_POLL_S)
+        for connection in list(self._connections):
+            connection.finish()
+        while self._connections and time.monotonic() < deadline:  # noqa: ASYNC110 - asyncio changes it
+            await asyncio.sleep(_POLL_S)
+
+    def admits(self, connection: Connection) -> bool:
+        """Take a new connection, or not."""
+        self._connections.add(connection)
+        return len(self._connections) <= self.settings.connections_max
+
+    def left(self, connection: Connection) -> None:
+        """A connection is gone: its client leaves its groups."""
+        self._connections.discard(connection)
+        self.held.drop(connection)
+        for group, peers in self.context.clients.drop(connection):
+            self.context.notify_members(group, peers)
+
+    def held_pulls(self, connection: Connection) -> int:
+        """How many pulls of a connection wait."""
+        return self.held.count_of(connection)
+
+    def handle(self, connection: Connection, command: RemotingCommand) -> None:
+        """Work on a request, in the thread of its kind."""
+        self._working += 1
+        request = Request(command, connection, None)
+        try:
+            if self._is_stopping.is_set():
+                raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the server stops")
+            if self._working > WAITING_MAX:
+                raise Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD] too many requests wait")
+            route, request = admitted(self.context, self._control, connection, command)
+            work = _bound(route.handler, self.context, request)
+            if route.lane is Lane.LOOP:
+                self._finish(request, work())
+            elif route.lane is Lane.STORE:
+                self._store_thread.submit(work, lambda result: self._finish(request, result))
+            else:
+                self._submit(self._group_thread if route.lane is Lane.GROUP else self._readers, work, request)
+        except Exception as error:  # noqa: BLE001 - it is the answer to this request
+            self._finish(request, error)
+
+    def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], Any], request: Request) -> None:
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 - it is the answer to this request
+                result = error
+            self._deliver([(lambda value: self._finish(request, value), result)])
+
+        threads.submit(run)
+
+    def _deliver(self, results: list[tuple[Callable[[Any], None], Any]]) -> None:
+        """Take results into the event loop; any thread may."""
+
+        def deliver() -> None:
+            for done, result in results:
+                done(result)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(deliver)
+
+    def _finish(self, request: Request, result: Any) -> None:
+        """Answer a request, or let it wait for something else."""
+        if isinstance(result, Held):
+            if not self._is_stopping.is_set() and not request.connection.is_closed and self.held.hold(result):
+                self._working -= 1
+                return None
+            result.until_s = 0.0
+            return self._look_again(result, counted=True)
+        if isinstance(result, Passed):
+            result.peer.ask(result.command, lambda response: self._finish(request, result.answer(response)), TIMEOUT_S)
+            return None
+        self._working -= 1
+        answer = refusal(request.command, result) if isinstance(result, BaseException) else result
+        request.connection.answered(request.command, answer)
+        return None
+
+    def _look_again(self, held: Held, *, counted: bool = False) -> None:
+        if not counted:
+            self._working += 1
+        self._submit(self._readers, lambda: look(self.context, held), held.request)
+
+    # The other threads
+
+    def _tick(self) -> None:
+        """Every 50 ms, as a consumer of this process does."""
+        store, clients, positions = self.context.store, self.context.clients, self.context.positions
+        while not self._is_stopping.wait(_TICK_S):
+            try:
+                self._member.beat()
+                positions.keep(clients.clustered())
+                self._leftovers.finish()
+                self._schedule.deliver(store.writer.clock.now_ms())
+                positions.table.exchange.export()
+            except (BrokerError, ValueError, OSError) as error:
+                log.warning("background work failed, and is tried again: %s", error)
+                self._is_stopping.wait(_LOOK_S)
+
+    def _check(self) -> None:
+        while not self._is_stopping.wait(self.settings.check_interval_s):
+            try:
+                self._checks.round()
+            except (BrokerError, ValueError, OSError) as error:
+                log.warning("a round of check-back failed, and is tried again: %s", error)
+
+    # The end
+
+    def close(self) -> None:
+        """Stop listening, answer what was accepted, and end all threads. Closing twice is no fault."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._is_stopping.set()
+        for thread in self._threads:
+            thread.join()
+        self._store_thread.close()
+        self._group_thread.shutdown()
+        self._readers.shutdown()
+        self._schedule.release()
+        self._member.leave()
+        with contextlib.suppress(StoreError):  # the positions themselves stand in the cells
+            self.context.positions.close()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the server was closed by another thread; whether it was."""
+        return self._is_stopping.wait(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bound(
+    handler: Callable[[ServerContext, Request], Any], context: ServerContext, request: Request
+) -> Callable[[], Any]:
+    return lambda: handler(context, request)
+
+
+def start(store: LiveStore, settings: ServerSettings, resolver: Resolver | None = None) -> Server:
+    """Serve a store; it listens when this returns. Raises BrokerError."""
+    server = Server(store, settings, resolver)
+    log.info("process %d serves %s on %s", os.getpid(), store.path, server.address)
+    return server

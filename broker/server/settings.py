@@ -1,0 +1,141 @@
+"""What a server is started with, checked before it listens: safe by default, one sentence for what is not."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from broker.errors import BrokerError
+from broker.format.java import Host
+from broker.format.topics import DELAY_LEVELS, parse_delay_levels
+
+PORT = 10911
+_LEVELS = len(DELAY_LEVELS.split())
+_NAME_SIZE_MAX = 127
+
+
+class ServeOptions(TypedDict, total=False):
+    """The options of `broker.serve` by name; their defaults are those of ServerSettings."""
+
+    advertise: str
+    broker_name: str
+    cluster: str
+    acl: str | None
+    insecure: bool
+    certificate: str | None
+    private_key: str | None
+    tls_only: bool
+    admin: bool
+    auto_create: bool | None
+    sql92: bool
+    delay_levels: str
+    check_interval_s: float
+    transaction_timeout_s: float
+    check_max: int
+    connections_max: int
+    idle_s: float
+    metrics_port: int | None
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Arguments of `broker.serve`. Raises BrokerError for what cannot be, or would not be safe."""
+
+    listen: str = f"127.0.0.1:{PORT}"
+    advertise: str = ""  # HOST:PORT that clients reach; else what it listens on
+    broker_name: str = "broker-a"
+    cluster: str = "DefaultCluster"
+    acl: str | None = None  # a file in the format of RocketMQ's plain_acl.yml
+    insecure: bool = False  # listens beyond this machine without an ACL
+    certificate: str | None = None  # PEM files: then TLS is spoken on the same port
+    private_key: str | None = None
+    tls_only: bool = False
+    admin: bool = False  # answers what changes the broker or reaches into clients
+    auto_create: bool | None = None  # topics by their first message; else only where it listens on this machine
+    sql92: bool = True  # subscriptions by SQL expression. RocketMQ: enablePropertyFilter
+    delay_levels: str = DELAY_LEVELS
+    check_interval_s: float = 30.0  # RocketMQ: transactionCheckInterval
+    transaction_timeout_s: float = 6.0  # RocketMQ: transactionTimeOut
+    check_max: int = 15  # RocketMQ: transactionCheckMax
+    connections_max: int = 1000
+    idle_s: float = 120.0
+    metrics_port: int | None = None  # on 127.0.0.1: /metrics for Prometheus, and /healthz
+    delays_ms: Sequence[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        host, _ = host_and_port("listen", self.listen)
+        if not (self.is_local or self.acl or self.insecure):
+            text = f"listening on {host} lets everyone in that network read and write the store"
+            raise BrokerError(f"{text}: give an ACL file (--acl FILE), or accept that with --insecure")
+        if host == "0.0.0.0" and not self.advertise:  # noqa: S104 - refused here
+            raise BrokerError(
+                f"{self.listen} is no address that clients can reach: say which one is, --advertise HOST:PORT"
+            )
+        if self.advertise:
+            host_and_port("advertise", self.advertise)
+        if (self.certificate is None) != (self.private_key is None):
+            raise BrokerError("TLS needs both: a certificate (--cert) and its private key (--key)")
+        if self.tls_only and self.certificate is None:
+            raise BrokerError("--tls-only needs a certificate (--cert) and its private key (--key)")
+        for what, path in (("acl", self.acl), ("cert", self.certificate), ("key", self.private_key)):
+            if path is not None and not os.path.isfile(path):
+                raise BrokerError(f"--{what} {path}: there is no such file")
+        for what, name in (("broker_name", self.broker_name), ("cluster", self.cluster)):
+            if not name or len(name) > _NAME_SIZE_MAX or not name.isprintable() or set(name) & set(' "\\@:;'):
+                raise BrokerError(
+                    f"{what} is a name of at most {_NAME_SIZE_MAX} characters without blanks, not {name!r:.60}"
+                )
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise BrokerError(f"metrics_port is a port, not {self.metrics_port!r:.20}")
+        self._check_numbers()
+        object.__setattr__(self, "delays_ms", tuple(_delays_ms(self.delay_levels)))
+
+    def _check_numbers(self) -> None:
+        for what in ("check_interval_s", "transaction_timeout_s", "check_max", "connections_max", "idle_s"):
+            value = getattr(self, what)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1 << 31:
+                raise BrokerError(f"{what} is a number above 0, not {value!r:.60}")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return ipaddress.ip_address(host_and_port("listen", self.listen)[0]).is_loopback
+
+    @property
+    def creates_topics(self) -> bool:
+        return self.is_local if self.auto_create is None else self.auto_create
+
+
+def host_and_port(what: str, value: str) -> tuple[str, int]:
+    """An IPv4 address and a port. Raises BrokerError for anything else.
+
+    Records and offset message ids hold IPv4 addresses; a name could mean another machine tomorrow.
+    """
+    name, colon, port = value.rpartition(":")
+    try:
+        address = ipaddress.IPv4Address(name)
+    except ValueError:
+        address = None
+    if not colon or address is None or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise BrokerError(f"{what} is an IPv4 address and a port, such as 127.0.0.1:{PORT}, not {value!r:.60}")
+    return name, int(port)
+
+
+def store_host(address: str) -> Host:
+    """The address as records hold it."""
+    name, port = host_and_port("advertise", address)
+    return Host(ipaddress.IPv4Address(name).packed, port)
+
+
+def _delays_ms(levels: str) -> list[int]:
+    try:
+        found = parse_delay_levels(levels)
+    except (ValueError, AttributeError):
+        found = []
+    if len(found) != _LEVELS:
+        text = f"delay_levels is {_LEVELS} delays, such as {DELAY_LEVELS!r}: numbers with s, m, h or d"
+        raise BrokerError(f"{text}, not {levels!r:.80}")
+    return found

@@ -1,0 +1,111 @@
+"""The thread that writes to the store for all connections, and the one that waits for the disk for all of them.
+
+    requests ──► append, one after the other ──► fsync for all that were appended meanwhile ──► answers
+
+So the event loop never waits for a lock of the store or for the disk, and many senders cost one fsync.
+RocketMQ: SendMessageExecutor, CommitLog.GroupCommitService (5.3.3).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from broker.errors import BrokerError
+
+
+class Stored(NamedTuple):
+    """A result that rests on the log being durable up to an offset."""
+
+    value: Any
+    end: int
+
+
+Work = Callable[[], Any]
+Done = Callable[[Any], None]  # of the result, or of the exception
+Deliver = Callable[[list[tuple[Done, Any]]], None]
+
+
+class _Inbox:
+    """Work for one thread; `take` waits, and returns nothing when it is over."""
+
+    def __init__(self) -> None:
+        self._wake = threading.Condition()
+        self._held: list[Any] = []
+        self._is_over = False
+
+    def put(self, one: Any) -> None:
+        with self._wake:
+            self._held.append(one)
+            self._wake.notify()
+
+    def take(self) -> list[Any]:
+        with self._wake:
+            while not (self._held or self._is_over):
+                self._wake.wait()
+            taken, self._held = self._held, []
+        return taken
+
+    def end(self) -> None:
+        with self._wake:
+            self._is_over = True
+            self._wake.notify()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class StoreThread:
+    """Does work in the order in which it comes. `deliver` gets results, many at once, in one of the two threads."""
+
+    def __init__(self, settle: Callable[[int], None], deliver: Deliver, *, waits: bool) -> None:
+        """`settle(end)` waits for the disk; without `waits` nothing does (sync mode os)."""
+        self._settle, self._deliver, self._waits = settle, deliver, waits
+        self._work, self._appended = _Inbox(), _Inbox()
+        self._threads = [
+            threading.Thread(target=target, name=f"checkback-serve-{name}", daemon=True)
+            for name, target in (("append", self._append), ("fsync", self._fsync))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __len__(self) -> int:
+        return len(self._work) + len(self._appended)
+
+    def submit(self, work: Work, done: Done) -> None:
+        """Do something; `done` gets what it returned, once that is durable, or what it raised."""
+        self._work.put((work, done))
+
+    def close(self) -> None:
+        """Finish what was submitted, and end."""
+        for inbox, thread in zip((self._work, self._appended), self._threads, strict=True):
+            inbox.end()
+            thread.join()
+
+    def _append(self) -> None:
+        while batch := self._work.take():
+            results, waiting = [], []
+            for work, done in batch:
+                try:
+                    result = work()
+                except Exception as error:  # noqa: BLE001 - it is the answer to this request, and of no other
+                    result = error
+                if isinstance(result, Stored) and self._waits:
+                    waiting.append((done, result))
+                else:
+                    results.append((done, result.value if isinstance(result, Stored) else result))
+            if waiting:
+                self._appended.put(waiting)
+            if results:
+                self._deliver(results)
+
+    def _fsync(self) -> None:
+        while groups := self._appended.take():
+            waiting = [one for group in groups for one in group]
+            fault: BrokerError | None = None
+            try:
+                self._settle(max(stored.end for _, stored in waiting))
+            except BrokerError as error:
+                fault = error
+            self._deliver([(done, stored.value if fault is None else fault) for done, stored in waiting])

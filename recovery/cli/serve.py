@@ -1,0 +1,110 @@
+"""The verb that serves a store to RocketMQ clients: `serve`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from recovery.cli.shared import Store, examples, listing
+
+Listen = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The IPv4 address and port to listen on; port 0 takes a free one.")
+]
+Advertise = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The address that clients reach, if it is another one.")
+]
+Sync = Annotated[
+    str, typer.Option(metavar="MODE", help="What a send waits for: each, group (an fsync for many), or os.")
+]
+Acl = Annotated[str | None, typer.Option(metavar="FILE", help="Accounts and rights, in the format of plain_acl.yml.")]
+Certificate = Annotated[
+    str | None, typer.Option("--cert", metavar="FILE", help="A certificate (PEM): TLS on the same port.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Listen beyond this machine without an ACL: everyone may do everything.")
+]
+Admin = Annotated[
+    bool, typer.Option("--admin", help="Also answer requests that change the broker or reach into clients.")
+]
+AutoCreate = Annotated[
+    bool | None,
+    typer.Option(
+        "--auto-create/--no-auto-create", help="Whether a first message makes its topic; by default only on loopback."
+    ),
+]
+Sql92 = Annotated[bool, typer.Option("--sql92/--no-sql92", help="Whether consumers may select by SQL expressions.")]
+CheckEvery = Annotated[float, typer.Option("--check-every", metavar="S", help="Seconds between rounds of check-back.")]
+CheckAfter = Annotated[
+    float, typer.Option("--check-after", metavar="S", help="Age of a half message that is checked, in seconds.")
+]
+CheckMax = Annotated[int, typer.Option(metavar="N", help="Checks of one half message, before it is parked.")]
+Metrics = Annotated[
+    int | None, typer.Option("--metrics", metavar="PORT", help="Serve /metrics and /healthz on this port of 127.0.0.1.")
+]
+Levels = Annotated[str, typer.Option(metavar="TEXT", help="The 18 delay levels, like RocketMQ's messageDelayLevel.")]
+
+
+def serve(
+    store: Store,
+    listen: Listen = "127.0.0.1:10911",
+    advertise: Advertise = "",
+    sync: Sync = "group",
+    create: Annotated[bool, typer.Option("--create", help="Make the store if there is none at the path.")] = False,
+    acl: Acl = None,
+    certificate: Certificate = None,
+    private_key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")] = None,
+    tls_only: Annotated[bool, typer.Option("--tls-only", help="Refuse clients that do not speak TLS.")] = False,
+    insecure: Insecure = False,
+    admin: Admin = False,
+    auto_create: AutoCreate = None,
+    sql92: Sql92 = True,
+    broker_name: Annotated[str, typer.Option(metavar="NAME", help="The name of the broker.")] = "broker-a",
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="The name of its cluster.")] = "DefaultCluster",
+    check_interval_s: CheckEvery = 30.0,
+    transaction_timeout_s: CheckAfter = 6.0,
+    check_max: CheckMax = 15,
+    delay_levels: Levels = "",
+    connections_max: Annotated[int, typer.Option("--connections", metavar="N", help="Connections at a time.")] = 1000,
+    metrics_port: Metrics = None,
+    seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
+) -> None:
+    """Serve a store to RocketMQ clients in any language: a name server and a broker on one port.
+
+    It listens on this machine only, unless there is an ACL. Ctrl-C or SIGTERM stops it: what was accepted is answered.
+    """
+    import broker
+    from broker.server.running import start
+    from broker.server.settings import ServerSettings
+
+    options: dict[str, Any] = {"delay_levels": delay_levels} if delay_levels else {}
+    settings = ServerSettings(  # refused before a store is made or recovered
+        listen, advertise=advertise, acl=acl, certificate=certificate, private_key=private_key, tls_only=tls_only,
+        insecure=insecure, admin=admin, auto_create=auto_create, sql92=sql92, broker_name=broker_name, cluster=cluster,
+        check_interval_s=check_interval_s, transaction_timeout_s=transaction_timeout_s, check_max=check_max,
+        connections_max=connections_max, metrics_port=metrics_port, **options,
+    )  # fmt: skip
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    with broker.open(store, sync=_sync(sync), create=create) as opened, start(opened, settings) as server:
+        typer.echo(f"Serving {store} on {server.address}: name server and broker. Ctrl-C stops it.")
+        stopped.wait(seconds)
+
+
+def _sync(mode: str) -> Any:
+    """The sync mode; `broker.open` refuses one that is unknown."""
+    return mode
+
+
+def register(app: typer.Typer) -> None:
+    """Give the command line its verb."""
+    app.command(
+        **listing("serve"),
+        epilog=examples(
+            "serve shop.store",
+            "serve shop.store --listen 192.0.2.7:10911 --acl plain_acl.yml --cert server.pem --key server.key",
+        ),
+    )(serve)

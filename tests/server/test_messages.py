@@ -1,0 +1,246 @@
+"""Sends, pulls, positions, retries and delays over the wire, with what a store adds to them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+import broker
+from broker.format import properties as names
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from tests.server.conftest import Connect, Serve
+from tests.server.wire_client import json_of, records_of, sending
+
+
+def test_a_message_is_stored_as_it_was_sent_and_pulled_again(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve(advertise="127.0.0.1:20911"))
+    sent = client.publish("orders", b"paid", queue_id=2, flag=7, KEYS="k1 k2", TAGS="new", UNIQ_KEY="U1", colour="blé")
+    assert sent.code == Answer.SUCCESS
+    assert sent.ext.items() >= {"queueId": "2", "queueOffset": "0", "transactionId": "U1", "TRACE_ON": "true"}.items()
+    assert sent.ext["msgId"] == "7F000001000051AF" + f"{0:016X}"
+    code, (record,) = client.pulled("g", "orders", queue_id=2)
+    assert (code, record.body, record.flag, record.sys_flag) == (Answer.SUCCESS, b"paid", 7, 0)
+    assert str(record.store_host) == "127.0.0.1:20911"
+    assert record.property_map.items() >= {"KEYS": "k1 k2", "colour": "blé", "CLUSTER": "DefaultCluster"}.items()
+    assert names.CRC32 not in record.property_map
+    local = store.message("orders", 2, 0)
+    assert local is not None
+    assert (local.body, local.born_timestamp_ms, local.keys) == (b"paid", 1_700_000_000_000, ("k1", "k2"))
+    viewed = client.request(Code.VIEW_MESSAGE_BY_ID, {"offset": 0})
+    assert [one.body for one in records_of(viewed.body)] == [b"paid"]
+    by_key = {"topic": "orders", "key": "k2", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": (1 << 63) - 1}
+    assert len(records_of(client.request(Code.QUERY_MESSAGE, by_key).body)) == 1
+
+
+@pytest.mark.parametrize(
+    ("ext", "body", "code"),
+    [
+        (sending("bad topic!"), b"x", Answer.INVALID_PARAMETER),
+        (sending("SCHEDULE_TOPIC_XXXX"), b"x", Answer.NO_PERMISSION),
+        (sending("orders", 99), b"x", Answer.INVALID_PARAMETER),
+        (sending("orders") | {"c": "other"}, b"x", Answer.TOPIC_NOT_EXIST),
+        (sending("orders") | {"i": "a\x01" + "x" * 32_767}, b"x", Answer.MESSAGE_ILLEGAL),
+        (sending("orders"), b"x" * ((4 << 20) + 1), Answer.MESSAGE_ILLEGAL),
+        (sending("orders"), b"", Answer.MESSAGE_ILLEGAL),
+        (sending("orders", DELAY="soon"), b"x", Answer.MESSAGE_ILLEGAL),
+        (sending("%RETRY%nobody"), b"x", Answer.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ({"b": "orders"}, b"x", Answer.SYSTEM_ERROR),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_with_rocketmqs_code(
+    serve: Serve, connect: Connect, store: broker.LiveStore, ext: dict[str, object], body: bytes, code: int
+) -> None:
+    answer = connect(serve()).request(Code.SEND_MESSAGE_V2, ext, body)
+    assert (answer.code, bool(answer.remark)) == (code, True)
+    assert store.visible_end == 0
+
+
+def test_topics_are_not_created_unless_that_is_wanted(serve: Serve, connect: Connect) -> None:
+    client = connect(serve(auto_create=False))
+    assert client.publish("orders", b"x").code == Answer.TOPIC_NOT_EXIST
+    assert client.request(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"}).code == Answer.TOPIC_NOT_EXIST
+
+
+def test_statuses_of_pulls(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    for number in range(3):
+        client.publish("orders", b"%d" % number, TAGS="ab"[number % 2])
+    seen = {}
+    for queue_offset in (0, 3, 4, 99):
+        answer = client.answer(client.pull("g", "orders", queue_offset))
+        seen[queue_offset] = (answer.code, answer.remark, answer.ext["nextBeginOffset"], answer.ext["maxOffset"])
+    assert seen == {
+        0: (0, "FOUND", "3", "3"),
+        3: (19, "OFFSET_OVERFLOW_ONE", "3", "3"),
+        4: (21, "OFFSET_OVERFLOW_BADLY", "3", "3"),
+        99: (21, "OFFSET_OVERFLOW_BADLY", "3", "3"),
+    }
+    assert client.pulled("g", "orders", text="none")[0] == Answer.PULL_RETRY_IMMEDIATELY
+    assert [one.body for one in client.pulled("g", "orders", text="b || c")[1]] == [b"1"]
+    assert client.answer(client.pull("g", "nothing")).code == Answer.TOPIC_NOT_EXIST
+    assert client.answer(client.pull("g", "orders", queue_id=7)).code == Answer.INVALID_PARAMETER
+    assert len(client.pulled("g", "orders", most=2)[1]) == 2
+
+
+def test_sql_filters_select_by_properties(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    for price in ("3", "12", "no"):
+        client.publish("orders", price.encode(), price=price)
+    found = client.pulled("g", "orders", text="price > 5 AND price IS NOT NULL", kind="SQL92")[1]
+    assert [one.body for one in found] == [b"12"]
+    assert client.pulled("g", "orders", text="price >", kind="SQL92")[0] == Answer.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_a_held_pull_wakes_by_a_send_of_anyone_and_ends_in_time(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client, other = connect(serve()), threading.Event()
+    client.publish("orders", b"first")
+    waits = client.pull("g", "orders", 1, hold_ms=10_000)
+    assert client.pulled("g", "orders", 0)[0] == Answer.SUCCESS  # the connection is not blocked
+    took_ms = []
+    for number in range(1, 6):
+        other.wait(0.05)
+        began = time.monotonic()
+        store.append(broker.Message("orders", b"local"))
+        assert client.answer(waits).remark == "FOUND"
+        took_ms.append((time.monotonic() - began) * 1000)
+        waits = client.pull("g", "orders", number + 1, hold_ms=10_000)
+    assert min(took_ms) < 50, took_ms
+    began = time.monotonic()
+    answer = client.answer(client.pull("g", "orders", 6, hold_ms=300))
+    assert (answer.remark, 0.25 <= time.monotonic() - began < 5) == ("OFFSET_OVERFLOW_ONE", True)
+
+
+def test_a_batch_is_stored_whole_or_not_at_all(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    client = connect(serve())
+    one = "000000180000000000000000000000000000000262%s0000"
+    two = bytes.fromhex(one % "30" + one % "31")
+    answer = client.request(Code.SEND_BATCH_MESSAGE, sending("orders", 1) | {"m": "true"}, two)
+    assert (answer.code, len(answer.ext["msgId"].split(","))) == (Answer.SUCCESS, 2)
+    assert [one.body for one in client.pulled("g", "orders", queue_id=1)[1]] == [b"b0", b"b1"]
+    end = store.visible_end
+    assert client.request(Code.SEND_BATCH_MESSAGE, sending("orders", 1), two[:-1]).code == Answer.SYSTEM_ERROR
+    assert store.visible_end == end
+
+
+def test_positions_are_the_stores_own(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    client = connect(serve())
+    for _ in range(3):
+        store.append(broker.Message("orders", b"x"))
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+    client.oneway(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 2})
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "2"}
+    client.request(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 77})
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "3"}  # never beyond the queue
+    stats = client.request(Code.GET_CONSUME_STATS, {"consumerGroup": "billing", "topic": "orders"}).body
+    assert b'"consumerOffset":3' in stats
+    unknown = asked | {"consumerGroup": "nobody", "commitOffset": 1}
+    assert client.request(Code.UPDATE_CONSUMER_OFFSET, unknown).code == Answer.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+def test_a_group_is_consumed_here_or_there_never_both(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    server = serve()
+    client = connect(server)
+    store.append(broker.Message("orders", b"x"))
+    with store.consumer("local", "orders"):
+        answer = client.heartbeat(consumer="local", topics={"orders": "*"})
+        assert (answer.code, "local" in str(answer.remark)) == (Answer.NO_PERMISSION, True)
+    assert client.heartbeat(consumer="local", topics={"orders": "*"}).code == Answer.SUCCESS
+    with pytest.raises(broker.StoreError, match="over the network"):
+        store.consumer("local", "orders")
+    client.socket.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:  # the group is free when its last client is gone
+        try:
+            store.consumer("local", "orders").close()
+            break
+        except broker.StoreError:
+            time.sleep(0.05)
+    else:
+        pytest.fail("the group was never given back")
+
+
+def test_what_is_sent_back_comes_again_and_is_given_up(serve: Serve, connect: Connect) -> None:
+    client = connect(serve(delay_levels=" ".join(["1s"] * 18)))
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    client.publish("orders", b"bad", TAGS="t")
+    (record,) = client.pulled("billing", "orders")[1]
+    fields = {"group": "billing", "delayLevel": 0, "originMsgId": "m", "originTopic": "orders", "maxReconsumeTimes": 1}
+    back = client.request(Code.CONSUMER_SEND_MSG_BACK, fields | {"offset": record.commitlog_offset})
+    assert back.code == Answer.SUCCESS
+    answer = client.answer(client.pull("billing", "%RETRY%billing", 0, hold_ms=8000))
+    (again,) = records_of(answer.body)
+    said = {"RETRY_TOPIC": "orders", "DELAY": "3", "REAL_TOPIC": "%RETRY%billing", "WAIT": "false", "TAGS": "t"}
+    assert (again.reconsume_times, again.property_map.items() >= said.items()) == (1, True)
+    client.request(Code.CONSUMER_SEND_MSG_BACK, fields | {"offset": again.commitlog_offset})
+    (dead,) = client.pulled("reader", "%DLQ%billing")[1]
+    assert (dead.reconsume_times, dead.body, dead.property_map["DELAY"]) == (2, b"bad", "0")
+    missing = client.request(Code.CONSUMER_SEND_MSG_BACK, fields | {"offset": 1 << 40})
+    assert missing.code == Answer.SYSTEM_ERROR
+
+
+def test_a_delay_of_any_length_is_never_early(serve: Serve, connect: Connect) -> None:
+    client, began = connect(serve()), time.time()
+    sent = client.publish("later", b"x", TIMER_DELAY_MS="1500")
+    assert sent.code == Answer.SUCCESS
+    answer = client.answer(client.pull("g", "later", 0, hold_ms=9000))
+    (record,) = records_of(answer.body)
+    assert 1.5 <= time.time() - began < 6
+    assert {"TIMER_OUT_MS", "TIMER_DEQUEUE_MS", "REAL_TOPIC"} <= record.property_map.keys()
+    assert "DELAY" not in record.property_map
+
+
+def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    for _ in range(3):
+        client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
+    client.request(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 3})
+    waits = client.pull("billing", "orders", 3, hold_ms=20_000)
+    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
+    assert b'"queueId":0,"topic":"orders"}:0' in client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset).body
+    client.oneway(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 3})  # from before: counts no more
+    answer = client.answer(waits)
+    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+
+
+def test_members_hear_of_each_other_and_lock_queues(serve: Serve, connect: Connect) -> None:
+    server = serve()
+    first, second = connect(server, client_id="a"), connect(server, client_id="b")
+    first.heartbeat(consumer="billing", topics={"orders": "*"})
+    first.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED)
+    second.heartbeat(consumer="billing", topics={"orders": "*"})
+    first.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED)
+    ids = first.request(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "billing"})
+    assert json_of(ids) == {"consumerIdList": ["a", "b"]}
+    queue = '{"topic":"orders","brokerName":"broker-a","queueId":0}'
+    locks = [
+        client.request(
+            Code.LOCK_BATCH_MQ,
+            body=f'{{"consumerGroup":"billing","clientId":"{client.client_id}","mqSet":[{queue}]}}'.encode(),
+        )
+        for client in (first, second)
+    ]
+    assert [len(json_of(one)["lockOKMQSet"]) for one in locks] == [1, 0]
+    second.socket.close()
+    first.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED)
+    ids = first.request(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "billing"})
+    assert json_of(ids) == {"consumerIdList": ["a"]}
+
+
+def test_routes_have_quoted_keys_for_those_who_read_them(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    client.publish("orders", b"x")
+    route = json_of(client.request(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}))
+    assert route["queueDatas"][0].items() >= {"perm": 6, "readQueueNums": 4, "writeQueueNums": 4}.items()
+    assert b'"brokerAddrs":{0:"127.0.0.1' in client.request(Code.GET_BROKER_CLUSTER_INFO).body

@@ -1,0 +1,200 @@
+"""Safe by default: who may connect and do what, and what hostile or hurried clients cost."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from broker.remoting.command import RemotingCommand
+from broker.server.acl import AccessControl, signature
+from tests.server.conftest import Connect, Serve
+from tests.server.wire_client import WireClient, sending
+
+ACL = """
+globalWhiteRemoteAddresses:
+  - 203.0.113.*   # none of ours
+accounts:
+  - accessKey: orders1
+    secretKey: secret-of-orders
+    defaultTopicPerm: DENY
+    topicPerms:
+      - orders=PUB|SUB
+      - audit=SUB
+    groupPerms: [billing=SUB]
+  - accessKey: 'root12'
+    secretKey: "secret-of-root"
+    admin: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("listen", "options", "sentence"),
+    [
+        ("192.0.2.1:10911", {}, "--acl FILE"),
+        ("0.0.0.0:10911", {"insecure": True}, "--advertise"),
+        ("localhost:10911", {}, "IPv4"),
+        ("127.0.0.1", {}, "IPv4"),
+        ("127.0.0.1:0", {"acl": "nowhere.yml"}, "no such file"),
+        ("127.0.0.1:0", {"certificate": __file__}, "--key"),
+        ("127.0.0.1:0", {"certificate": __file__, "private_key": __file__}, "no certificate"),
+        ("127.0.0.1:0", {"delay_levels": "1s 2s"}, "18 delays"),
+        ("127.0.0.1:0", {"broker_name": "a b"}, "without blanks"),
+        ("127.0.0.1:0", {"check_max": 0}, "above 0"),
+    ],
+)
+def test_what_is_not_safe_is_refused_before_it_listens(
+    store: broker.LiveStore, listen: str, options: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(broker.BrokerError, match=sentence):
+        broker.serve(store, listen, **options)  # type: ignore[arg-type]
+
+
+def test_a_port_that_is_taken_is_a_sentence(serve: Serve, store: broker.LiveStore) -> None:
+    with pytest.raises(broker.BrokerError, match="cannot listen"):
+        broker.serve(store, serve().address)
+
+
+def signed(client: WireClient, key: str, secret: str, code: int, ext: dict[str, object], body: bytes = b"") -> int:
+    """The response code of a signed request."""
+    fields = {name: str(value) for name, value in ext.items()} | {"AccessKey": key}
+    return client.request(code, fields | {"Signature": signature(secret, fields, body)}, body).code
+
+
+def test_with_an_acl_every_request_is_signed_and_has_its_right(
+    serve: Serve, connect: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACL)
+    client = connect(serve(acl=str(path)))
+    ours = ("orders1", "secret-of-orders")
+    assert client.publish("orders", b"x").code == Answer.NO_PERMISSION
+    assert signed(client, *ours, Code.SEND_MESSAGE_V2, sending("orders"), b"x") == Answer.SUCCESS
+    assert signed(client, "orders1", "wrong", Code.SEND_MESSAGE_V2, sending("orders"), b"x") == Answer.NO_PERMISSION
+    assert signed(client, "nobody", "wrong", Code.SEND_MESSAGE_V2, sending("orders"), b"x") == Answer.NO_PERMISSION
+    assert signed(client, *ours, Code.SEND_MESSAGE_V2, sending("audit"), b"x") == Answer.NO_PERMISSION
+    pull = {"topic": "orders", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1, "sysFlag": 4, "commitOffset": 0,
+            "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*"}  # fmt: skip
+    for group, code in (("billing", Answer.SUCCESS), ("other", Answer.NO_PERMISSION)):
+        assert signed(client, *ours, Code.PULL_MESSAGE, pull | {"consumerGroup": group}) == code
+    heartbeat = b'{"clientID":"c","consumerDataSet":[{"groupName":"other"}]}'
+    assert signed(client, *ours, Code.HEART_BEAT, {}, heartbeat) == Answer.NO_PERMISSION
+    made = {"topic": "t", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    assert signed(client, *ours, Code.UPDATE_AND_CREATE_TOPIC, made) == Answer.NO_PERMISSION
+    assert signed(client, "root12", "secret-of-root", Code.UPDATE_AND_CREATE_TOPIC, made) == Answer.SUCCESS
+    assert "secret" not in caplog.text
+
+
+def test_an_end_of_another_accounts_transaction_is_refused(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACL)
+    client = connect(serve(acl=str(path)))
+    half = sending("orders", TRAN_MSG="true", PGROUP="shop")
+    assert signed(client, "orders1", "secret-of-orders", Code.SEND_MESSAGE_V2, half, b"x") == Answer.SUCCESS
+    foreign = sending("private", TRAN_MSG="true", PGROUP="shop")
+    fields = {name: str(value) for name, value in foreign.items()} | {"AccessKey": "root12"}
+    sent = client.request(Code.SEND_MESSAGE_V2, fields | {"Signature": signature("secret-of-root", fields, b"y")}, b"y")
+    end = {"producerGroup": "shop", "tranStateTableOffset": sent.ext["queueOffset"],
+           "commitLogOffset": int(sent.ext["msgId"][16:], 16), "commitOrRollback": 8}  # fmt: skip
+    assert signed(client, "orders1", "secret-of-orders", Code.END_TRANSACTION, end) == Answer.NO_PERMISSION
+    assert signed(client, "root12", "secret-of-root", Code.END_TRANSACTION, end) == Answer.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "accounts:", "accounts:\n- accessKey: abcdef\n", "accounts:\n  secret", "x: y\naccounts:\n- accessKey: a",
+     ACL + ACL.split("accounts:")[1], ACL.replace("PUB|SUB", "READ"), ACL.replace("groupPerms", "groups")],
+)  # fmt: skip
+def test_an_acl_file_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(broker.BrokerError):
+        AccessControl.parse(text)
+
+
+def test_tls_and_plain_clients_share_a_port(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=shop", "-days", "1"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.check_hostname = False
+    server = serve(certificate=str(certificate), private_key=str(key))
+    secret, plain = connect(server, context=context), connect(server)
+    big = b"x" * 3_000_000
+    assert secret.publish("orders", big).code == Answer.SUCCESS
+    assert plain.pulled("g", "orders")[1][0].body == big
+    assert secret.pulled("g", "orders")[1][0].body == big
+    strict = serve(certificate=str(certificate), private_key=str(key), tls_only=True)
+    refused = connect(strict)
+    refused.send(Code.GET_BROKER_CLUSTER_INFO)
+    assert refused.is_closed()
+
+
+def test_dangerous_requests_need_a_server_that_allows_them(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    for code in (Code.UPDATE_BROKER_CONFIG, Code.WIPE_WRITE_PERM_OF_BROKER, Code.CONSUME_MESSAGE_DIRECTLY):
+        assert client.request(code, {"brokerName": "broker-a"}).code == Answer.NO_PERMISSION
+    for code in (Code.UPDATE_NAMESRV_CONFIG, Code.REGISTER_BROKER, 9999):
+        assert client.request(code).code == Answer.REQUEST_CODE_NOT_SUPPORTED
+    client.oneway(9999)
+    allowed = connect(serve(admin=True))
+    assert allowed.request(Code.UPDATE_BROKER_CONFIG, body=b"transactionCheckMax=3\n").code == Answer.SUCCESS
+    assert b"transactionCheckMax=3\n" in allowed.request(Code.GET_BROKER_CONFIG).body
+    refused = allowed.request(Code.UPDATE_BROKER_CONFIG, body=b"rocketmqHome=x\n")
+    assert refused.code == Answer.INVALID_PARAMETER
+
+
+@pytest.mark.parametrize(
+    "raw", [b"GET / HTTP/1.1\r\n\r\n", b"\x7f\xff\xff\xff", b"\xff" * 8, b"\0\0\0\x04\0\0\0\0", b"\x16\x03\x01"]
+)
+def test_bytes_that_are_no_request_close_their_connection_alone(serve: Serve, connect: Connect, raw: bytes) -> None:
+    server = serve()
+    good, bad = connect(server), connect(server)
+    bad.socket.sendall(raw)
+    assert bad.is_closed()
+    assert good.publish("orders", b"x").code == Answer.SUCCESS
+
+
+def test_connections_are_counted_and_the_rest_is_refused(serve: Serve, connect: Connect) -> None:
+    server = serve(connections_max=2)
+    first, _second = connect(server), connect(server)
+    assert connect(server).is_closed()
+    assert first.publish("orders", b"x").code == Answer.SUCCESS
+
+
+def test_a_connection_on_which_nothing_happens_is_closed(serve: Serve, connect: Connect) -> None:
+    client = connect(serve(idle_s=0.3))
+    assert client.is_closed(5)
+
+
+def test_a_thousand_requests_at_once_are_all_answered(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    one = RemotingCommand(int(Code.GET_BROKER_CLUSTER_INFO))
+    frames = []
+    for opaque in range(1, 3001):
+        one.opaque = opaque
+        frames.append(one.encode())
+    sender = threading.Thread(target=client.socket.sendall, args=(b"".join(frames),))
+    sender.start()
+    assert all(client.answer(opaque).code == Answer.SUCCESS for opaque in range(1, 3001))
+    sender.join()
+
+
+def test_a_stop_answers_what_was_accepted(serve: Serve, connect: Connect) -> None:
+    server = serve()
+    client = connect(server)
+    client.publish("orders", b"x")
+    waits = client.pull("g", "orders", 1, hold_ms=30_000)
+    time.sleep(0.2)
+    began = time.monotonic()
+    server.close()
+    assert client.answer(waits).remark == "OFFSET_OVERFLOW_ONE"
+    assert client.is_closed()
+    assert time.monotonic() - began < 8

@@ -1,0 +1,138 @@
+"""Transactions over the wire: ends, contrary ends, and checks of producers that live."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import broker
+from broker.format.commitlog import decode
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from broker.remoting.command import RemotingCommand
+from tests.server.conftest import Connect, Serve
+from tests.server.wire_client import WireClient
+
+COMMIT, ROLLBACK = 8, 12
+SOON = {"check_interval_s": 0.2, "transaction_timeout_s": 0.001}
+
+
+def prepare(client: WireClient, body: bytes = b"created", group: str = "shop") -> dict[str, object]:
+    """A half message; the fields of its END_TRANSACTION, as clients take them from the answer."""
+    sent = client.publish("orders", body, sys_flag=4, TRAN_MSG="true", PGROUP=group, UNIQ_KEY=f"U-{body.decode()}")
+    assert sent.code == Answer.SUCCESS
+    at = int(sent.ext["msgId"][16:], 16)
+    return {"producerGroup": group, "tranStateTableOffset": sent.ext["queueOffset"], "commitLogOffset": at}
+
+
+def end(client: WireClient, half: dict[str, object], decision: int) -> RemotingCommand:
+    return client.request(Code.END_TRANSACTION, half | {"commitOrRollback": decision})
+
+
+def test_a_half_message_is_delivered_by_its_commit_alone(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve())
+    half, other = prepare(client, b"one"), prepare(client, b"two")
+    assert (half["tranStateTableOffset"], other["tranStateTableOffset"]) == ("0", "1")
+    assert client.pulled("g", "orders")[1] == []
+    assert end(client, half, COMMIT).code == Answer.SUCCESS
+    assert end(client, other, ROLLBACK).code == Answer.SUCCESS
+    (record,) = client.pulled("g", "orders")[1]
+    assert (record.body, record.sys_flag, record.prepared_transaction_offset) == (b"one", 8, 0)
+    said = {"PGROUP": "shop", "TRAN_MSG": "true", "REAL_TOPIC": "orders", "__transactionId__": "U-one"}
+    assert record.property_map.items() >= said.items()
+    assert list(store.transactions.in_doubt()) == []
+
+
+def test_the_first_decision_stands(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    half = prepare(client)
+    assert end(client, half, ROLLBACK).code == Answer.SUCCESS
+    assert end(client, half, ROLLBACK).code == Answer.SUCCESS
+    refused = end(client, half, COMMIT)
+    assert (refused.code, "first decision" in str(refused.remark)) == (Answer.SYSTEM_ERROR, True)
+    assert client.pulled("g", "orders")[1] == []
+
+
+@pytest.mark.parametrize("wrong", [{"producerGroup": "x"}, {"tranStateTableOffset": 7}, {"commitLogOffset": 1 << 40}])
+def test_an_end_must_name_its_half_message(serve: Serve, connect: Connect, wrong: dict[str, object]) -> None:
+    client = connect(serve())
+    half = prepare(client)
+    assert end(client, half | wrong, COMMIT).code == Answer.SYSTEM_ERROR
+    assert end(client, half, COMMIT).code == Answer.SUCCESS
+
+
+def test_a_producer_that_does_not_know_gets_no_answer(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    client.send(Code.END_TRANSACTION, prepare(client) | {"commitOrRollback": 0})
+    assert client.publish("orders", b"next").code == Answer.SUCCESS
+    assert not client.is_closed(0.2)
+
+
+def test_a_live_producer_of_the_group_is_asked_and_its_answer_counts(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    server = serve(**SOON)
+    dead, living = connect(server, client_id="dead"), connect(server, client_id="living")
+    half = prepare(dead)
+    dead.socket.close()
+    time.sleep(0.5)  # rounds without a producer ask nobody, and are not counted
+    living.heartbeat(producer="shop")
+    asked = living.next_asked(Code.CHECK_TRANSACTION_STATE)
+    assert asked.is_oneway
+    assert asked.ext["commitLogOffset"] == str(half["commitLogOffset"])
+    assert asked.ext["tranStateTableOffset"] == half["tranStateTableOffset"]
+    message = decode(asked.body)
+    said = {"TRANSACTION_CHECK_TIMES": "1", "PGROUP": "shop", "REAL_TOPIC": "orders", "UNIQ_KEY": "U-created"}
+    assert (message.topic, message.sys_flag, message.body) == ("orders", 0, b"created")
+    assert message.property_map.items() >= said.items()
+    echo = {name: asked.ext[name] for name in ("commitLogOffset", "tranStateTableOffset", "msgId")}
+    fields = echo | {"producerGroup": "shop", "commitOrRollback": COMMIT, "fromTransactionCheck": "true"}
+    living.oneway(Code.END_TRANSACTION, fields)
+    answer = living.answer(living.pull("g", "orders", 0, hold_ms=5000))
+    assert "TRANSACTION_CHECK_TIMES" in decode(answer.body).property_map
+    assert list(store.transactions.in_doubt()) == []
+
+
+def test_what_nobody_knows_is_parked_and_can_still_be_ended(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve(check_max=2, **SOON))
+    half = prepare(client)
+    client.heartbeat(producer="shop")
+    for _ in range(2):
+        client.next_asked(Code.CHECK_TRANSACTION_STATE)
+    deadline = time.monotonic() + 10
+    while not store.transactions.parked() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(store.transactions.parked()) == [half["commitLogOffset"]]
+    assert end(client, half, COMMIT).code == Answer.SUCCESS
+
+
+def test_a_resolver_answers_first(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    def resolver(half: broker.Half, message: broker.ReceivedMessage) -> broker.LocalTransactionState:
+        states = {b"paid": "commit", b"cancelled": "rollback"}
+        return broker.LocalTransactionState(states.get(message.body, "unknown"))
+
+    client = connect(serve(resolver=resolver, **SOON))
+    client.heartbeat(producer="shop")
+    for body in (b"paid", b"cancelled", b"else"):
+        prepare(client, body)
+    asked = client.next_asked(Code.CHECK_TRANSACTION_STATE)
+    assert decode(asked.body).body == b"else"
+    assert [half.unique_key for half in store.transactions.in_doubt()] == ["U-else"]
+    assert [one.body for one in client.pulled("g", "orders")[1]] == [b"paid"]
+
+
+def test_a_store_that_refuses_transactions_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("refusing") / "store"
+    with (
+        broker.open(path, reject_transactions=True, layout=broker.StoreLayout(segment_bytes=8 << 20)) as store,
+        broker.serve(store, "127.0.0.1:0") as server,
+        WireClient(server.address) as client,
+    ):
+        refused = client.publish("orders", b"x", sys_flag=4, TRAN_MSG="true", PGROUP="shop")
+        assert refused.code == Answer.NO_PERMISSION
+        assert client.publish("orders", b"x").code == Answer.SUCCESS
