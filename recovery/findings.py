@@ -66,7 +66,7 @@ class Finding:
 CRC_MISMATCH = "the body does not have the CRC that the record states"
 
 
-# Causes that are no finding themselves; docs/operations.md prints this table, too.
+# Causes that are not findings themselves; docs/operations.md prints this table, too.
 CAUSES: dict[str, str] = {
     "log-short": "the log ends before what its queues and its index name",
     "derived-late": "the queues or the index end before the log does",

@@ -20,7 +20,7 @@ class SendMessageRequestHeader(
         RequestCode.SEND_REPLY_MESSAGE_V2,
     ),
 ):
-    """A message to be stored. V2 and batches have letters for names. Quirk (3.1.4): it sends `isUnitMode`."""
+    """A message to be stored. V2 and batches have names of one character. Quirk (3.1.4): it sends `isUnitMode`."""
 
     producer_group: Annotated[text, Wire(short="a")]
     topic: Annotated[text, Wire(short="b")]

@@ -62,7 +62,7 @@ class AccessControl:
 
     @classmethod
     def read(cls, path: str) -> AccessControl:
-        """Raises BrokerError, with the line, for what is no such file."""
+        """Raises BrokerError, with the line, for what is not such a file."""
         try:
             with open(path, encoding="utf-8") as file:
                 return cls.parse(file.read(), path)
@@ -152,7 +152,7 @@ def _named_rights(values: str | list[str], path: str) -> Iterator[tuple[str, fro
 def _rights(text: str, path: str) -> frozenset[str]:
     words = [word.strip() for word in text.split("|")]
     if not all(word in _RIGHTS for word in words):
-        raise BrokerError(f"{path}: {text!r:.40} is no permission: DENY, PUB, SUB, PUB|SUB or ANY")
+        raise BrokerError(f"{path}: {text!r:.40} is not a permission: DENY, PUB, SUB, PUB|SUB or ANY")
     return frozenset().union(*(_RIGHTS[word] for word in words))
 
 

@@ -54,7 +54,7 @@ class ServerContext:
     groups: GroupFile
     counters: Counters
     properties: dict[str, dict[str, str]] = field(default_factory=dict)  # of the name server, by namespace and key
-    checks: dict[int, int] = field(default_factory=dict)  # how often a half message was asked about, by its offset
+    checks: dict[int, int] = field(default_factory=dict)  # how often a half message was checked, by its offset
     is_wiped: bool = False  # no topic is offered for writing. RocketMQ: wipeWritePerm
     started_ms: int = 0
 

@@ -31,7 +31,7 @@ class GroupPositions:
         self._lock = threading.Lock()
         self._members: dict[str, Membership] = {}
         self._joined_s: dict[str, float] = {}
-        self._resets: dict[Queue, int] = {}  # what a client is told with its next pull
+        self._resets: dict[Queue, int] = {}  # what a client learns with its next pull
 
     def close(self) -> None:
         with self._lock:
@@ -130,7 +130,7 @@ class GroupPositions:
         return exported | own
 
     def forget(self, group: str) -> None:
-        """A deleted group begins anew when it comes back."""
+        """A deleted group begins again when it comes back."""
         cells = self.table.cells
         with cells.lock:
             for cell, (name, _, queue_id) in list(cells.all()):

@@ -294,7 +294,7 @@ class Server:
     # The end
 
     def close(self) -> None:
-        """Stop listening, answer what was accepted, and end all threads. Closing twice is no fault."""
+        """Stop listening, answer what was accepted, and end all threads. Closing twice is allowed."""
         if self._is_closed:
             return
         self._is_closed = True

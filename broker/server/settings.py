@@ -72,7 +72,7 @@ class ServerSettings:
             raise BrokerError(f"{text}: give an ACL file (--acl FILE), or accept that with --insecure")
         if host == "0.0.0.0" and not self.advertise:  # noqa: S104 - refused here
             raise BrokerError(
-                f"{self.listen} is no address that clients can reach: say which one is, --advertise HOST:PORT"
+                f"{self.listen} is not an address that clients can reach: say which one is, --advertise HOST:PORT"
             )
         if self.advertise:
             host_and_port("advertise", self.advertise)

@@ -21,13 +21,13 @@ def server_context(certificate: str, private_key: str) -> ssl.SSLContext:
         context.load_cert_chain(certificate, private_key)
     except (OSError, ssl.SSLError) as error:
         raise BrokerError(
-            f"--cert {certificate} and --key {private_key} are no certificate and its key: {error}"
+            f"--cert {certificate} and --key {private_key} are not a certificate and its key: {error}"
         ) from None
     return context
 
 
 class TlsLayer:
-    """Between the bytes of a socket and those of the protocol. Raises ssl.SSLError for what is no TLS."""
+    """Between the bytes of a socket and those of the protocol. Raises ssl.SSLError for what is not TLS."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -40,7 +40,7 @@ WORDS = {
     r"for ever": "permanently, or forever",
     r"(?<!there )(?:is|are|was|were) no (?!longer|more)\w+": "is not a ...",
     r"Court|courts?|pronounces?": "compute",
-    r"judges?|judged|judging": "verify",
+    r"judges?|(?<!not )judged|judging": "verify",  # "not judged" is the name of a list of a report
     r"(?:99|95|50) of 100": "p99 latency",
     r"stands? beside|lies behind|lie behind": "follows, is next to",
     r"mends?|mended": "repair",

@@ -73,9 +73,9 @@ class ProducerChecks:
         self._context, self._resolver = context, resolver
 
     def round(self) -> int:
-        """Ask once about each half message that is due; returns how many were asked about.
+        """Ask once about each half message that is due; returns for how many a check was sent.
 
-        One of whose group nobody is connected waits: it is not counted. What was asked about too often is parked.
+        One of whose group nobody is connected waits: it is not counted. What was checked too often is parked.
         Raises StoreError.
         """
         context, asked = self._context, 0

@@ -1,6 +1,6 @@
 """Records as clients get them: as they are stored, without the CRC property that checkback adds to its own.
 
-The CRC speaks of the bytes on disk. RocketMQ's brokers write it only when they are told to, and an application would
+The CRC speaks of the bytes on disk. RocketMQ's brokers write it only when a setting says so, and an application would
 see it among its properties.
 """
 

@@ -33,7 +33,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def update_config(context: ServerContext, request: Request) -> RemotingCommand:
-    """Change what can be changed, all of it or nothing. A setting that has the value already is no change."""
+    """Change what can be changed, all of it or nothing. A setting that has the value already is not a change."""
     held = broker_config(context)
     changes: dict[str, Any] = {}
     for line in request.command.body.decode("utf-8", "replace").splitlines():

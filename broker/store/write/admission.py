@@ -61,7 +61,7 @@ def delay_level(properties: Mapping[str, str]) -> int:
 def deliver_at_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
     """When a message with a delay of any length is due; None without one.
 
-    Raises MessageRejected for what is no time, and for more than three days.
+    Raises MessageRejected for what is not a time, and for more than three days.
     RocketMQ: HookUtils.transformTimerMessage (5.3.3).
     """
     for name, unit_ms, begin_ms in _TIMERS:

@@ -190,7 +190,7 @@ def _short_text(files: StoreFiles, end_offset: int, ends: DerivedEnds, is_closed
         return f"{names}: segment {files.commitlog.end:020} is missing, and perhaps more behind it"
     if is_closed:
         return f"{names}: the log was cut, or is older than they are"
-    return f"{names}: it was copied while a broker wrote to it, the log first. It can be judged up to {end_offset}"
+    return f"{names}: it was copied while a broker wrote to it, the log first. It can be verified up to {end_offset}"
 
 
 def _is_full(files: StoreFiles, end_offset: int) -> bool:

@@ -81,7 +81,7 @@ def _numbers(values: StringViews) -> Ints:
 
 
 @dataclass
-class _Queue:
+class _BatchQueue:
     topic: str
     queue_id: int
     units: UnitFile
@@ -95,7 +95,7 @@ class BatchQueueComparison:
 
     def __init__(self, files: StoreFiles, findings: Findings) -> None:
         self._files, self._findings = files, findings
-        self._queues: dict[BatchQueueName, _Queue] = {}
+        self._queues: dict[BatchQueueName, _BatchQueue] = {}
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare the units of all records of these topics."""
@@ -129,7 +129,7 @@ class BatchQueueComparison:
         name = (topic, queue_id)
         if name not in self._queues:
             units = self._files.batch_units(topic, queue_id)
-            self._queues[name] = _Queue(topic, queue_id, units, _used(units))
+            self._queues[name] = _BatchQueue(topic, queue_id, units, _used(units))
         return self._queues[name]
 
     def _report_missing(self) -> None:
@@ -150,7 +150,7 @@ class BatchQueueComparison:
                 )
                 self._report("queue-missing", queue, -1, int(row["queue_offset"]), int(row["commitlog_offset"]), text)
 
-    def _report_orphans(self, queue: _Queue, number: int, rows: Rows, context: FinishContext) -> None:
+    def _report_orphans(self, queue: _BatchQueue, number: int, rows: Rows, context: FinishContext) -> None:
         at = rows["commitlog_offset"]
         orphan = (at >= context.begin_offset) & ((rows["size"] != 0) | (at != 0))
         if context.ignore_from is not None:
@@ -163,14 +163,16 @@ class BatchQueueComparison:
             place = number + int(index)
             self._report("queue-orphan", queue, place, int(rows["queue_offset"][index]), int(at[index]), text)
 
-    def _report(self, kind: str, queue: _Queue, unit: int, queue_offset: int, commitlog_offset: int, text: str) -> None:
+    def _report(
+        self, kind: str, queue: _BatchQueue, unit: int, queue_offset: int, commitlog_offset: int, text: str
+    ) -> None:
         facts: dict[str, Any] = {"topic": queue.topic, "queue_id": queue.queue_id, "queue_offset": queue_offset}
         directory = os.path.join("batchconsumequeue", queue.topic, str(queue.queue_id))
         file = queue.units.file_of(unit) if unit >= 0 else ""
         self._findings.add(Finding(kind, commitlog_offset, text, file or directory, facts))
 
 
-def _claim(queue: _Queue, expected: Rows, first: int, live: Rows) -> npt.NDArray[np.bool_]:
+def _claim(queue: _BatchQueue, expected: Rows, first: int, live: Rows) -> npt.NDArray[np.bool_]:
     """Which of the expected units are among these live ones; those and their repetitions are claimed."""
     found = np.zeros(len(expected), np.bool_)
     if not len(live) or not len(expected):
