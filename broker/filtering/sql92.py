@@ -6,7 +6,7 @@
             | name [NOT] (CONTAINS | STARTSWITH | ENDSWITH) 'a' | TRUE | FALSE | ( or )
     value  := name | number | 'text' | TRUE | FALSE
 
-Properties are text; beside a number they are numbers. What is missing, or is not a number there, makes a test neither true
+Properties are text; beside a number they are numbers. What is missing, or not a number, makes a test neither true
 nor false, as NULL does in SQL. RocketMQ: SelectorParser, ComparisonExpression, BooleanExpression (5.3.3).
 """
 

@@ -70,7 +70,7 @@ class Header:
 
     @classmethod
     def decode(cls, ext: Mapping[str, str], *, short: bool = False) -> Self:
-        """The fields of a command, by their one-character names with `short`. Raises ProtocolError for one that is missing."""
+        """The fields of a command; with `short` by names of one character. Raises ProtocolError for one that is missing."""
         values: dict[str, Any] = {}
         for name, wired, letter, parse, default in _fields(cls):
             key = letter if short else wired

@@ -30,6 +30,7 @@ from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import Misfit, refusal
 from broker.store.read.layout import StoreLayout, read_store_file
+from broker.store.read.segments import Listing
 from broker.store.recover.watermark import has_moved, log_begin, read_watermark
 from broker.store.shared.control import Word
 from broker.store.shared.directory_swap import begin_swap, finish_swap, remove_built
@@ -306,7 +307,7 @@ class Rebuilding:
         """The swap of a store that its broker has left, which then looks as a broker leaves it that closes well."""
         listing = files.commitlog
         damaged = files.damaged_small_files(
-            build.tracker.last_store_ms, lambda commitlog_offset: record_at(listing, commitlog_offset) is not None
+            build.tracker.last_store_ms, lambda commitlog_offset: _stored_ms(listing, commitlog_offset)
         )
         is_open = self.disk.entry(self.paths.abort) is not None or any(one.file == files.checkpoint for one in damaged)
         made = self._begin(build, report, ("checkpoint", "abort"), is_open=is_open)
@@ -338,6 +339,11 @@ class Rebuilding:
     def _remove_own_if_empty(self) -> None:
         if not self.disk.entries(self.paths.own):
             self.disk.remove_tree(self.paths.own)
+
+
+def _stored_ms(listing: Listing, commitlog_offset: int) -> int | None:
+    record = record_at(listing, commitlog_offset)
+    return None if record is None else int(record.field("store_timestamp_ms")[0])
 
 
 def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:

@@ -33,7 +33,7 @@ CONFIGS = {
 
 
 def check_checkpoint(
-    raw: bytes, last_store_ms: int, index: list[IndexHeader], is_record: Callable[[int], bool]
+    raw: bytes, last_store_ms: int, index: list[IndexHeader], is_queues_end: Callable[[int, int], bool]
 ) -> None:
     """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: recovery would begin too late."""
     said = checkpoint.decode(raw)
@@ -44,8 +44,10 @@ def check_checkpoint(
         if not 0 <= value <= last_store_ms:
             raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
     queues = said.queue_commitlog_offset
-    if queues and not is_record(queues):
-        raise CorruptRecord(f"its queue_commitlog_offset {queues} is the place of no record")
+    if queues and not is_queues_end(queues, said.queue_timestamp_ms):
+        raise CorruptRecord(
+            f"its queue_commitlog_offset {queues} is not the place of a record of its queue_timestamp_ms"
+        )
     ends = {header.end_timestamp_ms for header in index}
     said_ms = said.index_timestamp_ms
     expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms

@@ -37,6 +37,7 @@ from recovery.scan.windows import WINDOW_BYTES
 _UNIT, _SLOT, _BATCH_UNIT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE), np.dtype(BatchUnit.DTYPE)
 
 
+_BETWEEN_TWO_WRITES_MS = 1000
 _ROCKSDB = re.compile(r"consumequeue_?[rR]\w*")  # as the inventory knows it
 
 
@@ -266,22 +267,32 @@ class StoreFiles:
                 text = f"this index file has {segment.size} bytes, unlike others"
                 yield Finding("segment-size", 0, text, segment.path)
 
-    def damaged_small_files(self, last_store_ms: int, is_record: Callable[[int], bool]) -> Iterator[Finding]:
+    def damaged_small_files(self, last_store_ms: int, stored_ms: Callable[[int], int | None]) -> Iterator[Finding]:
         """Small files that do not read as what they should be; `last_store_ms` is the newest record's store time, and
-        `is_record` says whether a record begins at a CommitLog offset.
+        `stored_ms` says that of the record at a CommitLog offset, None where none begins.
 
         The checkpoint of a store of ours may be of a later record than those that are verified.
         """
         for name, decode in CONFIGS.items():
             yield from self._damaged(self._folder.paths.config(name), decode)
         path = self._folder.paths.checkpoint
-        newest_ms, known = self._newest_ms(last_store_ms), self._known(is_record)
+        newest_ms, known = self._newest_ms(last_store_ms), self._queues_end(stored_ms)
         yield from self._damaged(path, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known))
 
-    def _known(self, is_record: Callable[[int], bool]) -> Callable[[int], bool]:
-        """Whether a record begins at an offset, or may have before its segment was removed."""
-        begin = self.commitlog.begin
-        return lambda commitlog_offset: 0 <= commitlog_offset < begin or is_record(commitlog_offset)
+    def _queues_end(self, stored_ms: Callable[[int], int | None]) -> Callable[[int, int], bool]:
+        """Whether an offset is that of the last record in the queues, which was stored at a time.
+
+        A broker that is killed may have written the one before the other. A record whose segment was removed fits.
+        """
+        begin, tolerance_ms = self.commitlog.begin, 0 if self.closed_at_ms() is not None else _BETWEEN_TWO_WRITES_MS
+
+        def fits(commitlog_offset: int, queue_ms: int) -> bool:
+            found_ms = stored_ms(commitlog_offset)
+            if found_ms is None:
+                return 0 <= commitlog_offset < begin
+            return abs(found_ms - queue_ms) <= tolerance_ms
+
+        return fits
 
     def _newest_ms(self, last_store_ms: int) -> int:
         if self.watermark is None:

@@ -156,10 +156,12 @@ class Conclusion:
             if parts.table is not None:
                 parts.table.finish(context)
         self._add(self._missing_directories())
-        self._add(self.files.damaged_small_files(self.log.last_store_ms, self._is_record))
+        self._add(self.files.damaged_small_files(self.log.last_store_ms, self._stored_ms))
 
-    def _is_record(self, commitlog_offset: int) -> bool:
-        return self.look(commitlog_offset) is not None
+    def _stored_ms(self, commitlog_offset: int) -> int | None:
+        """The store time of the record that begins at an offset; None where none does."""
+        record = self.look(commitlog_offset)
+        return None if record is None else int(record.field("store_timestamp_ms")[0])
 
     def _missing_directories(self) -> Iterable[Finding]:
         """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""

@@ -125,7 +125,7 @@ class BatchQueueComparison:
                 for number, rows in queue.units.filled(first, stop):
                     self._report_orphans(queue, number, rows, context)
 
-    def _queue(self, topic: str, queue_id: int) -> _Queue:
+    def _queue(self, topic: str, queue_id: int) -> _BatchQueue:
         name = (topic, queue_id)
         if name not in self._queues:
             units = self._files.batch_units(topic, queue_id)
