@@ -70,7 +70,7 @@ class Header:
 
     @classmethod
     def decode(cls, ext: Mapping[str, str], *, short: bool = False) -> Self:
-        """The fields of a command; with `short` by names of one character. Raises ProtocolError for one that is missing."""
+        """The fields of a command; `short`: by names of one character. Raises ProtocolError for a missing one."""
         values: dict[str, Any] = {}
         for name, wired, letter, parse, default in _fields(cls):
             key = letter if short else wired
