@@ -10,13 +10,14 @@ Threads share it, other processes open the same store, and each may be killed at
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.errors import MessageRejected
+from broker.errors import BrokerError, MessageRejected
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.config import TopicConfig
@@ -24,6 +25,8 @@ from broker.message import Message
 from broker.retainer import Retainer, RetentionReport
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import path_of_store
+from broker.store.engines import ENGINES
+from broker.store.engines.half_op import HALF_OP
 from broker.store.maintain.removal import keep_reserve
 from broker.store.maintain.retention import Retention
 from broker.store.maintain.retention_registry import read_history
@@ -66,7 +69,7 @@ class LiveStore(Store):
         layout: StoreLayout | None = None,
         role: str = "master",
         reject_transactions: bool = False,
-        transactions: str = "state-table",
+        transactions: str | None = None,
         create: bool = True,
         retention: Retention | None = None,
     ) -> None:
@@ -74,7 +77,8 @@ class LiveStore(Store):
         check_place(path, disk, create=create)
         check_may_write(path, disk)
         topics = TopicFile(path, disk)
-        self.writer = open_writer(path, disk, layout, sync)
+        is_engine = transactions in ENGINES
+        self.writer = open_writer(path, disk, layout, sync, transactions=transactions if is_engine else None)
         self._is_open = True
         try:
             super().__init__(path, disk)
@@ -83,7 +87,8 @@ class LiveStore(Store):
                 topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
             )
             bridge = Bridge(self, self.writer, self._admission)
-            self.transactions: TransactionalMessageService = load_service(transactions, bridge)
+            service = self.writer.dispatcher.engine.name if transactions is None else transactions
+            self.transactions: TransactionalMessageService = load_service(service, bridge)
             self.transactions.open()
             self._clamp_positions()
             self._retainer = Retainer(self, retention)
@@ -109,6 +114,8 @@ class LiveStore(Store):
         if self._is_open:
             self._is_open = False
             self.transactions.close()
+            with contextlib.suppress(BrokerError):  # it saves a broker some reading, and is written again next time
+                self.note_check_progress()
             self.writer.close()
             self._retainer.close()
             super().close()
@@ -239,6 +246,27 @@ class LiveStore(Store):
         """Force everything that is published. Raises SyncFailed."""
         self.writer.sync_now()
 
+    def note_check_progress(self) -> None:
+        """With the engine half-op, write down for a RocketMQ broker up to where nothing is to be checked any more.
+
+        See `broker.consuming.check_progress`. Raises StoreFull, SyncFailed.
+        """
+        writer = self.writer
+        if writer.dispatcher.engine is not HALF_OP or self._admission.is_slave or not writer.control[Word.SLOTS]:
+            return
+        from broker.consuming.check_progress import CheckProgress
+        from broker.consuming.positions import Positions
+
+        parked, slot_of = self.transactions.parked(), writer.dispatcher.slot
+        pending = self.transactions.in_doubt_slots()
+        if parked:
+            pending = [slot for slot in pending if slot_of(slot).commitlog_offset not in parked]
+        positions = Positions(self)
+        try:
+            CheckProgress(self.consumequeues, self.queue_end, self.sync_now).write(positions, pending)
+        finally:
+            positions.close()
+
     # What is old
 
     def retain(
@@ -307,7 +335,7 @@ def open_live(
     layout: StoreLayout | None = None,
     role: str = "master",
     reject_transactions: bool = False,
-    transactions: str = "state-table",
+    transactions: str | None = None,
     create: bool = True,
     retention: Retention | None = None,
 ) -> LiveStore:

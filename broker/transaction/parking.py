@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 
 from broker.format import properties as names
+from broker.format.commitlog import Record
 from broker.format.topics import PARK_TOPIC
 from broker.message import ReceivedMessage
 from broker.store.read.store import Store
@@ -37,6 +38,23 @@ def park_draft(half: Half, why: str, unique_key: str, now_ms: int, *, parks: boo
     return draft(PARK_TOPIC, body, properties, queue_id=_QUEUE, born_timestamp_ms=now_ms)
 
 
+def park_copy(record: Record, half: Half, why: str) -> PendingRecord:
+    """The record that parks a half message of the half topic: a copy, as a broker writes it, that names its half.
+
+    RocketMQ: AbstractTransactionalMessageCheckListener.toMessageExtBrokerInner (5.3.3).
+    """
+    said = record.property_map
+    said.pop(names.CRC32, None)
+    said |= {PARKED_OFFSET: str(half.commitlog_offset), PARKED: _TRUE}
+    if why:
+        names.check(WHY, why)
+        said[WHY] = why
+    return draft(
+        PARK_TOPIC, record.body, said, queue_id=_QUEUE, born_timestamp_ms=record.born_timestamp_ms, flag=record.flag,
+        sys_flag=record.sys_flag, reconsume_times=record.reconsume_times,
+    )  # fmt: skip
+
+
 class Parked:
     """What the park topic says, read on from where it was read before. Threads may share it."""
 
@@ -44,7 +62,17 @@ class Parked:
         self._store = store
         self._lock = threading.Lock()
         self._said: dict[int, int] = {}
+        self._by_key: dict[tuple[str, str], int] = {}
+        self._taken_back: dict[int, int] = {}
         self._next = 0
+
+    def by_key(self) -> dict[tuple[str, str], int]:
+        """Of RocketMQ's own park records: unique key and producer group of each, and where it lies. Read on first."""
+        return self._by_key
+
+    def taken_back(self) -> dict[int, int]:
+        """Where the last record lies that takes a half message back, by the CommitLog offset of the half."""
+        return self._taken_back
 
     def offsets(self) -> dict[int, int]:
         """CommitLog offset of each half that was parked and not taken back, and of the record that parks it."""
@@ -59,8 +87,11 @@ class Parked:
     def _note(self, message: ReceivedMessage) -> None:
         number = message.properties.get(PARKED_OFFSET, "")
         if not (number.isascii() and number.isdigit()):
-            return  # RocketMQ's own, of another generation
-        if message.properties.get(PARKED) == _FALSE:
+            if message.unique_key:  # RocketMQ's own: a copy of the half message
+                group = message.properties.get(names.PGROUP, "")
+                self._by_key[message.unique_key, group] = message.commitlog_offset
+        elif message.properties.get(PARKED) == _FALSE:
             self._said.pop(int(number), None)
+            self._taken_back[int(number)] = message.commitlog_offset
         else:
             self._said[int(number)] = message.commitlog_offset

@@ -110,6 +110,10 @@ class Paths:
         return self._join("checkback", "durable")
 
     @property
+    def half_states(self) -> str:
+        return self._join("checkback", "halfstates")
+
+    @property
     def adopted(self) -> str:
         return self._join("checkback", "adopted")
 

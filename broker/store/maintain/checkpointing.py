@@ -11,6 +11,7 @@ derived files hold more than the checkpoint states; recovery truncates that.
 from __future__ import annotations
 
 import contextlib
+import os
 
 from broker.errors import SyncFailed
 from broker.format.checkpoint import Checkpoint as RocketCheckpoint
@@ -63,6 +64,7 @@ def _capture(parts: StoreParts) -> Checkpoint:
         slots_in_doubt(parts, last_checkpoint(parts)),
         [(*cells.queue(cell), cells[cell]) for cell in range(len(cells))],
         parts.dispatcher.index.state(),
+        table=os.path.relpath(parts.engine.table(parts.paths), parts.path),
     )
 
 
@@ -144,7 +146,7 @@ def _sync_derived(parts: StoreParts, before: Checkpoint, captured: Checkpoint) -
         _sync_range(parts, queue, flushed.get((topic, queue_id), 0) * UNIT_SIZE, following * UNIT_SIZE)
     redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
     _sync_range(parts, redo_log, before.redo_units * UNIT_SIZE, captured.redo_units * UNIT_SIZE)
-    table = MappedQueue(disk, paths.state_table, layout.state_table_bytes)
+    table = MappedQueue(disk, parts.engine.table(paths), layout.state_table_bytes)
     _sync_range(parts, table, before.slots * SLOT_SIZE, captured.slots * SLOT_SIZE)
     settled = {slot * SLOT_SIZE // table.file_size * table.file_size for slot in before.in_doubt}
     for base in sorted(settled):

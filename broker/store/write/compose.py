@@ -11,8 +11,12 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message
 from broker.store.write.admission import Admission, delay_level
-from broker.store.write.pending_record import PendingRecord, check_size, draft, end_draft
+from broker.store.write.engine import TransactionEngine
+from broker.store.write.pending_record import PendingRecord, check_size, draft
 from broker.store.write.uniquekey import new_unique_key
+
+_END_ROOM = 1024  # by which the end of a half message, all its records together, may be larger
+_SLOT_MAX = (1 << 63) - 1
 
 
 class Composed(NamedTuple):
@@ -31,8 +35,9 @@ def compose(
     size_max: int,
     extra: Mapping[str, str] | None = None,
     group: str | None = None,
+    engine: TransactionEngine | None = None,
 ) -> Composed:
-    """The record of a message; with a `group`, of a half message of that producer group.
+    """The record of a message; with a `group` and the store's `engine`, of a half message of that producer group.
 
     `extra` are properties that RocketMQ or checkback itself sets; a UNIQ_KEY among them is kept, else one is made.
     `size_max` is in bytes. A plain delayed message goes to the schedule topic at once, a half message when it is
@@ -54,19 +59,23 @@ def compose(
         if level := delay_level(properties):  # a Message has none of its own
             properties |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id)}
     waits = level and not prepared
-    record = draft(
-        SCHEDULE_TOPIC if waits else topic,
-        message.body,
-        properties,
-        queue_id=level - 1 if waits else queue_id,
-        born_timestamp_ms=now_ms,
-        kind=TransactionType.PREPARED if prepared else TransactionType.NONE,
-    )
-    if len(record.raw) > size_max:
+    asked = dict(properties) if level else properties  # an engine keeps the delay under another name
+    if engine is not None:
+        record = engine.half(topic, message.body, properties, queue_id=queue_id, born_timestamp_ms=now_ms)
+    else:
+        record = draft(
+            SCHEDULE_TOPIC if waits else topic,
+            message.body,
+            properties,
+            queue_id=level - 1 if waits else queue_id,
+            born_timestamp_ms=now_ms,
+        )
+    if len(record.raw) > size_max - _END_ROOM:
         check_size(len(record.raw), size_max)
-    admission.admit(topic, properties, queue_id, now_ms, prepared=prepared)
+        if engine is not None:
+            ends = engine.ends(record, 0, _SLOT_MAX, TransactionType.COMMIT, now_ms)
+            check_size(sum([len(one.raw) for one in ends]), size_max)
+    admission.admit(topic, asked, queue_id, now_ms, prepared=prepared)
     if level:
-        if prepared:
-            check_size(len(end_draft(record, 0, 0, TransactionType.COMMIT).raw), size_max)
         admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
     return Composed(record, properties, now_ms)

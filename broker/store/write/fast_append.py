@@ -56,6 +56,8 @@ class FastAppend:
 
     def append(self, draft: PendingRecord) -> Appended | None:
         """Append one record; None when this is not the common case: then nothing was stored. Call under the lock."""
+        if draft.target is not None or draft.ended:
+            return None
         raw, kind, words, derived = draft.raw, draft.kind, self._words, self._dispatcher
         tail, intent, done, _, generation, poison, slots, units, _, last_ms, _, number = _look(self._page, STATE_AT)
         size = len(raw)
