@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping
 
 from broker.errors import TransactionError
+from broker.format.statetable import RENEWED
 from broker.format.sysflag import TransactionType
 from broker.format.topics import HALF_TOPIC, OP_TOPIC
-from broker.store.engines.half_op import QUEUE, RENEWED
+from broker.store.engines.half_op import QUEUE
 from broker.store.write.pending_record import PendingRecord
 from broker.transaction.events import TransactionState
 from broker.transaction.parking import park_copy

@@ -129,11 +129,11 @@ class Conclusion:
             parts.queues.finish(context)
         if parts.index is not None:
             parts.index.finish(context)
-        if self.log.evidence.lone:
-            if parts.redo_log is not None:
-                parts.redo_log.finish(context)
-            if parts.table is not None:
-                parts.table.finish(context)
+        if self.log.evidence.lone and parts.redo_log is not None:
+            parts.redo_log.finish(context)
+        is_half_op = files.table_generation is Generation.HALF_OP
+        if parts.table is not None and (self.log.evidence.half_op if is_half_op else self.log.evidence.lone):
+            parts.table.finish(context)
         self._add(self._missing_directories())
         self._add(self.files.damaged_small_files(self.log.last_store_ms))
 
@@ -144,7 +144,9 @@ class Conclusion:
         if not self.log.records or all(part is None for part in derived):
             return
         wanted = {"consumequeue": parts.queues is None and self.log.delivers}
-        if generation(self.log.evidence) is Generation.STATE_TABLE:
+        if self.files.table_generation is Generation.HALF_OP:
+            wanted[os.path.relpath(self.files.table, self.files.path)] = parts.table is None
+        elif generation(self.log.evidence) is Generation.STATE_TABLE:
             wanted |= {"transaction/statetable": parts.table is None, "transaction/redolog": parts.redo_log is None}
         for directory, missing in wanted.items():
             if missing:

@@ -25,6 +25,7 @@ from broker.format.recordcrc import record_crc_said
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType, with_transaction_type
 from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, SCHEDULE_TOPIC, parse_delay_levels
 from broker.message import ReceivedMessage
+from broker.store.disk.paths import HALF_OP as NAME
 from broker.store.disk.paths import Paths
 from broker.store.write.engine import TransactionEngine
 from broker.store.write.pending_record import (
@@ -39,7 +40,6 @@ from broker.store.write.pending_record import (
 
 QUEUE = 0  # of the half topic and of the op topic. RocketMQ: parseHalfMessageInner
 HALF_DELAY = "CHECKBACK_DELAY"  # of a half message: the delay level of its commit
-RENEWED = 20  # the state of a slot: the same message was stored again as a later half message, which counts
 
 _COMMIT = TransactionType.COMMIT
 _BODY_AT = BODY_AT[False, False]
@@ -54,16 +54,16 @@ _OP_PROPERTIES = {names.WAIT: "true", names.TAGS: OP_TAG}
 class HalfOpEngine(TransactionEngine):
     """Half topic and op topic, as 4.3.0 to 5.5.0 keep them. A half message's slot is its queue offset."""
 
-    name = "half-op"
+    name = NAME
     has_redo_log = False
 
     def table(self, paths: Paths) -> str:
         """See TransactionEngine. RocketMQ has no such file: it reads both queues at each check."""
-        return paths.half_states
+        return paths.table_of(self.name)
 
     def directories(self, paths: Paths) -> tuple[str, ...]:
         """See TransactionEngine."""
-        return (paths.half_states,)
+        return (self.table(paths),)
 
     def half(
         self, topic: str, body: bytes, properties: dict[str, str], *, queue_id: int, born_timestamp_ms: int

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 from broker.errors import CorruptRecord
 from broker.format import properties as names
-from broker.format.statetable import SLOT_SIZE, STATE_AT
+from broker.format.statetable import RENEWED, SLOT_SIZE, STATE_AT
 from broker.format.sysflag import TransactionType
 from broker.format.topics import CHECK_GROUP, HALF_TOPIC
-from broker.store.engines.half_op import QUEUE, RENEWED, op_record
+from broker.store.engines.half_op import QUEUE, op_record
 from broker.store.read.config import read_consumer_offsets
 from broker.store.read.directory import Folder
 from broker.store.read.index import Index

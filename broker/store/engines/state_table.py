@@ -12,6 +12,7 @@ from broker.format.commitlog import Record
 from broker.format.recordcrc import record_crc_said
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.message import ReceivedMessage
+from broker.store.disk.paths import STATE_TABLE as NAME
 from broker.store.disk.paths import Paths
 from broker.store.write.engine import TransactionEngine
 from broker.store.write.pending_record import PendingRecord, draft, draft_of, end_draft, with_texts
@@ -22,12 +23,12 @@ _PREPARED = TransactionType.PREPARED
 class StateTableEngine(TransactionEngine):
     """The default engine: state table and redo log, as 3.0.0 to 3.1.4 keep them."""
 
-    name = "state-table"
+    name = NAME
     has_redo_log = True
 
     def table(self, paths: Paths) -> str:
         """See TransactionEngine."""
-        return paths.state_table
+        return paths.table_of(self.name)
 
     def directories(self, paths: Paths) -> tuple[str, ...]:
         """See TransactionEngine."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 from broker.format.statetable import Slot, is_end
 from broker.store.read.directory import Folder
 from broker.store.read.fixedqueue import FixedQueue
+from broker.store.read.layout import read_engine
 
 
 class StateTable(FixedQueue[Slot]):
-    """Slots by number. A store of 4.x or 5.x has none: `segments` is empty then."""
+    """Slots by number. A store that 4.x or 5.x wrote has none until checkback takes it over: `segments` is empty."""
 
     def __init__(self, folder: Folder) -> None:
-        super().__init__(folder, folder.paths.state_table, Slot, is_end)
+        table = folder.paths.table_of(read_engine(folder.disk, folder.paths))
+        super().__init__(folder, table, Slot, is_end)
