@@ -33,6 +33,15 @@ class HalfOpService(StateTableService):
         now_ms = time.time_ns() // 1_000_000
         for topic in (HALF_TOPIC, OP_TOPIC):
             self._admission.admit(topic, {}, QUEUE, now_ms, system=True)
+        self._parked.offsets()  # and so `by_key` is known
+
+    def commit(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
+        """See TransactionalMessageService. One that a broker gave up is taken back first: both would contradict."""
+        if self._parked.by_key():
+            found = self.half(half.commitlog_offset)
+            if self._parked_by_broker(found) is not None:
+                self.unpark(found, "committed")
+        return super().commit(half, extra_properties=extra_properties)
 
     # A half message that a broker stored again
 

@@ -264,7 +264,7 @@ class Joins:
         np.minimum.at(first, group[is_half], indices[is_half])
         delivered = kinds == EventKind.COMMITTED
         counts = np.bincount(group[delivered], minlength=count)
-        parked = _is_parked(rows, group, count)
+        parked, by_broker = _parked(rows, group, count)
         there = last >= 0  # a park record whose halves were deleted with their segments has none
         outcomes = _outcomes(pick(rows, last[there]), Generation.HALF_OP)
         outcomes["lowest"] = rows["offset"][first[there]]
@@ -273,7 +273,7 @@ class Joins:
         outcomes["state"] = state
         starts = np.concatenate(([0], np.cumsum(counts[there])))
         deliveries, halves = pick(rows, delivered), pick(rows, is_half)
-        self._report_half_op(outcomes, parked[there], halves, ops[is_half])
+        self._report_half_op(outcomes, by_broker[there], halves, ops[is_half])
         said = np.bincount(group[ops > 0], minlength=count)[there] > 0
         self._report_unsaid(outcomes, starts, deliveries["offset"], said)
         self._report_twice(outcomes, starts, deliveries["offset"])
@@ -374,12 +374,16 @@ def _unique_key(rows: Rows) -> Ints:
     return np.asarray((rows["key_lo"] >> np.uint64(1)).astype(np.int64))
 
 
-def _is_parked(rows: Rows, group: Ints, count: int) -> npt.NDArray[np.bool_]:
-    """Which groups of rows, each in log order, are parked: the last park record decides, which may take it back."""
+def _parked(rows: Rows, group: Ints, count: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which groups of rows, each in log order, are parked, and which of them by RocketMQ, whose record names no half.
+
+    The last park record decides, which may take it back.
+    """
     which = np.flatnonzero(rows["kind"] == EventKind.PARKED)
     last = np.full(count, -1, np.int64)
     np.maximum.at(last, group[which], which)
-    return np.asarray((last >= 0) & (rows["checks"][last] != 0))
+    parked = np.asarray((last >= 0) & ((rows["checks"][last] != 0) | (rows["half"][last] < 0)))
+    return parked, np.asarray(parked & (rows["half"][last] < 0))
 
 
 def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:
