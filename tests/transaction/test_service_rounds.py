@@ -101,6 +101,8 @@ def test_a_producer_that_is_connected_answers_for_its_group(tmp_path: Path) -> N
 PLUGIN = """
 from broker.transaction.statetable import StateTableService
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 class Loud(StateTableService):
     opened = False
     def open(self):

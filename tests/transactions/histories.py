@@ -258,7 +258,19 @@ def _half_properties(facts: Entry) -> dict[str, str]:
 
 COMMON = ["plain", "redeliver"]
 OF_PREPARED = ["prepared"] * 3 + ["end_prepared"] * 4 + ["delayed_commit", "park"]
-OF_HALVES = ["half"] * 4 + ["renew", "renew", "commit", "commit", "commit", "op", "op", "op", "odd_op", "parked", "park_half"]
+OF_HALVES = ["half"] * 4 + [
+    "renew",
+    "renew",
+    "commit",
+    "commit",
+    "commit",
+    "op",
+    "op",
+    "op",
+    "odd_op",
+    "parked",
+    "park_half",
+]
 OF_HALVES += ["rollback_record", "divert"]
 STORIES = {
     "state-table": (True, COMMON + OF_PREPARED),

@@ -160,7 +160,11 @@ def _judge_halves(log: list[Entry], halves: list[Entry], ends: dict[int, list[En
 
 
 def _judge_key(
-    parks: list[Entry], halves: list[Entry], ends: dict[int, list[Entry]], ops: Counter[tuple[int, int]], answer: Judgement
+    parks: list[Entry],
+    halves: list[Entry],
+    ends: dict[int, list[Entry]],
+    ops: Counter[tuple[int, int]],
+    answer: Judgement,
 ) -> None:
     """One transaction: the generations of one half message, in log order."""
     delivered: list[int] = []
