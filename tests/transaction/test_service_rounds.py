@@ -17,6 +17,8 @@ from broker.transaction.statetable import StateTableService
 from recovery.verify.verifier import verify
 from tests.transaction.opened import message, opened
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 COMMIT, ROLLBACK, UNKNOW = broker.LocalTransactionState
 
 
@@ -100,8 +102,6 @@ def test_a_producer_that_is_connected_answers_for_its_group(tmp_path: Path) -> N
 
 PLUGIN = """
 from broker.transaction.statetable import StateTableService
-
-pytestmark = pytest.mark.usefixtures("each_engine")
 
 class Loud(StateTableService):
     opened = False
