@@ -41,7 +41,7 @@ class HalfOpService(StateTableService):
             found = self.half(half.commitlog_offset)
             if self._parked_by_broker(found) is not None:
                 self.unpark(found, "committed")
-        return super().commit(half, extra_properties=extra_properties)
+        return self._end(half, TransactionType.COMMIT, extra_properties)
 
     # A half message that a broker stored again
 

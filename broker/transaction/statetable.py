@@ -9,7 +9,7 @@ RocketMQ: EndTransactionProcessor, TransactionStateService (3.1.4).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 from itertools import islice
@@ -169,19 +169,13 @@ class StateTableService(TransactionalMessageService):
         with writer.append_lock:
             self._appender.heal()
             held = self._slot_state(half)
-            placed = self._append_ends(ends) if held == _PREPARED else None
+            placed = self._appender.append_as_one_locked(ends) if held == _PREPARED else None
         if placed is None:
             return self._ended_before(half, kind, held, extra)
         if self._sync_each:
             writer.settle(placed.commitlog_offset + size)
         is_found = kind is _COMMIT and ends[0].topic != SCHEDULE_TOPIC
         return Ended(_STATES[kind], placed.commitlog_offset, placed.queue_offset if is_found else None)
-
-    def _append_ends(self, ends: Sequence[PendingRecord]) -> Appended:
-        """Append the records that end one transaction, as one; returns where the first went."""
-        if len(ends) == 1:
-            return self._appender.append_one_locked(ends[0])
-        return self._appender.append_locked(ends)[0]
 
     def _known(self, half: Reference) -> PendingRecord:
         """The half message that a reference names, once it is sure that it names this one.

@@ -31,6 +31,7 @@ from broker.store.write.engine import TransactionEngine
 from broker.store.write.pending_record import (
     DeliveryTarget,
     PendingRecord,
+    crc32,
     draft,
     draft_of,
     index_code,
@@ -41,14 +42,19 @@ from broker.store.write.pending_record import (
 QUEUE = 0  # of the half topic and of the op topic. RocketMQ: parseHalfMessageInner
 HALF_DELAY = "CHECKBACK_DELAY"  # of a half message: the delay level of its commit
 
-_COMMIT = TransactionType.COMMIT
+_COMMIT, _NONE = TransactionType.COMMIT, TransactionType.NONE
 _BODY_AT = BODY_AT[False, False]
 _BODY_LENGTH_AT = _BODY_AT - 4
 _PREPARED_AT = _BODY_AT - RecordMiddle.SIZE + RecordMiddle.OFFSET["prepared_transaction_offset"]
 _QUEUE_ID_AT = RecordHead.OFFSET["queue_id"]
 _LAST_OF_TYPE_AT = RecordHead.OFFSET["sys_flag"] + 3  # the byte with the two bits of the transaction type
 _LEVELS = len(parse_delay_levels())
-_OP_PROPERTIES = {names.WAIT: "true", names.TAGS: OP_TAG}
+_CRC_AT, _BORN_AT = RecordHead.OFFSET["body_crc"], RecordHead.OFFSET["born_timestamp_ms"]
+_OP = draft(OP_TOPIC, b"", {names.WAIT: "true", names.TAGS: OP_TAG}, queue_id=QUEUE, born_timestamp_ms=0)
+_OP_SIZE = len(_OP.raw)
+_OP_PARTS = (  # of an op message, what lies between its size, CRC, born time, the length of its body and the body
+    _OP.raw[4:_CRC_AT], _OP.raw[_CRC_AT + 4 : _BORN_AT], _OP.raw[_BORN_AT + 8 : _BODY_LENGTH_AT], _OP.raw[_BODY_AT:],
+)  # fmt: skip
 
 
 class HalfOpEngine(TransactionEngine):
@@ -75,7 +81,9 @@ class HalfOpEngine(TransactionEngine):
         if names.DELAY in properties:
             properties[HALF_DELAY] = properties.pop(names.DELAY)
         made = draft(HALF_TOPIC, body, properties, queue_id=QUEUE, born_timestamp_ms=born_timestamp_ms)
-        made.target = _target(properties)
+        made.target = _target(properties) if HALF_DELAY in properties else DeliveryTarget(
+            topic, queue_id, _keys(unique_key, properties.get(names.KEYS))
+        )  # fmt: skip
         return made
 
     def ends(
@@ -133,10 +141,13 @@ def op_record(slot: int, now_ms: int) -> PendingRecord:
 
     RocketMQ: TransactionalMessageServiceImpl.getOpMessage (5.3.3).
     """
-    body = opmessage.encode((slot,), batched=False)
-    made = draft(OP_TOPIC, body, _OP_PROPERTIES, queue_id=QUEUE, born_timestamp_ms=now_ms)
-    made.ended = (slot,)
-    return made
+    body = b"%d" % slot
+    length = len(body)
+    raw = b"".join((
+        (_OP_SIZE + length).to_bytes(4, "big"), _OP_PARTS[0], crc32(body).to_bytes(4, "big"), _OP_PARTS[1],
+        now_ms.to_bytes(8, "big"), _OP_PARTS[2], length.to_bytes(4, "big"), body, _OP_PARTS[3],
+    ))  # fmt: skip
+    return PendingRecord(raw, OP_TOPIC, QUEUE, _NONE, _OP.tags_code, _OP.group_hash, (), ended=(slot,))
 
 
 def _ended(body: bytes) -> tuple[int, ...]:
@@ -153,11 +164,15 @@ def _target(properties: Mapping[str, str]) -> DeliveryTarget | None:
     topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "")
     if not topic or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10):
         return None
-    unique_key, keys, level = properties.get(names.UNIQ_KEY), properties.get(names.KEYS), properties.get(HALF_DELAY)
-    found: tuple[str, ...] = (unique_key,) if unique_key else ()
-    if keys:
-        found += tuple([key for key in keys.split(names.KEY_SEPARATOR) if key])
+    level = properties.get(HALF_DELAY)
+    found = _keys(properties.get(names.UNIQ_KEY, ""), properties.get(names.KEYS))
     return DeliveryTarget(topic, int(queue_id), found, min(int(level), _LEVELS) if level and level.isdigit() else 0)
+
+
+def _keys(unique_key: str, keys: str | None) -> tuple[str, ...]:
+    """What a message is indexed by."""
+    found = (unique_key,) if unique_key else ()
+    return found + tuple([key for key in keys.split(names.KEY_SEPARATOR) if key]) if keys else found
 
 
 def _commit(half: PendingRecord, half_offset: int, slot: int) -> PendingRecord:
@@ -165,17 +180,18 @@ def _commit(half: PendingRecord, half_offset: int, slot: int) -> PendingRecord:
 
     Quirk (5.3.3): REAL_TOPIC, REAL_QID and TRAN_MSG are cleared after the properties were written.
     """
-    target, raw = half.target, bytearray(half.raw)
+    target, raw = half.target, half.raw
     assert target is not None
     topic, queue_id = (SCHEDULE_TOPIC, target.delay_level - 1) if target.delay_level else target[:2]
     topic_at = _BODY_AT + int.from_bytes(raw[_BODY_LENGTH_AT:_BODY_AT], "big")
-    raw[topic_at : topic_at + 1 + raw[topic_at]] = topic_field(topic)
-    raw[:4] = len(raw).to_bytes(4, "big")
-    raw[_QUEUE_ID_AT : _QUEUE_ID_AT + 4] = queue_id.to_bytes(4, "big")
-    raw[_LAST_OF_TYPE_AT] = raw[_LAST_OF_TYPE_AT] & ~0xC | _COMMIT
-    raw[_PREPARED_AT : _PREPARED_AT + 8] = half_offset.to_bytes(8, "big")
+    rest_at, field = topic_at + 1 + raw[topic_at], topic_field(topic)
+    whole = b"".join((
+        (len(raw) - rest_at + topic_at + len(field)).to_bytes(4, "big"), raw[4:_QUEUE_ID_AT],
+        queue_id.to_bytes(4, "big"), raw[_QUEUE_ID_AT + 4 : _LAST_OF_TYPE_AT],
+        (raw[_LAST_OF_TYPE_AT] & ~0xC | _COMMIT).to_bytes(), raw[_LAST_OF_TYPE_AT + 1 : _PREPARED_AT],
+        half_offset.to_bytes(8, "big"), raw[_PREPARED_AT + 8 : topic_at], field, raw[rest_at:],
+    ))  # fmt: skip
     codes = tuple([index_code(topic, key) for key in target.keys])
-    whole = bytes(raw)
     if target.delay_level:
         level = f"{names.DELAY}\x01{target.delay_level}\x02".encode()
         whole = with_texts(decode(whole, check_crc=False), level)

@@ -135,6 +135,12 @@ class Appender:
         """The same for one record, by the fast path where that fits."""
         return self._fast.append(draft) or self.append_locked((draft,))[0]
 
+    def append_as_one_locked(self, drafts: tuple[PendingRecord, ...]) -> Appended:
+        """Append the records that end one transaction; returns where the first went. For a caller that has the lock."""
+        if len(drafts) == 1:
+            return self.append_one_locked(drafts[0])
+        return self._fast.append_pair(*drafts) or self.append_locked(drafts)[0]
+
     def append_locked(self, drafts: Sequence[PendingRecord]) -> list[Appended]:
         """Append records together; for a caller that holds the lock."""
         self.heal()
