@@ -37,7 +37,7 @@ class HalfOpService(StateTableService):
 
     def commit(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
         """See TransactionalMessageService. One that a broker gave up is taken back first: both would contradict."""
-        if self._parked.by_key():
+        if self._parked.by_key:
             found = self.half(half.commitlog_offset)
             if self._parked_by_broker(found) is not None:
                 self.unpark(found, "committed")
@@ -73,7 +73,7 @@ class HalfOpService(StateTableService):
 
     def parked(self) -> dict[int, int]:
         """See TransactionalMessageService. A broker's park record has the unique key of its half message."""
-        found, by_key = super().parked(), self._parked.by_key()
+        found, by_key = super().parked(), self._parked.by_key
         if by_key:
             for slot in self.in_doubt_slots():
                 half = self.half(self._dispatcher.slot(slot).commitlog_offset)
@@ -85,11 +85,11 @@ class HalfOpService(StateTableService):
     def _is_parked(self, half: Reference) -> bool:
         if super()._is_parked(half):
             return True
-        return bool(self._parked.by_key()) and self._parked_by_broker(self.half(half.commitlog_offset)) is not None
+        return bool(self._parked.by_key) and self._parked_by_broker(self.half(half.commitlog_offset)) is not None
 
     def _parked_by_broker(self, half: Half) -> int | None:
-        record = self._parked.by_key().get((half.unique_key or "", half.producer_group))
-        taken_back = self._parked.taken_back().get(half.commitlog_offset, -1)
+        record = self._parked.by_key.get((half.unique_key or "", half.producer_group))
+        taken_back = self._parked.taken_back.get(half.commitlog_offset, -1)
         return record if record is not None and record > taken_back else None
 
     def _park_record(self, half: Half, why: str, now_ms: int, *, parks: bool) -> PendingRecord:

@@ -62,17 +62,11 @@ class Parked:
         self._store = store
         self._lock = threading.Lock()
         self._said: dict[int, int] = {}
-        self._by_key: dict[tuple[str, str], int] = {}
-        self._taken_back: dict[int, int] = {}
         self._next = 0
-
-    def by_key(self) -> dict[tuple[str, str], int]:
-        """Of RocketMQ's own park records: unique key and producer group of each, and where it lies. Read on first."""
-        return self._by_key
-
-    def taken_back(self) -> dict[int, int]:
-        """Where the last record lies that takes a half message back, by the CommitLog offset of the half."""
-        return self._taken_back
+        # As of the last call of `offsets`: where the last park record of RocketMQ lies, by unique key and producer
+        # group of the half message, and where the last of ours lies that takes a half message back, by its offset.
+        self.by_key: dict[tuple[str, str], int] = {}
+        self.taken_back: dict[int, int] = {}
 
     def offsets(self) -> dict[int, int]:
         """CommitLog offset of each half that was parked and not taken back, and of the record that parks it."""
@@ -89,9 +83,9 @@ class Parked:
         if not (number.isascii() and number.isdigit()):
             if message.unique_key:  # RocketMQ's own: a copy of the half message
                 group = message.properties.get(names.PGROUP, "")
-                self._by_key[message.unique_key, group] = message.commitlog_offset
+                self.by_key[message.unique_key, group] = message.commitlog_offset
         elif message.properties.get(PARKED) == _FALSE:
             self._said.pop(int(number), None)
-            self._taken_back[int(number)] = message.commitlog_offset
+            self.taken_back[int(number)] = message.commitlog_offset
         else:
             self._said[int(number)] = message.commitlog_offset

@@ -162,7 +162,7 @@ class StateTableService(TransactionalMessageService):
         ends = self._engine.ends(known, commitlog_offset, slot, kind, time.time_ns() // 1_000_000)
         if extra:
             add_extra(ends[0], extra)
-        size = sum([len(end.raw) for end in ends])
+        size = len(ends[0].raw) + (len(ends[1].raw) if len(ends) > 1 else 0)
         check_size(size, self._record_bytes_max)
         if not writer.upkeep.is_running:  # it forces the end soon, for which nobody waits
             writer.upkeep.start()

@@ -42,6 +42,7 @@ from broker.store.write.pending_record import (
 QUEUE = 0  # of the half topic and of the op topic. RocketMQ: parseHalfMessageInner
 HALF_DELAY = "CHECKBACK_DELAY"  # of a half message: the delay level of its commit
 
+_new_tuple = tuple.__new__
 _COMMIT, _NONE = TransactionType.COMMIT, TransactionType.NONE
 _BODY_AT = BODY_AT[False, False]
 _BODY_LENGTH_AT = _BODY_AT - 4
@@ -81,8 +82,8 @@ class HalfOpEngine(TransactionEngine):
         if names.DELAY in properties:
             properties[HALF_DELAY] = properties.pop(names.DELAY)
         made = draft(HALF_TOPIC, body, properties, queue_id=QUEUE, born_timestamp_ms=born_timestamp_ms)
-        made.target = _target(properties) if HALF_DELAY in properties else DeliveryTarget(
-            topic, queue_id, _keys(unique_key, properties.get(names.KEYS))
+        made.target = _target(properties) if HALF_DELAY in properties else _new_tuple(
+            DeliveryTarget, (topic, queue_id, _keys(unique_key, properties.get(names.KEYS)), 0)
         )  # fmt: skip
         return made
 
