@@ -200,10 +200,7 @@ class Joins:
     # Half-op: ops by queue offset, then everything by unique key
 
     def _pass_on(self, halves: Rows, ends: Rows, named: Rows, parks: Rows) -> None:
-        """Deal what the half-op generation says to the two joins that come; an end takes its half's key.
-
-        So does a park record of ours, which names its half by its place.
-        """
+        """Deal what the half-op generation says to the two joins that come; ends and parks take their half's key."""
         named_rows = np.zeros(len(halves), _NAMED)
         for column in ("queue_id", "queue_offset", "offset", "key_hi", "key_lo"):
             named_rows[column] = halves[column]
@@ -375,10 +372,7 @@ def _unique_key(rows: Rows) -> Ints:
 
 
 def _parked(rows: Rows, group: Ints, count: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which groups of rows, each in log order, are parked, and which of them by RocketMQ, whose record names no half.
-
-    The last park record decides, which may take it back.
-    """
+    """Which groups of rows are parked, by their last park record, and which by RocketMQ's, which names no half."""
     which = np.flatnonzero(rows["kind"] == EventKind.PARKED)
     last = np.full(count, -1, np.int64)
     np.maximum.at(last, group[which], which)

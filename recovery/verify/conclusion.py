@@ -134,8 +134,17 @@ class Conclusion:
         is_half_op = files.table_generation is Generation.HALF_OP
         if parts.table is not None and (self.log.evidence.half_op if is_half_op else self.log.evidence.lone):
             parts.table.finish(context)
+        self.findings.drop(self._is_under_way)
         self._add(self._missing_directories())
         self._add(self.files.damaged_small_files(self.log.last_store_ms))
+
+    def _is_under_way(self, finding: Finding) -> bool:
+        """Whether a delivery is the last record that is judged: its op message, stored with it, lies behind."""
+        stop = self.files.ignore_from
+        if stop is None or finding.kind != "committed-without-op":
+            return False
+        last = self.look(int(finding.facts["delivered_offset"]))
+        return last is not None and int(last.offsets[0] + last.sizes[0]) == stop
 
     def _missing_directories(self) -> Iterable[Finding]:
         """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""
