@@ -249,12 +249,12 @@ class LiveStore(Store):
     def note_check_progress(self) -> None:
         """With the engine half-op, write down for a RocketMQ broker up to where nothing is to be checked any more.
 
-        See `broker.consuming.check_progress`. Raises StoreFull, SyncFailed.
+        See `broker.check_progress`. Raises StoreFull, SyncFailed.
         """
         writer = self.writer
         if writer.dispatcher.engine is not HALF_OP or self._admission.is_slave or not writer.control[Word.SLOTS]:
             return
-        from broker.consuming.check_progress import CheckProgress
+        from broker.check_progress import CheckProgress
         from broker.consuming.positions import Positions
 
         parked, slot_of = self.transactions.parked(), writer.dispatcher.slot

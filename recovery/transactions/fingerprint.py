@@ -27,7 +27,8 @@ Numbers = npt.NDArray[np.uint64]
 _COPIED = ("flag", "born_timestamp_ms", "born_port", "store_port", "reconsume_times")
 _ADDRESSES = ("born_address", "store_address")
 _ELSEWHERE = (HALF_TOPIC.encode(), SCHEDULE_TOPIC.encode())  # topics whose records are meant for another
-_OF_ITS_OWN = frozenset((names.CRC32, WHY, BY))  # what a record may say that the other does not
+# What a record may say that the other does not. 5.5 clears a half message's place from its commit, as 5.3 means to do.
+_OF_ITS_OWN = frozenset((names.CRC32, WHY, BY, names.REAL_TOPIC, names.REAL_QID))
 # Odd, so that a single bit that differs in one field changes the sum, whatever the others are.
 _ODD = tuple(0x9E3779B97F4A7C15 * (2 * number + 1) & 0xFFFFFFFFFFFFFFFF | 1 for number in range(64))
 
