@@ -14,7 +14,7 @@ import broker
 from broker.format import properties as names
 from broker.format.record import opmessage
 from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, PARK_TOPIC
-from broker.transaction.events import EventKind, checks, kind_of, target_topic
+from broker.transaction.events import BY, WHY, EventKind, checks, kind_of, target_topic
 
 if TYPE_CHECKING:
     from broker.format.commitlog import Record
@@ -34,11 +34,17 @@ def half_op_story(store: broker.Store, half: Record) -> list[dict[str, Any]]:
     first, *again = (halves[at] for at in sorted(halves))
     steps = [prepared(first)]
     steps += [{**prepared(one), "what": f"written again, after check {checks(one.property_map)}"} for one in again]
-    steps += [{"what": "parked", **when(one), "why": "RocketMQ gave up asking", "by": ""} for one in given_up]
-    steps += [{"what": "committed", **when(one), "why": "", "by": "", "delivered": delivered(one)} for one in ends]
-    if not ends and not given_up:
-        steps += [{"what": "rolled back", **when(op), "why": "", "by": ""} for op in _op_of(store, [first, *again][-1])]
+    steps += [{"what": "parked", **when(one), **_decided(one, "RocketMQ gave up asking")} for one in given_up]
+    steps += [{"what": "committed", **when(one), **_decided(one), "delivered": delivered(one)} for one in ends]
+    if not ends:
+        steps += [{"what": "rolled back", **when(op), **_decided(op)} for op in _op_of(store, [first, *again][-1])]
     return sorted(steps, key=lambda step: int(step["commitlog_offset"]))
+
+
+def _decided(record: Record, why: str = "") -> dict[str, str]:
+    """Why it was decided so, and by whom, where checkback wrote the record."""
+    said = record.property_map
+    return {"why": said.get(WHY, why), "by": said.get(BY, "")}
 
 
 def _records(store: broker.Store, messages: list[ReceivedMessage]) -> Iterator[Record]:

@@ -21,6 +21,8 @@ from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.round import CheckBack, RoundReport
 from tests.checkback.shop import open_store
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 MINUTE = 60_000
 RULE = Rule(jitter=0.0, interval_ms=30_000, backoff=2.0, most_checks=3)
 
