@@ -37,8 +37,6 @@ from recovery.scan.units import UnitFile
 from recovery.scan.windows import WINDOW_BYTES
 
 _UNIT, _SLOT, _BATCH_UNIT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE), np.dtype(BatchUnit.DTYPE)
-
-
 _BETWEEN_TWO_WRITES_MS = 1000
 _ROCKSDB = re.compile(r"consumequeue_?[rR]\w*")  # as the inventory knows it
 
@@ -67,8 +65,8 @@ class StoreFiles:
         self.has_queue_ext = self._is_folder(paths.consumequeue_ext)
         self.has_queues_in_rocksdb = self._has_queues_in_rocksdb()
         self.has_batch_queues = self._is_folder(paths.batchconsumequeue)
-        is_3 = self.engine == STATE_TABLE
-        self.has_redo_log, self.has_state_table = is_3 and self._is_folder(paths.redo_log), self._is_folder(table)
+        self.has_redo_log = self.engine == STATE_TABLE and self._is_folder(paths.redo_log)
+        self.has_state_table = self._is_folder(table)
         self.index = self._numbered(paths.index) if self.has_index else []
         layout = read_layout(folder.disk, paths)  # of a store of ours
         self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None

@@ -165,7 +165,7 @@ class Conclusion:
         return None if record is None else int(record.field("store_timestamp_ms")[0])
 
     def _is_under_way(self, finding: Finding) -> bool:
-        """Whether a delivery is the last record that is judged: its op message, stored with it, lies behind."""
+        """Whether a delivery is the last record that is verified: its op message, stored with it, comes after."""
         stop = self.files.ignore_from
         if stop is None or finding.kind != "committed-without-op":
             return False

@@ -69,7 +69,7 @@ def delivered(cluster: Cluster, truth: Path) -> Counter[str]:
 
 def taken_over(store: Path) -> None:
     found = crash.plan(crash.survey(str(store)))
-    if found.survey.facts.owner in (crash.Owner.STRANGER, crash.Owner.FOREIGN):
+    if found.survey.facts.owner in (crash.Owner.FOREIGN_SINCE, crash.Owner.FOREIGN):
         crash.apply(found, broker_is_stopped=True, still_s=0)
 
 

@@ -126,7 +126,10 @@ class ProducerChecks:
         said = f"{names.TRANSACTION_CHECK_TIMES}\x01{times}\x02"
         if b"WAIT\x01" not in properties:
             said += f"{names.WAIT}\x01false\x02"
-        asked = replace(record, properties=properties + said.encode(), sys_flag=record.sys_flag & ~TRANSACTION_MASK)
+        asked = replace(
+            record, topic=half.topic, queue_id=half.queue_id, properties=properties + said.encode(),
+            sys_flag=record.sys_flag & ~TRANSACTION_MASK,
+        )  # fmt: skip
         header = CheckTransactionStateRequestHeader(
             HALF_TOPIC, half.slot, half.commitlog_offset, half.unique_key, half.unique_key,
             encode_message_id(half.store_host, half.commitlog_offset), self._context.settings.broker_name,

@@ -4,7 +4,7 @@
     commit      the message in its topic, type COMMIT, which names the half message; and the op message
     rollback    the op message: RMQ_SYS_TRANS_OP_HALF_TOPIC, queue 0, tag d, the half's queue offset as its body
 
-A commit and its op message are appended as one, so that no kill leaves a delivery that RocketMQ would ask about. One op
+A commit and its op message are appended as one: no kill leaves a delivery that RocketMQ would check again. One op
 message names one half message, without a comma: brokers before 5.1 read no other form, and later ones read both.
 A half message keeps its delay under a name of our own: RocketMQ would take it away from the half topic for DELAY.
 
@@ -101,7 +101,7 @@ class HalfOpEngine(TransactionEngine):
         found, record = draft_of(raw)
         self.recognise(found, record.property_map)
         if found.target is None:
-            raise TransactionError(f"the record at CommitLog offset {record.commitlog_offset} is no half message")
+            raise TransactionError(f"the record at CommitLog offset {record.commitlog_offset} is not a half message")
         if record.version != 1 or record.sys_flag & (BORN_IPV6 | STORE_IPV6):
             reason = "has addresses of IPv6, or a long topic: only its own broker can end it"
             raise TransactionError(f"the half message at CommitLog offset {record.commitlog_offset} {reason}")
@@ -114,7 +114,7 @@ class HalfOpEngine(TransactionEngine):
         return record.topic == HALF_TOPIC and record.queue_id == QUEUE and names.REAL_TOPIC in record.property_map
 
     def recognise(self, record: PendingRecord, properties: Mapping[str, str]) -> None:
-        """See TransactionEngine. What is no half message in the half topic has no target, and so no slot."""
+        """See TransactionEngine. Any other record in the half topic has no target, and so no slot."""
         if record.queue_id != QUEUE:
             return
         if record.topic == HALF_TOPIC:
@@ -163,7 +163,7 @@ def _ended(body: bytes) -> tuple[int, ...]:
 
 
 def _target(properties: Mapping[str, str]) -> DeliveryTarget | None:
-    """Where a half message belongs; None for a record of the half topic that is none."""
+    """Where a half message belongs; None for any other record of the half topic."""
     topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "")
     if not topic or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10):
         return None

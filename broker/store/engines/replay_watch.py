@@ -1,9 +1,9 @@
 """What a replay of a half-op log must see besides single records: halves that were stored again, ends without an op.
 
-A broker that asks about a half message stores it again, behind the others, and the later one counts: its earlier slots
-become RENEWED. Who ends an earlier one, as producers do that were slow, has ended them all. A broker writes op messages
-in batches, and one that is killed loses them; a power cut can take the op message from behind its commit. RocketMQ asks
-about such a half message again and delivers it twice: the op messages that are missing are appended after the replay.
+A broker that checks a half message stores it again at the end of the half topic, and the later one counts: its earlier
+slots become RENEWED. An end of an earlier one, as slow producers send it, ends them all. A broker writes op messages in
+batches, and loses them when it is killed; a power cut can take the op message after its commit. RocketMQ checks such a
+half message again and delivers it twice: the op messages that are missing are appended after the replay.
 
 RocketMQ: TransactionalMessageServiceImpl.check, TransactionalOpBatchService (5.3.3).
 """

@@ -51,7 +51,7 @@ class StateTableEngine(TransactionEngine):
         """See TransactionEngine."""
         found, record = draft_of(raw)
         if found.kind is not _PREPARED:
-            raise TransactionError(f"the record at CommitLog offset {record.commitlog_offset} is no half message")
+            raise TransactionError(f"the record at CommitLog offset {record.commitlog_offset} is not a half message")
         if record.version != 1 or record.sys_flag & (BORN_IPV6 | STORE_IPV6):
             reason = "was not written by RocketMQ 3.0–3.1.4 nor by checkback: only its own broker can end it"
             raise TransactionError(f"the half message at CommitLog offset {record.commitlog_offset} {reason}")

@@ -163,7 +163,7 @@ class Appender:
         for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
             appended.append(Appended(at, queue_offset, len(draft.raw), store_ms))
             at += len(draft.raw)
-        for draft, done in zip(reversed(drafts), reversed(appended), strict=True):  # whoever reads on finds all or none
+        for draft, done in zip(reversed(drafts), reversed(appended), strict=True):  # readers find all or none
             view, position = self.log.at(done.commitlog_offset)
             place(view, position, draft.raw, done.queue_offset, done.commitlog_offset, store_ms)
         words[_TAIL] = at

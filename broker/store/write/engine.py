@@ -50,9 +50,9 @@ class TransactionEngine(abc.ABC):
 
     @abc.abstractmethod
     def read_half(self, raw: bytes) -> tuple[PendingRecord, Record]:
-        """A half message from the log as a draft that ends can be made of, whoever wrote it.
+        """A half message from the log as a draft that ends can be made of, whichever program wrote it.
 
-        Raises CorruptRecord, and TransactionError when the record is no half message, or one that cannot be ended here.
+        Raises CorruptRecord, and TransactionError when it is not a half message, or cannot be ended here.
         """
 
     @abc.abstractmethod
