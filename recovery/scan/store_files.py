@@ -58,15 +58,15 @@ class StoreFiles:
         self.commitlog = self.commitlog_now()
         self.judged = judged_part(self.commitlog, watermark, paths.commitlog)
         self.engine = read_engine(folder.disk, paths)
-        table = paths.table_of(self.engine)
-        self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(table)
+        self.table = paths.table_of(self.engine)  # the directory of the slots
+        self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(self.table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
         self.has_queues, self.has_index = self._is_folder(paths.consumequeue), self._is_folder(paths.index)
         self.has_queue_ext = self._is_folder(paths.consumequeue_ext)
         self.has_queues_in_rocksdb = self._has_queues_in_rocksdb()
         self.has_batch_queues = self._is_folder(paths.batchconsumequeue)
         self.has_redo_log = self.engine == STATE_TABLE and self._is_folder(paths.redo_log)
-        self.has_state_table = self._is_folder(table)
+        self.has_state_table = self._is_folder(self.table)
         self.index = self._numbered(paths.index) if self.has_index else []
         layout = read_layout(folder.disk, paths)  # of a store of ours
         self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None
@@ -151,11 +151,6 @@ class StoreFiles:
         """The path of the segment that holds an offset, or would."""
         segment = self.commitlog.at(commitlog_offset)
         return segment.path if segment else self._folder.paths.commitlog
-
-    @property
-    def table(self) -> str:
-        """The directory of the table of slots."""
-        return self._folder.paths.table_of(self.engine)
 
     @property
     def table_generation(self) -> Generation:

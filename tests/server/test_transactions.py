@@ -14,6 +14,8 @@ from broker.remoting.command import RemotingCommand
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 COMMIT, ROLLBACK = 8, 12
 SOON = {"check_interval_s": 0.2, "transaction_timeout_s": 0.001}
 
