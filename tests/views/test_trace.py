@@ -59,7 +59,7 @@ def test_the_verb(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     offset, unique_key, _ = _half(store, "k")
     ran = command(capsys, "trace", store, unique_key)
     assert ran.code == 0
-    assert "written anew, after check 1" in ran.out
+    assert "written again, after check 1" in ran.out
     ran = command(capsys, "trace", store, unique_key, "--json")
     assert json.loads(ran.out)["half_offset"] == offset
     page = tmp_path / "trace.html"
