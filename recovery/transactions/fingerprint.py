@@ -30,9 +30,8 @@ Numbers = npt.NDArray[np.uint64]
 _COPIED = ("flag", "born_timestamp_ms", "born_port", "store_port", "reconsume_times")
 _ADDRESSES = ("born_address", "store_address")
 _ELSEWHERE = (HALF_TOPIC.encode(), SCHEDULE_TOPIC.encode())  # topics whose records are meant for another
-_OF_ITS_OWN = frozenset(
-    (names.CRC32, WHY, BY, names.TRANSACTION_CHECK_TIMES)
-)  # what a record may say that the other does not
+_OF_ITS_OWN = frozenset((names.CRC32, WHY, BY))  # what a record may say that the other does not
+_CHECKS = f"property {names.TRANSACTION_CHECK_TIMES}"  # an end may state it where its half message does not
 # A message of several queues is written with new properties when it is committed: CommitLog.asyncPutMessage (5.3.3).
 _OF_SEVERAL_QUEUES = frozenset((names.TRAN_MSG, names.INNER_MULTI_QUEUE_OFFSET))
 _TARGET = (names.REAL_TOPIC, names.REAL_QID)
@@ -89,6 +88,8 @@ def difference(half: Records | None, end: Records | None) -> str:
     if half is None or end is None:
         return ""
     stored, meant = _meaning(half), _meaning(end)
+    if _CHECKS not in stored:
+        meant.pop(_CHECKS, None)
     if f"property {names.INNER_MULTI_DISPATCH}" in stored:
         for name in _OF_SEVERAL_QUEUES:
             stored.pop(f"property {name}", None)

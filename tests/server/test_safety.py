@@ -45,7 +45,7 @@ accounts:
         ("127.0.0.1", {}, "IPv4"),
         ("127.0.0.1:0", {"acl": "nowhere.yml"}, "no such file"),
         ("127.0.0.1:0", {"certificate": __file__}, "--key"),
-        ("127.0.0.1:0", {"certificate": __file__, "private_key": __file__}, "no certificate"),
+        ("127.0.0.1:0", {"certificate": __file__, "private_key": __file__}, "not a certificate"),
         ("127.0.0.1:0", {"delay_levels": "1s 2s"}, "18 delays"),
         ("127.0.0.1:0", {"broker_name": "a b"}, "without blanks"),
         ("127.0.0.1:0", {"check_max": 0}, "above 0"),

@@ -80,11 +80,11 @@ class ProducerChecks:
         """
         context, asked = self._context, 0
         service, settings = context.store.transactions, context.settings
-        parked, left = service.parked(), {}
+        parked, in_doubt = service.parked(), set[int]()
         now_ms = context.store.writer.clock.now_ms()
         for half in service.in_doubt():
             before = context.checks.get(half.commitlog_offset, 0)
-            left[half.commitlog_offset] = before
+            in_doubt.add(half.commitlog_offset)
             if half.commitlog_offset in parked or not is_due(half, int(settings.transaction_timeout_s * 1000), now_ms):
                 continue
             if self._resolved(half):
@@ -92,10 +92,9 @@ class ProducerChecks:
             if before >= settings.check_max:
                 service.park(half, f"{before} producers of the group were asked, and none knew")
             elif self._ask(half, before + 1):
-                left[half.commitlog_offset] = before + 1
                 asked += 1
-        context.checks.clear()
-        context.checks.update({at: times for at, times in left.items() if times})
+        for ended in [at for at in list(context.checks) if at not in in_doubt]:
+            context.checks.pop(ended, None)
         return asked
 
     def _resolved(self, half: Half) -> bool:
@@ -135,5 +134,6 @@ class ProducerChecks:
             encode_message_id(half.store_host, half.commitlog_offset), self._context.settings.broker_name,
         )  # fmt: skip
         command = RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=header.encode(), body=encode(asked))
+        self._context.checks[half.commitlog_offset] = times  # first: the answer may come at once
         channel.peer.notify(command)
         return True
