@@ -254,8 +254,9 @@ class StoreFiles:
     def wrong_sizes(self) -> Iterator[Finding]:
         """Files of the derived queues that were cut, or are missing between others."""
         counts = self.watermark.counts if self.watermark is not None else None
-        ends = counts.queues if counts else {}
-        queues = [_begun_left_out(self.queue(*name), UNIT_SIZE, ends.get(name)) for name in self.queues()]
+        # A queue without a number has no unit: a process may have been killed while it made the first file.
+        ends = {name: counts.queues.get(name, 0) if counts else None for name in self.queues()}
+        queues = [_begun_left_out(self.queue(*name), UNIT_SIZE, end) for name, end in ends.items()]
         yield from _wrong_sizes(queues, UNIT_SIZE)
         redo_log = _begun_left_out(self.redo_log, UNIT_SIZE, counts.redo_units if counts else None)
         yield from _wrong_sizes([redo_log], UNIT_SIZE)

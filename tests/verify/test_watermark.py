@@ -114,6 +114,25 @@ def _killed_in_place(path: Path) -> None:
     _in_a_process(work)
 
 
+def test_killed_while_it_makes_the_first_file_of_a_queue(tmp_path: Path) -> None:
+    """The queue has no number yet, so nothing of it is in use."""
+    path = tmp_path / "store"
+    open_writer(str(path), Disk(), SMALL, sync="os").close()
+
+    def work() -> None:
+        store = open_writer(str(path), Disk(), sync="os")
+        fill(store, 0, 60)
+        queue = path / "consumequeue/SCHEDULE_TOPIC_XXXX/15"
+        queue.mkdir(parents=True)
+        (queue / ("0" * 20)).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _in_a_process(work)
+    _assert_no_finding(path)
+    with broker.open(path):
+        _assert_no_finding(path)
+
+
 @pytest.mark.parametrize("harm", ["zeros", "blank", "last segment", "cut"])
 def test_what_was_published_and_is_not_there_is_found(tmp_path: Path, harm: str) -> None:
     """Zeros at the end of a log say nothing by themselves. Nothing is rebuilt from such a log either."""
