@@ -3,8 +3,9 @@
 A record counts when all of it lies below both marks: below the durable one, so that a power cut takes back nothing that
 was seen (decision 0010); below the dispatched one, so that its unit is whole. RocketMQ: DefaultMessageStore.getMessage.
 
-This is the fast path of consuming: units come in blocks, and a record is taken from the writer's map, without a system
-call for each. What it does not find as it should be is read again by `Store.message`, which says what is wrong.
+Units come in blocks, and each record is read once, by pread: a map would kill the process with SIGBUS where a segment
+was truncated or its disk cannot be read. What is not as it should be is read again by `Store.message`, which says what
+is wrong.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from typing import TYPE_CHECKING
 
 from broker.consuming.tags import Selection
 from broker.consuming.window import Window
-from broker.errors import CorruptRecord, CorruptStore
-from broker.format.commitlog import decode
+from broker.errors import CorruptStore
 from broker.format.consumequeue import FILLER_SIZE, UNIT_SIZE, Unit
 from broker.message import ReceivedMessage
-from broker.store.disk.files import Missing
 from broker.store.shared.control import Word
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def fetch(
                 return messages
             if not is_filler and selection.may_match(code):
                 try:
-                    message = _message(store, queue, at, commitlog_offset)
+                    message = _message(store, queue, at, commitlog_offset, size)
                 except CorruptStore:
                     if messages:  # then it is met again
                         return messages
@@ -77,14 +76,14 @@ def fetch(
 
 
 def _message(
-    store: WritableStore, queue: ConsumeQueue, queue_offset: int, commitlog_offset: int
+    store: WritableStore, queue: ConsumeQueue, queue_offset: int, commitlog_offset: int, size: int
 ) -> ReceivedMessage | None:
     """One message. Raises CorruptStore, with the place and the next step."""
     try:
-        record = decode(store.writer.appender.read(commitlog_offset), commitlog_offset=commitlog_offset)
-        if record.topic == queue.topic:
+        record = store.commitlog.read(commitlog_offset, size)
+        if record is not None and record.topic == queue.topic:
             return ReceivedMessage.of(record)
-    except (CorruptRecord, Missing):
+    except CorruptStore:
         pass
     return store.message(queue.topic, queue.queue_id, queue_offset)
 

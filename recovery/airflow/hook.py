@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from recovery.airflow.settings import BadSettings
@@ -66,7 +67,7 @@ class CheckbackHook(BaseHook):
 
         try:
             return True, check_settings(**with_secrets(self.settings))
-        except (BrokerError, OSError) as error:
+        except (BrokerError, OSError, AirflowNotFoundException) as error:
             return False, str(error)
 
     def _read(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def with_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
         found["ledger"] = database_url(name)
     if name := found.pop("resolver_connection", None):
         found["resolver"] = http_url(name)
-    if resolvers := found.get("resolvers"):
+    if isinstance(resolvers := found.get("resolvers"), Mapping):
         found["resolvers"] = {group: _spec(spec) for group, spec in resolvers.items()}
     for url in _urls(found):
         _mask(url)

@@ -125,6 +125,8 @@ def test_a_connection_is_a_store(connection: Callable[..., str], tmp_path: Path)
         ({"resolver": "http://x:SECRETX@127.0.0.1:1/check"}, "cannot be reached"),
         ({"resolver": "json:dumps", "catalog": "notaurl-SECRETX"}, "the catalog is not a SQLAlchemy URL"),
         ({"resolver": "json:dumps", "policy": "[1]"}, "policy is a table"),
+        ({"resolvers": "[1]"}, "resolvers is a table"),
+        ({"resolvers": '{"shop": {"ledger_connection": "nobody_made_it"}}'}, "nobody_made_it"),
     ],
 )
 def test_the_button_tests_everything(
