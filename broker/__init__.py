@@ -134,7 +134,7 @@ def open(
     layout: StoreLayout | None = None,
     role: typing.Literal["master", "slave"] = "master",
     reject_transactions: bool = False,
-    transactions: str = "state-table",
+    transactions: str | None = None,
     create: bool = True,
     retention: Retention | None = None,
 ) -> LiveStore: ...
@@ -152,7 +152,7 @@ def open(
     layout: StoreLayout | None = None,
     role: typing.Literal["master", "slave"] = "master",
     reject_transactions: bool = False,
-    transactions: str = "state-table",
+    transactions: str | None = None,
     create: bool = True,
     retention: Retention | None = None,
 ) -> Store:
@@ -165,8 +165,10 @@ def open(
     leaves it to the operating system (a power cut loses the last seconds). `layout` are the file sizes of a new store:
     `StoreLayout.default()`, `.small()` or `.rocketmq()`. `retention` says when old messages may go; without it nothing
     is ever removed by this process.
-    A store of role `slave` refuses sends and ends; `reject_transactions` refuses half messages. `transactions` names an
-    implementation in the entry point group `checkback.transaction_service`.
+    A store of role `slave` refuses sends and ends; `reject_transactions` refuses half messages. `transactions` says how
+    a new store records them: "state-table" (the default), which RocketMQ 3.0 to 3.1.4 reads on, or "half-op", which
+    4.3 and later do; an old store keeps what it has. Any other name is that of an implementation in the entry point
+    group `checkback.transaction_service`.
 
     With `read_only` nothing on disk changes and no permission to write is needed; another program, a live RocketMQ
     broker included, may be writing to the store at the same time. Opening is cheap: nothing is scanned. What is damaged

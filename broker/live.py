@@ -10,17 +10,23 @@ Threads share it, other processes open the same store, and each may be killed at
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from broker.errors import BrokerError
+from broker.format.topics import CHECK_GROUP
 from broker.retainer import Retainer, RetentionReport
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import path_of_store
+from broker.store.engines.half_op import HALF_OP
 from broker.store.maintain.removal import keep_reserve
 from broker.store.maintain.retention import Retention
 from broker.store.maintain.retention_registry import read_history
 from broker.store.read.layout import StoreLayout
+from broker.store.shared.control import Word
+from broker.transaction.check_progress import check_positions
 from broker.writable_store import WritableStore
 
 if TYPE_CHECKING:
@@ -44,7 +50,7 @@ class LiveStore(WritableStore):
         layout: StoreLayout | None = None,
         role: str = "master",
         reject_transactions: bool = False,
-        transactions: str = "state-table",
+        transactions: str | None = None,
         create: bool = True,
         retention: Retention | None = None,
     ) -> None:
@@ -75,6 +81,8 @@ class LiveStore(WritableStore):
     def close(self) -> None:
         """Release the store; the last process to do so flushes everything to disk. A second call does nothing."""
         if self._is_open:
+            with contextlib.suppress(BrokerError):  # it saves a broker some reading, and is written again next time
+                self.note_check_progress()
             super().close()
             self._retainer.close()
 
@@ -118,6 +126,29 @@ class LiveStore(WritableStore):
             retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s, processed=processed,
         )  # fmt: skip
 
+    # What a RocketMQ broker may skip
+
+    def note_check_progress(self) -> None:
+        """With the engine half-op, write down for a RocketMQ broker up to where nothing is to be checked any more.
+
+        See `broker.transaction.check_progress`. Raises StoreFull, SyncFailed.
+        """
+        writer = self.writer
+        if writer.dispatcher.engine is not HALF_OP or self._admission.is_slave or not writer.control[Word.SLOTS]:
+            return
+        from broker.consuming.positions import Positions
+
+        parked, slot_of = self.transactions.parked(), writer.dispatcher.slot
+        pending = self.transactions.in_doubt_slots()
+        if parked:
+            pending = [slot for slot in pending if slot_of(slot).commitlog_offset not in parked]
+        wanted = check_positions(self.consumequeues, self.queue_end, pending)
+        positions = Positions(self)
+        try:
+            positions.write(CHECK_GROUP, wanted)
+        finally:
+            positions.close()
+
     # What is old
 
     def retain(
@@ -149,7 +180,7 @@ def open_live(
     layout: StoreLayout | None = None,
     role: str = "master",
     reject_transactions: bool = False,
-    transactions: str = "state-table",
+    transactions: str | None = None,
     create: bool = True,
     retention: Retention | None = None,
 ) -> LiveStore:

@@ -15,6 +15,7 @@ from broker.format.config import TopicConfig
 from broker.message import Message
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import path_of_store
+from broker.store.engines import ENGINES
 from broker.store.read.consumequeue import ConsumeQueue
 from broker.store.read.detect import check_place
 from broker.store.read.layout import StoreLayout
@@ -45,14 +46,15 @@ class WritableStore(Store):
         layout: StoreLayout | None = None,
         role: str = "master",
         reject_transactions: bool = False,
-        transactions: str = "state-table",
+        transactions: str | None = None,
         create: bool = True,
     ) -> None:
         path = path_of_store(path)
         check_place(path, disk, create=create)
         check_may_write(path, disk)
         topics = TopicFile(path, disk)
-        self.writer = open_writer(path, disk, layout, sync)
+        is_engine = transactions in ENGINES
+        self.writer = open_writer(path, disk, layout, sync, transactions=transactions if is_engine else None)
         self._is_open = True
         try:
             super().__init__(path, disk)
@@ -61,7 +63,8 @@ class WritableStore(Store):
                 topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
             )
             bridge = TransactionalMessageBridge(self, self.writer, self._admission)
-            self.transactions: TransactionalMessageService = load_service(transactions, bridge)
+            service = self.writer.dispatcher.engine.name if transactions is None else transactions
+            self.transactions: TransactionalMessageService = load_service(service, bridge)
             self.transactions.open()
         except BaseException:
             self.writer.close()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from broker.store import engines
 from tests.golden import unpack
 from tests.scan.effort import EFFORT
 
@@ -22,6 +23,14 @@ settings.load_profile("checkback")
 
 # The producers of these stores are those of another: their truth is kept once.
 TRUTH_OF = {"rocketmq-3.1.5-recovered": "rocketmq-3.1.5-killed"}
+
+
+@pytest.fixture(params=sorted(engines.ENGINES, reverse=True))
+def each_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs with each engine of transactions: new stores get it, and processes that open them know it."""
+    name = str(request.param)
+    monkeypatch.setattr(engines, "default", name)
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -108,6 +109,22 @@ class Positions:
             return max(0, self.exchange.delays().positions.get(queue_id + 1, 0))
         exported = self.exchange.offsets().positions.get((topic, group), {}).get(queue_id, 0)
         return min(max(0, exported), self._store.queue_end(topic, queue_id))
+
+    def write(self, group: str, wanted: Mapping[str, int]) -> None:
+        """Put a group to a queue offset of queue 0 of each topic, and on disk; the log is durable up to there.
+
+        For a group without consumers of ours. Nothing is written when it stands there. Raises StoreFull, SyncFailed,
+        CorruptRecord.
+        """
+        held = self.exchange.offsets().positions
+        if all(held.get((topic, group), {}).get(0) == position for topic, position in wanted.items()):
+            return
+        self._store.sync_now()  # nothing that a power cut may take back
+        for topic, position in wanted.items():
+            cell = self.cell(group, topic, 0)
+            with self.cells.lock:
+                self.cells.set_position(cell, position)
+        self.exchange.export(at_once=True)
 
     def levels(self) -> list[int]:
         """The cells of the delay levels, level 1 first."""

@@ -25,14 +25,15 @@ class Slot(Layout, size=SLOT_SIZE):
     size: i32  # of the prepared record, in bytes
     store_time_s: i32  # its store timestamp, in whole seconds
     group_hash: i32  # Java's hash of its producer group
-    state: i32  # 4 prepared, 8 committed, 12 rolled back
+    state: i32  # 4 prepared, 8 committed, 12 rolled back; of the engine half-op 20, stored again
 
     @property
     def is_end(self) -> bool:
         return is_end(self)
 
 
-STATES = frozenset(kind for kind in TransactionType if kind is not TransactionType.NONE)
+RENEWED = 20  # ours, of the engine half-op: a broker stored the half message again, and the later one counts
+STATES = frozenset((*(int(kind) for kind in TransactionType if kind is not TransactionType.NONE), RENEWED))
 STATE_AT = Slot.OFFSET["state"]
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from broker.errors import BrokerError, StoreError, StoreLocked
 from broker.format.commitlog import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from broker.store import engines
 from broker.store.disk.files import Disk
 from broker.store.disk.lock_calls import flock_holder
 from broker.store.disk.paths import Paths
@@ -34,6 +35,7 @@ from broker.store.recover.steps import Progress
 from broker.store.recover.survey import survey
 from broker.store.shared.control import Word, boot_words, two_words
 from broker.store.write.appender import poisoned
+from broker.store.write.engine import TransactionEngine
 from broker.store.write.parts import StoreParts, open_parts
 from broker.store.write.pending_record import Appended, PendingRecord
 
@@ -48,11 +50,13 @@ def open_writer(
     layout: StoreLayout | None = None,
     sync: str = "group",
     *,
+    transactions: str | None = None,
     progress: Progress = lambda _done, _total: None,
     expected: RecoveryPlan | None = None,
 ) -> StoreWriter:
     """Open a store for writing; a new one is made, one that crashed is recovered first.
 
+    `transactions` is the engine of a new store, and must be that of an old one; None takes any.
     `progress` hears (bytes done, bytes in all) of a recovery. With `expected` the recovery is the one that was shown:
     raises StoreError when the store needs another by now. Raises StoreLocked, StoreError, CorruptStore, StoreFull.
     """
@@ -65,7 +69,10 @@ def open_writer(
     if not alone:
         lock.share()
     try:
-        parts = open_parts(disk, paths, _store_file(paths, disk, layout, alone=alone))
+        file = _store_file(paths, disk, layout, transactions, alone=alone)
+        engine = _engine(paths, file)
+        _make(disk, *engine.directories(paths))
+        parts = open_parts(disk, paths, file, engine)
         try:
             _admit(parts, lock, alone=alone, progress=progress, expected=expected)
         except BaseException:
@@ -82,23 +89,38 @@ def _make_directories(paths: Paths, disk: Disk) -> None:
         kind = disk.file_system(paths.store)
         text = f"{paths.store} lies on {kind}, where locks and maps do not reach other machines"
         raise StoreError(f"{text}. Put the store on a local disk", path=paths.store)
-    derived = (paths.consumequeue, paths.index, paths.state_table, paths.redo_log)
-    for directory in (paths.store, paths.commitlog, paths.own, *derived):
+    _make(disk, paths.store, paths.commitlog, paths.own, paths.consumequeue, paths.index)
+
+
+def _make(disk: Disk, *directories: str) -> None:
+    for directory in directories:
         if disk.entry(directory) is None:
             disk.create_folder(directory)
 
 
-def _store_file(paths: Paths, disk: Disk, wanted: StoreLayout | None, *, alone: bool) -> StoreFile:
-    """The id and sizes that the store was made with; a new store takes the sizes that are asked for."""
+def _engine(paths: Paths, file: StoreFile) -> TransactionEngine:
+    if file.transactions not in engines.ENGINES:
+        text = f"{paths.store_json} names transactions {file.transactions!r}, which this version does not know"
+        raise StoreError(f"{text}: update checkback", path=paths.store_json)
+    return engines.ENGINES[file.transactions]
+
+
+def _store_file(
+    paths: Paths, disk: Disk, wanted: StoreLayout | None, transactions: str | None, *, alone: bool
+) -> StoreFile:
+    """The id, sizes and engine that the store was made with; a new store takes those that are asked for."""
     file = read_store_file(disk, paths)
     if file is not None:
+        if transactions not in (None, file.transactions):
+            text = f"{paths.store} keeps its transactions as {file.transactions}, and cannot as {transactions}, too"
+            raise StoreError(f"{text}: open it without transactions=, or make another store", path=paths.store)
         return file
     if any(entry.is_file for entry in disk.entries(paths.commitlog)):
         text = f"{paths.store} was written by another program: this version only reads it (read_only=True)"
         raise StoreError(text, path=paths.store)
     if not alone:
         raise StoreLocked(f"{paths.store} is being made by another process: open it again", path=paths.store)
-    file = StoreFile.new(wanted or StoreLayout())
+    file = StoreFile.new(wanted or StoreLayout(), transactions or engines.default)
     disk.write_file(paths.store_json, file.encode())
     return file
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from broker.format import properties as names
+from broker.format.statetable import RENEWED
 from broker.format.sysflag import TransactionType
 from broker.format.topics import HALF_TOPIC, OP_TOPIC, PARK_TOPIC, SCHEDULE_TOPIC
 
@@ -30,6 +31,7 @@ class TransactionState(enum.IntEnum):
     COMMITTED = 8
     ROLLED_BACK = 12
     PARKED = 16
+    RENEWED = RENEWED  # of a slot, never of a transaction: see broker.format.statetable
 
 
 class Generation(enum.IntEnum):
@@ -141,12 +143,12 @@ STATE_OF_END = {
 }
 
 # How a half-op transaction stands: HALF_OP_STATES[delivered][parked][its last half is named by an op].
-# An op carries no verdict and comes late, so a delivered record outweighs it; one that is parked was given up by the
-# check loop; an op without delivery can only mean a rollback.
+# An op carries no verdict and comes late, so a delivered record outweighs it; an op without delivery can only mean a
+# rollback, of a parked one too, since parking writes none; one that is parked was given up by the check loop.
 HALF_OP_STATES: tuple[tuple[tuple[TransactionState, ...], ...], ...] = (
     (
         (TransactionState.PREPARED, TransactionState.ROLLED_BACK),
-        (TransactionState.PARKED, TransactionState.PARKED),
+        (TransactionState.PARKED, TransactionState.ROLLED_BACK),
     ),
     ((TransactionState.COMMITTED,) * 2,) * 2,
 )

@@ -1,6 +1,6 @@
 """May checkback write to what stands at a path? A new store and its own: yes; what RocketMQ wrote: not yet.
 
-A store of the generation `gap` or `mixed` is never written, one of `half-op` not by this version: decision 0003.
+A store of the generation `gap` or `mixed` is never written: decision 0003.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from broker.errors import CorruptStore, StoreError
 from broker.format.topics import HALF_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from broker.store.engines.half_op import HALF_OP
 from broker.store.read.detect import check_is_store
+from broker.store.read.layout import read_store_file
 from broker.store.read.store import Store
 from broker.transaction.events import EventKind, Generation, GenerationEvidence, gap_evidence, generation, kind_of
 
@@ -20,7 +22,6 @@ _RECORDS = 10_000  # of a foreign log that are looked at: enough for a reason, n
 _REASONS = {
     Generation.GAP: "RocketMQ 3.1.5–4.2 wrote half messages there that nobody can ever settle (generation gap)",
     Generation.MIXED: "it has half messages of several generations (mixed), and each says otherwise how they ended",
-    Generation.HALF_OP: "its transactions are RocketMQ 4.3's or later (half-op); this version writes only state tables",
 }
 
 
@@ -30,6 +31,9 @@ def check_may_write(path: str, disk: Disk) -> None:
     if entry is None or (entry.is_folder and not disk.entries(path)):
         return
     if disk.entry(paths.store_json) is not None:
+        file = read_store_file(disk, paths)
+        if file is not None and file.transactions == HALF_OP.name:
+            return
         with Store(path, disk) as store:
             if _has_halves_of_4(store):
                 raise _refused(path, _REASONS[Generation.MIXED])

@@ -21,6 +21,7 @@ SERVICES, LISTENERS = "checkback.transaction_service", "checkback.check_listener
 # Ours, for a source tree that was never installed; pyproject.toml names the same.
 _OWN = {
     (SERVICES, "state-table"): "broker.transaction.statetable:StateTableService",
+    (SERVICES, "half-op"): "broker.transaction.half_op:HalfOpService",
     (LISTENERS, "connected"): "broker.transaction.connected:ConnectedProducers",
 }
 

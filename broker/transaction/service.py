@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.java import Host, encode_message_id
+from broker.format.topics import HALF_TOPIC
 from broker.message import Message, ReceivedMessage
 from broker.store.read.store import Store
 from broker.store.write.admission import Admission
@@ -38,7 +39,7 @@ class Half:
     """A half message: stored, not delivered, waiting for its end."""
 
     commitlog_offset: int
-    slot: int  # its place in the state table
+    slot: int  # its place in the state table; of the engine half-op its queue offset in the half topic
     producer_group: str
     topic: str  # where consumers will find it
     queue_id: int
@@ -52,14 +53,15 @@ class Half:
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        """The half message that a prepared record is."""
+        """The half message that a record is; one in the half topic says where it belongs."""
         properties = record.property_map
+        is_aside = record.topic == HALF_TOPIC
         return cls(
             record.commitlog_offset,
             record.queue_offset,
             properties.get(names.PGROUP, ""),
-            record.topic,
-            record.queue_id,
+            properties.get(names.REAL_TOPIC, "") if is_aside else record.topic,
+            int(properties.get(names.REAL_QID, 0)) if is_aside else record.queue_id,
             properties.get(names.UNIQ_KEY),
             tuple(names.keys(properties)),
             record.born_timestamp_ms,

@@ -9,7 +9,7 @@ RocketMQ: EndTransactionProcessor, TransactionStateService (3.1.4).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 from itertools import islice
@@ -19,14 +19,15 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
+from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, ReceivedMessage
 from broker.store.shared.control import Word
 from broker.store.write.compose import Composed, Origin, compose
 from broker.store.write.dispatch import prepared_slots
-from broker.store.write.pending_record import Appended, PendingRecord, check_size, end_draft
+from broker.store.write.pending_record import Appended, PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
-from broker.transaction.ends import half_draft, make_end
+from broker.transaction.ends import add_extra
 from broker.transaction.events import TransactionState
 from broker.transaction.parking import ParkTopic, park_draft
 from broker.transaction.rounds import Rounds
@@ -58,6 +59,7 @@ class StateTableService(TransactionalMessageService):
     def __init__(self, bridge: TransactionalMessageBridge) -> None:
         self._store, self._writer, self._admission = bridge
         self._appender, self._dispatcher = self._writer.appender, self._writer.dispatcher
+        self._engine = self._dispatcher.engine
         self._record_bytes_max = self._writer.layout.record_bytes_max
         self._waiting = Waiting(self._writer.settle)
         self._park_topic = ParkTopic(self._store)
@@ -129,25 +131,25 @@ class StateTableService(TransactionalMessageService):
             raise MessageRejected("a half message needs a producer group: it says whom to ask how it ended")
         composed = compose(
             message, self._admission, queue_id=queue_id, size_max=self._record_bytes_max, extra=extra, group=group,
-            origin=origin,
+            origin=origin, engine=self._engine,
         )  # fmt: skip
         placed = self._writer.append_one(composed.record, wait=False)
-        half = self._half(composed, message.keys, group, placed)
+        half = self._half(composed, message, queue_id, group, placed)
         if origin is not None:
             half.__dict__["store_host"] = origin.store_host
         return half
 
-    def _half(self, composed: Composed, keys: Sequence[str], group: str, placed: Appended) -> Half:
-        record, properties, born_ms = composed
+    def _half(self, composed: Composed, message: Message, queue_id: int, group: str, placed: Appended) -> Half:
+        _, properties, born_ms = composed
         half = _new(Half)  # as Half(...) does, in a third of the time: a frozen dataclass sets field by field
         half.__dict__.update(
             commitlog_offset=placed.commitlog_offset,
             slot=placed.queue_offset,
             producer_group=group,
-            topic=record.topic,
-            queue_id=record.queue_id,
+            topic=message.topic,
+            queue_id=queue_id,
             unique_key=properties[names.UNIQ_KEY],
-            keys=tuple(keys),
+            keys=tuple(message.keys),
             born_timestamp_ms=born_ms,
             store_timestamp_ms=placed.store_timestamp_ms,
             size=placed.size,
@@ -169,23 +171,22 @@ class StateTableService(TransactionalMessageService):
         self._admission.check_role()
         writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
         known = self._known(half)
-        end = (
-            make_end(known, commitlog_offset, slot, kind, extra)
-            if extra
-            else end_draft(known, commitlog_offset, slot, kind)
-        )
-        check_size(len(end.raw), self._record_bytes_max)
+        ends = self._engine.ends(known, commitlog_offset, slot, kind, time.time_ns() // 1_000_000)
+        if extra:
+            add_extra(ends[0], extra)
+        size = len(ends[0].raw) + (len(ends[1].raw) if len(ends) > 1 else 0)
+        check_size(size, self._record_bytes_max)
         if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
         with writer.append_lock:
             self._appender.heal()
             held = self._slot_state(half)
-            placed = self._appender.append_one_locked(end) if held == _PREPARED else None
+            placed = self._appender.append_as_one_locked(ends) if held == _PREPARED else None
         if placed is None:
-            return self._ended_before(half, kind, TransactionState(held))
+            return self._ended_before(half, kind, held, extra)
         if self._sync_each:
-            writer.settle(placed.end)
-        is_found = kind is _COMMIT and known.delay_queue < 0
+            writer.settle(placed.commitlog_offset + size)
+        is_found = kind is _COMMIT and ends[0].topic != SCHEDULE_TOPIC
         return Ended(_STATES[kind], placed.commitlog_offset, placed.queue_offset if is_found else None)
 
     def _known(self, half: Reference) -> PendingRecord:
@@ -209,7 +210,7 @@ class StateTableService(TransactionalMessageService):
         if not self._store.begin_offset <= commitlog_offset < self._writer.control.words[_TAIL]:
             raise TransactionError(f"{there_is_none}: nothing is there")
         try:
-            found, record = half_draft(self._appender.read(commitlog_offset))
+            found, record = self._engine.read_half(self._appender.read(commitlog_offset))
         except CorruptRecord as error:
             raise TransactionError(f"{there_is_none}: {error}") from None
         if record.commitlog_offset != commitlog_offset:
@@ -227,8 +228,11 @@ class StateTableService(TransactionalMessageService):
         reason = f"slot {slot} of the state table is not its own: run checkback verify {self._writer.path}"
         raise _wrong(half, reason)
 
-    def _ended_before(self, half: Reference, kind: TransactionType, held: TransactionState) -> Ended:
-        if int(held) == int(kind):
+    def _ended_before(
+        self, half: Reference, kind: TransactionType, state: int, _extra: Mapping[str, str] | None
+    ) -> Ended:  # fmt: skip
+        held = TransactionState(state)
+        if state == int(kind):
             return Ended(held, None, None, again=True)
         done = "committed" if held is TransactionState.COMMITTED else "rolled back"
         wanted = "rolled back" if kind is TransactionType.ROLLBACK else "committed"
@@ -248,9 +252,10 @@ class StateTableService(TransactionalMessageService):
         self._known(half)
         self._catch_up()
         held = TransactionState(self._slot_state(half))
-        if held is TransactionState.PREPARED and half.commitlog_offset in self._park_topic.notes():
-            return TransactionState.PARKED
-        return held
+        return TransactionState.PARKED if held is TransactionState.PREPARED and self._is_parked(half) else held
+
+    def _is_parked(self, half: Reference) -> bool:
+        return half.commitlog_offset in self._park_topic.notes()
 
     def half(self, commitlog_offset: int) -> Half:
         """See TransactionalMessageService."""
@@ -258,13 +263,13 @@ class StateTableService(TransactionalMessageService):
 
     def message(self, half: Half) -> ReceivedMessage:
         """See TransactionalMessageService."""
-        return ReceivedMessage.of(self._record(half.commitlog_offset))
+        return self._engine.received(self._record(half.commitlog_offset))
 
     def _record(self, commitlog_offset: int) -> Record:
         found = None
         if commitlog_offset < self._writer.control[Word.TAIL]:
             found = self._store.commitlog.read(commitlog_offset)
-        if found is None or found.transaction_type is not TransactionType.PREPARED:
+        if found is None or not self._engine.is_half(found):
             raise TransactionError(f"there is no half message at CommitLog offset {commitlog_offset}")
         return found
 
@@ -325,7 +330,7 @@ class StateTableService(TransactionalMessageService):
         if (self.state(half) is TransactionState.PREPARED) is not parks:
             return False
         now_ms = time.time_ns() // 1_000_000
-        made = park_draft(half, why, new_unique_key(now_ms), now_ms, parks=parks)
+        made = self._park_record(half, why, now_ms, parks=parks)
         self._admission.admit(made.topic, {}, made.queue_id, now_ms, system=True)
         check_size(made.size, self._record_bytes_max)
         with self._writer.append_lock:
@@ -336,6 +341,9 @@ class StateTableService(TransactionalMessageService):
         self._writer.upkeep.start()
         self._writer.settle(placed.end)
         return True
+
+    def _park_record(self, half: Half, why: str, now_ms: int, *, parks: bool) -> PendingRecord:
+        return park_draft(half, why, new_unique_key(now_ms), now_ms, parks=parks)
 
     # Check back
 

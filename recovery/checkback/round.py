@@ -11,6 +11,7 @@ is slower finds the transaction ended and changes nothing. RocketMQ: Transaction
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections import Counter
@@ -118,6 +119,9 @@ class CheckBack:
         else:
             self._work(chosen, [at for at in known if at not in in_doubt], now_ms, report)
         report.duration_s = round(time.monotonic() - started, 6)
+        if report.asked or report.newly_parked:
+            with contextlib.suppress(BrokerError):  # it only lets a RocketMQ broker begin further on
+                self._store.note_check_progress()
         if not dry_run and (report.asked or report.newly_parked or report.errors):
             self.catalog.note_run(now_ms, self._by, report.as_json())
         return report

@@ -177,13 +177,13 @@ def _summarize(context: JoinContext, result: PartitionResult, found: list[Outcom
         numbers, counts = np.unique(outcomes.rows["state"], return_counts=True)
         result.states.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
     result.digest = digest.total
-    if context.with_table and context.prepared is Generation.STATE_TABLE:
-        files = context.log.store_files()
+    files = context.log.store_files() if context.with_table else None
+    if files is not None and files.table_generation in (Generation.HALF_OP, context.prepared):
         table = StateTableComparison(
             files.slot_units(), names, 1, result.findings, is_written=files.ignore_from is not None
         )
         for outcomes in found:
-            table.add(pick(outcomes.rows, outcomes.rows["generation"] == Generation.STATE_TABLE))
+            table.add(outcomes.slots(files.table_generation))
         result.table = table.claims(names.raw())
 
 

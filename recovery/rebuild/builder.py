@@ -104,8 +104,7 @@ class Build:
     def finish(self) -> None:
         """Compute the outcomes, write the state table, carry over what lies below the log, and flush everything."""
         for outcomes in self.tracker.outcomes():
-            rows = outcomes.rows
-            self._add_to_table(rows[rows["generation"] == Generation.STATE_TABLE])
+            self._add_to_table(outcomes.slots(self.files.table_generation))
         self._look_at_live_queues()
         self._carry_over()
         self.index.finish()
@@ -191,7 +190,10 @@ class Build:
         live = Paths(self.files.path)
         yield "consumequeue", live.consumequeue, self.paths.consumequeue
         yield "index", live.index, self.paths.index
-        if self.generation is Generation.STATE_TABLE:
+        if self.files.table_generation is Generation.HALF_OP:
+            if self.generation is Generation.HALF_OP:
+                yield "statetable", self.files.table, self.paths.state_table
+        elif self.generation is Generation.STATE_TABLE:
             yield "statetable", live.state_table, self.paths.state_table
             yield "redolog", live.redo_log, self.paths.redo_log
 

@@ -72,9 +72,10 @@ def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Di
     if "redolog" in parts:
         ours = UnitFile(listing_of(disk, build.paths.redo_log), UNIT)
         found += _of_units("redolog", Paths(live.path).redo_log, ours, now.redo_units(), kept)
+    if "statetable" in parts:
         ours = UnitFile(listing_of(disk, build.paths.state_table), SLOT)
         settled = _SettledLater(now)
-        found += _of_units("statetable", Paths(live.path).state_table, ours, now.slot_units(), kept, settled)
+        found += _of_units("statetable", live.table, ours, now.slot_units(), kept, settled)
     return found + list(_of_index(build, now, disk, end))
 
 

@@ -14,15 +14,16 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.errors import StoreError
+from broker.format.topics import HALF_TOPIC
 from broker.store.disk.files import Disk
-from broker.store.disk.paths import Paths
+from broker.store.disk.paths import HALF_OP, STATE_TABLE, Paths
 from broker.store.read.detect import check_is_store
 from broker.store.read.inventory import refusal as not_understood
-from broker.store.read.layout import StoreFile
+from broker.store.read.layout import StoreFile, read_store_file
 from broker.store.recover.cases import Case, CaseVerdict, case_of
 from broker.store.recover.load import RecoveryPlan, misfits_in_the_way, plan, refusal
 from broker.store.recover.survey import Owner, Survey
@@ -34,7 +35,7 @@ from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.rebuild.rebuilder import Progress, rebuild, sizes_of
 from recovery.scan.store_files import StoreFiles
 
-_TAKEN_OVER = ("none", "state-table")  # generations that this version can go on writing
+_TAKEN_OVER = ("none", "state-table", "half-op")  # generations that this version can go on writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +118,34 @@ def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
     if disk.entry(paths.own) is None:
         disk.create_folder(paths.own)
     disk.write_file(paths.adopted, seal(json.dumps(max(report.end_offset, found.tail.end)).encode()))
+    files = StoreFiles.open(path)
+    engine = _engine(files, report.generation)
+    if found.facts.owner is Owner.FOREIGN_SINCE and engine != files.engine:
+        _change_engine(disk, paths, engine)
     if found.facts.owner is Owner.FOREIGN:
-        disk.write_file(paths.store_json, StoreFile.new(sizes_of(StoreFiles.open(path), disk)).encode())
+        disk.write_file(paths.store_json, StoreFile.new(sizes_of(files, disk), engine).encode())
         reason = "checkback took the store over and made these files again"
         made = replaced.set_aside(disk, paths, name=replaced.name_now(), command="checkback recover", reason=reason)
         replaced.finish(disk, paths, made, state=replaced.TAKEN_OVER, is_ours=True)
+
+
+def _engine(files: StoreFiles, generation: str) -> str:
+    """How a store that is taken over goes on recording transactions: as its last broker does that can open it again.
+
+    Without any transaction the half topic decides, which brokers from 4.3 on make.
+    """
+    if generation == "none":
+        return HALF_OP if files.knows_topic(HALF_TOPIC) else files.engine
+    return HALF_OP if generation == "half-op" else STATE_TABLE
+
+
+def _change_engine(disk: Disk, paths: Paths, engine: str) -> None:
+    """Another broker than before wrote the first transactions of a store of ours: its tables are made from the log."""
+    file = read_store_file(disk, paths)
+    if disk.entry(paths.own_checkpoint) is not None:
+        disk.remove(paths.own_checkpoint)
+    if file is not None:
+        disk.write_file(paths.store_json, replace(file, transactions=engine).encode())
 
 
 __all__ = [

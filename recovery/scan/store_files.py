@@ -21,13 +21,15 @@ from broker.format.index import HEADER_SIZE, IndexHeader
 from broker.format.statetable import Slot
 from broker.format.topics import BATCH_QUEUE, LMQ_PREFIX, QUEUE_TYPE
 from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.paths import STATE_TABLE
 from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import kind_of
-from broker.store.read.layout import read_layout
+from broker.store.read.layout import read_engine, read_layout
 from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of, is_base, segment_size
 from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
+from broker.transaction.events import Generation
 from recovery.findings import Finding
 from recovery.scan.records import Bytes
 from recovery.scan.small_files import CONFIGS, check_checkpoint
@@ -35,8 +37,6 @@ from recovery.scan.units import UnitFile
 from recovery.scan.windows import WINDOW_BYTES
 
 _UNIT, _SLOT, _BATCH_UNIT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE), np.dtype(BatchUnit.DTYPE)
-
-
 _BETWEEN_TWO_WRITES_MS = 1000
 _ROCKSDB = re.compile(r"consumequeue_?[rR]\w*")  # as the inventory knows it
 
@@ -57,13 +57,16 @@ class StoreFiles:
         self.log_directories = tuple(self._other_log_directories())
         self.commitlog = self.commitlog_now()
         self.judged = judged_part(self.commitlog, watermark, paths.commitlog)
-        self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(paths.state_table)
+        self.engine = read_engine(folder.disk, paths)
+        self.table = paths.table_of(self.engine)  # the directory of the slots
+        self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(self.table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
         self.has_queues, self.has_index = self._is_folder(paths.consumequeue), self._is_folder(paths.index)
         self.has_queue_ext = self._is_folder(paths.consumequeue_ext)
         self.has_queues_in_rocksdb = self._has_queues_in_rocksdb()
         self.has_batch_queues = self._is_folder(paths.batchconsumequeue)
-        self.has_redo_log, self.has_state_table = self._is_folder(paths.redo_log), self._is_folder(paths.state_table)
+        self.has_redo_log = self.engine == STATE_TABLE and self._is_folder(paths.redo_log)
+        self.has_state_table = self._is_folder(self.table)
         self.index = self._numbered(paths.index) if self.has_index else []
         layout = read_layout(folder.disk, paths)  # of a store of ours
         self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None
@@ -150,6 +153,11 @@ class StoreFiles:
         return segment.path if segment else self._folder.paths.commitlog
 
     @property
+    def table_generation(self) -> Generation:
+        """The generation of the transactions that have slots in the table."""
+        return Generation.STATE_TABLE if self.engine == STATE_TABLE else Generation.HALF_OP
+
+    @property
     def disk(self) -> Disk:
         """The disk that the store lies on."""
         return self._folder.disk
@@ -220,6 +228,10 @@ class StoreFiles:
         """The units of a ConsumeQueue that should be there; None where there need not be one."""
         return self.queue_units(topic, queue_id) if self.expects_queue(topic, queue_id) else None
 
+    def slots_now(self) -> Listing:
+        """The files of the table of slots as they are by now."""
+        return self._listing(self.table)
+
     def redo_units(self) -> UnitFile:
         """The units of the redo log."""
         return UnitFile(self.redo_log, _UNIT, self._limits.redo_units if self._limits else None)
@@ -250,6 +262,10 @@ class StoreFiles:
             return True
         known = self._topics is None or topic in self._topics or topic.startswith(LMQ_PREFIX)
         return known and not self.has_queues_in_rocksdb
+
+    def knows_topic(self, topic: str) -> bool:
+        """Whether topics.json names a topic."""
+        return self._topics is not None and topic in self._topics
 
     def wrong_sizes(self) -> Iterator[Finding]:
         """Files of the derived queues that were cut, or are missing between others."""

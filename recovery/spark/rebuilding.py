@@ -221,6 +221,11 @@ class SparkBuild(Build):
         names = list(layout.index_names)
         self.index.resume(names, end_ms[names[-2]] if len(names) > 1 else 0)
 
+    def parts(self) -> Iterator[tuple[str, str, str]]:
+        """As the local engine's, without the table of the engine half-op: the tasks do not write it."""
+        is_written = self.files.table_generation is Generation.STATE_TABLE
+        yield from (part for part in super().parts() if is_written or part[0] != "statetable")
+
     # What is appended while the tasks run
 
     def _judge(self, records: Records, kinds: Kinds) -> None:

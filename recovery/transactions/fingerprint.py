@@ -20,6 +20,7 @@ import numpy.typing as npt
 from broker.format import properties as names
 from broker.format.sysflag import TRANSACTION_MASK
 from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from broker.store.engines.half_op import HALF_DELAY
 from broker.transaction.events import BY, WHY, EventKind
 from recovery.scan.records import Records
 from recovery.transactions.events import numbers_in
@@ -108,4 +109,6 @@ def _meaning(record: Records) -> dict[str, Any]:
     properties = names.decode(record.properties.array[0].as_py())
     elsewhere = record.topics.array[0].as_py() in _ELSEWHERE
     fields["queue_id"] = properties.get(names.REAL_QID, "0") if elsewhere else str(int(record.field("queue_id")[0]))
+    if HALF_DELAY in properties:  # its commit has the delay under RocketMQ's name as well
+        properties.pop(names.DELAY, None)
     return fields | {f"property {name}": value for name, value in properties.items() if name not in _OF_ITS_OWN}

@@ -8,7 +8,7 @@ same transaction. Which end counts is said in `broker.transaction.events`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,12 @@ class Outcomes:
     rows: Rows
     starts: Ints
     delivered: Ints
+    renewed: Rows = field(default_factory=lambda: np.zeros(0, OUTCOME))  # half messages before the last, half-op only
+
+    def slots(self, generation: Generation) -> Rows:
+        """What a table of slots of this generation holds of them; every half message has a slot."""
+        found = pick(self.rows, self.rows["generation"] == generation)
+        return np.concatenate((found, self.renewed)) if generation is Generation.HALF_OP else found
 
     def entries(self) -> Rows:
         """The fixed part of what the digest hashes."""
@@ -120,7 +126,7 @@ class Joins:
         ends, which = pick(ends, which >= 0), which[which >= 0]
         self._report_differences(pick(halves, which), ends)
         keyed = halves["kind"] == EventKind.HALF
-        self._pass_on(pick(halves, keyed), pick(ends, keyed[which]), pick(halves, which[keyed[which]]))
+        self._pass_on(pick(halves, keyed), pick(ends, keyed[which]), pick(halves, which[keyed[which]]), parks)
         renumber = np.cumsum(~keyed) - 1
         direct = ~keyed[which]
         yield from self._first_end_decides(
@@ -193,8 +199,8 @@ class Joins:
 
     # Half-op: ops by queue offset, then everything by unique key
 
-    def _pass_on(self, halves: Rows, ends: Rows, named: Rows) -> None:
-        """Deal what the half-op generation says to the two joins that come; an end takes its half's key."""
+    def _pass_on(self, halves: Rows, ends: Rows, named: Rows, parks: Rows) -> None:
+        """Deal what the half-op generation says to the two joins that come; ends and parks take their half's key."""
         named_rows = np.zeros(len(halves), _NAMED)
         for column in ("queue_id", "queue_offset", "offset", "key_hi", "key_lo"):
             named_rows[column] = halves[column]
@@ -207,6 +213,12 @@ class Joins:
         ends["key_hi"], ends["key_lo"] = named["key_hi"], named["key_lo"]
         self._on_keyed(halves)
         self._on_keyed(ends)
+        if len(halves) and len(parks):
+            at = np.minimum(np.searchsorted(halves["offset"], parks["half"]), len(halves) - 1)
+            parks, at = (pick(rows, halves["offset"][at] == parks["half"]) for rows in (parks, at))
+            parks = parks.copy()
+            parks["key_hi"], parks["key_lo"] = halves["key_hi"][at], halves["key_lo"][at]
+            self._on_keyed(parks)
 
     def join_ops(self, rows: Rows) -> None:
         """Tell each half how many op messages name it (a row of kind OP with its key)."""
@@ -249,7 +261,7 @@ class Joins:
         np.minimum.at(first, group[is_half], indices[is_half])
         delivered = kinds == EventKind.COMMITTED
         counts = np.bincount(group[delivered], minlength=count)
-        parked = np.bincount(group[kinds == EventKind.PARKED], minlength=count) > 0
+        parked, by_broker = _parked(rows, group, count)
         there = last >= 0  # a park record whose halves were deleted with their segments has none
         outcomes = _outcomes(pick(rows, last[there]), Generation.HALF_OP)
         outcomes["lowest"] = rows["offset"][first[there]]
@@ -258,11 +270,13 @@ class Joins:
         outcomes["state"] = state
         starts = np.concatenate(([0], np.cumsum(counts[there])))
         deliveries, halves = pick(rows, delivered), pick(rows, is_half)
-        self._report_half_op(outcomes, parked[there], halves, ops[is_half])
+        self._report_half_op(outcomes, by_broker[there], halves, ops[is_half])
         said = np.bincount(group[ops > 0], minlength=count)[there] > 0
         self._report_unsaid(outcomes, starts, deliveries["offset"], said)
         self._report_twice(outcomes, starts, deliveries["offset"])
-        yield Outcomes(outcomes, starts, deliveries["offset"])
+        renewed = _outcomes(pick(rows, is_half & (indices != last[group])), Generation.HALF_OP)
+        renewed["state"], renewed["lowest"] = TransactionState.RENEWED, renewed["half"]
+        yield Outcomes(outcomes, starts, deliveries["offset"], renewed)
 
     def _report_unsaid(self, outcomes: Rows, starts: Ints, delivered: Ints, named: npt.NDArray[np.bool_]) -> None:
         """Delivered transactions of which no op message names any half."""
@@ -355,6 +369,15 @@ def _place_in_queue(rows: Rows) -> Ints:
 
 def _unique_key(rows: Rows) -> Ints:
     return np.asarray((rows["key_lo"] >> np.uint64(1)).astype(np.int64))
+
+
+def _parked(rows: Rows, group: Ints, count: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which groups of rows are parked, by their last park record, and which by RocketMQ's, which names no half."""
+    which = np.flatnonzero(rows["kind"] == EventKind.PARKED)
+    last = np.full(count, -1, np.int64)
+    np.maximum.at(last, group[which], which)
+    parked = np.asarray((last >= 0) & ((rows["checks"][last] != 0) | (rows["half"][last] < 0)))
+    return parked, np.asarray(parked & (rows["half"][last] < 0))
 
 
 def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:

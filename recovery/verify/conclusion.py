@@ -150,11 +150,12 @@ class Conclusion:
             parts.batch_queues.finish(context)
         if parts.index is not None:
             parts.index.finish(context)
-        if self.log.evidence.lone:
-            if parts.redo_log is not None:
-                parts.redo_log.finish(context)
-            if parts.table is not None:
-                parts.table.finish(context)
+        if self.log.evidence.lone and parts.redo_log is not None:
+            parts.redo_log.finish(context)
+        is_half_op = files.table_generation is Generation.HALF_OP
+        if parts.table is not None and (self.log.evidence.half_op if is_half_op else self.log.evidence.lone):
+            parts.table.finish(context)
+        self.findings.drop(self._is_under_way)
         self._add(self._missing_directories())
         self._add(self.files.damaged_small_files(self.log.last_store_ms, self._stored_ms))
 
@@ -163,6 +164,14 @@ class Conclusion:
         record = self.look(commitlog_offset)
         return None if record is None else int(record.field("store_timestamp_ms")[0])
 
+    def _is_under_way(self, finding: Finding) -> bool:
+        """Whether a delivery is the last record that is verified: its op message, stored with it, comes after."""
+        stop = self.files.ignore_from
+        if stop is None or finding.kind != "committed-without-op":
+            return False
+        last = self.look(int(finding.facts["delivered_offset"]))
+        return last is not None and int(last.offsets[0] + last.sizes[0]) == stop
+
     def _missing_directories(self) -> Iterable[Finding]:
         """A store of nothing but a CommitLog is legal, and RocketMQ rebuilds the rest; half of the rest is not."""
         parts, begin = self.comparisons, self.files.commitlog.begin
@@ -170,7 +179,9 @@ class Conclusion:
         if not self.log.records or all(part is None for part in derived):
             return
         wanted = {"consumequeue": parts.queues is None and self.log.delivers}
-        if generation(self.log.evidence) is Generation.STATE_TABLE:
+        if self.files.table_generation is Generation.HALF_OP:
+            wanted[os.path.relpath(self.files.table, self.files.path)] = parts.table is None
+        elif generation(self.log.evidence) is Generation.STATE_TABLE:
             wanted |= {"transaction/statetable": parts.table is None, "transaction/redolog": parts.redo_log is None}
         for directory, missing in wanted.items():
             if missing:

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from broker.format.statetable import Slot
 from broker.store.recover.watermark import Watermark, published
-from broker.transaction.events import STATE_OF_END, EventKind
+from broker.transaction.events import STATE_OF_END, EventKind, TransactionState
 from recovery.scan.kinds import Kinds
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles, judged_part
-from recovery.scan.units import Rows
+from recovery.scan.units import Rows, UnitFile
+from recovery.transactions.events import extract_ops
 
 # A half message by its CommitLog offset, and the state that was put into its slot; `slot` where that is known.
 SETTLED = np.dtype([("half", "i8"), ("state", "i8"), ("slot", "i8")])
@@ -46,7 +48,17 @@ def later_ends(files: StoreFiles) -> Rows:
             rows = np.zeros(len(ends), SETTLED)
             rows["half"], rows["state"] = ends.field("prepared_transaction_offset"), STATE_OF_END[kind]
             parts.append(rows)
+        parts.append(_named_by_ops(files, extract_ops(records, Kinds(records))))
     return np.concatenate(parts)
+
+
+def _named_by_ops(files: StoreFiles, ops: Rows) -> Rows:
+    """What op messages settle, which name half messages by their slots: a rollback, or nothing behind a commit."""
+    rows = np.zeros(len(ops), SETTLED)
+    if len(ops):
+        rows["half"] = UnitFile(files.slots_now(), Slot.DTYPE).take(ops["queue_offset"])["commitlog_offset"]
+        rows["state"] = TransactionState.ROLLED_BACK
+    return rows
 
 
 def is_settled_by(slots: Rows, ends: Rows) -> npt.NDArray[np.bool_]:

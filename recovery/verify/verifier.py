@@ -28,7 +28,6 @@ from recovery.scan.kinds import Kinds
 from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Scan
-from recovery.scan.spill import pick
 from recovery.scan.store_files import StoreFiles
 from recovery.transactions.fingerprint import difference
 from recovery.transactions.outcomes import Outcomes
@@ -197,8 +196,9 @@ class Verification:
                 hashed = pool.submit(sums.digest.add_many, entries, starts, outcomes.delivered)
                 sums.count(outcomes)
                 table = self.comparisons.table
-                if table is not None and self.tracker.prepared_generation is Generation.STATE_TABLE:
-                    table.add(pick(outcomes.rows, outcomes.rows["generation"] == Generation.STATE_TABLE))
+                of_table = self.files.table_generation
+                if table is not None and of_table in (Generation.HALF_OP, self.tracker.prepared_generation):
+                    table.add(outcomes.slots(of_table))
                 for observer in self._observers:
                     observer.on_outcomes(outcomes)
             if hashed is not None:

@@ -7,14 +7,15 @@ last half by its queue offset; ops are looked for behind the half, and no furthe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 import broker
 from broker.format import properties as names
 from broker.format.record import opmessage
 from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, PARK_TOPIC
-from broker.transaction.events import EventKind, checks, kind_of, target_topic
+from broker.transaction.events import BY, PARKED_OFFSET, WHY, EventKind, checks, kind_of, target_topic
+from broker.transaction.parking import GIVEN_UP, park_notes
 
 if TYPE_CHECKING:
     from broker.format.commitlog import Record
@@ -29,16 +30,24 @@ def half_op_story(store: broker.Store, half: Record) -> list[dict[str, Any]]:
     unique_key, topic = properties.get(names.UNIQ_KEY, ""), target_topic(half.topic, properties)
     halves = {half.commitlog_offset: half}
     halves |= {one.commitlog_offset: one for one in _records(store, store.by_unique_key(HALF_TOPIC, unique_key))}
-    given_up = list(_records(store, store.by_unique_key(PARK_TOPIC, unique_key)))
+    copies = _records(store, store.by_unique_key(PARK_TOPIC, unique_key))
+    given_up = [copy for copy in copies if PARKED_OFFSET not in copy.property_map]  # by RocketMQ's broker
     ends = [one for one in _records(store, store.by_unique_key(topic, unique_key)) if _ends(one, set(halves))]
     first, *again = (halves[at] for at in sorted(halves))
     steps = [prepared(first)]
     steps += [{**prepared(one), "what": f"written again, after check {checks(one.property_map)}"} for one in again]
-    steps += [{"what": "parked", **when(one), "why": "RocketMQ gave up asking", "by": ""} for one in given_up]
-    steps += [{"what": "committed", **when(one), "why": "", "by": "", "delivered": delivered(one)} for one in ends]
-    if not ends and not given_up:
-        steps += [{"what": "rolled back", **when(op), "why": "", "by": ""} for op in _op_of(store, [first, *again][-1])]
+    steps += [{"what": "parked", **when(one), "why": GIVEN_UP, "by": ""} for one in given_up]
+    steps += parkings(store, halves)
+    steps += [{"what": "committed", **when(one), **_decided(one), "delivered": delivered(one)} for one in ends]
+    if not ends:
+        steps += [{"what": "rolled back", **when(op), **_decided(op)} for op in _op_of(store, [first, *again][-1])]
     return sorted(steps, key=lambda step: int(step["commitlog_offset"]))
+
+
+def _decided(record: Record) -> dict[str, str]:
+    """Why it was decided so, and by whom, where checkback wrote the record."""
+    properties = record.property_map
+    return {"why": properties.get(WHY, ""), "by": properties.get(BY, "")}
 
 
 def _records(store: broker.Store, messages: list[ReceivedMessage]) -> Iterator[Record]:
@@ -88,6 +97,19 @@ def prepared(half: Record) -> dict[str, Any]:
         "bytes": len(half.plain_body),
     }
     return {"what": "prepared", **when(half), **facts}
+
+
+def parkings(store: broker.Store, halves: Container[int]) -> Iterator[dict[str, Any]]:
+    """What checkback wrote to the park topic of half messages, by their CommitLog offsets."""
+    for note in park_notes(store):
+        if note.half_offset in halves:
+            yield {
+                "what": "parked" if note.parks else "taken back",
+                "commitlog_offset": note.commitlog_offset,
+                "stored_ms": note.stored_ms,
+                "why": note.why,
+                "by": note.by,
+            }
 
 
 def delivered(end: Record) -> str:

@@ -20,14 +20,14 @@ from broker.format import properties as names
 from broker.format.statetable import Slot
 from broker.format.sysflag import TransactionType
 from broker.store.disk.paths import Paths
-from broker.transaction.events import BY, WHY, EventKind, kind_of
-from broker.transaction.parking import ParkTopic, park_notes
+from broker.transaction.events import BY, WHY, EventKind, Generation, kind_of, target_topic
+from broker.transaction.parking import GIVEN_UP, ParkTopic
 from broker.transaction.service import ParkNote
 from recovery.scan.ends import ends_of
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import UnitFile
 from recovery.transactions.in_doubt import Pending
-from recovery.views.history_half_op import delivered, half_op_story, prepared, when
+from recovery.views.history_half_op import delivered, half_op_story, parkings, prepared, when
 
 if TYPE_CHECKING:
     pass
@@ -106,7 +106,7 @@ def overview(path: str, now_ms: int, limit: int = 100) -> Overview:
         return _from_log(path, now_ms, limit)
     states, waiting = _look_at_table(table)
     with broker.open(path, read_only=True) as store:
-        parked_notes = ParkTopic(store).notes()
+        parked_notes = _park_notes_of(store, waiting, files.table_generation)
         asked = [(slot, at) for slot, at in waiting if at not in parked_notes]
         wanted = [*((slot, at) for slot, at in waiting if at in parked_notes), *asked[:limit]]
         attempts = attempts_at(path) if wanted else {}
@@ -116,6 +116,22 @@ def overview(path: str, now_ms: int, limit: int = 100) -> Overview:
     counts = {**counts, "in_doubt": len(asked), "parked": len(waiting) - len(asked)}
     listed, parked = [one for one in read if one.why is None], [one for one in read if one.why is not None]
     return Overview(counts, listed, parked, max(0, len(asked) - limit))
+
+
+def _park_notes_of(store: broker.Store, waiting: list[tuple[int, int]], generation: Generation) -> dict[int, ParkNote]:
+    """The note that parks it of each half message that waits and is parked, by CommitLog offset."""
+    park_topic = ParkTopic(store)
+    notes = park_topic.notes()
+    if generation is Generation.HALF_OP and park_topic.has_copies:
+        for _, commitlog_offset in waiting:
+            with contextlib.suppress(broker.CorruptStore):
+                half = store.record(commitlog_offset)
+                properties = half.property_map if half is not None else {}
+                keys = properties.get(names.UNIQ_KEY, ""), properties.get(names.PGROUP, "")
+                note = park_topic.copy_of(commitlog_offset, *keys)
+                if note is not None:
+                    notes.setdefault(commitlog_offset, note)
+    return notes
 
 
 def attempts_at(path: str) -> dict[int, Any]:
@@ -141,7 +157,7 @@ def story(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
         if half is not None and kind is EventKind.HALF:
             return half_op_story(store, half)
         if half is not None and kind is EventKind.PREPARED:
-            steps = [prepared(half), *_parkings(store, commitlog_offset), *_ends(path, store, commitlog_offset)]
+            steps = [prepared(half), *parkings(store, {commitlog_offset}), *_ends(path, store, commitlog_offset)]
             return sorted(steps, key=lambda step: int(step["commitlog_offset"])) + _asked(path, commitlog_offset)
     return []
 
@@ -178,14 +194,15 @@ def _read(
     why = None if note is None else note.why
     checks, last, outcome = (attempt.checks, attempt.why, attempt.outcome) if attempt else (0, "", "")
     group = properties.get(names.PGROUP, "")
-    return WaitingTransaction(commitlog_offset, slot, group, half.topic, keys, age_s, checks, why, last, outcome)
+    topic = target_topic(half.topic, properties)
+    return WaitingTransaction(commitlog_offset, slot, group, topic, keys, age_s, checks, why, last, outcome)
 
 
 def _from_log(path: str, now_ms: int, limit: int) -> Overview:
     """The other generations have no table: the log is read."""
     found: dict[str, list[WaitingTransaction]] = {"in_doubt": [], "parked": []}
     for half in Pending(path, now_ms, parked=True):
-        why = "RocketMQ gave up asking" if half.state == "parked" else None
+        why = GIVEN_UP if half.state == "parked" else None
         one = WaitingTransaction(
             half.commitlog_offset, half.slot, half.producer_group, half.topic, half.keys, half.age_s, half.checks, why
         )
@@ -201,18 +218,6 @@ def _asked(path: str, commitlog_offset: int) -> list[dict[str, Any]]:
         return []
     facts = {"last_answer": attempt.why, "outcome": attempt.outcome, "next_ms": attempt.next_ms}
     return [{"what": f"asked {attempt.checks} times", "stored_ms": attempt.looked_ms, **facts}]
-
-
-def _parkings(store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:
-    for note in park_notes(store):
-        if note.half_offset == commitlog_offset:
-            yield {
-                "what": "parked" if note.parks else "taken back",
-                "commitlog_offset": note.commitlog_offset,
-                "stored_ms": note.stored_ms,
-                "why": note.why,
-                "by": note.by,
-            }
 
 
 def _ends(path: str, store: broker.Store, commitlog_offset: int) -> Iterator[dict[str, Any]]:

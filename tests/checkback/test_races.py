@@ -15,6 +15,8 @@ from broker.transaction.events import TransactionState
 from recovery.checkback.protocol import Question
 from tests.checkback.shop import Shop, announce, leave_in_doubt, save
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 def test_check_back_against_a_running_local_transaction(shop: Shop) -> None:
     """It asks while the transaction holds its row (PostgreSQL) or the database (SQLite): still running, no check."""

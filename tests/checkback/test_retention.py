@@ -10,6 +10,8 @@ from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
 from recovery.checkback.ledgers.proof import LedgerEvidence
 from tests.checkback.shop import Shop, leave_in_doubt
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 DAY_MS = 86_400_000
 
 

@@ -1,4 +1,4 @@
-"""A store that we write, for real brokers to open: `python -m tests.compat.ours STORE SEED COUNT` says each thing done.
+"""A store of ours for real brokers to open: `python -m tests.compat.ours STORE SEED COUNT [ENGINE]` says what it does.
 
 One JSON object a line, written when the call came back: what is in a line was acknowledged. The last letter of a key is
 the answer that `Settler.java` gives when a broker asks about the transaction.
@@ -87,15 +87,15 @@ def in_doubt(events: list[Event]) -> dict[str, int]:
     return {key: slot for key, slot in halves.items() if key not in ended}
 
 
-def written_clean(path: Path, seed: int, count: int = 1500) -> list[Event]:
+def written_clean(path: Path, seed: int, count: int = 1500, transactions: str = "state-table") -> list[Event]:
     """Write a store and close it."""
-    with broker.open(path, layout=LAYOUT) as store:
+    with broker.open(path, layout=LAYOUT, transactions=transactions) as store:
         return list(write(store, seed, count))
 
 
-def written_killed(path: Path, seed: int, count: int = 1500) -> list[Event]:
+def written_killed(path: Path, seed: int, count: int = 1500, transactions: str = "state-table") -> list[Event]:
     """Write a store in another process, and kill that with SIGKILL after so many things were acknowledged."""
-    words = [sys.executable, "-m", "tests.compat.ours", str(path), str(seed), "1000000"]
+    words = [sys.executable, "-m", "tests.compat.ours", str(path), str(seed), "1000000", transactions]
     events: list[Event] = []
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -108,8 +108,8 @@ def written_killed(path: Path, seed: int, count: int = 1500) -> list[Event]:
     return events
 
 
-def main(path: str, seed: str, count: str) -> None:
-    with broker.open(path, layout=LAYOUT) as store:
+def main(path: str, seed: str, count: str, transactions: str = "state-table") -> None:
+    with broker.open(path, layout=LAYOUT, transactions=transactions) as store:
         for event in write(store, int(seed), int(count)):
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()

@@ -20,6 +20,8 @@ from broker.local_transaction import SessionTransaction
 from broker.transaction.events import TransactionState
 from tests.producer.delivered import delivered
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 def producer_of(store: LiveStore, ledger: Ledger) -> broker.Producer:
     return store.producer("shop", topics=["orders"], ledger=ledger)

@@ -1,5 +1,7 @@
 """However a session is used, an order and its message are both there in the end, or neither is: a table of cases.
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 Each case is what an ordinary program might do. It is judged after check-back has run, on SQLite, PostgreSQL, MariaDB.
 """
 

@@ -123,11 +123,16 @@ def test_a_store_of_rocketmq_3_is_taken_over_and_written_to(golden_copy: Callabl
     assert report.transactions["total"] == before.transactions["total"] + 30
 
 
-def test_a_store_of_rocketmq_5_is_only_read(golden_copy: Callable[[str], Path]) -> None:
+def test_a_store_of_rocketmq_5_is_taken_over_with_its_engine(golden_copy: Callable[[str], Path]) -> None:
+    """Its settled and parked ones are: tests/transaction/test_half_op.py."""
     path = golden_copy("rocketmq-5.3.3-clean")
-    with pytest.raises(StoreError, match="half-op"):
-        crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True, still_s=0)
-    assert not (path / "checkback").exists()
+    before = verify(path).transactions
+    crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True, still_s=0)
+    with broker.open(path) as store:
+        assert store.writer.dispatcher.engine.name == "half-op"
+    report = verify(path)
+    assert report.ok, [str(finding) for finding in report.findings][:4]
+    assert report.transactions == before
 
 
 def test_rebuild_on_the_command_line(golden_copy: Callable[[str], Path]) -> None:

@@ -14,6 +14,8 @@ from broker.remoting.command import RemotingCommand
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 COMMIT, ROLLBACK = 8, 12
 SOON = {"check_interval_s": 0.2, "transaction_timeout_s": 0.001}
 
@@ -136,3 +138,17 @@ def test_a_store_that_refuses_transactions_says_so(tmp_path_factory: pytest.Temp
         refused = client.publish("orders", b"x", sys_flag=4, TRAN_MSG="true", PGROUP="shop")
         assert refused.code == Answer.NO_PERMISSION
         assert client.publish("orders", b"x").code == Answer.SUCCESS
+
+
+def test_an_end_keeps_the_checks_that_its_half_message_states(serve: Serve, connect: Connect) -> None:
+    """A store that was taken over: its broker counted checks in the half message."""
+    client = connect(serve(**SOON))
+    client.heartbeat(producer="shop")
+    counted = {"TRAN_MSG": "true", "PGROUP": "shop", "UNIQ_KEY": "U-1", "TRANSACTION_CHECK_TIMES": "2"}
+    sent = client.publish("orders", b"created", sys_flag=4, **counted)
+    half = {"tranStateTableOffset": sent.ext["queueOffset"], "commitLogOffset": int(sent.ext["msgId"][16:], 16)}
+    client.next_asked(Code.CHECK_TRANSACTION_STATE)
+    assert end(client, {"producerGroup": "shop", **half}, COMMIT).code == Answer.SUCCESS
+    (record,) = client.pulled("g", "orders")[1]
+    assert record.properties.count(b"TRANSACTION_CHECK_TIMES") == 1
+    assert record.property_map["TRANSACTION_CHECK_TIMES"] == "2"

@@ -249,7 +249,7 @@ def test_a_process_of_another_version_is_kept_out(tmp_path: Path) -> None:
 def test_the_files_of_another_version_are_left_alone(tmp_path: Path) -> None:
     open_writer(str(tmp_path), Disk(), SMALL).close()
     said = tmp_path / "checkback" / "store.json"
-    said.write_text(said.read_text().replace('"version": 1', '"version": 2'))
+    said.write_text(said.read_text().replace('"version": 1', '"version": 9'))
     with pytest.raises(StoreError, match="update it"):
         open_writer(str(tmp_path), Disk())
 

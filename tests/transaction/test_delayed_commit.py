@@ -18,12 +18,15 @@ from broker.transaction.events import BY, WHY
 from recovery.rebuild.rebuilder import rebuild
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
-from tests.transaction.rebuilt import COMMIT, PREPARED, assert_one_truth, records
+from tests.transaction.rebuilt import COMMIT, HALF_TOPIC, PREPARED, assert_one_truth, records
+
+pytestmark = pytest.mark.usefixtures("each_engine")
 
 SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 LEVEL_1_MS, LEVEL_3_MS = 1_000, 10_000
 WAIT_S = 20
+TABLES = {"state-table": ["transaction"], "half-op": ["checkback/halfstates"]}
 
 
 def opened(path: Path, **options: object) -> LiveStore:
@@ -169,23 +172,25 @@ def test_level_0_is_no_delay_and_what_is_above_the_last_is_the_last(tmp_path: Pa
     assert clean(tmp_path)["committed"] == 2
 
 
-def test_a_half_whose_commit_would_not_fit_is_refused(tmp_path: Path) -> None:
-    """The schedule topic's name is longer than "T": what is let in can be committed."""
+def test_a_half_whose_commit_would_not_fit_is_refused(tmp_path: Path, each_engine: str) -> None:
+    """The schedule topic's name is longer than "T", and an op message takes room: what is let in can be committed."""
+    end_room = 40 if each_engine == "state-table" else 200
     with opened(tmp_path, sync="os") as store:
         room = store.writer.layout.record_bytes_max
         spare = room - prepare(store, "x", topic="T").size
         longest = 0
-        for extra in range(spare - 40, spare + 1):
+        for extra in range(spare - end_room, spare + 1):
             try:
                 half = prepare(store, "x" * (1 + extra), topic="T")
             except broker.MessageRejected:
                 continue
             longest = extra
             store.transactions.commit(half)
-        assert spare - 40 < longest < spare
+        assert spare - end_room < longest < spare
     clean(tmp_path)
 
 
+@pytest.mark.parametrize("each_engine", ["state-table"], indirect=True)
 def test_properties_alone_do_not_delay_what_another_program_prepared(tmp_path: Path) -> None:
     """3.x delays no transaction: a half that it wrote with DELAY, but without the place, is delivered by its commit."""
     with opened(tmp_path, sync="each") as store:
@@ -218,7 +223,8 @@ def judge(image: CrashDisk, acknowledged: list[tuple[int, int]]) -> None:
     """What survived, opened again: a slot says committed exactly when the record is there."""
     store = open_live(image.root / "store", disk=image, layout=SMALL, sync="each")
     log = assert_one_truth(image.root / "store")
-    held = {(one.kind, one.names if one.kind == COMMIT else one.offset) for one in log}
+    held = {(COMMIT, one.names) for one in log if one.kind == COMMIT}
+    held |= {(PREPARED, one.offset) for one in log if one.kind == PREPARED or one.topic == HALF_TOPIC}
     assert held >= set(acknowledged)
     in_doubt = [half.commitlog_offset for half in store.transactions.in_doubt()]
     assert in_doubt == [at for kind, at in sorted(held) if kind == PREPARED and (COMMIT, at) not in held]
@@ -267,6 +273,7 @@ def test_killed_before_the_slot_was_settled(tmp_path: Path, monkeypatch: pytest.
     assert clean(tmp_path)["committed"] == 1
 
 
+@pytest.mark.parametrize("each_engine", ["state-table"], indirect=True)
 def test_what_the_redo_log_lacks_is_found(tmp_path: Path) -> None:
     """REAL_QID stands in what 4.x and 5.x deliver, too, and those keep no redo log; a delayed transaction has units."""
     with opened(tmp_path, sync="os") as store:
@@ -279,14 +286,16 @@ def test_what_the_redo_log_lacks_is_found(tmp_path: Path) -> None:
     assert len(missing) == 3
 
 
-def test_reopened_and_rebuilt_it_is_the_same(tmp_path: Path, checkback_clock: FakeClock) -> None:
+def test_reopened_and_rebuilt_it_is_the_same(
+    tmp_path: Path, checkback_clock: FakeClock, each_engine: str
+) -> None:  # fmt: skip
     """Closed before it was due: the next process delivers it. `rebuild --apply` puts the same files in place."""
     with opened(tmp_path, sync="os") as store:
         halves = [prepare(store, f"late-{number}") for number in range(6)]
         for half in halves[:4]:
             store.transactions.commit(half)
         store.transactions.rollback(halves[4])
-    for path in ("consumequeue", "transaction", "index"):
+    for path in ("consumequeue", "index", *TABLES[each_engine]):
         shutil.rmtree(tmp_path / "store" / path)
     (tmp_path / "store" / "checkback" / "checkpoint").unlink()
     assert rebuild(tmp_path / "store", apply=True).applied

@@ -1,4 +1,4 @@
-"""Transactions by state table: prepare, commit and rollback, the first decision, and what is refused."""
+"""Transactions of both engines: prepare, commit and rollback, the first decision, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from broker.format.sysflag import TransactionType
 from broker.transaction.events import BY, WHY
 from recovery.verify.verifier import verify
 from tests.transaction.opened import message, opened
+
+pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def bodies(store: broker.Store, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
@@ -37,7 +39,7 @@ def test_a_commit_delivers_the_message_once(tmp_path: Path) -> None:
     assert verify(tmp_path / "store").ok
 
 
-def test_a_rollback_delivers_nothing(tmp_path: Path) -> None:
+def test_a_rollback_delivers_nothing(tmp_path: Path, each_engine: str) -> None:
     with opened(tmp_path, sync="each") as store:
         half = store.transactions.prepare(message(), "shop")
         ended = store.transactions.rollback(half)
@@ -46,7 +48,8 @@ def test_a_rollback_delivers_nothing(tmp_path: Path) -> None:
         assert ended.commitlog_offset is not None
         record = store.record(ended.commitlog_offset)
         assert record is not None
-        assert (record.body, record.transaction_type) == (b"", TransactionType.ROLLBACK)
+        says = {"state-table": (b"", TransactionType.ROLLBACK), "half-op": (b"0", TransactionType.NONE)}
+        assert (record.body, record.transaction_type) == says[each_engine]
     assert verify(tmp_path / "store").ok
 
 
@@ -109,7 +112,7 @@ def test_what_does_not_name_the_half_is_refused(tmp_path: Path) -> None:
     assert verify(tmp_path / "store").transactions["in_doubt"] == 1
 
 
-def test_who_decided_and_why_is_kept(tmp_path: Path) -> None:
+def test_who_decided_and_why_is_kept(tmp_path: Path, each_engine: str) -> None:
     """In the end record, and it is no finding that the half message has it not."""
     with opened(tmp_path) as store:
         halves = [store.transactions.prepare(message(), "shop") for _ in range(2)]
@@ -123,7 +126,10 @@ def test_who_decided_and_why_is_kept(tmp_path: Path) -> None:
             assert one.commitlog_offset is not None
             record = store.record(one.commitlog_offset)
             assert record is not None
-            assert record.property_map.items() >= {**half.properties, **said}.items()
+            if each_engine == "half-op" and one.state is broker.TransactionState.ROLLED_BACK:
+                assert record.property_map.items() >= {"TAGS": "d", **said}.items()
+            else:
+                assert record.property_map.items() >= {**half.properties, **said}.items()
         with pytest.raises(broker.MessageRejected, match="nothing else of its own"):
             store.transactions.commit(halves[0], extra_properties={"colour": "red"})
     assert verify(tmp_path / "store").ok
@@ -172,7 +178,7 @@ def test_parking_is_a_record_and_no_decision(tmp_path: Path) -> None:
     assert (counts["committed"], counts["parked"], counts["in_doubt"]) == (1, 1, 1)
 
 
-def test_a_half_message_is_whole(tmp_path: Path) -> None:
+def test_a_half_message_is_whole(tmp_path: Path, each_engine: str) -> None:
     """As the Java producer marks it, with a key of its own; what the library says of it comes along."""
     with opened(tmp_path, sync="os") as store:
         extra = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "30"}
@@ -181,11 +187,16 @@ def test_a_half_message_is_whole(tmp_path: Path) -> None:
         assert record is not None
         said = record.property_map
         said.pop("__CRC32#")
+        moved_aside, kind = {}, TransactionType.PREPARED
+        if each_engine == "half-op":
+            assert record.topic == "RMQ_SYS_TRANS_HALF_TOPIC"
+            moved_aside = {"REAL_TOPIC": "orders", "REAL_QID": "0", "__transactionId__": half.unique_key}
+            kind = TransactionType.NONE
         assert said == {
             "colour": "blue", "TAGS": "new", "KEYS": "key-body", "UNIQ_KEY": half.unique_key, "TRAN_MSG": "true",
-            "PGROUP": "shop", **extra,
+            "PGROUP": "shop", **extra, **moved_aside,
         }  # fmt: skip
-        assert (record.transaction_type, record.queue_offset) == (TransactionType.PREPARED, half.slot)
+        assert (record.transaction_type, record.queue_offset) == (kind, half.slot)
         assert half.message_id == broker.ReceivedMessage.of(record).message_id
         with pytest.raises(broker.MessageRejected, match="needs a producer group"):
             store.transactions.prepare(message(), "")

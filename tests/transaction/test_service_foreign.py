@@ -41,11 +41,12 @@ def test_the_in_doubt_ones_of_3_are_settled(tmp_path: Path) -> None:
     assert after["committed"] == before["committed"] + 3
 
 
-def test_a_table_that_is_swapped_is_seen_at_once(tmp_path: Path) -> None:
+def test_a_table_that_is_swapped_is_seen_at_once(tmp_path: Path, each_engine: str) -> None:
     """By a store that has the old one mapped: a slot that was damaged is in doubt again, and can be ended."""
     with opened(tmp_path, sync="os") as store:
         halves = [store.transactions.prepare(message(), "shop") for _ in range(3)]
-        table = tmp_path / "store" / "transaction" / "statetable" / f"{0:020}"
+        folder = {"state-table": "transaction/statetable", "half-op": "checkback/halfstates"}[each_engine]
+        table = tmp_path / "store" / folder / f"{0:020}"
         with table.open("r+b") as file:
             file.seek(24 + 23)
             file.write(b"\x08")

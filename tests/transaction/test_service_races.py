@@ -15,9 +15,11 @@ import broker
 from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
 from tests.transaction.opened import message, opened
-from tests.transaction.rebuilt import assert_one_truth
+from tests.transaction.rebuilt import assert_one_truth, records_of
 
 COUNT = 500
+
+pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def race(path: Path, decisions: list[str], count: int) -> list[list[str]]:
@@ -46,7 +48,8 @@ def race(path: Path, decisions: list[str], count: int) -> list[list[str]]:
 def test_processes_race_for_the_same_halves(tmp_path: Path, decisions: list[str]) -> None:
     """Exactly one wins each; the others are told that it was decided, and how."""
     with opened(tmp_path, sync="os") as store:
-        halves = [store.transactions.prepare(message(str(number)), "shop") for number in range(COUNT)]
+        for number in range(COUNT):
+            store.transactions.prepare(message(str(number)), "shop")
         told = race(tmp_path / "store", decisions, COUNT)
         winners = Counter[str]()
         for number in range(COUNT):
@@ -63,7 +66,8 @@ def test_processes_race_for_the_same_halves(tmp_path: Path, decisions: list[str]
         winners["commit"],
         winners["rollback"],
     )
-    assert len(assert_one_truth(tmp_path / "store")) == 2 * len(halves)
+    path, told_once = tmp_path / "store", {"committed": winners["commit"], "rolled_back": winners["rollback"]}
+    assert len(assert_one_truth(path)) == records_of(path, **told_once)
 
 
 def test_without_the_compare_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

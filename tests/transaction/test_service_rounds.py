@@ -17,6 +17,8 @@ from broker.transaction.statetable import StateTableService
 from recovery.verify.verifier import verify
 from tests.transaction.opened import message, opened
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 COMMIT, ROLLBACK, UNKNOW = broker.LocalTransactionState
 
 
@@ -130,7 +132,7 @@ def test_a_service_of_another_distribution(tmp_path: Path, monkeypatch: pytest.M
         store.transactions.commit(store.transactions.prepare(message(), "shop"))
     with pytest.raises(broker.BrokerError, match="makes a int, no TransactionalMessageService"):
         opened(tmp_path, transactions="wrong")
-    with pytest.raises(broker.BrokerError, match=r"there is no 'quiet' .* it has loud, state-table, wrong"):
+    with pytest.raises(broker.BrokerError, match=r"there is no 'quiet' .* it has half-op, loud, state-table, wrong"):
         opened(tmp_path, transactions="quiet")
     with opened(tmp_path) as store:  # what failed left the store free
         assert isinstance(store.transactions, StateTableService)

@@ -22,9 +22,10 @@ from broker.live import LiveStore, open_live
 from broker.store.read.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk
 from recovery.verify.verifier import verify
-from tests.transaction.rebuilt import COMMIT, PREPARED, Seen, assert_one_truth
+from tests.transaction.rebuilt import COMMIT, HALF_TOPIC, OP_TOPIC, PREPARED, ROLLBACK, Seen, assert_one_truth
 
 TINY = StoreLayout(8192, 400, 240, 200, 16, 24)
+PARK_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TOPICS = ("plain", "half", "SCHEDULE_TOPIC_" + "X" * 4)
 STATES = {"commit": 8, "rollback": 12}
 BUSY = ("prepare", "prepare", *STATES, "again commit", "again rollback", "park")
@@ -40,6 +41,8 @@ who = st.integers(0, 1)
 
 class Histories(RuleBasedStateMachine):
     """A store, up to two openers of it, and the model beside them."""
+
+    transactions = "state-table"
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +66,7 @@ class Histories(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        store = open_live(self.path, disk=self.disk, layout=TINY, sync=self.mode)
+        store = open_live(self.path, disk=self.disk, layout=TINY, sync=self.mode, transactions=self.transactions)
         self.openers.append(store)
 
     def store(self, who: int) -> LiveStore:
@@ -255,13 +258,19 @@ class Histories(RuleBasedStateMachine):
             if number in queue:
                 queue.remove(number)
         for one in found:
-            if one.kind in (0, COMMIT):
+            if one.topic == PARK_TOPIC:  # a copy of the half message that it parks
+                continue
+            if one.kind in (0, COMMIT) and one.topic != HALF_TOPIC:
                 queue = self.plain.setdefault((one.topic, one.queue_id), [])
                 queue.insert(one.queue_offset, number)
             else:
-                known = self.halves.setdefault(number, {"parked": False, "goes to": ("half", one.queue_id)})
+                queue_id = int(one.properties.get("REAL_QID", one.queue_id))
+                known = self.halves.setdefault(number, {"parked": False, "goes to": ("half", queue_id)})
                 known.setdefault("half", self.openers[0].transactions.half(one.offset))
                 ends = [end.kind for end in log if end.kind > PREPARED and end.names == one.offset]
+                if one.topic == HALF_TOPIC and not ends:
+                    ops = [end for end in log if end.topic == OP_TOPIC and end.body == b"%d" % one.queue_offset]
+                    ends = [ROLLBACK for _ in ops]
                 known["state"] = ends[0] if ends else PREPARED
 
     def log(self) -> list[Seen]:
@@ -367,7 +376,12 @@ class Words:
         self.words[at] = value
 
 
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class HalfOpHistories(Histories):
+    """The same with the engine half-op."""
+
+    transactions = "half-op"
+
+
+_SETTINGS = settings(max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+TestHistories, TestHalfOpHistories = Histories.TestCase, HalfOpHistories.TestCase
+TestHistories.settings = TestHalfOpHistories.settings = _SETTINGS

@@ -234,6 +234,12 @@ class History:
         offset = self._put(PARK, _half_properties(half), body=half["body"], born_timestamp_ms=half["born"])
         self._say("parked", offset, key=half["key"])
 
+    def _park_half(self, a: int, b: int) -> None:
+        half, on = self._some("half", a), b % 3 > 0
+        names = half["offset"] + (b % 5 == 4)
+        said = {**_half_properties(half), "PARKED_OFFSET": str(names), "PARKED": str(on).lower()}
+        self._say("park half", self._put(PARK, said), names=names, on=on)
+
     def _park(self, a: int, b: int) -> None:
         half, on = self._some("prepared", a), b % 3 > 0
         names = half["offset"] + (b % 5 == 4)
@@ -252,7 +258,19 @@ def _half_properties(facts: Entry) -> dict[str, str]:
 
 COMMON = ["plain", "redeliver"]
 OF_PREPARED = ["prepared"] * 3 + ["end_prepared"] * 4 + ["delayed_commit", "park"]
-OF_HALVES = ["half"] * 4 + ["renew", "renew", "commit", "commit", "commit", "op", "op", "op", "odd_op", "parked"]
+OF_HALVES = ["half"] * 4 + [
+    "renew",
+    "renew",
+    "commit",
+    "commit",
+    "commit",
+    "op",
+    "op",
+    "op",
+    "odd_op",
+    "parked",
+    "park_half",
+]
 OF_HALVES += ["rollback_record", "divert"]
 STORIES = {
     "state-table": (True, COMMON + OF_PREPARED),

@@ -7,6 +7,7 @@ A log is a list of dicts, one for each record that says something, in log order:
     {"says": "commit" | "rollback", "offset", "names", "group", "topic", "crc", "born"}
     {"says": "op", "offset", "queue", "numbers"}
     {"says": "park", "offset", "names", "on"}      ours, of a prepared record
+    {"says": "park half", "offset", "names", "on"} ours, of a half message
     {"says": "parked", "offset", "key"}            RocketMQ's, of a half message
     {"says": "diverted", "offset"}                 a half message with a delay
 """
@@ -133,7 +134,7 @@ def _judge_prepared(generation: int, half: Entry, ends: list[Entry], parks: list
 
 
 def _judge_halves(log: list[Entry], halves: list[Entry], ends: dict[int, list[Entry]], answer: Judgement) -> None:
-    """decision 0002: delivered, else parked, else its last half named by an op, else in doubt."""
+    """decision 0002: delivered, else its last half named by an op, else parked, else in doubt."""
     ops: Counter[tuple[int, int]] = Counter()
     least: dict[int, int] = {}
     places = {(half["queue"], half["place"]) for half in halves}
@@ -148,13 +149,22 @@ def _judge_halves(log: list[Entry], halves: list[Entry], ends: dict[int, list[En
     by_key: dict[Any, list[Entry]] = {}
     for half in halves:
         by_key.setdefault(half["key"] or half["offset"], []).append(half)
-    parked_keys = {entry["key"] for entry in _of(log, "parked") if entry["key"]}
     for key, generations in by_key.items():
-        _judge_key(key in parked_keys, generations, ends, ops, answer)
+        offsets = {half["offset"] for half in generations}
+        parks = [
+            entry for entry in log
+            if (entry["says"] == "parked" and entry["key"] and entry["key"] == key)
+            or (entry["says"] == "park half" and entry["names"] in offsets)
+        ]  # fmt: skip
+        _judge_key(parks[-1:], generations, ends, ops, answer)
 
 
 def _judge_key(
-    parked: bool, halves: list[Entry], ends: dict[int, list[Entry]], ops: Counter[tuple[int, int]], answer: Judgement
+    parks: list[Entry],
+    halves: list[Entry],
+    ends: dict[int, list[Entry]],
+    ops: Counter[tuple[int, int]],
+    answer: Judgement,
 ) -> None:
     """One transaction: the generations of one half message, in log order."""
     delivered: list[int] = []
@@ -168,13 +178,13 @@ def _judge_key(
     if delivered and not any(ops[half["queue"], half["place"]] for half in halves):
         answer.findings["committed-without-op", last["offset"]] += 1
     state = IN_DOUBT
+    if any(park.get("on", True) for park in parks):
+        state = PARKED
     if ops[last["queue"], last["place"]]:
         state = ROLLED_BACK
-    if parked:
-        state = PARKED
     if delivered:
         state = COMMITTED
-        if parked:
+        if any(park["says"] == "parked" for park in parks):
             answer.findings["decision-conflict", last["offset"]] += 1
     _tell(answer, halves[0]["offset"], last["offset"], HALF_OP, state, sorted(delivered), last["key"])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 import broker
 from broker.store.maintain.removal import halves_in_doubt
 from broker.store.read.layout import StoreLayout
@@ -12,7 +14,7 @@ from broker.transaction.service import Half
 from recovery.checkback.manual import park_list
 from recovery.jobs import tasks
 from recovery.transactions.in_doubt import Pending
-from recovery.views.overview import overview
+from recovery.views.overview import overview, story
 
 TINY = StoreLayout(4096, 400, 240, 200, 16, 24)
 
@@ -21,6 +23,7 @@ def prepare(store: broker.LiveStore, number: int) -> Half:
     return store.transactions.prepare(broker.Message("orders", b"%d" % number + bytes(300)), "shop")
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_all_lists_agree_also_after_retention_removed_files_of_the_state_table(tmp_path: Path) -> None:
     """Those in doubt and those parked, by CommitLog offset; a half that was taken back is in doubt again."""
     path = str(tmp_path / "store")
@@ -34,7 +37,7 @@ def test_all_lists_agree_also_after_retention_removed_files_of_the_state_table(t
         store.sync_now()
         now_ms = time.time_ns() // 1_000_000 + 1000
         done = store.retain(broker.Retention(keep_s=0, even_unread=True), now_ms=now_ms)
-        assert any("statetable" in name for name in done.derived)
+        assert any("statetable" in name or "halfstates" in name for name in done.derived)
         all_of_them, parked = [half.commitlog_offset for half in halves], [halves[1].commitlog_offset]
 
         assert [half.commitlog_offset for half in store.transactions.in_doubt()] == all_of_them
@@ -44,5 +47,7 @@ def test_all_lists_agree_also_after_retention_removed_files_of_the_state_table(t
     seen = overview(path, now_ms)
     assert [one.commitlog_offset for one in seen.parked] == parked
     assert [one.commitlog_offset for one in seen.in_doubt] == [at for at in all_of_them if at not in parked]
+    assert {one.topic for one in (*seen.parked, *seen.in_doubt)} == {"orders"}
+    assert [step["what"] for step in story(path, all_of_them[0])] == ["prepared", "parked", "taken back"]
     assert [one["commitlog_offset"] for one in tasks.parked(path, now_ms=now_ms)] == parked
     assert [half.commitlog_offset for half in Pending(path, now_ms, parked=True)] == all_of_them

@@ -40,18 +40,24 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
     if header.commit_or_rollback not in (COMMIT, ROLLBACK):
         return None
     reference = HalfReference(header.commit_log_offset, header.tran_state_table_offset, header.producer_group)
-    times = context.checks.get(header.commit_log_offset)
-    extra = {names.TRANSACTION_CHECK_TIMES: str(times)} if times else None
     service = context.store.transactions
     _check_right(context, request, header)
     decide = service.commit if header.commit_or_rollback == COMMIT else service.rollback
     try:
-        decide(reference, extra_properties=extra)
+        decide(reference, extra_properties=_checks(context, header.commit_log_offset))
     except TransactionError as error:
         log.warning("%s: END_TRANSACTION of %s: %s", request.connection.address, header.producer_group, error)
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
     context.checks.pop(header.commit_log_offset, None)
     return request.answer()
+
+
+def _checks(context: ServerContext, commitlog_offset: int) -> dict[str, str] | None:
+    """How often a half message was checked here, for its end, unless the broker that checked it before says it."""
+    times = context.checks.get(commitlog_offset)
+    if not times or names.TRANSACTION_CHECK_TIMES in context.store.transactions.half(commitlog_offset).properties:
+        return None
+    return {names.TRANSACTION_CHECK_TIMES: str(times)}
 
 
 def _check_right(context: ServerContext, request: Request, header: EndTransactionRequestHeader) -> None:
@@ -125,7 +131,10 @@ class ProducerChecks:
         said = f"{names.TRANSACTION_CHECK_TIMES}\x01{times}\x02"
         if b"WAIT\x01" not in properties:
             said += f"{names.WAIT}\x01false\x02"
-        asked = replace(record, properties=properties + said.encode(), sys_flag=record.sys_flag & ~TRANSACTION_MASK)
+        asked = replace(
+            record, topic=half.topic, queue_id=half.queue_id, properties=properties + said.encode(),
+            sys_flag=record.sys_flag & ~TRANSACTION_MASK,
+        )  # fmt: skip
         header = CheckTransactionStateRequestHeader(
             HALF_TOPIC, half.slot, half.commitlog_offset, half.unique_key, half.unique_key,
             encode_message_id(half.store_host, half.commitlog_offset), self._context.settings.broker_name,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from broker.errors import BrokerError
 from broker.format import redolog
 
+STATE_TABLE, HALF_OP = "state-table", "half-op"  # engines of transactions, see broker.store.engines
+
 # Names by which a store is recognised when its CommitLog is missing.
 PARTS = ("commitlog", "consumequeue", "index", "checkpoint", "abort", "config", "transaction")
 
@@ -116,6 +118,14 @@ class Paths:
     @property
     def durable(self) -> str:
         return self._join("checkback", "durable")
+
+    @property
+    def half_states(self) -> str:
+        return self._join("checkback", "halfstates")
+
+    def table_of(self, transactions: str) -> str:
+        """The table of slots of a store, by the name of its engine."""
+        return self.half_states if transactions == HALF_OP else self.state_table
 
     @property
     def adopted(self) -> str:

@@ -10,6 +10,8 @@ derived files hold more than the checkpoint states; recovery truncates that.
 
 from __future__ import annotations
 
+import os
+
 from broker.errors import SyncFailed
 from broker.format.checkpoint import Checkpoint as RocketCheckpoint
 from broker.format.checkpoint import encode as encode_rocket
@@ -58,6 +60,7 @@ def _capture(parts: StoreParts) -> OwnCheckpoint:
         slots_in_doubt(parts, last_checkpoint(parts)),
         [(*cells.queue(cell), cells[cell]) for cell in range(len(cells))],
         parts.dispatcher.index.state(),
+        table=os.path.relpath(parts.engine.table(parts.paths), parts.path),
     )
 
 
@@ -122,7 +125,7 @@ def _sync_derived(parts: StoreParts, before: OwnCheckpoint, captured: OwnCheckpo
         _sync_range(parts, queue, flushed.get((topic, queue_id), 0) * UNIT_SIZE, following * UNIT_SIZE)
     redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
     _sync_range(parts, redo_log, before.redo_units * UNIT_SIZE, captured.redo_units * UNIT_SIZE)
-    table = MappedQueue(disk, paths.state_table, layout.state_table_bytes)
+    table = MappedQueue(disk, parts.engine.table(paths), layout.state_table_bytes)
     _sync_range(parts, table, before.slots * SLOT_SIZE, captured.slots * SLOT_SIZE)
     settled = {slot * SLOT_SIZE // table.file_size * table.file_size for slot in before.in_doubt}
     for base in sorted(settled):

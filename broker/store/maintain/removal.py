@@ -127,7 +127,7 @@ def _remove_derived(parts: StoreParts, begin: int) -> list[str]:
         for queue in disk.entries(topic.path) if topic.is_folder else []:
             removed += _remove_units(parts, queue.path, layout.consume_queue_bytes, UNIT_SIZE, _unit_offset, begin)
     removed += _remove_units(parts, paths.redo_log, layout.redo_log_bytes, UNIT_SIZE, _unit_offset, begin)
-    removed += _remove_units(parts, paths.state_table, layout.state_table_bytes, SLOT_SIZE, _slot_offset, begin)
+    removed += _remove_units(parts, parts.engine.table(paths), layout.state_table_bytes, SLOT_SIZE, _slot_offset, begin)
     index = parts.dispatcher.index
     for number in index.numbers()[:-1]:
         header = IndexHeader.unpack_from(disk.open_read(index.path(number)).pread(HEADER_SIZE, 0))

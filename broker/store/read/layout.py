@@ -1,6 +1,7 @@
 """The sizes of a store's files: fixed when it is made, and known by every process that opens it.
 
     STORE/checkback/store.json    {"version": 1, "id": "32 hexadecimal digits", "layout": {"segment_bytes": ...}}
+                                  {"version": 2, ..., "transactions": "half-op"}
 
     broker.open("shop.store", layout=broker.StoreLayout.small())
 
@@ -19,11 +20,12 @@ from broker.errors import BrokerError, StoreError
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.commitlog import BLANK_SIZE, SEGMENT_SIZE
 from broker.store.disk.files import Disk, Missing
-from broker.store.disk.paths import Paths
+from broker.store.disk.paths import STATE_TABLE, Paths
 
 _SEGMENT_BYTES_MIN = 4096
 _MIB = 1 << 20
 _VERSION = 1
+_VERSION_OF_ENGINE = 2  # of a store with another engine than the first, which version 1 knows no name for
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,12 @@ class StoreFile:
 
     store_id: str
     layout: StoreLayout
+    transactions: str = STATE_TABLE  # the engine, see broker.store.engines
 
     @classmethod
-    def new(cls, layout: StoreLayout) -> StoreFile:
+    def new(cls, layout: StoreLayout, transactions: str = STATE_TABLE) -> StoreFile:
         """The file of a store that is made now."""
-        return cls(secrets.token_hex(16), layout)
+        return cls(secrets.token_hex(16), layout, transactions)
 
     @classmethod
     def decode(cls, raw: bytes, path: str) -> StoreFile:
@@ -124,17 +127,20 @@ class StoreFile:
             content = json.loads(raw)
             version, store_id = content["version"], f"{int(content['id'], 16):032x}"
             layout = StoreLayout(**content["layout"])
+            transactions = str(content["transactions"]) if version == _VERSION_OF_ENGINE else STATE_TABLE
         except (KeyError, TypeError, ValueError) as error:
             text = f"{path} is damaged ({error!r}). Put it back from a copy of the store"
             raise StoreError(text, path=path) from error
-        if version != _VERSION:
+        if version not in (_VERSION, _VERSION_OF_ENGINE):
             text = f"{path} was made by a version of checkback that this one does not know ({version}): update it"
             raise StoreError(text, path=path)
-        return cls(store_id, layout)
+        return cls(store_id, layout, transactions)
 
     def encode(self) -> bytes:
         """The bytes of the file."""
         content = {"version": _VERSION, "id": self.store_id, "layout": asdict(self.layout)}
+        if self.transactions != STATE_TABLE:
+            content |= {"version": _VERSION_OF_ENGINE, "transactions": self.transactions}
         return json.dumps(content, indent=1).encode()
 
 
@@ -145,6 +151,15 @@ def read_store_file(disk: Disk, paths: Paths) -> StoreFile | None:
     except Missing:
         return None
     return StoreFile.decode(raw, paths.store_json)
+
+
+def read_engine(disk: Disk, paths: Paths) -> str:
+    """The name of a store's engine of transactions; the first one's where checkback did not make the store."""
+    try:
+        file = read_store_file(disk, paths)
+    except StoreError:
+        return STATE_TABLE
+    return file.transactions if file else STATE_TABLE
 
 
 def read_layout(disk: Disk, paths: Paths) -> StoreLayout | None:

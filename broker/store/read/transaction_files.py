@@ -1,6 +1,7 @@
 """The two transaction files of 3.0: the redo log, what happened in order, and the state table, the states by slot.
 
-A store of 4.x or 5.x has neither: `segments` is empty then. RocketMQ: TransactionStateService (3.1.4).
+A store that 4.x or 5.x wrote has neither: `segments` is empty. Once checkback took it over it has a table of its own.
+RocketMQ: TransactionStateService (3.1.4).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from broker.format.consumequeue import Unit
 from broker.format.statetable import Slot
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.fixedqueue import FixedQueue
+from broker.store.read.layout import read_engine
 
 
 class RedoLog(FixedQueue[Unit]):
@@ -23,4 +25,5 @@ class StateTable(FixedQueue[Slot]):
     """Slots by number."""
 
     def __init__(self, folder: StoreDirectory) -> None:
-        super().__init__(folder, folder.paths.state_table, Slot, statetable.is_end)
+        table = folder.paths.table_of(read_engine(folder.disk, folder.paths))
+        super().__init__(folder, table, Slot, statetable.is_end)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker.store.engines.half_op import HALF_OP
+from broker.store.engines.replay_watch import ReplayWatch
 from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.log_reader import LogReader
 from broker.store.recover.survey import Survey
@@ -62,7 +64,7 @@ def _cut_derived(parts: StoreParts, survey: Survey, _progress: Progress) -> None
 
 
 def _empty_derived(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
-    empty_derived(parts.disk, parts.paths)
+    empty_derived(parts.disk, parts.paths, parts.engine)
     _set_words(parts, OwnCheckpoint(survey.begin), survey.tail.end)
     parts.cells.reset()
 
@@ -81,12 +83,19 @@ def _replay(parts: StoreParts, survey: Survey, progress: Progress) -> None:
     def after(reached: int) -> None:
         nonlocal checkpointed
         progress(reached - start, end - start)
-        if reached - checkpointed >= _CHECKPOINT_EVERY_BYTES:
+        is_complete = watch is None or not watch.without_op  # else a later recovery would not know of them
+        if reached - checkpointed >= _CHECKPOINT_EVERY_BYTES and is_complete:
             checkpoint_as_is(parts)
             checkpointed = reached
 
     log = LogReader(parts.disk, parts.paths.commitlog, parts.layout.segment_bytes)
-    Replay(log, parts.control, parts.dispatcher).run(start, end, after)
+    replay = Replay(log, parts.control, parts.dispatcher)
+    watch = ReplayWatch(parts) if parts.engine is HALF_OP else None
+    if watch is not None:
+        replay.after = watch.on_dispatched
+    replay.run(start, end, after)
+    if watch is not None:
+        watch.finish()
 
 
 def _flush(parts: StoreParts, _survey: Survey, _progress: Progress) -> None:

@@ -16,6 +16,7 @@ from broker.store.read.segments import is_base
 from broker.store.recover.tail import Tail, whole_records
 from broker.store.recover.truncate_index import cut_index
 from broker.store.shared.checkpoint_file import OwnCheckpoint
+from broker.store.write.engine import TransactionEngine
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.parts import StoreParts
 
@@ -103,11 +104,11 @@ def write_again(disk: Disk, paths: Paths, start: int, segment_bytes: int) -> Non
 # What is derived
 
 
-def empty_derived(disk: Disk, paths: Paths) -> None:
+def empty_derived(disk: Disk, paths: Paths, engine: TransactionEngine) -> None:
     """Remove all derived files, and the checkpoint that spoke of them first."""
     if disk.entry(paths.own_checkpoint) is not None:
         disk.remove(paths.own_checkpoint)
-    for folder in (paths.consumequeue, paths.index, paths.state_table, paths.redo_log):
+    for folder in (paths.consumequeue, paths.index, *engine.directories(paths)):
         disk.remove_tree(folder)
         disk.create_folder(folder)
 
@@ -124,7 +125,7 @@ def cut_derived(parts: StoreParts, point: OwnCheckpoint) -> None:
         _cut(disk, queue, following * UNIT_SIZE)
     redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
     _cut(disk, redo_log, point.redo_units * UNIT_SIZE)
-    table = MappedQueue(disk, paths.state_table, layout.state_table_bytes)
+    table = MappedQueue(disk, parts.engine.table(paths), layout.state_table_bytes)
     prepared = int(TransactionType.PREPARED).to_bytes(Slot.SIZE - STATE_AT, "big")
     for slot in point.in_doubt:
         view, at = table.at(slot * Slot.SIZE)

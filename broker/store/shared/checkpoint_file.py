@@ -12,6 +12,7 @@ speak of them.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -38,6 +39,7 @@ class OwnCheckpoint:
     queues: list[tuple[str, int, int]] = field(default_factory=list)  # topic, queue id, next offset
     index: tuple[int, str] = (0, "")  # the index file in use, and its header
     landmarks: list[str] = field(default_factory=list)  # of each queue, the redo log, the table, the index
+    table: str = "transaction/statetable"  # the directory of the slots, below the store
 
     def encode(self) -> bytes:
         content = {one.name: getattr(self, one.name) for one in fields(self)}  # `asdict` would copy each slot
@@ -112,7 +114,7 @@ def _places(paths: Paths, point: OwnCheckpoint) -> Iterator[tuple[str, int, int,
     for topic, queue_id, following in point.queues:
         yield paths.queue(topic, queue_id), following * UNIT_SIZE, UNIT_SIZE, UNIT_SIZE
     yield paths.redo_log, point.redo_units * UNIT_SIZE, UNIT_SIZE, UNIT_SIZE
-    yield paths.state_table, point.slots * Slot.SIZE, Slot.SIZE, STATE_AT
+    yield os.path.join(paths.store, point.table), point.slots * Slot.SIZE, Slot.SIZE, STATE_AT
 
 
 def _last(disk: Disk, folder: str, stop: int, size: int, kept: int) -> str:

@@ -95,11 +95,11 @@ class Admission:
         if role not in ROLES:
             raise BrokerError(f"role is one of {', '.join(ROLES)}, not {role!r}")
         self.topics, self._lock = topics, lock
-        self._is_slave, self._reject_transactions = role == "slave", reject_transactions
+        self.is_slave, self._reject_transactions = role == "slave", reject_transactions
 
     def check_role(self) -> None:
         """Raises NotPermitted in a store that was opened as a slave."""
-        if self._is_slave:
+        if self.is_slave:
             text = "this store was opened as a slave, which only reads: send to the master, or open it as one"
             raise NotPermitted(text, code="SLAVE_NOT_AVAILABLE")
 
@@ -120,7 +120,7 @@ class Admission:
         system: bool = False,
     ) -> None:
         """Let a message in, whose topic is made if it is the first. Raises MessageRejected, NotPermitted."""
-        if self._is_slave:
+        if self.is_slave:
             self.check_role()
         rules = self.topics.rules(topic, now_ms)
         if rules is None:

@@ -135,6 +135,12 @@ class Appender:
         """The same for one record, by the fast path where that fits."""
         return self._fast.append(draft) or self.append_locked((draft,))[0]
 
+    def append_as_one_locked(self, drafts: tuple[PendingRecord, ...]) -> Appended:
+        """Append the records that end one transaction; returns where the first went. For a caller that has the lock."""
+        if len(drafts) == 1:
+            return self.append_one_locked(drafts[0])
+        return self._fast.append_pair(*drafts) or self.append_locked(drafts)[0]
+
     def append_locked(self, drafts: Sequence[PendingRecord]) -> list[Appended]:
         """Append records together; for a caller that holds the lock."""
         self.heal()
@@ -155,15 +161,16 @@ class Appender:
             store_ms = self._clock.now_ms()  # which knows STORE_MS
         appended: list[Appended] = []
         for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
-            view, position = self.log.at(at)
-            place(view, position, draft.raw, queue_offset, at, store_ms)
             appended.append(Appended(at, queue_offset, len(draft.raw), store_ms))
             at += len(draft.raw)
+        for draft, done in zip(reversed(drafts), reversed(appended), strict=True):  # readers find all or none
+            view, position = self.log.at(done.commitlog_offset)
+            place(view, position, draft.raw, done.queue_offset, done.commitlog_offset, store_ms)
         words[_TAIL] = at
         words[_STORE_MS] = store_ms
         for draft, done in zip(drafts, appended, strict=True):
             self.dispatcher.dispatch(draft, done.commitlog_offset, done.queue_offset, store_ms)
-            if draft.kind == _PREPARED:
+            if draft.kind == _PREPARED or draft.target is not None:
                 self.cache_half(done.commitlog_offset, done.queue_offset, draft)
         words[_DISPATCHED] = at
         return appended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from broker.errors import MessageRejected
 from broker.format import properties as names
@@ -13,8 +13,12 @@ from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message
 from broker.store.write.admission import DELAYS, Admission, check_batch, delay_level, deliver_at_ms, timer_level
-from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, check_size, draft, end_draft
+from broker.store.write.engine import TransactionEngine
+from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, SenderFields, check_size, draft
 from broker.store.write.uniquekey import new_unique_key
+
+_END_ROOM = 1024  # by which the end of a half message, all its records together, may be larger
+_SLOT_MAX = (1 << 63) - 1
 
 
 class Origin(NamedTuple):
@@ -48,8 +52,9 @@ def compose(
     extra: Mapping[str, str] | None = None,
     group: str | None = None,
     origin: Origin | None = None,
+    engine: TransactionEngine | None = None,
 ) -> Composed:
-    """The record of a message; with a `group`, of a half message of that producer group.
+    """The record of a message; with a `group` and the store's `engine`, of a half message of that producer group.
 
     `extra` are properties that RocketMQ or checkback itself sets; a UNIQ_KEY among them is kept, else one is made.
     `size_max` is in bytes. A plain delayed message goes to the schedule topic at once, a half message when it is
@@ -71,20 +76,24 @@ def compose(
         if level := _level(properties, now_ms, prepared=prepared):  # a Message has none of its own
             properties |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id)}
     waits = level and not prepared
-    record = draft(
-        SCHEDULE_TOPIC if waits else topic,
-        message.body,
-        properties,
-        queue_id=level - 1 if waits else queue_id,
-        kind=TransactionType.PREPARED if prepared else TransactionType.NONE,
-        **_said(origin, now_ms),
-    )
-    if len(record.raw) > size_max:
+    asked = dict(properties) if extra else properties  # an engine keeps the delay under another name
+    if engine is not None:
+        record = engine.half(topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms))
+    else:
+        record = draft(
+            SCHEDULE_TOPIC if waits else topic,
+            message.body,
+            properties,
+            queue_id=level - 1 if waits else queue_id,
+            **_sender(origin, now_ms),
+        )
+    if len(record.raw) > size_max - _END_ROOM:
         check_size(len(record.raw), size_max)
-    admission.admit(topic, properties, queue_id, now_ms, prepared=prepared)
+        if engine is not None:
+            ends = engine.ends(record, 0, _SLOT_MAX, TransactionType.COMMIT, now_ms)
+            check_size(sum([len(one.raw) for one in ends]), size_max)
+    admission.admit(topic, asked, queue_id, now_ms, prepared=prepared)
     if level:
-        if prepared:
-            check_size(len(end_draft(record, 0, 0, TransactionType.COMMIT).raw), size_max)
         admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
     return Composed(record, properties, now_ms if origin is None else origin.born_timestamp_ms)
 
@@ -127,14 +136,20 @@ def compose_batch(
                 raise MessageRejected("messages of a batch cannot be delayed: send each by itself")
         else:
             properties[names.UNIQ_KEY] = new_unique_key(now_ms)
-        records.append(draft(message.topic, message.body, properties, queue_id=queue_id, **_said(origin, now_ms)))
+        records.append(draft(message.topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms)))
         admission.admit(message.topic, properties, queue_id, now_ms)
     check_size(sum(one.size for one in records), size_max)
     return records
 
 
-def _said(origin: Origin | None, now_ms: int) -> dict[str, Any]:
-    """Arguments of `draft`."""
+def _sender(origin: Origin | None, now_ms: int) -> SenderFields:
     if origin is None:
         return {"born_timestamp_ms": now_ms}
-    return {**origin._asdict(), "sys_flag": origin.sys_flag & (COMPRESSED | COMPRESSION_MASK)}
+    return {
+        "born_timestamp_ms": origin.born_timestamp_ms,
+        "born_host": origin.born_host,
+        "store_host": origin.store_host,
+        "flag": origin.flag,
+        "sys_flag": origin.sys_flag & (COMPRESSED | COMPRESSION_MASK),
+        "reconsume_times": origin.reconsume_times,
+    }

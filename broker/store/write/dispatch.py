@@ -23,6 +23,7 @@ from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import ControlPage, Word
 from broker.store.shared.directory_swap import finish_swap
 from broker.store.shared.queue_offsets import NextOffsets
+from broker.store.write.engine import TransactionEngine
 from broker.store.write.indexwriter import IndexWriter
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import PendingRecord
@@ -31,6 +32,8 @@ from broker.store.write.pending_record import PendingRecord
 _pack_unit, _pack_slot, _unpack_slot = Unit.STRUCT.pack_into, Slot.STRUCT.pack_into, Slot.STRUCT.unpack_from
 _LAST_OF_STATE = SLOT_SIZE - 1  # one byte holds the state: the other three of the big-endian word are zero
 _PREPARED, _COMMIT = int(TransactionType.PREPARED), int(TransactionType.COMMIT)
+_ROLLBACK = int(TransactionType.ROLLBACK)
+ANY_HALF = -1  # in the place of a CommitLog offset
 _DELAYS_MS = parse_delay_levels()
 _SLOTS, _REDO_UNITS, _GENERATION = int(Word.SLOTS), int(Word.REDO_UNITS), int(Word.GENERATION)
 
@@ -38,12 +41,21 @@ _SLOTS, _REDO_UNITS, _GENERATION = int(Word.SLOTS), int(Word.REDO_UNITS), int(Wo
 class Dispatcher:
     """The derived files of a store, open for writing."""
 
-    def __init__(self, disk: Disk, paths: Paths, layout: StoreLayout, control: ControlPage, cells: NextOffsets) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        paths: Paths,
+        layout: StoreLayout,
+        control: ControlPage,
+        cells: NextOffsets,
+        engine: TransactionEngine,
+    ) -> None:
         self._disk, self._paths, self._layout = disk, paths, layout
+        self.engine, self.has_redo_log = engine, engine.has_redo_log
         self._control, self.cells = control, cells
         self._words, self._table_bytes = control.words, layout.state_table_bytes
         self.queues: dict[int, MappedQueue] = {}  # by cell, those that were touched
-        self.table = MappedQueue(disk, paths.state_table, layout.state_table_bytes)
+        self.table = MappedQueue(disk, engine.table(paths), layout.state_table_bytes)
         self.redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
         self.index = IndexWriter(disk, paths.index, layout.index_slots, layout.index_items, control)
         generation = control.words[_GENERATION]
@@ -73,14 +85,14 @@ class Dispatcher:
     def reserve(self, drafts: Sequence[PendingRecord]) -> list[int]:
         """Have every file ready that dispatching these records needs, and say which queue offset each will get.
 
-        A prepared record's is its slot. A full disk says so here, before anything is written: raises StoreFull.
+        A half message's is its slot. A full disk says so here, before anything is written: raises StoreFull.
         """
         slots, units = self._words[_SLOTS], self._words[_REDO_UNITS]
         taken: dict[int, int] = {}
         queue_offsets = []
         for draft in drafts:
             kind = draft.kind
-            if kind:
+            if kind and self.has_redo_log:
                 self.redo_log.at(units * UNIT_SIZE)
                 units += 1
             if kind == _PREPARED:
@@ -95,6 +107,8 @@ class Dispatcher:
                     queue_offset = self.cells[cell]
                 taken[cell] = queue_offset + 1
                 self.queue(cell).at(queue_offset * UNIT_SIZE)
+                if draft.target is not None:
+                    self.table.at(queue_offset * SLOT_SIZE)
             queue_offsets.append(queue_offset)
         self.index.reserve(sum([len(draft.index_codes) for draft in drafts]))
         return queue_offsets
@@ -110,16 +124,18 @@ class Dispatcher:
     ) -> None:
         """Bring all derived files up to date with one record; `again` when a part of it may be there already."""
         kind, size, words = draft.kind, len(draft.raw), self._words
-        if kind and not (again and self._has_redo(commitlog_offset)):
+        if not self.has_redo_log:
+            if kind & _PREPARED:  # of the type PREPARED or ROLLBACK: no half message of this engine, nor its end
+                self._put_index(draft, commitlog_offset, store_timestamp_ms, again=again)
+                return
+        elif kind and not (again and self._has_redo(commitlog_offset)):
             unit = words[_REDO_UNITS]
             view, at = self.redo_log.at(unit * UNIT_SIZE)
             tag = PREPARED_TAG if kind == _PREPARED else draft.prepared_offset
             _pack_unit(view, at, commitlog_offset, size, tag)
             words[_REDO_UNITS] = unit + 1
         if kind == _PREPARED:
-            view, at = self.table.at(queue_offset * SLOT_SIZE)
-            _pack_slot(view, at, commitlog_offset, size, wrapped_s(store_timestamp_ms), draft.group_hash, _PREPARED)
-            words[_SLOTS] = queue_offset + 1
+            self._open_slot(draft, commitlog_offset, queue_offset, store_timestamp_ms)
         else:
             if not kind or kind == _COMMIT:
                 cell = self.cells.of(draft.topic, draft.queue_id)
@@ -128,8 +144,23 @@ class Dispatcher:
                 code = deliver_time_ms(draft.queue_id + 1, store_timestamp_ms, _DELAYS_MS) if waits else draft.tags_code
                 _pack_unit(view, at, commitlog_offset, size, code)
                 self.cells[cell] = queue_offset + 1
+                if draft.target is not None:
+                    self._open_slot(draft, commitlog_offset, queue_offset, store_timestamp_ms)
             if kind:
                 self.settle(draft.slot, draft.prepared_offset, kind)
+            for slot in draft.ended:
+                self.settle(slot, ANY_HALF, _ROLLBACK)
+        self._put_index(draft, commitlog_offset, store_timestamp_ms, again=again)
+
+    def _open_slot(self, draft: PendingRecord, commitlog_offset: int, slot: int, store_timestamp_ms: int) -> None:
+        view, at = self.table.at(slot * SLOT_SIZE)
+        seconds = wrapped_s(store_timestamp_ms)
+        _pack_slot(view, at, commitlog_offset, len(draft.raw), seconds, draft.group_hash, _PREPARED)
+        self._words[_SLOTS] = slot + 1
+
+    def _put_index(
+        self, draft: PendingRecord, commitlog_offset: int, store_timestamp_ms: int, *, again: bool
+    ) -> None:  # fmt: skip
         if draft.index_codes:
             self.index.put(draft.index_codes, commitlog_offset, store_timestamp_ms, again=again)
 
@@ -142,14 +173,17 @@ class Dispatcher:
         return int.from_bytes(view[at : at + 8], "big") >= commitlog_offset
 
     def settle(self, slot: int, half_offset: int, kind: int) -> None:
-        """Put the state of an end into its slot, once. RocketMQ: TransactionStateService.updateTransactionState."""
+        """Put the state of an end into its slot, once. RocketMQ: TransactionStateService.updateTransactionState.
+
+        An op message names its half by the slot alone (`ANY_HALF`); behind a commit it finds the slot settled.
+        """
         if 0 <= slot < self._words[_SLOTS]:
             base, view = self.table.last
             at = slot * SLOT_SIZE - base
             if not 0 <= at < self._table_bytes:
                 view, at = self.table.at(slot * SLOT_SIZE)
             held_offset, size, _, _, state = _unpack_slot(view, at)
-            if state == _PREPARED and held_offset == half_offset and size > 0:
+            if state == _PREPARED and (held_offset == half_offset or half_offset == ANY_HALF) and size > 0:
                 view[at + _LAST_OF_STATE] = kind
 
     def slot(self, slot: int) -> Slot:

@@ -24,7 +24,7 @@ from broker.store.clock import StoreClock
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import STATE, STATE_AT, ControlPage, Word
 from broker.store.shared.queue_offsets import CELL_WORDS
-from broker.store.write.dispatch import Dispatcher, wrapped_s
+from broker.store.write.dispatch import ANY_HALF, Dispatcher, wrapped_s
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import Appended, PendingRecord, place
 
@@ -32,6 +32,7 @@ from broker.store.write.pending_record import Appended, PendingRecord, place
 _TAIL, _INTENT, _DISPATCHED, _STORE_MS = int(Word.TAIL), int(Word.INTENT), int(Word.DISPATCHED), int(Word.STORE_MS)
 _SLOTS, _REDO_UNITS = int(Word.SLOTS), int(Word.REDO_UNITS)
 _PREPARED, _ROLLBACK = int(TransactionType.PREPARED), int(TransactionType.ROLLBACK)
+_COMMIT = int(TransactionType.COMMIT)
 _pack_unit, _pack_slot = Unit.STRUCT.pack_into, Slot.STRUCT.pack_into
 _look, _now_ns, _new_tuple = STATE.unpack_from, time.time_ns, tuple.__new__
 
@@ -56,6 +57,8 @@ class FastAppend:
 
     def append(self, draft: PendingRecord) -> Appended | None:
         """Append one record; None when this is not the common case: then nothing was stored. Call under the lock."""
+        if draft.target is not None or draft.ended:
+            return self._append_aside(draft)
         raw, kind, words, derived = draft.raw, draft.kind, self._words, self._dispatcher
         tail, intent, done, _, generation, poison, slots, units, _, last_ms, _, number = _look(self._page, STATE_AT)
         size = len(raw)
@@ -66,7 +69,7 @@ class FastAppend:
         codes = draft.index_codes
         room = derived.index.room_for(len(codes), number)
         ready = ready and 0 <= at <= self._size_max - size
-        ready = ready and (not kind or 0 <= unit_at < self._redo_bytes)
+        ready = ready and (not kind or 0 <= unit_at < self._redo_bytes or not derived.has_redo_log)
         queue_offset, cell, place_at, table = slots, -1, 0, log  # `place_at` is in the state table or the ConsumeQueue
         if kind == _PREPARED:
             base, table = derived.table.last
@@ -97,9 +100,10 @@ class FastAppend:
             words[_SLOTS] = slots + 1
             self._cache_half(tail, slots, draft)
         else:
-            if kind:
+            if kind and derived.has_redo_log:
                 _pack_unit(redo, unit_at, tail, size, draft.prepared_offset)
                 words[_REDO_UNITS] = units + 1
+            if kind:
                 derived.settle(draft.slot, draft.prepared_offset, kind)
             if kind != _ROLLBACK:
                 _pack_unit(table, place_at, tail, size, draft.tags_code)
@@ -107,4 +111,88 @@ class FastAppend:
         if codes:
             derived.index.put_into(room, codes, tail, store_ms)
         words[_DISPATCHED] = end
+        return _new_tuple(Appended, (tail, queue_offset, size, store_ms))
+
+    def _append_aside(self, draft: PendingRecord) -> Appended | None:
+        """The same for a half message of the half topic, and for the op message that rolls one back."""
+        raw, words, derived, is_half = draft.raw, self._words, self._dispatcher, draft.target is not None
+        tail, intent, done, _, generation, poison, _, _, _, last_ms, _, number = _look(self._page, STATE_AT)
+        log_base, log = self._log.last
+        at, size, codes = tail - log_base, len(raw), draft.index_codes
+        room = derived.index.room_for(len(codes), number)
+        cell = self._known_queue((draft.topic, draft.queue_id), -1)
+        queue = derived.queues.get(cell)
+        if (
+            tail != intent
+            or tail != done
+            or poison
+            or generation != derived.generation
+            or queue is None
+            or room is None
+        ):
+            return None
+        queue_offset = self._cell_words[cell * CELL_WORDS]
+        base, units = queue.last
+        unit_at = queue_offset * UNIT_SIZE - base
+        base, table = derived.table.last
+        slot_at = queue_offset * SLOT_SIZE - base if is_half else 0
+        ready = 0 <= at <= self._size_max - size and 0 <= unit_at < self._queue_bytes
+        if not ready or not 0 <= slot_at < self._table_bytes:
+            return None
+        if (store_ms := _now_ns() // 1_000_000) < last_ms or store_ms < self._clock.seen_ms:
+            store_ms = self._clock.now_ms()  # the wall clock was set back
+        words[_INTENT] = tail + size
+        place(log, at, raw, queue_offset, tail, store_ms)
+        words[_TAIL] = tail + size
+        words[_STORE_MS] = store_ms
+        _pack_unit(units, unit_at, tail, size, draft.tags_code)
+        self._cell_words[cell * CELL_WORDS] = queue_offset + 1
+        if is_half:
+            _pack_slot(table, slot_at, tail, size, wrapped_s(store_ms), draft.group_hash, _PREPARED)
+            words[_SLOTS] = queue_offset + 1
+            self._cache_half(tail, queue_offset, draft)
+        else:
+            for slot in draft.ended:
+                derived.settle(slot, ANY_HALF, _ROLLBACK)
+        if codes:
+            derived.index.put_into(room, codes, tail, store_ms)
+        words[_DISPATCHED] = tail + size
+        return _new_tuple(Appended, (tail, queue_offset, size, store_ms))
+
+    def append_pair(self, commit: PendingRecord, op: PendingRecord) -> Appended | None:
+        """The same for a commit with its op message, which come to exist at one instant; where the commit went."""
+        words, derived, known, cells = self._words, self._dispatcher, self._known_queue, self._cell_words
+        tail, intent, done, _, generation, poison, _, _, _, last_ms, _, number = _look(self._page, STATE_AT)
+        log_base, log = self._log.last
+        at, size, op_size, codes = tail - log_base, len(commit.raw), len(op.raw), commit.index_codes
+        room = derived.index.room_for(len(codes), number)
+        cell, op_cell = known((commit.topic, commit.queue_id), -1), known((op.topic, op.queue_id), -1)
+        queue, op_queue = derived.queues.get(cell), derived.queues.get(op_cell)
+        ready = tail == intent == done and not poison and generation == derived.generation
+        ready = ready and 0 <= at <= self._size_max - size - op_size and commit.topic != SCHEDULE_TOPIC
+        if not ready or queue is None or op_queue is None or room is None:
+            return None
+        queue_offset, op_offset = cells[cell * CELL_WORDS], cells[op_cell * CELL_WORDS]
+        base, units = queue.last
+        unit_at = queue_offset * UNIT_SIZE - base
+        base, op_units = op_queue.last
+        op_unit_at = op_offset * UNIT_SIZE - base
+        if not (0 <= unit_at < self._queue_bytes and 0 <= op_unit_at < self._queue_bytes):
+            return None
+        if (store_ms := _now_ns() // 1_000_000) < last_ms or store_ms < self._clock.seen_ms:
+            store_ms = self._clock.now_ms()  # the wall clock was set back
+        op_at = tail + size
+        words[_INTENT] = op_at + op_size
+        place(log, at + size, op.raw, op_offset, op_at, store_ms)  # the last first: who reads on finds both or none
+        place(log, at, commit.raw, queue_offset, tail, store_ms)
+        words[_TAIL] = op_at + op_size
+        words[_STORE_MS] = store_ms
+        _pack_unit(units, unit_at, tail, size, commit.tags_code)
+        cells[cell * CELL_WORDS] = queue_offset + 1
+        derived.settle(commit.slot, commit.prepared_offset, _COMMIT)
+        _pack_unit(op_units, op_unit_at, op_at, op_size, op.tags_code)
+        cells[op_cell * CELL_WORDS] = op_offset + 1
+        if codes:
+            derived.index.put_into(room, codes, tail, store_ms)
+        words[_DISPATCHED] = op_at + op_size
         return _new_tuple(Appended, (tail, queue_offset, size, store_ms))

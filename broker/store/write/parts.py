@@ -18,6 +18,7 @@ from broker.store.shared.control import PAGE_SIZE, ControlPage, Word
 from broker.store.shared.queue_offsets import NextOffsets
 from broker.store.write.appender import Appender
 from broker.store.write.dispatch import Dispatcher
+from broker.store.write.engine import TransactionEngine
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.presence import FilesInPlace, Poison
 from broker.store.write.sync import Syncer
@@ -47,6 +48,11 @@ class StoreParts:
         """The store's directory."""
         return self.paths.store
 
+    @property
+    def engine(self) -> TransactionEngine:
+        """How the store records transactions."""
+        return self.dispatcher.engine
+
     def poison(self) -> None:
         """An fsync failed: no process appends any more until the store was recovered."""
         poison(self.disk, self.paths, self.control)
@@ -69,7 +75,7 @@ class StoreParts:
         self.append_lock.close()
 
 
-def open_parts(disk: Disk, paths: Paths, file: StoreFile) -> StoreParts:
+def open_parts(disk: Disk, paths: Paths, file: StoreFile, engine: TransactionEngine) -> StoreParts:
     """Map and open the parts of a store whose directories exist. Nothing is recovered here.
 
     Raises StoreError, StoreFull.
@@ -79,7 +85,7 @@ def open_parts(disk: Disk, paths: Paths, file: StoreFile) -> StoreParts:
     control = ControlPage(disk.open_map(paths.control, PAGE_SIZE))
     cells = NextOffsets(disk, paths.queues, control)
     clock = StoreClock(lambda: control.words[Word.STORE_MS] if control.is_initialised() else 0)
-    dispatcher = Dispatcher(disk, paths, layout, control, cells)
+    dispatcher = Dispatcher(disk, paths, layout, control, cells, engine)
     log = MappedQueue(disk, paths.commitlog, layout.segment_bytes)
     own = MappedQueue(disk, paths.commitlog, layout.segment_bytes)
     in_place = FilesInPlace(disk, paths, int(file.store_id, 16), control.page, (log, own))

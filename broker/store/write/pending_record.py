@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict
 
 from broker.errors import MessageRejected
 from broker.format import properties as names
@@ -30,6 +30,7 @@ from broker.format.commitlog import (
 )
 from broker.format.index import key_hash
 from broker.format.java import Host, string_hash
+from broker.format.record.recordcrc import record_crc_reserve
 from broker.format.sysflag import TransactionType, transaction_type
 from broker.format.topics import SCHEDULE_TOPIC, parse_delay_levels
 
@@ -42,6 +43,7 @@ _INT = struct.Struct(">i")
 _STORE_TIME_AT = RecordHead.SIZE + 4 + 4  # behind the producer's address and port, in IPv4
 _BODY_AT = BODY_AT[False, False]
 _MIDDLE_AT = _BODY_AT - RecordMiddle.SIZE
+_MARK_BYTES = 8  # size and magic
 _PREPARED_AT = _MIDDLE_AT + RecordMiddle.OFFSET["prepared_transaction_offset"]
 _BODY_LENGTH_AT = _MIDDLE_AT + RecordMiddle.OFFSET["body_length"]
 _LAST_OF_TYPE_AT = RecordHead.OFFSET["sys_flag"] + 3  # the byte with the two bits of the transaction type
@@ -76,7 +78,7 @@ def _front_code(topic: str, front: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _topic_field(topic: str) -> bytes:
+def topic_field(topic: str) -> bytes:
     """The length of a topic, and the topic."""
     raw = topic.encode()
     if len(raw) > TOPIC_SIZE_MAX_V1:
@@ -101,6 +103,15 @@ def index_code(topic: str, key: str) -> int:
     return code
 
 
+class DeliveryTarget(NamedTuple):
+    """Where consumers will find the message in a half message of the half topic, and its keys, the unique one first."""
+
+    topic: str
+    queue_id: int
+    keys: tuple[str, ...]
+    delay_level: int = 0  # by which its commit is delayed; 0 for none
+
+
 @dataclass(slots=True)
 class PendingRecord:
     """One record to be appended, and what its derived files need to know of it."""
@@ -115,10 +126,23 @@ class PendingRecord:
     prepared_offset: int = 0  # of an end: the half it names
     slot: int = -1  # of an end: the slot it settles
     delay_queue: int = -1  # of a half whose message is to wait: its queue in the schedule topic
+    target: DeliveryTarget | None = None  # of a half message of the half topic, else None
+    ended: tuple[int, ...] = ()  # of an op message: the half messages it names, by their queue offset
 
     @property
     def size(self) -> int:
         return len(self.raw)
+
+
+class SenderFields(TypedDict, total=False):
+    """What a record says of its sender, and of how the body is compressed: arguments of `draft`."""
+
+    born_timestamp_ms: Required[int]
+    born_host: Host
+    store_host: Host
+    flag: int
+    sys_flag: int
+    reconsume_times: int
 
 
 class Appended(NamedTuple):
@@ -149,7 +173,7 @@ def draft(
     store_host: Host = LOCAL_HOST,
 ) -> PendingRecord:
     """A new record. Topic and properties must have been checked (`broker.message.Message` does); hosts are IPv4."""
-    named = _topic_field(topic)
+    named = topic_field(topic)
     texts = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
     size = len(texts) + RECORD_CRC_SIZE
     if size > names.SIZE_MAX:
@@ -263,7 +287,15 @@ def draft_of(raw: bytes) -> tuple[PendingRecord, Record]:
     return found, record
 
 
-def _fastest_crc32() -> Callable[[Any], int]:
+def with_texts(record: Record, texts: bytes) -> bytes:
+    """The bytes of a record with more properties, and room for its CRC behind them."""
+    properties = record.properties
+    if properties and not properties.endswith(b"\x02"):
+        properties += b"\x02"
+    return encode(replace(record, properties=record_crc_reserve(properties + texts)))
+
+
+def _fastest_crc32() -> Callable[..., int]:
     try:
         from isal.isal_zlib import crc32 as fast  # the extra `fast`
     except ImportError:
@@ -280,14 +312,20 @@ def crc32(data: Any) -> int:
 
 
 def place(view: Any, at: int, raw: bytes, queue_offset: int, commitlog_offset: int, store_timestamp_ms: int) -> None:
-    """Write a draft's bytes at their place, with the numbers that it lacked and the CRC of the whole."""
+    """Write a draft's bytes at their place, with the numbers that it lacked and the CRC of the whole.
+
+    Size and magic come last: a broker that opens the store of a process killed here finds no record, and not half of
+    one.
+    """
     end = at + len(raw)
-    view[at:end] = raw
+    mark = raw[:_MARK_BYTES]
+    view[at + _MARK_BYTES : end] = raw[_MARK_BYTES:]
     _pack_offsets(view, at + _OFFSETS_AT, queue_offset, commitlog_offset)
     _pack_long(view, at + _STORE_TIME_AT, store_timestamp_ms)
     item = end - RECORD_CRC_SIZE
-    digits = b"%010d" % (_crc32(view[at:item]) & 0x7FFFFFFF)
+    digits = b"%010d" % (_crc32(view[at + _MARK_BYTES : item], _crc32(mark)) & 0x7FFFFFFF)
     view[item + _DIGITS_AT : end - 1] = digits[::-1]  # as `record_crc_item` has it
+    view[at : at + _MARK_BYTES] = mark
 
 
 def check_size(size: int, size_max: int) -> None:

@@ -28,7 +28,7 @@ _NONE, _PREPARED, _COMMIT, _ROLLBACK = (
 )  # fmt: skip
 _HALVES = 1 << 16  # that are remembered for the ends to come
 
-# Of a half: its slot, topic, properties, what of them is derived, CRC of its body, born time.
+# Of a half: its slot, the topic it is meant for, properties, what of them is derived, CRC of its body, born time.
 _Half = tuple[int, bytes, bytes, PendingRecord, int, int]
 
 
@@ -41,6 +41,8 @@ class Replay:
 
     def __init__(self, log: LogReader, control: ControlPage, dispatcher: Dispatcher, *, again: bool = False) -> None:
         self._log, self._control, self._dispatcher, self._again = log, control, dispatcher, again
+        self._engine = dispatcher.engine
+        self.after: Callable[[PendingRecord, int, int], None] | None = None  # hears what was dispatched, and where
         self._halves: dict[int, _Half] = {}
         self._topics: dict[bytes, str] = {}
         self._slots = control[Word.SLOTS]
@@ -68,7 +70,7 @@ class Replay:
     def _window(self, window: bytes, base: int) -> int:
         """Dispatch the records that lie whole in a window; returns the offset behind the last of them."""
         unpack, dispatch, reserve = _HEAD.unpack_from, self._dispatcher.dispatch, self._dispatcher.index.reserve
-        again, words = self._again, self._control.words
+        again, words, opens_slot, after = self._again, self._control.words, self._engine.opens_slot, self.after
         at, size_all = 0, len(window)
         while at + 8 <= size_all:
             size = int.from_bytes(window[at : at + 4], "big", signed=True)
@@ -86,8 +88,10 @@ class Replay:
             if draft.index_codes and not again:  # else the process that appended it has reserved the room
                 reserve(len(draft.index_codes))
             dispatch(draft, base + at, queue_offset, store_ms, again=again)
-            if draft.kind == _PREPARED:
+            if opens_slot(draft):
                 self._keep_slots(queue_offset + 1)
+            if after is not None and (draft.kind or draft.ended or draft.target is not None):
+                after(draft, base + at, queue_offset)
             if store_ms > words[_STORE_MS]:
                 words[_STORE_MS] = store_ms
             at += size
@@ -118,15 +122,16 @@ class Replay:
             slot, _, half_properties, known, crc, born = half
             same = kind == _ROLLBACK or (crc == body_crc and born == born_ms)
             if _alike(half_properties, raw_properties):
-                codes = () if kind == _ROLLBACK else known.index_codes
-                return PendingRecord(raw, known.topic, queue_id, kind_name, known.tags_code, known.group_hash, codes,
-                             prepared_offset, slot if same and slot >= 0 else -1)  # fmt: skip
+                codes = () if kind == _ROLLBACK else _codes(known)
+                return PendingRecord(raw, self._engine.target(known), queue_id, kind_name, known.tags_code,
+                             known.group_hash, codes, prepared_offset, slot if same and slot >= 0 else -1)  # fmt: skip
         made = self._parsed(raw, raw_topic, raw_properties, queue_id, kind_name)
         made.prepared_offset = prepared_offset
-        if kind == _PREPARED:
+        if self._engine.opens_slot(made):
             if len(self._halves) >= _HALVES:
                 self._halves.clear()
-            self._halves[place] = (queue_offset, raw_topic, raw_properties, made, body_crc, born_ms)
+            target = self._engine.target(made).encode()
+            self._halves[place] = (queue_offset, target, raw_properties, made, body_crc, born_ms)
         elif kind:
             made.slot = self._slot_of(made, prepared_offset, body_crc, born_ms)
         return made
@@ -144,11 +149,14 @@ class Replay:
             unique_key = properties.get(names.UNIQ_KEY)
             codes = tuple([index_code(topic, key) for key in ([unique_key, *keys] if unique_key else keys)])
         tags, group = tag_hash(properties.get(names.TAGS, "")), group_hash(properties.get(names.PGROUP, ""))
-        return PendingRecord(raw, topic, queue_id, kind, tags, group, codes)
+        made = PendingRecord(raw, topic, queue_id, kind, tags, group, codes)
+        self._engine.recognise(made, properties)
+        return made
 
     def _slowly(self, raw: bytes) -> tuple[PendingRecord, int, int]:
         """Any record: its draft, store time and queue offset."""
         draft, record = draft_of(raw)
+        self._engine.recognise(draft, record.property_map)
         if draft.kind in (_COMMIT, _ROLLBACK):
             draft.slot = self._slot_of(draft, draft.prepared_offset, record.body_crc, record.born_timestamp_ms)
         return draft, record.store_timestamp_ms, record.queue_offset
@@ -162,9 +170,18 @@ class Replay:
             half, record = draft_of(self._log.read(half_offset, int.from_bytes(head, "big", signed=True)))
         except (CorruptRecord, ValueError):
             return -1
-        own = half.kind is _PREPARED and (half.group_hash, half.topic) == (end.group_hash, target_topic(end))
+        self._engine.recognise(half, record.property_map)
+        names_it = (half.group_hash, self._engine.target(half)) == (end.group_hash, target_topic(end))
+        own = self._engine.opens_slot(half) and names_it
         same = end.kind is _ROLLBACK or (record.body_crc, record.born_timestamp_ms) == (body_crc, born_ms)
         return record.queue_offset if own and same else -1
+
+
+def _codes(half: PendingRecord) -> tuple[int, ...]:
+    """What the index holds for the message of a half message."""
+    if half.target is None:
+        return half.index_codes
+    return tuple([index_code(half.target.topic, key) for key in half.target.keys])
 
 
 _STORE_MS, _SLOTS, _DISPATCHED = int(Word.STORE_MS), int(Word.SLOTS), int(Word.DISPATCHED)
