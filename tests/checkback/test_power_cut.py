@@ -18,6 +18,8 @@ TOPICS = ("orders", "stock")
 NOTHING_BUT_FORCED, EVERYTHING = 0, 1  # what a power cut leaves, and by chance what else it may: CrashDisk.survivors
 SEEDS = (NOTHING_BUT_FORCED, EVERYTHING, 2, 3)
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @contextmanager
 def shop_on(disk: CrashDisk) -> Iterator[Shop]:

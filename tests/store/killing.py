@@ -1,8 +1,8 @@
 """Processes that append and end transactions on one store while one after another is killed.
 
-`python -m tests.store.killing STORE NOTES KILLS SEED` forks four workers, kills one of them with SIGKILL at a random
-moment, forks another in its place, and so on. Each worker notes what the store acknowledged, a line each; a line is
-written in one call, so that a kill leaves it whole or out.
+`python -m tests.store.killing STORE NOTES KILLS SEED ENGINE` forks four workers, kills one of them with SIGKILL at a
+random moment, forks another in its place, and so on. Each worker notes what the store acknowledged, a line each; a
+line is written in one call, so that a kill leaves it whole or out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 import broker
 from broker.store.read.layout import StoreLayout
 from recovery.verify.verifier import verify
-from tests.compat.witness import records
+from tests.compat.witness import HALF, OP, records
 
 WORKERS = 4
 LAYOUT = StoreLayout(1 << 20, 60_000, 24_000, 20_000, 1000, 4000)
@@ -74,10 +74,10 @@ def fork(path: str, notes: str, seed: int) -> int:
     return pid
 
 
-def main(path: str, notes: str, kills: str, seed: str) -> None:
+def main(path: str, notes: str, kills: str, seed: str, engine: str) -> None:
     """Keep four workers at work and kill one after another; exit 1 when one ended by itself."""
     chance = random.Random(int(seed))
-    with broker.open(path, sync="os", layout=LAYOUT) as store:
+    with broker.open(path, sync="os", layout=LAYOUT, transactions=engine) as store:
         for topic in TOPICS:
             store.create_topic(topic, queues=3, message_type="MIXED")
     workers = [fork(path, notes, number) for number in range(WORKERS)]
@@ -109,14 +109,23 @@ class Account:
 def take_account(store: Path) -> Account:
     """Read every record."""
     account = Account()
+    keys: dict[int, str] = {}  # of the half messages of the engine half-op, by their queue offset
+    ended: list[int] = []
     for record in records(store):
-        if record.kind == PREPARED:
+        if record.topic == HALF:
+            keys[record.queue_offset] = record.key
+            account.halves[record.key] += 1
+        elif record.topic == OP:
+            ended += [int(number) for number in record.body.split(b",") if number]
+        elif record.kind == PREPARED:
             account.halves[record.key] += 1
         elif record.kind == ROLLBACK:
             account.rolled_back[record.key] += 1
         else:
             one = (record.topic, zlib.crc32(record.body), record.queue_offset)
             account.delivered.setdefault(record.key, []).append(one)
+    assert len(ended) == len(set(ended)), "an op message is there twice"
+    account.rolled_back.update(keys[number] for number in ended if keys[number] not in account.delivered)
     return account
 
 
@@ -153,10 +162,10 @@ def _assert_queues_have_no_gap(store: Path) -> None:
         assert numbers == list(range(len(numbers))), f"{queue} skips or repeats a queue offset"
 
 
-def kill_and_judge(folder: Path, kills: int, seed: int) -> None:
+def kill_and_judge(folder: Path, kills: int, seed: int, engine: str) -> None:
     """Nothing acknowledged is missing or doubled, no queue offset is skipped or used twice, verification is clean."""
     store, notes = folder / "store", folder / "notes"
-    words = [sys.executable, "-m", "tests.store.killing", str(store), str(notes), str(kills), str(seed)]
+    words = [sys.executable, "-m", "tests.store.killing", str(store), str(notes), str(kills), str(seed), engine]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     broker.open(store, sync="os").close()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from broker.store.engines import ENGINES
 from tests.store.killing import kill_and_judge
 
 KILLS = 40  # `make torture` kills a thousand
 
 
-def test_processes_are_killed_one_after_another(tmp_path: Path) -> None:
-    kill_and_judge(tmp_path, KILLS, seed=1)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_processes_are_killed_one_after_another(engine: str, tmp_path: Path) -> None:
+    kill_and_judge(tmp_path, KILLS, 1, engine)

@@ -23,7 +23,7 @@ from broker.store.write.sync import Syncer
 from broker.store.writer import StoreWriter
 from broker.testing.crash_disk import CrashDisk, Crashed
 from recovery.verify.verifier import verify
-from tests.transaction.rebuilt import COMMIT, PREPARED, ROLLBACK, assert_one_truth
+from tests.transaction.rebuilt import COMMIT, HALF_TOPIC, OP_TOPIC, PREPARED, ROLLBACK, Seen, assert_one_truth
 
 TINY = StoreLayout(4096, 400, 240, 200, 16, 24)
 QUEUES = (("plain", 0), ("plain", 1), ("orders", 0), ("orders", 1))
@@ -81,16 +81,25 @@ class Reader:
             assert again.transactions.half(commitlog_offset).commitlog_offset == commitlog_offset
 
 
+def promises_kept(log: list[Seen]) -> set[tuple[int, int]]:
+    """What a log holds: a kind, and the record's offset; of an end, that of its half message."""
+    halves = {one.queue_offset: one.offset for one in log if one.topic == HALF_TOPIC}
+    ended = {halves[int(one.body)] for one in log if one.topic == OP_TOPIC}
+    delivered = {one.names for one in log if one.kind == COMMIT}
+    kept = {(one.kind, one.names if one.kind > PREPARED else one.offset) for one in log}
+    return kept | {(PREPARED, at) for at in halves.values()} | {(ROLLBACK, at) for at in ended - delivered}
+
+
 class Life:
     """A short life of a store: what was acknowledged, and what was seen."""
 
-    def __init__(self, disk: WatchedDisk, sync: str) -> None:
-        self.disk, self.path, self.sync = disk, disk.root / "store", sync
+    def __init__(self, disk: WatchedDisk, sync: str, engine: str) -> None:
+        self.disk, self.path, self.sync, self.engine = disk, disk.root / "store", sync, engine
         self.promised: set[tuple[int, int]] = set()  # a record's kind, and its offset, or that of the half it ends
         self.reader: Reader | None = None
 
     def open(self) -> LiveStore:
-        return open_live(self.path, disk=self.disk, layout=TINY, sync=self.sync)
+        return open_live(self.path, disk=self.disk, layout=TINY, sync=self.sync, transactions=self.engine)
 
     def live(self, count: int = 7) -> None:
         first, second, third = self.open(), self.open(), self.open()
@@ -129,7 +138,7 @@ class Life:
         """Open what survived: all that was promised and seen is there, nothing half-written is, all files agree."""
         again = open_live(image / "store", disk=CrashDisk(image), layout=TINY, sync="each")
         log = assert_one_truth(image / "store")
-        held = {(one.kind, one.names if one.kind > PREPARED else one.offset) for one in log}
+        held = promises_kept(log)
         assert held >= self.promised, f"promised, and gone: {sorted(self.promised - held)}"
         for half in again.transactions.in_doubt():
             assert not {(COMMIT, half.commitlog_offset), (ROLLBACK, half.commitlog_offset)} & held
@@ -141,9 +150,9 @@ class Life:
         again.close()
 
 
-def steps_of_a_life(tmp_path: Path, sync: str) -> tuple[int, int]:
+def steps_of_a_life(tmp_path: Path, sync: str, engine: str) -> tuple[int, int]:
     """How many steps a life has, and at which the first record is appended."""
-    life = Life(WatchedDisk(tmp_path / f"dry-{sync}"), sync)
+    life = Life(WatchedDisk(tmp_path / f"dry-{sync}"), sync, engine)
     life.live()
     assert life.reader is not None
     assert len(life.reader.messages) > 7  # else the test would prove nothing
@@ -152,9 +161,9 @@ def steps_of_a_life(tmp_path: Path, sync: str) -> tuple[int, int]:
     return life.disk.steps, [name.startswith("reserve store/commitlog") for name in trace].index(True)
 
 
-def cut_at(tmp_path: Path, sync: str, step: int, seeds: tuple[int, ...]) -> None:
+def cut_at(tmp_path: Path, sync: str, engine: str, step: int, seeds: tuple[int, ...]) -> None:
     disk = WatchedDisk(tmp_path / f"life-{step}", crash_at=step)
-    life = Life(disk, sync)
+    life = Life(disk, sync, engine)
     with pytest.raises(Crashed):
         life.live()
     for seed in seeds:
@@ -163,14 +172,16 @@ def cut_at(tmp_path: Path, sync: str, step: int, seeds: tuple[int, ...]) -> None
         shutil.rmtree(image)
 
 
-@pytest.mark.parametrize("part", range(3))
-@pytest.mark.parametrize("sync", ["each", "group"])
-def test_nothing_that_was_seen_is_gone(tmp_path: Path, sync: str, part: int) -> None:
+WAYS = [*[(sync, "state-table", part) for sync in ("each", "group") for part in range(3)], ("group", "half-op", 0)]
+
+
+@pytest.mark.parametrize(("sync", "engine", "part"), WAYS)  # `make torture` has them all
+def test_nothing_that_was_seen_is_gone(tmp_path: Path, sync: str, engine: str, part: int) -> None:
     """A third of the steps each, with no un-synced block surviving, with all, and with some."""
-    steps, begun = steps_of_a_life(tmp_path, sync)
+    steps, begun = steps_of_a_life(tmp_path, sync, engine)
     assert steps - begun > 60
     for step in range(begun + part, steps + 1, 3):
-        cut_at(tmp_path, sync, step, (0, 1, 2 + step))
+        cut_at(tmp_path, sync, engine, step, (0, 1, 2 + step))
 
 
 def _tail(writer: StoreWriter) -> int:
@@ -197,12 +208,16 @@ MUTATIONS: dict[str, tuple[type, str, Any]] = {
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_store_that_does_less_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The same lives with one precaution left out: some life breaks a promise, and the judge says so."""
+    is_found_out(tmp_path, monkeypatch, name, "state-table")
+
+
+def is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, engine: str) -> None:
     monkeypatch.setattr(*MUTATIONS[name])
-    life = Life(WatchedDisk(tmp_path / "dry"), "group")
+    life = Life(WatchedDisk(tmp_path / "dry"), "group", engine)
     life.live()
     for step in range(life.disk.steps // 3, life.disk.steps, 2):
         try:
-            cut_at(tmp_path, "group", step, (0,))
+            cut_at(tmp_path, "group", engine, step, (0,))
         except AssertionError:
             return
     pytest.fail("every promise was kept")

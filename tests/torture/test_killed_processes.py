@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from broker.store.engines import ENGINES
 from tests.store.killing import kill_and_judge
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("seed", [11, 12])
-def test_a_thousand_kills(seed: int, tmp_path: Path) -> None:
-    kill_and_judge(tmp_path, 500, seed)
+def test_a_thousand_kills(seed: int, engine: str, tmp_path: Path) -> None:
+    kill_and_judge(tmp_path, 500, seed, engine)

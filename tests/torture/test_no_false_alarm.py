@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from broker.store.engines import ENGINES
 from recovery.rebuild.rebuilder import rebuild
 from recovery.spark import rebuilding, verification
 from recovery.verify.verifier import verify
@@ -24,8 +25,9 @@ ROUNDS, KILLS = 10, 100
 
 
 @pytest.mark.timeout(3000)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_thousand_kills_and_no_false_alarm(layout: str, tmp_path: Path, spark: SparkSession) -> None:
+def test_a_thousand_kills_and_no_false_alarm(layout: str, engine: str, tmp_path: Path, spark: SparkSession) -> None:
     """Each round ends with the kill of every writer, and a judgement right after it."""
 
     def on_spark(number: int) -> Callable[[Path], Any]:
@@ -40,16 +42,15 @@ def test_a_thousand_kills_and_no_false_alarm(layout: str, tmp_path: Path, spark:
     total = Watch()
     for number in range(ROUNDS):
         store = tmp_path / f"store-{number}"
-        seen = watch(store, layout, KILLS, seed=number, judges=on_spark if number % 5 == 4 else None)
+        seen = watch(store, layout, KILLS, number, engine, judges=on_spark if number % 5 == 4 else None)
         assert seen.found == [], (number, seen.found[:5])
         total.kills += seen.kills
         total.verifications += seen.verifications
         total.rebuilds += seen.rebuilds
         if number < ROUNDS - 1:
             shutil.rmtree(store)
-    print(
-        f"\n{layout}: {total.kills} kills, {total.verifications} verifications, {total.rebuilds} rebuilds, none found"
-    )
+    judged = f"{total.verifications} verifications, {total.rebuilds} rebuilds"
+    print(f"\n{layout}, {engine}: {total.kills} kills, {judged}, none found")
     assert total.kills >= ROUNDS * KILLS
     assert min(total.verifications, total.rebuilds) >= ROUNDS
 

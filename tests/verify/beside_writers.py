@@ -1,6 +1,6 @@
 """Processes that write to one store in every way while one after another is killed; a verification runs beside them.
 
-`python -m tests.verify.beside_writers STORE LAYOUT KILLS SEED` forks workers and kills one after 2 to 200 ms.
+`python -m tests.verify.beside_writers STORE LAYOUT KILLS SEED ENGINE` forks workers and kills one after 2 to 200 ms.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def _fork(path: str, seed: int) -> int:
     return pid
 
 
-def main(path: str, layout: str, kills: str, seed: str) -> None:
+def main(path: str, layout: str, kills: str, seed: str, engine: str) -> None:
     """Keep the workers at work and kill one after another, all of them in the end; exit 1 when one ended by itself."""
     chance = random.Random(int(seed))
-    with broker.open(path, sync="os", layout=LAYOUTS[layout]) as store:
+    with broker.open(path, sync="os", layout=LAYOUTS[layout], transactions=engine) as store:
         for topic in TOPICS:
             store.create_topic(topic, queues=3, message_type="MIXED")
     workers = [_fork(path, number) for number in range(WORKERS)]
@@ -119,9 +119,9 @@ class Watch:
 
 
 @contextmanager
-def writers(store: Path, layout: str, kills: int, seed: int) -> Iterator[subprocess.Popen[str]]:
+def writers(store: Path, layout: str, kills: int, seed: int, engine: str) -> Iterator[subprocess.Popen[str]]:
     """The processes, from when the store is there; ended by the number of the one that started them."""
-    words = [sys.executable, "-m", "tests.verify.beside_writers", str(store), layout, str(kills), str(seed)]
+    words = [sys.executable, "-m", "tests.verify.beside_writers", str(store), layout, str(kills), str(seed), engine]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
         try:
             deadline = time.monotonic() + _STARTED_S
@@ -135,11 +135,16 @@ def writers(store: Path, layout: str, kills: int, seed: int) -> Iterator[subproc
 
 
 def watch(
-    store: Path, layout: str, kills: int, seed: int, judges: Callable[[int], Callable[[Path], Any]] | None = None
+    store: Path,
+    layout: str,
+    kills: int,
+    seed: int,
+    engine: str,
+    judges: Callable[[int], Callable[[Path], Any]] | None = None,
 ) -> Watch:
     """Judge the store all the time while its writers are killed, and right after the last of them was."""
     seen, number = Watch(kills + WORKERS), 0
-    with writers(store, layout, kills, seed) as running:
+    with writers(store, layout, kills, seed, engine) as running:
         is_over = False
         while not is_over:
             is_over = running.poll() is not None

@@ -20,7 +20,7 @@ from tests.verify.beside_writers import LAYOUTS, writers
 
 def assert_a_flipped_bit_is_found(store: Path, layout: str, kills: int) -> None:
     """In a record, a slot, a queue and the index, each while processes write and are killed; undone, all is well."""
-    with writers(store, layout, kills, seed=3):
+    with writers(store, layout, kills, 3, "state-table"):
         _wait_for_records(store)
         for kind, place in _bits(store, layout).items():
             path, at, bit = place()
