@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.test_power_cut_seen import MUTATIONS, cut_at, is_found_out, steps_of_a_life
+from tests.store.watched_lives import MUTATIONS, cut_at, is_found_out, steps_of_a_life
 
 
 @pytest.mark.timeout(1800)
