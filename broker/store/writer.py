@@ -33,6 +33,7 @@ from broker.store.read.log_reader import LogReader
 from broker.store.recover.load import RecoveryPlan, apply, leave, plan
 from broker.store.recover.steps import Progress
 from broker.store.recover.survey import survey
+from broker.store.recover.tail import is_continued
 from broker.store.shared.control import Word, boot_words, two_words
 from broker.store.write.appender import poisoned
 from broker.store.write.engine import TransactionEngine
@@ -160,7 +161,8 @@ def _recover(parts: StoreParts, progress: Progress, expected: RecoveryPlan | Non
 def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
     """Whether the control page speaks of this store as it is now. Else the log must be walked.
 
-    A record at the tail was written by another program, or, while other processes are at work, begins to be written.
+    What begins at the tail is an append that was cut off, or another program's records; while other processes are at
+    work it says nothing.
     """
     control, segment_bytes, disk = parts.control, parts.layout.segment_bytes, parts.disk
     boot, store = boot_words(disk), two_words(int(parts.store_id, 16))
@@ -171,13 +173,15 @@ def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
     tail, log = control[Word.TAIL], parts.appender.log
     if disk.entry(parts.paths.poisoned) is not None:
         return False
-    if LogReader(disk, parts.paths.commitlog, segment_bytes).missing(tail) is not None:
+    reader = LogReader(disk, parts.paths.commitlog, segment_bytes)
+    if reader.missing(tail) is not None:
         return False
     if disk.entry(log.path_of(tail - tail % segment_bytes)) is None:
         return True
     view, at = log.existing(tail)
     magic = int.from_bytes(view[at + 4 : at + 8], "big", signed=True)
-    return control[Word.INTENT] != tail or magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+    nothing_begins = magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)  # the usual case, by one look at a mapped page
+    return nothing_begins or not is_continued(reader, tail, control[Word.INTENT])
 
 
 def _meet_others(parts: StoreParts) -> None:

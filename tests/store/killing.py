@@ -26,6 +26,7 @@ from recovery.verify.verifier import verify
 from tests.compat.witness import HALF, OP, records
 
 WORKERS = 4
+GROUP = "workers"
 LAYOUT = StoreLayout(1 << 20, 60_000, 24_000, 20_000, 1000, 4000)
 TOPICS = ("Topic0", "Topic1")
 PREPARED, COMMIT, ROLLBACK = 4, 8, 12
@@ -44,16 +45,17 @@ def work(path: str, notes: str, seed: int) -> None:
 
     with broker.open(path, sync="os", layout=LAYOUT) as store:
         for number in range(1 << 40):
-            key, topic, queue_id = f"{seed}-{number}", chance.choice(TOPICS), chance.randrange(3)
+            end = chance.choice(["commit", "commit", "roll back", "leave"])
+            answer = {"commit": "c", "roll back": "r", "leave": chance.choice("cr")}[end]  # as Settler.java reads it
+            key, topic, queue_id = f"{seed}-{number}-{answer}", chance.choice(TOPICS), chance.randrange(3)
             body = chance.randbytes(chance.randint(1, 900))
             message = broker.Message(topic, body, tag="T", keys=[key])
             said = {"key": key, "topic": topic, "queue_id": queue_id, "crc": zlib.crc32(body)}
             if chance.random() < 0.2:
                 note(event="delivered", **said, queue_offset=store.append(message, queue_id=queue_id).queue_offset)
                 continue
-            half = store.transactions.prepare(message, "workers", queue_id=queue_id)
+            half = store.transactions.prepare(message, GROUP, queue_id=queue_id)
             note(event="half", **said, slot=half.slot)
-            end = chance.choice(["commit", "commit", "roll back", "leave"])
             if end == "commit":
                 note(event="delivered", **said, queue_offset=store.transactions.commit(half).queue_offset)
             elif end == "roll back":
@@ -80,7 +82,8 @@ def main(path: str, notes: str, kills: str, seed: str, engine: str) -> None:
     with broker.open(path, sync="os", layout=LAYOUT, transactions=engine) as store:
         for topic in TOPICS:
             store.create_topic(topic, queues=3, message_type="MIXED")
-    workers = [fork(path, notes, number) for number in range(WORKERS)]
+    first = int(seed) * 1_000_000  # of the seeds of the workers: several runs may share a store
+    workers = [fork(path, notes, first + number) for number in range(WORKERS)]
     for number in range(int(kills)):
         time.sleep(chance.random() * 0.06)
         victim = workers.pop(chance.randrange(WORKERS))
@@ -88,7 +91,7 @@ def main(path: str, notes: str, kills: str, seed: str, engine: str) -> None:
         _, status = os.waitpid(victim, 0)
         if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
             sys.exit(f"worker {victim} ended by itself")
-        workers.append(fork(path, notes, WORKERS + number))
+        workers.append(fork(path, notes, first + WORKERS + number))
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
@@ -162,12 +165,17 @@ def _assert_queues_have_no_gap(store: Path) -> None:
         assert numbers == list(range(len(numbers))), f"{queue} skips or repeats a queue offset"
 
 
-def kill_and_judge(folder: Path, kills: int, seed: int, engine: str) -> None:
-    """Nothing acknowledged is missing or doubled, no queue offset is skipped or used twice, verification is clean."""
-    store, notes = folder / "store", folder / "notes"
+def run(store: Path, notes: Path, kills: int, seed: int, engine: str) -> None:
+    """So many kills, in processes of their own."""
     words = [sys.executable, "-m", "tests.store.killing", str(store), str(notes), str(kills), str(seed), engine]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def kill_and_judge(folder: Path, kills: int, seed: int, engine: str) -> None:
+    """Nothing acknowledged is missing or doubled, no queue offset is skipped or used twice, verification is clean."""
+    store, notes = folder / "store", folder / "notes"
+    run(store, notes, kills, seed, engine)
     broker.open(store, sync="os").close()
     acknowledged = judge(store, notes)
     assert min(acknowledged.values()) > kills, acknowledged

@@ -22,6 +22,7 @@ from broker.store.read.layout import StoreLayout
 from broker.store.recover.load import RecoveryPlan, plan
 from broker.store.recover.survey import Owner, Survey, survey
 from broker.store.recover.tail import TailKind
+from broker.store.recover.watermark import read_watermark
 from broker.store.shared.checkpoint_file import seal
 from broker.store.shared.control import Word
 from broker.store.write.pending_record import end_draft
@@ -245,6 +246,32 @@ def test_records_of_another_program_are_not_taken_over_without_a_word(tmp_path: 
     store.close()
     assert_right(tmp_path, 11, 11, 11)
     assert seen(tmp_path).facts.owner is Owner.US
+
+
+@pytest.mark.parametrize("begun", [0, 1, 400, 5000])
+def test_a_broker_goes_on_in_the_middle_of_what_a_killed_process_had_begun(tmp_path: Path, begun: int) -> None:
+    """It begins behind the last whole record, so its records may lie across the end of our unfinished append."""
+    pid = os.fork()
+    if pid == 0:
+        store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
+        fill(store, 0, 30)
+        store.control[Word.INTENT] = store.control[Word.TAIL] + begun
+        os._exit(0)  # as one that is killed in an append: neither closed nor finished
+    assert os.waitpid(pid, 0)[1] == 0
+    end = sum(offsets(tmp_path)[-1])
+    assert seen(tmp_path).facts.page_trusted
+    at = end
+    for number in range(3):
+        raw = encode(record(number, at, topic="Strange"))
+        write_at(tmp_path, at, raw)
+        at += len(raw)
+    log = contents(tmp_path / "commitlog")
+    found = seen(tmp_path)
+    assert (found.facts.owner, found.tail.end) == (Owner.FOREIGN_SINCE, at)
+    assert read_watermark(str(tmp_path), Disk()) is None
+    with pytest.raises(StoreError, match="--broker-is-stopped"):
+        open_writer(str(tmp_path), Disk(), sync="os")
+    assert contents(tmp_path / "commitlog") == log
 
 
 # A failed forced write

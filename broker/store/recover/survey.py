@@ -18,7 +18,7 @@ from broker.store.disk.store_lock import is_held
 from broker.store.read.layout import StoreLayout, read_layout
 from broker.store.read.log_reader import LogReader
 from broker.store.read.segments import is_base
-from broker.store.recover.tail import Tail, TailKind, find_tail, record_begins
+from broker.store.recover.tail import Tail, TailKind, find_tail, is_continued
 from broker.store.recover.watermark import durable_in_this_boot
 from broker.store.shared.checkpoint_file import OwnCheckpoint, read_number, read_point
 from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words
@@ -54,7 +54,7 @@ class SurveyFacts(NamedTuple):
 
     owner: Owner
     in_use: bool  # another process holds the store's lock
-    page_trusted: bool  # the control page is of this boot and these files, and no record begins at its tail
+    page_trusted: bool  # the control page is of this boot and these files, and nobody else went on behind its tail
     poisoned: bool  # an fsync failed
     ending: Ending
     point: Point
@@ -106,7 +106,7 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     page = _page(disk, paths, layout)
     if page is not None and not alone and (in_use or not poisoned):  # who is alone has looked, and does not trust it
         tail = Tail(page[Word.TAIL], page[Word.TAIL], TailKind.WHOLE, page[Word.TAIL])
-        if in_use or not record_begins(log, page[Word.INTENT]):
+        if in_use or not is_continued(log, page[Word.TAIL], page[Word.INTENT]):
             facts = SurveyFacts(Owner.US, in_use, page_trusted=True, poisoned=bool(page[Word.POISON]),
                                 ending=_ending(closed=closed), point=Point.BEHIND, tail=TailKind.WHOLE)  # fmt: skip
             return Survey(path, facts, log.begin, page[Word.DURABLE], tail, None, layout)

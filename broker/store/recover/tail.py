@@ -86,13 +86,23 @@ def find_tail(log: LogReader, start: int, durable: int, *, adopted: int = 0, qui
 _OURS, _FOREIGN = 1, 2
 
 
-def record_begins(log: LogReader, commitlog_offset: int) -> bool:
-    """Whether a whole record begins at an offset, or behind the blank that does."""
-    window = log.read(commitlog_offset, WINDOW_BYTES)
-    size, found = _step(window, 0, commitlog_offset, log.segment_bytes)
-    if size > 0 and not found:
-        return record_begins(log, commitlog_offset + size)
-    return bool(found)
+def is_continued(log: LogReader, tail: int, intent: int) -> bool:
+    """Whether another program went on where our appends stopped: at `tail`, with `intent` the end of what was begun.
+
+    A process that was killed in an append leaves any part of it in [tail, intent), and no record of another kind. A
+    broker that opened the store begins behind the last whole record, so that its records may lie across `intent`.
+    """
+    at = tail
+    while True:
+        window = log.read(at, WINDOW_BYTES)
+        size, whose = _step(window, 0, at, log.segment_bytes)
+        if size < 0:
+            size, whose = _step(log.read(at, -size), 0, at, log.segment_bytes)
+        if size <= 0:
+            return False
+        at += size
+        if whose == _FOREIGN or (whose and at > intent):
+            return True
 
 
 def _step(window: bytes, at: int, commitlog_offset: int, segment_bytes: int) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
 from broker.store.read.layout import StoreFile, read_store_file
 from broker.store.read.log_reader import LogReader
-from broker.store.recover.tail import record_begins
+from broker.store.recover.tail import is_continued
 from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, two_words
 from broker.store.shared.queue_offsets import CELL_SIZE, cell_at
 
@@ -124,7 +124,8 @@ def read_watermark(path: str, disk: Disk, *, while_written: bool = False) -> Wat
             return _of_copy(first, disk, paths)
         if not first.is_of_boot(disk):
             return None
-        if not in_use and record_begins(LogReader(disk, paths.commitlog, first[Word.SEGMENT_SIZE]), first[Word.INTENT]):
+        log = LogReader(disk, paths.commitlog, first[Word.SEGMENT_SIZE])
+        if not in_use and is_continued(log, first[Word.TAIL], first[Word.INTENT]):
             again = _page(disk, paths, known)
             if again is not None and again[Word.INTENT] == first[Word.INTENT]:
                 return None  # another program went on with the store
