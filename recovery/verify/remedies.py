@@ -42,6 +42,8 @@ NEXT_STEPS: dict[str, str] = {
     "redo-orphan": "nothing in the log is affected; a 3.x broker that recovers may take it for a transaction",
     "queue-missing": _DERIVED,
     "queue-orphan": _DERIVED,
+    "rocksdb-end-wrong": "put the RocksDB back from a replica; one that a broker of 5.3 builds from the CommitLog may "
+    "leave out the first message of a queue",
     "index-missing": _DERIVED,
     "index-orphan": _DERIVED,
     "index-damaged": _DERIVED,

@@ -16,6 +16,8 @@ from broker.format.index import IndexHeader, IndexItem
 from broker.format.java import Host
 from broker.format.layout import Layout
 from broker.format.record import body
+from broker.format.record.innerbatch import InnerHead, InnerTail
+from broker.format.rocksdb_queue import OffsetValue, QueueValue
 from broker.format.statetable import Slot
 from broker.format.sysflag import Compression, TransactionType, with_compression, with_transaction_type
 
@@ -71,5 +73,17 @@ CODECS: dict[str, Codec] = {
 
 LAYOUTS: list[type[Layout]] = [
     *(RecordHead, RecordBorn, RecordStore, RecordMiddle),
-    *(Unit, BatchUnit, ExtUnit, Slot, IndexHeader, IndexItem, Checkpoint),
+    *(
+        Unit,
+        BatchUnit,
+        ExtUnit,
+        QueueValue,
+        OffsetValue,
+        InnerHead,
+        InnerTail,
+        Slot,
+        IndexHeader,
+        IndexItem,
+        Checkpoint,
+    ),
 ]

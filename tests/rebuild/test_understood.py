@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,12 +210,17 @@ def test_a_store_that_is_taken_over_keeps_what_its_broker_had_derived(golden_cop
 
 
 def test_salvage_says_what_it_leaves_behind(
-    kind_store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind_store: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
     path, out = kind_store("rocketmq-5.3.3-rocksdb"), tmp_path / "out"
     ran = command(capsys, "salvage", path, out)
     assert ran.code == 2
     assert f"{path}/config/topics is a RocksDB that holds the topics, the groups, the consumers' positions" in ran.err
+    assert "pip install 'checkback[rocksdb]'" in ran.err
     assert "--without-config" in ran.err
     assert not out.exists()
     ran = command(capsys, "salvage", path, out, "--without-config")

@@ -14,14 +14,17 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from broker.errors import CorruptRecord, NotUnderstood
+from broker.errors import CorruptStore, NotUnderstood
 from broker.format import config
 from broker.format.topics import LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import Paths
+from broker.store.read.kinds.rocksdb import is_rocksdb, missing_extra
+from broker.store.read.kinds.rocksdb_config import READ, SHARED, read_config_database
 
 
 class Handling(enum.Enum):
@@ -67,7 +70,7 @@ class Misfit:
 
 
 _SEGMENT = r"\d{20}"
-_NO_ROCKSDB = "checkback does not read RocksDB"
+_NO_ROCKSDB = "checkback has no rule for what is in this RocksDB"
 _OF_ITS_BROKER = "only its own broker knows what should be in it"
 _OPENED_ALIKE = "the broker opens it together with the ConsumeQueues and the checkpoint, which would no longer fit it"
 _QUEUES_ELSEWHERE = "the queues are in it, and files in its place would take its messages from the consumers"
@@ -82,7 +85,7 @@ KINDS: tuple[EntryKind, ...] = (
     EntryKind(
         "a RocksDB of queues",
         r"consumequeue/(CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+(\.dbtmp)?|\d+\.(sst|log|blob))",
-        Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB, is_of_directory=True,
+        Handling.REFUSED, _QUEUES_ELSEWHERE, is_of_directory=True,
     ),
     EntryKind(
         "a queue of light messages (LMQ)", rf"consumequeue/{LMQ_PREFIX}[^/]*/", Handling.REBUILT,
@@ -114,7 +117,7 @@ KINDS: tuple[EntryKind, ...] = (
     EntryKind("how far topics were compacted", r"compaction/([^/]+/|position-checkpoint)", Handling.KEPT),
     EntryKind("a compacted topic", r"compaction/.*", Handling.KEPT, unjudged=_OF_ITS_BROKER, is_if_filled=True),
     EntryKind(
-        "the key-value service of POP", r"kvStore/.*", Handling.KEPT, unjudged=f"{_NO_ROCKSDB}, which it is",
+        "the key-value service of POP", r"kvStore/.*", Handling.KEPT, unjudged=_NO_ROCKSDB,
         is_if_filled=True,
     ),
     EntryKind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
@@ -124,7 +127,7 @@ KINDS: tuple[EntryKind, ...] = (
         "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REFUSED,
         "checkback does not build one, and a broker does not start when a ConsumeQueue stands in its place",
     ),
-    EntryKind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB),
+    EntryKind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE),
     EntryKind(
         "a RocksDB of the broker", r"rocksdbstore/\d+\.(sst|log|blob)", Handling.REFUSED, _OPENED_ALIKE, _NO_ROCKSDB,
         is_of_directory=True, is_if_filled=True,
@@ -143,8 +146,7 @@ CONFIG_IN_ROCKSDB = {
     "subscriptionGroups": "the groups", "consumerOffsets": "the consumers' positions",
     "users": "the users", "acls": "their permissions",
 }  # fmt: skip
-_NAMES_TOPICS = ("topics", "rdb", "metadata")
-_ROCKSDB_MARK = "CURRENT"  # every RocksDB has it, and no other directory of a store
+_NAMES_TOPICS = ("topics", *SHARED)
 _REPLACED = ("consumequeue/", "index/", "transaction/")
 _REFUSED = (Handling.REFUSED, Handling.REBUILT)
 _WALKED = (*_REPLACED, "rocksdbstore/", "compaction/", "timerlog/", "kvStore/")
@@ -183,8 +185,10 @@ class Inventory:
         entries = (self._unjudged(*entry) for entry in self.entries)
         found = dict.fromkeys(one for one in entries if one is not None)
         for name in self.rocksdb_config:
-            what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB.get(name, 'configuration')}"
-            found[Misfit(os.path.join(self.store, "config", name), what, _NO_ROCKSDB)] = None
+            why = missing_extra() if name in READ else _NO_ROCKSDB
+            if why:
+                what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB.get(name, 'configuration')}"
+                found[Misfit(os.path.join(self.store, "config", name), what, why)] = None
         return list(found)
 
     def _unjudged(self, path: str, size: int, kind: EntryKind | None) -> Misfit | None:
@@ -204,9 +208,9 @@ class Inventory:
         misfits = (self._misfit(*entry, refused) for entry in self.entries if not entry[0].startswith(_REPLACED))
         yield from dict.fromkeys(one for one in misfits if one is not None)
         for name in self.rocksdb_config:
-            if name in _NAMES_TOPICS:
+            if name in _NAMES_TOPICS and missing_extra():
                 what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB[name]}"
-                why = "checkback does not read it, so it does not know which queues there are, and of which type"
+                why = f"which queues there are, and of which type, is not known: {missing_extra()}"
                 yield Misfit(os.path.join(self.store, "config", name), what, why)
         for topic, name in self.queue_types:
             what = f"the table that gives topic {topic} the queue type {name}"
@@ -258,17 +262,23 @@ def _entries(path: str, disk: Disk) -> list[Entry]:
 def _rocksdb_config(store: str, disk: Disk) -> Iterator[str]:
     """The directories under config/ that are RocksDBs."""
     for entry in _entries(Paths(store).config(""), disk):
-        if entry.is_folder and disk.entry(os.path.join(entry.path, _ROCKSDB_MARK)) is not None:
+        if entry.is_folder and is_rocksdb(entry.path, disk):
             yield entry.name
 
 
 def _queue_types(store: str, disk: Disk) -> Iterator[tuple[str, str]]:
     """The topics that topics.json, or the version before it, gives a type of queue other than the plain one."""
     types: dict[str, str] = {}
-    for name in ("topics.json.bak", "topics.json"):
+    paths = Paths(store)
+    readers: list[Callable[[], bytes | None]] = [
+        *(partial(disk.read, paths.config(name)) for name in ("topics.json.bak", "topics.json")),
+        partial(read_config_database, "topics.json", paths, disk),
+    ]
+    for read in readers:
         try:
-            topics = config.decode_topics(disk.read(Paths(store).config(name))).topics
-        except (Missing, CorruptRecord):
+            raw = read()
+            topics = config.decode_topics(raw).topics if raw is not None else {}
+        except (Missing, CorruptStore):
             continue
         types.update({topic: one.attributes.get(QUEUE_TYPE, SIMPLE_QUEUE) for topic, one in topics.items()})
     yield from sorted((topic, name) for topic, name in types.items() if name != SIMPLE_QUEUE)
