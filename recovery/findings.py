@@ -31,7 +31,7 @@ KINDS: dict[str, str] = {
     "redo-orphan": "a redo unit that belongs to no prepared record or end",
     "queue-missing": "a message that its ConsumeQueue lacks: nobody will consume it",
     "queue-orphan": "a ConsumeQueue unit that belongs to no record",
-    "rocksdb-end-wrong": "a queue in a RocksDB whose stated end is not its last unit: consumers or the broker stop there",
+    "rocksdb-end-wrong": "a queue in a RocksDB that ends elsewhere than the broker's table of ends says",
     "index-missing": "a key that the index lacks",
     "index-orphan": "an index item that belongs to no record",
     "index-damaged": "an index file whose chains or header do not agree with its items",

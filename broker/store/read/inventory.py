@@ -20,7 +20,7 @@ from functools import partial
 
 from broker.errors import CorruptStore, NotUnderstood
 from broker.format import config
-from broker.format.topics import LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
+from broker.format.topics import BATCH_QUEUE, LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import Paths
 from broker.store.read.kinds.rocksdb import is_rocksdb, missing_extra
@@ -94,6 +94,13 @@ KINDS: tuple[EntryKind, ...] = (
     EntryKind("a topic's queues", r"consumequeue/[^/]+/", Handling.BUILT),
     EntryKind("a queue", r"consumequeue/[^/]+/\d+/", Handling.BUILT),
     EntryKind("a file of a queue", rf"consumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
+    EntryKind(
+        "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REBUILT,
+        "a recovery does not build it, but checkback rebuild does",
+    ),
+    EntryKind("a topic's BatchConsumeQueues", r"batchconsumequeue/[^/]+/", Handling.BUILT),
+    EntryKind("one of these", r"batchconsumequeue/[^/]+/\d+/", Handling.BUILT),
+    EntryKind("a file of it", rf"batchconsumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
     EntryKind("the index", r"index/", Handling.BUILT),
     EntryKind("a file of the index", r"index/\d{17}", Handling.BUILT),
     EntryKind("the transactions of 3.x", r"transaction/", Handling.BUILT),
@@ -123,10 +130,6 @@ KINDS: tuple[EntryKind, ...] = (
     EntryKind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
     EntryKind("a small file", r"(lock|(abort|checkpoint)\.(bak|(\d+\.)?tmp))", Handling.KEPT),
     # What only its own broker can make.
-    EntryKind(
-        "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REFUSED,
-        "checkback does not build one, and a broker does not start when a ConsumeQueue stands in its place",
-    ),
     EntryKind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE),
     EntryKind(
         "a RocksDB of the broker", r"rocksdbstore/\d+\.(sst|log|blob)", Handling.REFUSED, _OPENED_ALIKE, _NO_ROCKSDB,
@@ -147,7 +150,7 @@ CONFIG_IN_ROCKSDB = {
     "users": "the users", "acls": "their permissions",
 }  # fmt: skip
 _NAMES_TOPICS = ("topics", *SHARED)
-_REPLACED = ("consumequeue/", "index/", "transaction/")
+_REPLACED = ("consumequeue/", "batchconsumequeue/", "index/", "transaction/")
 _REFUSED = (Handling.REFUSED, Handling.REBUILT)
 _WALKED = (*_REPLACED, "rocksdbstore/", "compaction/", "timerlog/", "kvStore/")
 _PATTERNS = tuple((re.compile(kind.pattern), kind) for kind in KINDS)
@@ -161,6 +164,7 @@ class Inventory:
     entries: tuple[tuple[str, int, EntryKind | None], ...]  # path below the store, size, kind
     rocksdb_config: tuple[str, ...] = ()  # names of directories under config/
     queue_types: tuple[tuple[str, str], ...] = ()  # topics whose queues are not plain ConsumeQueues
+    batch_topics: frozenset[str] = frozenset()  # of these, the topics that are known to have BatchConsumeQueues
 
     def holds(self, prefix: str, *, beside: str = "") -> bool:
         """Whether an entry below a directory holds anything, other than the one file `beside`."""
@@ -213,9 +217,13 @@ class Inventory:
                 why = f"which queues there are, and of which type, is not known: {missing_extra()}"
                 yield Misfit(os.path.join(self.store, "config", name), what, why)
         for topic, name in self.queue_types:
+            if Handling.REBUILT not in refused and topic in self.batch_topics:
+                continue
             what = f"the table that gives topic {topic} the queue type {name}"
             yield Misfit(
-                Paths(self.store).config("topics.json"), what, f"checkback builds queues of type {SIMPLE_QUEUE} only"
+                Paths(self.store).config("topics.json"),
+                what,
+                f"a rebuild makes queues of type {SIMPLE_QUEUE} and {BATCH_QUEUE}, other verbs the first",
             )
 
     def _misfit(self, path: str, size: int, kind: EntryKind | None, refused: tuple[Handling, ...]) -> Misfit | None:
@@ -236,7 +244,11 @@ def kind_of(path: str) -> EntryKind | None:
 def inventory(store: str, disk: Disk) -> Inventory:
     """Walk a store. Raises StoreError where this user may not look."""
     entries = tuple((path, size, kind_of(path)) for path, size in _walk(store, disk))
-    return Inventory(store, entries, tuple(_rocksdb_config(store, disk)), tuple(_queue_types(store, disk)))
+    backup, *tables = _queue_types(store, disk)
+    known = {topic: name for table in tables for topic, name in table.items()}
+    others = tuple(sorted((topic, name) for topic, name in {**backup, **known}.items() if name != SIMPLE_QUEUE))
+    batches = {topic for topic, name in known.items() if name == BATCH_QUEUE}
+    return Inventory(store, entries, tuple(_rocksdb_config(store, disk)), others, frozenset(batches))
 
 
 def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
@@ -248,7 +260,7 @@ def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
             path = f"{above}{entry.name}/" if entry.is_folder else f"{above}{entry.name}"
             yield path, entry.size
             kind = kind_of(path) if entry.is_folder else None
-            if path.startswith(_WALKED) and kind is not None and kind.handling not in _REFUSED:
+            if path.startswith(_WALKED) and kind is not None and kind.handling is not Handling.REFUSED:
                 waiting.append(path)
 
 
@@ -266,9 +278,8 @@ def _rocksdb_config(store: str, disk: Disk) -> Iterator[str]:
             yield entry.name
 
 
-def _queue_types(store: str, disk: Disk) -> Iterator[tuple[str, str]]:
-    """The topics that topics.json, or the version before it, gives a type of queue other than the plain one."""
-    types: dict[str, str] = {}
+def _queue_types(store: str, disk: Disk) -> Iterator[dict[str, str]]:
+    """The type of queue of each topic, by the backup of topics.json, by topics.json, and by a RocksDB in its place."""
     paths = Paths(store)
     readers: list[Callable[[], bytes | None]] = [
         *(partial(disk.read, paths.config(name)) for name in ("topics.json.bak", "topics.json")),
@@ -279,9 +290,8 @@ def _queue_types(store: str, disk: Disk) -> Iterator[tuple[str, str]]:
             raw = read()
             topics = config.decode_topics(raw).topics if raw is not None else {}
         except (Missing, CorruptStore):
-            continue
-        types.update({topic: one.attributes.get(QUEUE_TYPE, SIMPLE_QUEUE) for topic, one in topics.items()})
-    yield from sorted((topic, name) for topic, name in types.items() if name != SIMPLE_QUEUE)
+            topics = {}
+        yield {topic: one.attributes.get(QUEUE_TYPE, SIMPLE_QUEUE) for topic, one in topics.items()}
 
 
 def refusal(store: str, misfits: Sequence[Misfit]) -> NotUnderstood:
