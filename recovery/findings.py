@@ -35,6 +35,8 @@ KINDS: dict[str, str] = {
     "index-missing": "a key that the index lacks",
     "index-orphan": "an index item that belongs to no record",
     "index-damaged": "an index file whose chains or header do not agree with its items",
+    "timer-missing": "a message that waits, and that the timer wheel lacks: nobody will deliver it when it is due",
+    "timer-orphan": "a place in the timer wheel that leads to no message that waits",
     "end-without-half": "an end (or op message) that names no half message",
     "end-differs": "an end is not the copy of its half message that it should be: one of the two was changed",
     "double-end": "a transaction was ended again, the same way",

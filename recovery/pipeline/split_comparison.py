@@ -31,6 +31,7 @@ from recovery.verify.index_items import IndexingRule, expected_items
 from recovery.verify.kinds.batch_queues import BatchQueueComparison, BatchQueueName
 from recovery.verify.kinds.queue_ext import queue_ext_of
 from recovery.verify.kinds.rocksdb_queues import rocksdb_comparison
+from recovery.verify.kinds.timers import TimerComparison, timers_of
 from recovery.verify.redo_log import RedoDifferences, RedoLogComparison
 
 _AHEAD = 1 << 16
@@ -61,6 +62,7 @@ class SplitDifferences:
     queues: QueueClaims = field(default_factory=QueueClaims)
     rocksdb_queues: QueueClaims = field(default_factory=QueueClaims)
     batch_claimed: dict[BatchQueueName, list[Interval]] = field(default_factory=dict)
+    timers: list[Rows] = field(default_factory=list)
     redo: RedoDifferences | None = None
     index: dict[IndexingRule, tuple[Rows, Rows]] = field(default_factory=dict)  # missing, strays
 
@@ -159,6 +161,8 @@ class SplitComparison:
         self._rocksdb_queues = rocksdb_comparison(files, findings, defers_delayed=True)
         self._batch_queues = BatchQueueComparison(files, findings) if files.batch_topics else None
         self._redo = RedoLogComparison(files.redo_units(), findings, part.redo) if files.has_redo_log else None
+        timers = timers_of(files)
+        self._timers = TimerComparison(timers, findings) if timers is not None else None
         self._index = _SplitIndex(files, part.items) if files.has_index else None
 
     def add(self, records: Records, kinds: Kinds) -> None:
@@ -171,6 +175,8 @@ class SplitComparison:
             self._batch_queues.add(records, kinds)
         if self._redo is not None:
             self._redo.add(records, kinds)
+        if self._timers is not None:
+            self._timers.add(records, kinds)
         if self._index is not None:
             self._index.add(records, kinds)
 
@@ -185,6 +191,8 @@ class SplitComparison:
             differences.batch_claimed = self._batch_queues.claims()
         if self._redo is not None:
             differences.redo = self._redo.differences()
+        if self._timers is not None:
+            differences.timers = self._timers.waiting
         if self._index is not None:
             differences.index = self._index.differences(self._split.start)
         return differences

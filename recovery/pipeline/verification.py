@@ -27,6 +27,7 @@ from recovery.verify.index_files import open_live_index
 from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.queue_ext import queue_ext_of
 from recovery.verify.kinds.rocksdb_queues import rocksdb_comparison
+from recovery.verify.kinds.timers import TimerComparison, timers_of
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
 
@@ -77,6 +78,10 @@ def _merged(files: StoreFiles, inspected: InspectedLog, findings: Findings) -> C
     comparisons.rocksdb_queues = rocksdb_comparison(files, findings)
     if comparisons.rocksdb_queues is not None:
         merge_queues(comparisons.rocksdb_queues, splits, [part.rocksdb_queues for part in parts])
+    timers = timers_of(files)
+    if timers is not None:
+        comparisons.timers = TimerComparison(timers, findings)
+        comparisons.timers.waiting = [rows for part in parts for rows in part.timers]
     if files.batch_topics:
         comparisons.batch_queues = BatchQueueComparison(files, findings)
         merge_batch_queues(comparisons.batch_queues, parts)

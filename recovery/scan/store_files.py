@@ -211,8 +211,7 @@ class StoreFiles:
 
     def batch_units(self, topic: str, queue_id: int) -> UnitFile:
         """The units of a BatchConsumeQueue, numbered from the first file on."""
-        listing = self._listing(os.path.join(self._folder.paths.batchconsumequeue, topic, str(queue_id)))
-        return UnitFile(listing, _BATCH_UNIT)
+        return UnitFile(self._listing(self._folder.paths.batch_queue(topic, queue_id)), _BATCH_UNIT)
 
     # The units that may be verified
 

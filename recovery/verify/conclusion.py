@@ -33,6 +33,7 @@ from recovery.verify.index import IndexComparison
 from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.not_judged import not_judged
 from recovery.verify.kinds.rocksdb_queues import rocksdb_fault
+from recovery.verify.kinds.timers import TimerComparison
 from recovery.verify.later_ends import later_ends
 from recovery.verify.live_writes import LAG_MS, Unfinished
 from recovery.verify.redo_log import RedoLogComparison
@@ -65,6 +66,7 @@ class Comparisons:
     batch_queues: BatchQueueComparison | None = None
     index: IndexComparison | None = None
     redo_log: RedoLogComparison | None = None
+    timers: TimerComparison | None = None
     table: StateTableComparison | None = None
 
 
@@ -155,6 +157,8 @@ class Conclusion:
             parts.batch_queues.finish(context)
         if parts.index is not None:
             parts.index.finish(context)
+        if parts.timers is not None:
+            parts.timers.finish(context)
         if self.log.evidence.lone and parts.redo_log is not None:
             parts.redo_log.finish(context)
         is_half_op = files.table_generation is Generation.HALF_OP

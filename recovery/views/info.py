@@ -30,6 +30,7 @@ from recovery.scan.store_files import StoreFiles
 from recovery.transactions.tracker import TransactionTracker
 from recovery.verify.index_files import open_index
 from recovery.verify.kinds.batch_queues import offsets_of
+from recovery.views.waiting import count_timers
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -88,6 +89,15 @@ class UnitsInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TimersInfo:
+    """The messages in the timer wheel."""
+
+    waiting: int
+    first_due_ms: int
+    last_due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class DamageInfo:
     """Something that could not be read as what it should be."""
 
@@ -117,6 +127,7 @@ class Info:
     index: list[IndexInfo] = field(default_factory=list)
     state_table: UnitsInfo | None = None
     redo_log: UnitsInfo | None = None
+    timers: TimersInfo | None = None
     damages: list[DamageInfo] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -150,6 +161,7 @@ class _InfoReader:
             writers=writers(self._files.path),
             state_table=self._units(self._store.state_table, self._files.has_state_table),
             redo_log=self._units(self._store.redo_log, self._files.has_redo_log),
+            timers=self._timers(),
             damages=self._damages,
         )
         info = replace(info, groups=self._groups(info.queues), **self._small_files())
@@ -175,6 +187,10 @@ class _InfoReader:
             self._damaged(kind, self._files.rocksdb or self._files.path, error)
             return []
         return list(queues.ends) if queues is not None else []
+
+    def _timers(self) -> TimersInfo | None:
+        counted = TimersInfo(*count_timers(self._files.path))
+        return counted if counted.waiting else None
 
     def _groups(self, queues: list[QueueInfo]) -> list[GroupInfo]:
         ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}

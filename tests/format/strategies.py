@@ -72,18 +72,7 @@ CODECS: dict[str, Codec] = {
 }
 
 LAYOUTS: list[type[Layout]] = [
-    *(RecordHead, RecordBorn, RecordStore, RecordMiddle),
-    *(
-        Unit,
-        BatchUnit,
-        ExtUnit,
-        QueueValue,
-        OffsetValue,
-        InnerHead,
-        InnerTail,
-        Slot,
-        IndexHeader,
-        IndexItem,
-        Checkpoint,
-    ),
+    *(RecordHead, RecordBorn, RecordStore, RecordMiddle, InnerHead, InnerTail),
+    *(Unit, BatchUnit, ExtUnit, QueueValue, OffsetValue, TimerSlot, TimerUnit, TimerCheck),
+    *(Slot, IndexHeader, IndexItem, Checkpoint),
 ]
