@@ -18,9 +18,9 @@ from broker.format import checkpoint, config, consumequeue
 from broker.format.checkpoint import Checkpoint
 from broker.format.consumequeue import BatchUnit, Unit
 from broker.format.index import IndexHeader, IndexItem, key_hash, key_hash_3_0
+from broker.format.kinds.rocksdb_queue import QueueValue
 from broker.format.layout import Layout
 from broker.format.redolog import is_prepared
-from broker.format.rocksdb_queue import QueueValue
 from broker.format.statetable import STATES, Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC

@@ -15,8 +15,8 @@ from rocksdict import Options, Rdict
 
 import broker
 from broker.errors import CorruptStore
-from broker.format import rocksdb_queue as layout
-from broker.format.rocksdb_queue import OFFSETS, UNITS, OffsetValue, QueueValue
+from broker.format.kinds import rocksdb_queue as layout
+from broker.format.kinds.rocksdb_queue import OFFSETS, UNITS, OffsetValue, QueueValue
 from broker.store.disk.files import Disk
 from broker.store.read.kinds.rocksdb import open_rocksdb
 from recovery.verify.verifier import verify

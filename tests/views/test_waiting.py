@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.format.timer import TimerCheck, TimerSlot, TimerUnit
+from broker.format.kinds.timer import TimerCheck, TimerSlot, TimerUnit
 from recovery.verify.verifier import verify
 from recovery.views.info import look
 from recovery.views.waiting import popped, timers

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.errors import CorruptStore
-from broker.format import rocksdb_queue as layout
-from broker.format.rocksdb_queue import QueueValue
+from broker.format.kinds import rocksdb_queue as layout
+from broker.format.kinds.rocksdb_queue import QueueValue
 from broker.store.disk.paths import Paths
 from broker.store.read.kinds.rocksdb import NoRocksDB
 from broker.store.read.kinds.rocksdb_queues import RocksDBQueue, RocksDBQueues, has_queue_files

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from broker.format import config
-from broker.format import rocksdb_config as layout
+from broker.format.kinds import rocksdb_config as layout
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.kinds.rocksdb import RocksDB, is_rocksdb, missing_extra, open_rocksdb

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from broker.errors import CorruptRecord
-from broker.format import rocksdb_queue as layout
 from broker.format.consumequeue import Unit
-from broker.format.rocksdb_queue import OFFSETS, UNITS, OffsetValue, QueueValue
+from broker.format.kinds import rocksdb_queue as layout
+from broker.format.kinds.rocksdb_queue import OFFSETS, UNITS, OffsetValue, QueueValue
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
 from broker.store.read.kinds.rocksdb import RocksDB, is_rocksdb, open_rocksdb

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from broker.format.timer import DELETES, NOWHERE, ROLLED, TimerCheck, TimerSlot, TimerUnit
+from broker.format.kinds.timer import DELETES, NOWHERE, ROLLED, TimerCheck, TimerSlot, TimerUnit
 from broker.store.disk.files import Missing, ReadFile
 from broker.store.read.directory import StoreDirectory
 
