@@ -16,8 +16,8 @@ from broker.message import Message
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import path_of_store
 from broker.store.engines import ENGINES
-from broker.store.read.consumequeue import ConsumeQueue
 from broker.store.read.detect import check_place
+from broker.store.read.kinds.every_queue import AnyQueue
 from broker.store.read.layout import StoreLayout
 from broker.store.read.store import Store
 from broker.store.shared.control import Word
@@ -213,11 +213,11 @@ class WritableStore(Store):
         )
 
     @staticmethod
-    def _is_beyond(queue: ConsumeQueue, queue_offset: int, visible: int) -> bool:
+    def _is_beyond(queue: AnyQueue, queue_offset: int, visible: int) -> bool:
         unit = queue.get(queue_offset)
         return unit is None or unit.commitlog_offset >= visible
 
-    def _record_of(self, queue: ConsumeQueue, queue_offset: int) -> Record | None:
+    def _record_of(self, queue: AnyQueue, queue_offset: int) -> Record | None:
         unit = queue.get(queue_offset)
         if unit is None or unit.commitlog_offset >= self.visible_end:
             return None

@@ -15,6 +15,7 @@ from broker.format.layout import Layout, i16, i32, i64
 
 UNIT_SIZE = 20
 FILE_SIZE = 300_000 * UNIT_SIZE  # by default
+BATCH_FILE_SIZE = 300_000 * 46  # by default
 FILLER_SIZE = 0x7FFFFFFF
 EXT_ADDRESS_MAX = -(1 << 31) - 1
 _LONG_MIN = -(1 << 63)

@@ -25,6 +25,8 @@ BATCH_QUEUE = "BatchCQ"
 SYSTEM_PREFIX = "rmq_sys_"
 AUTO_CREATE_TOPIC = "TBW102"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"  # and the cluster's name: what was popped, and what was acknowledged of it
+REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 
 # fmt: off
 SYSTEM_TOPICS = frozenset((

@@ -152,6 +152,8 @@ class What(StrEnum):
     INDEX = "index"
     CHECKPOINT = "checkpoint"
     CONFIG = "config"
+    TIMERS = "timers"
+    POPPED = "popped"
 
 
 def dump(
@@ -159,7 +161,8 @@ def dump(
     what: Annotated[
         What,
         typer.Argument(
-            metavar="WHAT", help="commitlog, consumequeue, redolog, statetable, index, checkpoint or config."
+            metavar="WHAT",
+            help="commitlog, consumequeue, redolog, statetable, index, checkpoint, config, timers or popped.",
         ),
     ] = What.COMMITLOG,
     name: Annotated[
@@ -188,6 +191,17 @@ def dump(
 
         file, value = dump_config(store, name)
         print_json(value) if as_json else show([file, json.dumps(value, indent=2, ensure_ascii=False)])
+        return
+    if what in (What.TIMERS, What.POPPED):
+        from recovery.cli.terminal.tables_waiting import popped_lines, timer_lines
+        from recovery.views.waiting import popped, timers
+
+        if what is What.TIMERS:
+            waiting = timers(store, limit)
+            print_json([one.as_json() for one in waiting]) if as_json else show(timer_lines(waiting))
+        else:
+            batches = popped(store)[:limit]
+            print_json([one.as_json() for one in batches]) if as_json else show(popped_lines(batches))
         return
     entries = _entries(store, what, name, DumpSelection(start, end, limit, topic, key))
     if as_json:
@@ -298,6 +312,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
         "dump shop.store --topic orders --key 4711",
         "dump shop.store consumequeue orders/0 --from 100 --to 120",
         "dump shop.store config topics",
+        "dump shop.store timers --limit 20",
     ),
     salvage: examples("salvage shop.store shop.saved", "salvage shop.store shop.saved --json"),
 }

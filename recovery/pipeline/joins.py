@@ -37,7 +37,7 @@ from recovery.pipeline.store_location import LogManifest
 from recovery.pipeline.transaction_rows import transaction_rows, write_rows
 from recovery.rebuild.entries import slots_of
 from recovery.scan.record_at import record_at
-from recovery.scan.spill import joined, pick
+from recovery.scan.spill import joined
 from recovery.transactions.digest import Digest
 from recovery.transactions.events import Names, Redeliveries, Rows
 from recovery.transactions.fingerprint import difference
@@ -120,7 +120,7 @@ def join_ends(context: JoinContext) -> Callable[[pa.Table], Iterator[tuple[str, 
 def _slots(rebuild_plan: RebuildPlan, found: list[Outcomes], names: Names) -> Iterator[tuple[str, int, Any]]:
     """The slots of these transactions, dealt to the files of the state table."""
     for outcomes in found:
-        rows = pick(outcomes.rows, outcomes.rows["generation"] == Generation.STATE_TABLE)
+        rows = outcomes.slots(rebuild_plan.table_generation)
         for chunk in chunks(rebuild_plan, OutputFile(TABLE, 0), 0, *slots_of(rows, names)):
             yield CELLS, chunk.target.part, chunk
 
@@ -164,6 +164,8 @@ def join_keys(context: JoinContext) -> Callable[[pa.Table], Iterator[tuple[str, 
         _summarize(context, result, outcomes, names)
         if context.with_rows:
             yield from _emit_rows(context, result, transaction_rows(outcomes, rows, names, strings, context.now_ms))
+        if context.rebuild_plan is not None:
+            yield from _slots(context.rebuild_plan, outcomes, names)
         yield OUTCOMES, 0, result
 
     return join

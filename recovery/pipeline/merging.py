@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from recovery.pipeline.split_comparison import DerivedRange, NumberedItems, SplitDifferences
+from recovery.pipeline.split_comparison import DerivedRange, NumberedItems, QueueClaims, SplitDifferences
 from recovery.pipeline.splits import Split
 from recovery.scan.units import Interval
 from recovery.transactions.events import Names, Rows
@@ -22,7 +22,7 @@ from recovery.verify.redo_log import EXPECTED, NUMBERED, RedoDifferences, withou
 from recovery.verify.state_table import StateTableComparison, TableClaims
 
 
-def merge_queues(queues: QueueComparison, splits: Sequence[Split], parts: Sequence[SplitDifferences]) -> None:
+def merge_queues(queues: QueueComparison, splits: Sequence[Split], parts: Sequence[QueueClaims]) -> None:
     """Hand `queues` what each split claimed; delayed records are compared a segment at a time."""
     claimed: dict[tuple[str, int], list[Interval]] = defaultdict(list)
     delayed: dict[tuple[str, int, int], list[DelayedRecords]] = defaultdict(list)

@@ -28,8 +28,10 @@ from broker.store.disk.paths import Paths
 from broker.store.read.inventory import Misfit
 from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import NAME_DIGITS
+from broker.transaction.events import Generation
 from recovery.pipeline.blocks import SCHEMA, each_of, rows_of
 from recovery.pipeline.store_location import StoreLocation
+from recovery.rebuild.batch_queues import as_on_disk
 from recovery.rebuild.entries import SLOT, UNIT, Claim, keep_live_tags, owners, queue_runs, redo_units
 from recovery.rebuild.file_writers import IndexFiles
 from recovery.rebuild.misfits import misfits_of_records
@@ -39,12 +41,14 @@ from recovery.scan.spill import joined
 from recovery.scan.units import Ints, Rows
 from recovery.verify.index_items import EXPECTED as ITEM
 from recovery.verify.index_items import IndexingRule, expected_items
+from recovery.verify.kinds.batch_queues import BATCH_UNIT, BatchQueueName, batch_runs
 
-CELLS, REDO, ITEMS, WRITTEN = "cells", "redo", "items", "filed"
+CELLS, REDO, ITEMS, BATCHES, WRITTEN = "cells", "redo", "items", "batches", "filed"
+BATCH_QUEUE = "batchconsumequeue"
 QUEUE, REDO_LOG, TABLE, INDEX = "consumequeue", "redolog", "statetable", "index"
 _INDEX_DIGITS = 17
 _NO_NUMBERS = np.zeros(0, np.int64)
-_DTYPES: dict[str, Any] = {QUEUE: UNIT, REDO_LOG: UNIT, TABLE: SLOT}
+_DTYPES: dict[str, Any] = {QUEUE: UNIT, BATCH_QUEUE: BATCH_UNIT, REDO_LOG: UNIT, TABLE: SLOT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,18 @@ class RebuildPlan:
     sizes: StoreLayout
     rule: IndexingRule
     whole_records: bool  # whether the items of a record stay in one index file
+    batch_queue_bytes: int  # of a file of a BatchConsumeQueue
+    table_generation: Generation  # of the transactions that have slots
 
     def units_in_file(self, kind: str) -> int:
         """How many units or slots a file of some kind holds."""
         sizes = self.sizes
-        size = {QUEUE: sizes.consume_queue_bytes, REDO_LOG: sizes.redo_log_bytes, TABLE: sizes.state_table_bytes}[kind]
+        size = {
+            QUEUE: sizes.consume_queue_bytes,
+            BATCH_QUEUE: self.batch_queue_bytes,
+            REDO_LOG: sizes.redo_log_bytes,
+            TABLE: sizes.state_table_bytes,
+        }[kind]
         return int(size // np.dtype(_DTYPES[kind]).itemsize)
 
 
@@ -83,7 +94,8 @@ class OutputFile(NamedTuple):
         if self.kind == INDEX:
             return os.path.join(paths.index, f"{self.file:0{_INDEX_DIGITS}}")
         folder = {REDO_LOG: paths.redo_log, TABLE: paths.state_table}.get(self.kind)
-        folder = folder or paths.queue(self.topic, self.queue_id)
+        of_topic = paths.batch_queue if self.kind == BATCH_QUEUE else paths.queue
+        folder = folder or of_topic(self.topic, self.queue_id)
         base = self.file * rebuild_plan.units_in_file(self.kind) * np.dtype(_DTYPES[self.kind]).itemsize
         return os.path.join(folder, f"{base:0{NAME_DIGITS}}")
 
@@ -104,6 +116,7 @@ class EntryCounts:
 
     redo: int = 0
     items: int = 0
+    batches: dict[BatchQueueName, int] = field(default_factory=dict)  # units of each BatchConsumeQueue
     misfits: list[Misfit] = field(default_factory=list)
 
 
@@ -138,6 +151,7 @@ class SplitBuilder:
     def __init__(self, rebuild_plan: RebuildPlan) -> None:
         self._plan, self._files = rebuild_plan, rebuild_plan.place.files()
         self._queues: dict[tuple[str, int], list[tuple[Ints, Rows]] | None] = {}
+        self._batches: dict[BatchQueueName, list[Rows]] = {}
         self._redo: list[Rows] = []
         self._items: list[Rows] = []
         self._misfits: list[Misfit] = []
@@ -145,7 +159,7 @@ class SplitBuilder:
     def add(self, records: Records, kinds: Kinds) -> None:
         """Make what these records have."""
         if not self._misfits:
-            self._misfits += misfits_of_records(records, self._files)
+            self._misfits += misfits_of_records(records, kinds, self._files)
         for run in queue_runs(records, kinds):
             key = (run.topic, run.queue_id)
             if key not in self._queues:
@@ -154,12 +168,15 @@ class SplitBuilder:
             if held is not None:
                 keep_live_tags(run, self._files)
                 held.append((run.numbers, run.units))
+        for batch in batch_runs(records, kinds, self._files.batch_topics):
+            self._batches.setdefault((batch.topic, batch.queue_id), []).append(as_on_disk(batch))
         self._redo.append(redo_units(records, kinds))
         self._items.append(expected_items(records, kinds, self._plan.rule))
 
     def counts(self) -> EntryCounts:
         """How many there are of what has no place yet."""
-        return EntryCounts(sum(map(len, self._redo)), sum(map(len, self._items)), self._misfits)
+        batches = {name: sum(map(len, runs)) for name, runs in self._batches.items()}
+        return EntryCounts(sum(map(len, self._redo)), sum(map(len, self._items)), batches, self._misfits)
 
     def blocks(self, split_number: int) -> Iterator[tuple[str, int, Any]]:
         """Everything, once all was added."""
@@ -169,6 +186,8 @@ class SplitBuilder:
                 target = OutputFile(QUEUE, 0, topic, queue_id)
                 for chunk in chunks(self._plan, target, split_number, numbers, units):
                     yield CELLS, chunk.target.part, chunk
+        for name, parts in self._batches.items():
+            yield BATCHES, split_number, (name, joined(parts, BATCH_UNIT))
         yield REDO, split_number, joined(self._redo, UNIT)
         yield ITEMS, split_number, joined(self._items, ITEM)
 
@@ -198,6 +217,7 @@ class Placement:
     items: Sequence[int]
     index_starts: Sequence[int] = ()
     index_names: Sequence[int] = ()
+    batches: Sequence[Mapping[BatchQueueName, int]] = ()
     with_redo: bool = True
 
 
@@ -205,6 +225,10 @@ def placed(rebuild_plan: RebuildPlan, layout: Placement, tag: str, part: int, ro
     """The pieces of a block that a split left: cells have their place, the others get theirs."""
     if tag == CELLS:
         yield rows
+    elif tag == BATCHES:
+        name, units = rows
+        numbers = layout.batches[part][name] + np.arange(len(units))
+        yield from chunks(rebuild_plan, OutputFile(BATCH_QUEUE, 0, *name), part, numbers, units)
     elif tag == REDO and layout.with_redo:
         numbers = layout.redo[part] + np.arange(len(rows))
         yield from chunks(rebuild_plan, OutputFile(REDO_LOG, 0), part, numbers, rows)

@@ -30,6 +30,8 @@ from recovery.verify.index_items import EXPECTED as EXPECTED_ITEM
 from recovery.verify.index_items import IndexingRule, expected_items
 from recovery.verify.kinds.batch_queues import BatchQueueComparison, BatchQueueName
 from recovery.verify.kinds.queue_ext import queue_ext_of
+from recovery.verify.kinds.rocksdb_queues import rocksdb_comparison
+from recovery.verify.kinds.timers import TimerComparison, timers_of
 from recovery.verify.redo_log import RedoDifferences, RedoLogComparison
 
 _AHEAD = 1 << 16
@@ -46,12 +48,21 @@ class DerivedRange:
 
 
 @dataclass
+class QueueClaims:
+    """What the records of one split claimed of the ConsumeQueues, and those that are still to be compared."""
+
+    claimed: dict[Queue, list[Interval]] = field(default_factory=dict)
+    delayed: list[DelayedRecords] = field(default_factory=list)
+
+
+@dataclass
 class SplitDifferences:
     """What the derived files of one split lack, and hold too much."""
 
-    claimed: dict[Queue, list[Interval]] = field(default_factory=dict)
+    queues: QueueClaims = field(default_factory=QueueClaims)
+    rocksdb_queues: QueueClaims = field(default_factory=QueueClaims)
     batch_claimed: dict[BatchQueueName, list[Interval]] = field(default_factory=dict)
-    delayed: list[DelayedRecords] = field(default_factory=list)
+    timers: list[Rows] = field(default_factory=list)
     redo: RedoDifferences | None = None
     index: dict[IndexingRule, tuple[Rows, Rows]] = field(default_factory=dict)  # missing, strays
 
@@ -147,18 +158,25 @@ class SplitComparison:
             self._queues = QueueComparison(
                 files.expected_queue_units, findings, open_ext=partial(queue_ext_of, files), defers_delayed=True
             )
+        self._rocksdb_queues = rocksdb_comparison(files, findings, defers_delayed=True)
         self._batch_queues = BatchQueueComparison(files, findings) if files.batch_topics else None
         self._redo = RedoLogComparison(files.redo_units(), findings, part.redo) if files.has_redo_log else None
+        timers = timers_of(files)
+        self._timers = TimerComparison(timers, findings) if timers is not None else None
         self._index = _SplitIndex(files, part.items) if files.has_index else None
 
     def add(self, records: Records, kinds: Kinds) -> None:
         """Compare what these records ask for."""
         if self._queues is not None:
             self._queues.add(records, kinds)
+        if self._rocksdb_queues is not None:
+            self._rocksdb_queues.add(records, kinds)
         if self._batch_queues is not None:
             self._batch_queues.add(records, kinds)
         if self._redo is not None:
             self._redo.add(records, kinds)
+        if self._timers is not None:
+            self._timers.add(records, kinds)
         if self._index is not None:
             self._index.add(records, kinds)
 
@@ -166,11 +184,15 @@ class SplitComparison:
         """What stayed wrong."""
         differences = SplitDifferences()
         if self._queues is not None:
-            differences.claimed, differences.delayed = self._queues.claims(), self._queues.deferred
+            differences.queues = QueueClaims(self._queues.claims(), self._queues.deferred)
+        if self._rocksdb_queues is not None:
+            differences.rocksdb_queues = QueueClaims(self._rocksdb_queues.claims(), self._rocksdb_queues.deferred)
         if self._batch_queues is not None:
             differences.batch_claimed = self._batch_queues.claims()
         if self._redo is not None:
             differences.redo = self._redo.differences()
+        if self._timers is not None:
+            differences.timers = self._timers.waiting
         if self._index is not None:
             differences.index = self._index.differences(self._split.start)
         return differences

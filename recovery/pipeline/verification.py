@@ -26,6 +26,8 @@ from recovery.verify.index import IndexComparison
 from recovery.verify.index_files import open_live_index
 from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.queue_ext import queue_ext_of
+from recovery.verify.kinds.rocksdb_queues import rocksdb_comparison
+from recovery.verify.kinds.timers import TimerComparison, timers_of
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
 
@@ -71,8 +73,15 @@ def _merged(files: StoreFiles, inspected: InspectedLog, findings: Findings) -> C
     ranges, comparisons = inspected.task.cuts, Comparisons()
     if files.has_queues:
         queues = QueueComparison(files.expected_queue_units, findings, open_ext=partial(queue_ext_of, files))
-        merge_queues(queues, splits, parts)
+        merge_queues(queues, splits, [part.queues for part in parts])
         comparisons.queues = queues
+    comparisons.rocksdb_queues = rocksdb_comparison(files, findings)
+    if comparisons.rocksdb_queues is not None:
+        merge_queues(comparisons.rocksdb_queues, splits, [part.rocksdb_queues for part in parts])
+    timers = timers_of(files)
+    if timers is not None:
+        comparisons.timers = TimerComparison(timers, findings)
+        comparisons.timers.waiting = [rows for part in parts for rows in part.timers]
     if files.batch_topics:
         comparisons.batch_queues = BatchQueueComparison(files, findings)
         merge_batch_queues(comparisons.batch_queues, parts)

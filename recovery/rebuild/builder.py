@@ -24,6 +24,7 @@ from broker.store.read.inventory import Misfit
 from broker.store.read.layout import StoreLayout
 from broker.store.read.segments import Listing
 from broker.transaction.events import Generation
+from recovery.rebuild.batch_queues import BatchQueueFiles, first_kept
 from recovery.rebuild.entries import Claim, claim_of, keep_live_tags, owners, queue_runs, redo_units, slots_of
 from recovery.rebuild.file_writers import SLOT, UNIT, IndexFiles, UnitFiles, filled_units
 from recovery.rebuild.misfits import misfits_of_queue, misfits_of_records
@@ -49,18 +50,21 @@ class Build:
         self.queues: dict[tuple[str, int], UnitFiles] = {}
         self.redo_log = UnitFiles(disk, self.paths.redo_log, sizes.redo_log_bytes, UNIT)
         self.table = UnitFiles(disk, self.paths.state_table, sizes.state_table_bytes, SLOT)
+        self.batches = BatchQueueFiles(files, disk, self.paths)
         known = [segment.base for segment in files.index]
         self.index = IndexFiles(
             disk, self.paths.index, sizes.index_slots, sizes.index_items, rule, names=known, whole_records=ours
         )
         self.read_to = 0  # the CommitLog offset behind the last record that was taken
         self._live_redo = files.redo_units()
-        self.redo_units = _first_kept(self._live_redo, files.commitlog.begin)
+        self.redo_units = first_kept(self._live_redo, files.commitlog.begin)
         self.claims: list[Claim] = []
         self.misfits: list[Misfit] = []  # of records, and of live queues
         self.ours = ours
         self._slots_of_lost: dict[int, int] = {}
-        for part in (self.paths.consumequeue, self.paths.index, self.paths.state_table, self.paths.redo_log):
+        paths = self.paths
+        parts = [paths.consumequeue, paths.index, paths.state_table, paths.redo_log]
+        for part in [*parts, paths.batchconsumequeue] if files.batch_topics else parts:
             disk.create_folder(part)
 
     @property
@@ -72,9 +76,10 @@ class Build:
         """Take some records."""
         kinds = Kinds(records)
         if not self.misfits:
-            self.misfits += misfits_of_records(records, self.files)
+            self.misfits += misfits_of_records(records, kinds, self.files)
         self._judge(records, kinds)
         self._add_to_queues(records, kinds)
+        self.batches.add(records, kinds)
         self._add_to_redo_log(records, kinds)
         self.index.add(expected_items(records, kinds, self.rule))
 
@@ -108,8 +113,11 @@ class Build:
         self._look_at_live_queues()
         self._carry_over()
         self.index.finish()
-        for files in (*self.queues.values(), self.redo_log, self.table):
+        for files in self._unit_files():
             files.force()
+
+    def _unit_files(self) -> Iterator[UnitFiles]:
+        yield from (*self.queues.values(), *self.batches.written(), self.redo_log, self.table)
 
     def _add_to_table(self, outcomes: Rows) -> None:
         """The slots of some transactions; the later of two halves with one slot owns it."""
@@ -144,13 +152,15 @@ class Build:
             if misfits:
                 self.misfits += misfits
             elif not is_built and live.end:  # else nothing was dispatched to it when the watermark was read
-                self._keep(topic, queue_id)
+                self._keep(Paths(self.files.path).queue(topic, queue_id), self.paths.queue(topic, queue_id))
+        for name in self.files.batch_queues():
+            if name not in self.batches.queues:
+                self._keep(Paths(path).batch_queue(*name), self.paths.batch_queue(*name))
 
-    def _keep(self, topic: str, queue_id: int) -> None:
+    def _keep(self, live: str, directory: str) -> None:
         """The files of a queue all of whose records are gone: they say which number its next message gets."""
-        directory = self.paths.queue(topic, queue_id)
         self._disk.create_folder(directory)
-        for entry in self._disk.entries(Paths(self.files.path).queue(topic, queue_id)):
+        for entry in self._disk.entries(live):
             if entry.is_file and entry.size:
                 copy_file(self._disk, entry.path, os.path.join(directory, entry.name), entry.size)
 
@@ -158,7 +168,7 @@ class Build:
         begin = self.files.commitlog.begin
         if not begin:
             return
-        parts = [(self.redo_log, self._live_redo), (self.table, self.files.slot_units())]
+        parts = [(self.redo_log, self._live_redo), (self.table, self.files.slot_units()), *self.batches.pairs()]
         for (topic, queue_id), built in self.queues.items():
             parts.append((built, self.files.queue_units(topic, queue_id)))
         for built, live in parts:
@@ -174,6 +184,7 @@ class Build:
         sizes = self._sizes
         return {
             "consumequeue": {sizes.consume_queue_bytes},
+            "batchconsumequeue": {self.batches.file_bytes},
             "index": {index_file_size(sizes.index_slots, sizes.index_items)},
             "statetable": {sizes.state_table_bytes},
             "redolog": {sizes.redo_log_bytes},
@@ -182,13 +193,15 @@ class Build:
     def close(self) -> None:
         """Release all files."""
         self.tracker.close()
-        for files in (*self.queues.values(), self.redo_log, self.table):
+        for files in self._unit_files():
             files.close()
 
     def parts(self) -> Iterator[tuple[str, str, str]]:
         """The name, the live directory and the built directory of each part that this generation has."""
         live = Paths(self.files.path)
         yield "consumequeue", live.consumequeue, self.paths.consumequeue
+        if self.files.batch_topics:
+            yield "batchconsumequeue", live.batchconsumequeue, self.paths.batchconsumequeue
         yield "index", live.index, self.paths.index
         if self.files.table_generation is Generation.HALF_OP:
             if self.generation is Generation.HALF_OP:
@@ -216,12 +229,3 @@ def copy_file(disk: Disk, source: str, target: str, size: int) -> None:
 def listing_of(disk: Disk, folder: str) -> Listing:
     """The files of a queue in any directory, as they are now."""
     return StoreDirectory(folder, disk).segments(folder).listing(fresh=True)
-
-
-def _first_kept(live: UnitFile, begin: int) -> int:
-    """The number of the first unit of the redo log that is about the kept part of the log; 0 for a whole log."""
-    for number, rows in live.filled(live.begin, live.end) if begin else ():
-        kept = np.flatnonzero((rows["commitlog_offset"] >= begin) & (rows["size"] > 0))
-        if len(kept):
-            return number + int(kept[0])
-    return 0

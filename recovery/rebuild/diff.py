@@ -15,11 +15,13 @@ from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import Segment
 from broker.transaction.events import TransactionState
 from recovery.findings import Findings
+from recovery.rebuild.batch_queues import in_order
 from recovery.rebuild.builder import Build, listing_of
 from recovery.rebuild.file_writers import SLOT, UNIT, filled_units
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import Rows, UnitFile
 from recovery.verify.index_files import Chains, IndexFileView, open_index
+from recovery.verify.kinds.batch_queues import BATCH_UNIT
 from recovery.verify.later_ends import SETTLED, is_settled_by, later_ends
 
 _AT_ONCE = 1 << 16
@@ -69,6 +71,11 @@ def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Di
         held = now.queue_units(topic, queue_id)
         ours = UnitFile(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT, held.stop)
         found += _of_units("consumequeue", folder, ours, held, kept)
+    if "batchconsumequeue" in parts:
+        for name in sorted({*build.batches.queues, *now.batch_queues()}):
+            ours = UnitFile(listing_of(disk, build.paths.batch_queue(*name)), BATCH_UNIT)
+            folder, live_units = Paths(live.path).batch_queue(*name), now.batch_units(*name)
+            found += _of_runs("batchconsumequeue", folder, in_order(ours, kept), in_order(live_units, kept))
     if "redolog" in parts:
         ours = UnitFile(listing_of(disk, build.paths.redo_log), UNIT)
         found += _of_units("redolog", Paths(live.path).redo_log, ours, now.redo_units(), kept)
@@ -139,15 +146,25 @@ def _of_index(build: Build, live: StoreFiles, disk: Disk, end: int) -> Iterator[
     kept = (live.commitlog.begin, end)
     made = _items(open_index(_index_of(build, disk), Findings(), capacity=build.index.counts), kept)
     held_files = open_index(live.index_now(), findings, is_growing=live.is_index_growing, capacity=live.index_counts)
-    held = _items(held_files, kept)
+    yield from _of_runs("index", folder, made, _items(held_files, kept))
+    for file in held_files:
+        Chains(file, findings).check()
+    if len(findings):
+        yield Difference("index", "chains", len(findings), folder, 0)
+
+
+def _of_runs(part: str, folder: str, made: Iterator[Rows], held: Iterator[Rows]) -> Iterator[Difference]:
+    """What differs between two runs of rows of shape (n, k), one row after another."""
     counts = dict.fromkeys(("missing", "extra", "different"), 0)
     first: dict[str, int] = {}
-    number, rest_made, rest_held = 0, _none(), _none()
+    none = np.zeros((0, 0))
+    number, rest_made, rest_held = 0, none, none
     while True:
-        rest_made = rest_made if len(rest_made) else next(made, _none())
-        rest_held = rest_held if len(rest_held) else next(held, _none())
+        rest_made = rest_made if len(rest_made) else next(made, none)
+        rest_held = rest_held if len(rest_held) else next(held, none)
         count = min(len(rest_made), len(rest_held))
-        kind, wrong = "different", (rest_made[:count] != rest_held[:count]).any(axis=1)
+        kind = "different"
+        wrong = (rest_made[:count] != rest_held[:count]).any(axis=1) if count else np.zeros(0, np.bool_)
         if not count:
             rest = max(rest_made, rest_held, key=len)
             if not len(rest):
@@ -159,15 +176,7 @@ def _of_index(build: Build, live: StoreFiles, disk: Disk, end: int) -> Iterator[
         number += count
         rest_made, rest_held = rest_made[count:], rest_held[count:]
     for kind, place in first.items():
-        yield Difference("index", kind, counts[kind], folder, place)
-    for file in held_files:
-        Chains(file, findings).check()
-    if len(findings):
-        yield Difference("index", "chains", len(findings), folder, 0)
-
-
-def _none() -> Rows:
-    return np.zeros((0, 2), np.int64)
+        yield Difference(part, kind, counts[kind], folder, place)
 
 
 def _items(files: list[IndexFileView], kept: tuple[int, int]) -> Iterator[Rows]:

@@ -14,6 +14,7 @@ from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.inventory import Misfit, inventory
+from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import UnitFile
@@ -26,14 +27,19 @@ def misfits_of_store(files: StoreFiles, disk: Disk) -> list[Misfit]:
     return inventory(files.path, disk).misfits(of_rebuild=True)
 
 
-def misfits_of_records(records: Records, files: StoreFiles) -> list[Misfit]:
-    """The first record that has an entry in a queue that is not built. RocketMQ: BatchConsumeQueue (5.3.3)."""
+def misfits_of_records(records: Records, kinds: Kinds, files: StoreFiles) -> list[Misfit]:
+    """The first record that has an entry in a queue that is not built: a batch in a topic of plain queues.
+
+    RocketMQ: BatchConsumeQueue (5.3.3).
+    """
+    known = np.array([topic.decode("utf-8", "replace") in files.batch_topics for topic in kinds.topics], np.bool_)
     batches = np.flatnonzero(records.sys_flags & INNER_BATCH)
+    batches = batches[~known[kinds.codes[batches]]] if len(batches) else batches
     if not len(batches):
         return []
     offset = int(records.offsets[batches[0]])
     where = f"{files.commitlog_file(offset)} at CommitLog offset {offset}"
-    why = "it is delivered from a BatchConsumeQueue, which checkback does not build"
+    why = "it is delivered from a BatchConsumeQueue, and nothing says that its topic has one"
     return [Misfit(where, "a record that holds a batch of messages", why)]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from broker.errors import NotUnderstood
 from broker.store.read.inventory import CONFIG_IN_ROCKSDB, Inventory
+from broker.store.read.kinds.rocksdb import INSTALL, missing_extra
+from broker.store.read.kinds.rocksdb_config import READ
 from recovery.repair.queue_gaps import Gap
 
 # Directories with what only their broker can read; the file beside which there must be more for it to matter.
@@ -29,6 +31,7 @@ def check_config(contents: Inventory, *, without_config: bool) -> None:
         return
     place = os.path.join(contents.store, "config", names[0])
     text = f"{place} is a RocksDB that holds {_held(names)}, which salvage cannot copy. Nothing was written. "
+    text += f"{INSTALL} reads topics, groups and positions. " if missing_extra() else ""
     text += "Give --without-config to copy the messages alone, and keep the old store for the rest"
     raise NotUnderstood(text, path=place)
 
@@ -63,7 +66,9 @@ def numbered_by_queue(gaps: Sequence[Gap], contents: Inventory) -> list[Gap]:
 
 def _of_clients(contents: Inventory) -> list[str]:
     order = list(CONFIG_IN_ROCKSDB)
-    return sorted(contents.rocksdb_config, key=lambda name: order.index(name) if name in order else len(order))
+    copied = () if missing_extra() else READ  # they become JSON files, which a broker takes over
+    names = [name for name in contents.rocksdb_config if name not in copied]
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def _held(names: Sequence[str]) -> str:

@@ -1,4 +1,7 @@
-"""The JSON files of a store's `config`, copied as far as they can be read, with positions that skip nothing."""
+"""The JSON files of a store's `config`, copied as far as they can be read, with positions that skip nothing.
+
+What a broker keeps in RocksDBs becomes the JSON files that it takes over when it starts.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from broker.errors import CorruptRecord, StoreError
 from broker.format import config
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.read.kinds.rocksdb_config import TABLES, read_config_database
 from recovery.repair.queue_gaps import Gap, lowered
 
 _SUFFIX, _BACKUP = ".json", ".json.bak"
@@ -21,12 +26,14 @@ def copy_config(store: str, out: str, gaps: Sequence[Gap]) -> tuple[list[str], i
     disk, folder = Disk(), os.path.join(store, "config")
     try:
         present = {entry.name for entry in disk.entries(folder) if entry.is_file}
+        in_rocksdb = {name: read_config_database(name, Paths(store), disk) for name in TABLES}
     except StoreError:
         return [], 0
     wanted = {name.removesuffix(".bak") for name in present if name.endswith((_SUFFIX, _BACKUP))}
+    wanted |= {name for name, raw in in_rocksdb.items() if raw is not None}
     copied, changed = [], 0
     for name in sorted(wanted):
-        raw = _readable(disk, folder, name, present)
+        raw = in_rocksdb.get(name) or _readable(disk, folder, name, present)
         if raw is None:
             continue
         raw, count = _adjusted(name, raw, gaps)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
 
-from broker.errors import CorruptRecord, StoreError
+from broker.errors import CorruptRecord, CorruptStore, StoreError
 from broker.format import checkpoint, config
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK
 from broker.format.consumequeue import UNIT_SIZE, BatchUnit, Unit
@@ -26,6 +26,8 @@ from broker.store.disk.store_lock import is_held
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import kind_of
+from broker.store.read.kinds.rocksdb_config import read_config_database
+from broker.store.read.kinds.rocksdb_queues import RocksDBQueues, queue_database
 from broker.store.read.layout import read_engine, read_layout
 from broker.store.read.segments import Listing, Segment, SegmentDamage, damages_of, is_base, segment_size
 from broker.store.recover.watermark import DerivedCounts, Watermark, published, queue_ends
@@ -38,7 +40,6 @@ from recovery.scan.windows import WINDOW_BYTES
 
 _UNIT, _SLOT, _BATCH_UNIT = np.dtype(Unit.DTYPE), np.dtype(Slot.DTYPE), np.dtype(BatchUnit.DTYPE)
 _BETWEEN_TWO_WRITES_MS = 1000
-_ROCKSDB = re.compile(r"consumequeue_?[rR]\w*")  # as the inventory knows it
 
 
 class StoreFiles:
@@ -63,7 +64,7 @@ class StoreFiles:
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
         self.has_queues, self.has_index = self._is_folder(paths.consumequeue), self._is_folder(paths.index)
         self.has_queue_ext = self._is_folder(paths.consumequeue_ext)
-        self.has_queues_in_rocksdb = self._has_queues_in_rocksdb()
+        self.rocksdb = queue_database(paths, folder.disk)  # of queues, in place of files or beside them
         self.has_batch_queues = self._is_folder(paths.batchconsumequeue)
         self.has_redo_log = self.engine == STATE_TABLE and self._is_folder(paths.redo_log)
         self.has_state_table = self._is_folder(self.table)
@@ -84,11 +85,10 @@ class StoreFiles:
         check_is_store(text, disk)
         return cls(StoreDirectory(text, disk), watermark)
 
-    def _has_queues_in_rocksdb(self) -> bool:
-        """Whether queues may be in a RocksDB, in place of files or beside them. RocketMQ: StorePathConfigHelper."""
-        places = [self._folder.paths.consumequeue]
-        places += [one.path for one in self._entries(self.path) if one.is_folder and _ROCKSDB.fullmatch(one.name)]
-        return any(self._folder.disk.entry(os.path.join(place, "CURRENT")) is not None for place in places)
+    @cached_property
+    def rocksdb_queues(self) -> RocksDBQueues | None:
+        """The queues in a RocksDB; None without one. Raises NoRocksDB, CorruptStore."""
+        return None if self.rocksdb is None else RocksDBQueues(self.rocksdb, self.disk)
 
     def _listing(self, folder: str) -> Listing:
         return self._folder.segments(folder).listing(fresh=True)
@@ -112,11 +112,12 @@ class StoreFiles:
         return [Segment(int(entry.name), entry.size, entry.path, entry.inode, self._folder.files) for entry in entries]
 
     def _known_topics(self) -> Mapping[str, config.TopicConfig] | None:
-        """The topics of topics.json; None when it cannot be read."""
+        """The topics of topics.json, or of the RocksDB in its place; None when it cannot be read."""
+        paths, disk = self._folder.paths, self._folder.disk
         try:
-            raw = self._folder.disk.read(self._folder.paths.config("topics.json"))
+            raw = read_config_database("topics.json", paths, disk) or disk.read(paths.config("topics.json"))
             return config.decode_topics(raw).topics
-        except (Missing, CorruptRecord):
+        except (Missing, CorruptStore):
             return None
 
     def commitlog_now(self) -> Listing:
@@ -210,8 +211,7 @@ class StoreFiles:
 
     def batch_units(self, topic: str, queue_id: int) -> UnitFile:
         """The units of a BatchConsumeQueue, numbered from the first file on."""
-        listing = self._listing(os.path.join(self._folder.paths.batchconsumequeue, topic, str(queue_id)))
-        return UnitFile(listing, _BATCH_UNIT)
+        return UnitFile(self._listing(self._folder.paths.batch_queue(topic, queue_id)), _BATCH_UNIT)
 
     # The units that may be verified
 
@@ -261,7 +261,7 @@ class StoreFiles:
         if self._is_folder(self._folder.paths.queue(topic, queue_id)):
             return True
         known = self._topics is None or topic in self._topics or topic.startswith(LMQ_PREFIX)
-        return known and not self.has_queues_in_rocksdb
+        return known and self.rocksdb is None
 
     def knows_topic(self, topic: str) -> bool:
         """Whether topics.json names a topic."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.store.disk.files import Missing
-from broker.store.read.segments import NAME_DIGITS, Listing
+from broker.store.read.segments import NAME_DIGITS, Listing, SegmentDamage
 
 Rows = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -19,7 +20,54 @@ _AT_ONCE = 1 << 16
 _GAP = 256  # units that are read for nothing rather than read twice
 
 
-class UnitFile:
+class NumberedUnits(ABC):
+    """Units of a fixed layout, by number: in files, or in a RocksDB."""
+
+    dtype: np.dtype[Any]
+    begin: int
+    end: int
+
+    @abstractmethod
+    def read(self, first: int, count: int) -> Rows:
+        """Units first … first + count - 1; those that are not there are zero."""
+
+    @abstractmethod
+    def filled(self, first: int, stop: int) -> Iterator[tuple[int, Rows]]:
+        """Runs of units in [first, stop): the number of the first, and the units."""
+
+    @abstractmethod
+    def file_of(self, unit: int) -> str:
+        """The path of what holds a unit, or would."""
+
+    @property
+    def damages(self) -> tuple[SegmentDamage, ...]:
+        """What is wrong with the files as files."""
+        return ()
+
+    def holds(self, expected: Rows) -> npt.NDArray[np.bool_] | None:
+        """Which of the expected units must be there; None for all."""
+        del expected
+        return None
+
+    def take(self, numbers: Ints) -> Rows:
+        """The units with these numbers, which mostly follow each other; zero where no file holds one."""
+        if len(numbers) and int(numbers[0]) >= self.begin and int(numbers[-1]) < self.end and _is_run(numbers):
+            return self.read(int(numbers[0]), len(numbers))
+        rows = np.zeros(len(numbers), self.dtype)
+        inside = np.flatnonzero((numbers >= self.begin) & (numbers < self.end))
+        order = inside
+        if (np.diff(numbers[inside]) < 0).any():
+            order = inside[np.argsort(numbers[inside], kind="stable")]
+        ranked, plain = numbers[order], f"V{self.dtype.itemsize}"  # NumPy copies a structure field by field
+        if not len(ranked):
+            return rows
+        for run in np.split(np.arange(len(ranked)), np.flatnonzero(np.diff(ranked) > _GAP) + 1):
+            low, high = int(ranked[run[0]]), int(ranked[run[-1]])
+            rows.view(plain)[order[run]] = self.read(low, high - low + 1).view(plain)[ranked[run] - low]
+        return rows
+
+
+class UnitFile(NumberedUnits):
     """Unit n lies at byte n * size of the queue, as RocketMQ's logical offsets say."""
 
     def __init__(self, listing: Listing, dtype: Any, stop: int | None = None) -> None:
@@ -34,6 +82,11 @@ class UnitFile:
 
     def __bool__(self) -> bool:
         return bool(self.listing.segments)
+
+    @property
+    def damages(self) -> tuple[SegmentDamage, ...]:
+        """What is wrong with the files as files."""
+        return self.listing.damages
 
     def file_of(self, unit: int) -> str:
         """The path of the file that holds a unit, or would."""
@@ -58,23 +111,6 @@ class UnitFile:
                     segment.read_into(low - segment.base, raw[low - start : high - start].data)
                 except Missing:  # it expired under us
                     continue
-        return rows
-
-    def take(self, numbers: Ints) -> Rows:
-        """The units with these numbers, which mostly follow each other; zero where no file holds one."""
-        if len(numbers) and int(numbers[0]) >= self.begin and int(numbers[-1]) < self.end and _is_run(numbers):
-            return self.read(int(numbers[0]), len(numbers))
-        rows = np.zeros(len(numbers), self.dtype)
-        inside = np.flatnonzero((numbers >= self.begin) & (numbers < self.end))
-        order = inside
-        if (np.diff(numbers[inside]) < 0).any():
-            order = inside[np.argsort(numbers[inside], kind="stable")]
-        ranked, plain = numbers[order], f"V{self.dtype.itemsize}"  # NumPy copies a structure field by field
-        if not len(ranked):
-            return rows
-        for run in np.split(np.arange(len(ranked)), np.flatnonzero(np.diff(ranked) > _GAP) + 1):
-            low, high = int(ranked[run[0]]), int(ranked[run[-1]])
-            rows.view(plain)[order[run]] = self.read(low, high - low + 1).view(plain)[ranked[run] - low]
         return rows
 
     def filled(self, first: int, stop: int) -> Iterator[tuple[int, Rows]]:

@@ -20,10 +20,13 @@ import pyarrow as pa
 
 from broker.errors import StoreError
 from broker.format.sysflag import TransactionType
+from broker.format.topics import HALF_TOPIC
 from broker.transaction.events import Generation, TransactionState
 from recovery.pipeline.blocks import SCHEMA_DDL, each_of, rows_of, values_of
 from recovery.pipeline.inspection import InspectionTask
 from recovery.pipeline.split_builder import (
+    BATCH_QUEUE,
+    BATCHES,
     CELLS,
     INDEX,
     ITEMS,
@@ -32,6 +35,7 @@ from recovery.pipeline.split_builder import (
     REDO_LOG,
     TABLE,
     WRITTEN,
+    EntryCounts,
     Placement,
     RebuildPlan,
     WrittenFile,
@@ -45,7 +49,9 @@ from recovery.pipeline.split_builder import (
 from recovery.pipeline.splits import SPLIT_BYTES
 from recovery.pipeline.stages import InspectedLog, inspect_log
 from recovery.pipeline.store_location import LogManifest, StoreLocation, manifest_of
-from recovery.rebuild.builder import Build
+from recovery.rebuild.batch_queues import first_units
+from recovery.rebuild.builder import Build, listing_of
+from recovery.rebuild.entries import UNIT
 from recovery.rebuild.rebuilder import Progress, Rebuilding
 from recovery.rebuild.rebuilder import rebuild as rebuild_by
 from recovery.rebuild.report import RebuildReport
@@ -54,12 +60,14 @@ from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import Ints, Rows
+from recovery.scan.units import Ints, Rows, UnitFile
 from recovery.spark.executor import SparkExecutor
 from recovery.spark.mapping import mapped
 from recovery.spark.progress import watched
 from recovery.spark.sessions import session
 from recovery.spark.shipping import ship
+from recovery.transactions.events import extract_ops
+from recovery.verify.kinds.batch_queues import BatchQueueName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,26 +152,43 @@ class SparkBuild(Build):
     def rebuild_plan(self) -> RebuildPlan:
         """What the tasks are tracker."""
         whole_records = self.index.whole_records
-        return RebuildPlan(StoreLocation(self.files.path), self.paths.store, self._sizes, self.rule, whole_records)
+        return RebuildPlan(
+            StoreLocation(self.files.path),
+            self.paths.store,
+            self._sizes,
+            self.rule,
+            whole_records,
+            self.batches.file_bytes,
+            self.files.table_generation,
+        )
 
     def take(self, spark: SparkSession, executor: SparkExecutor, inspected: InspectedLog) -> None:
         """Have the files written, and know what they hold."""
         summaries, tracker = inspected.summaries, self.tracker
         self._read_to = max((one.end_offset for one in summaries if one.end_offset is not None), default=0)
-        self._added_to, self._named = self._read_to, set[int]()
+        self._added_to, self._named, self._settled = self._read_to, set[int](), set[int]()
         tracker.evidence, tracker.records = inspected.evidence, inspected.records
         tracker.bytes, tracker.last_store_ms = inspected.bytes, inspected.last_store_ms
         counts = [summary.made for summary in summaries if summary.made is not None]
         self.misfits += [misfit for one in counts for misfit in one.misfits]
-        with_table = self.generation is Generation.STATE_TABLE
+        with_redo = self.generation is Generation.STATE_TABLE
+        with_table = with_redo or self.files.table_generation is self.generation
         redo = prefix_sums([one.redo for one in counts], self.redo_units)
         items = prefix_sums([one.items for one in counts])
         index_starts, index_names = self._index_files(executor, items, sum(one.items for one in counts))
-        layout = Placement(redo, items, index_starts, index_names, with_table)
+        layout = Placement(redo, items, index_starts, index_names, self._batch_places(counts), with_redo)
         written = self._written(spark, executor, inspected, layout, with_table=with_table)
-        if with_table:
+        if with_redo:
             self.redo_units += sum(one.redo for one in counts)
         self._know(written, layout)
+
+    def _batch_places(self, counts: list[EntryCounts]) -> list[dict[BatchQueueName, int]]:
+        """The number of the first unit that each split has in each BatchConsumeQueue."""
+        places, behind = list[dict[BatchQueueName, int]](), first_units(self.files)
+        for one in counts:
+            places.append({name: behind.get(name, 0) for name in one.batches})
+            behind |= {name: behind.get(name, 0) + count for name, count in one.batches.items()}
+        return places
 
     def _index_files(self, executor: SparkExecutor, items: list[int], total: int) -> tuple[list[int], list[int]]:
         """Where each index file begins, and its name: a file has room for one item less than it has."""
@@ -197,7 +222,7 @@ class SparkBuild(Build):
                 for tag, part, rows in each_of(batch):
                     yield from chunk_rows(placed(rebuild_plan, layout, tag, part, rows))
 
-        found = mapped(blocks.where(f"tag in ('{CELLS}', '{REDO}', '{ITEMS}')"), place, SCHEMA_DDL)
+        found = mapped(blocks.where(f"tag in ('{CELLS}', '{BATCHES}', '{REDO}', '{ITEMS}')"), place, SCHEMA_DDL)
         tasks = executor.tasks(inspected.log.bytes // SPLIT_BYTES * 2 + spark.sparkContext.defaultParallelism)
         dealt = found.repartitionById(tasks, found["part"] % tasks).sortWithinPartitions("part", "tag")
         written = list(values_of(mapped(dealt, file_writer(rebuild_plan), SCHEMA_DDL).toArrow(), WRITTEN))
@@ -212,6 +237,9 @@ class SparkBuild(Build):
     def _know(self, written: list[WrittenFile], layout: Placement) -> None:
         """What the files hold, so that more can be added."""
         for (kind, topic, queue_id), (begin, end) in least_and_most(written).items():
+            if kind == BATCH_QUEUE:
+                self.batches.holds(topic, queue_id, begin, end)
+                continue
             files = {REDO_LOG: self.redo_log, TABLE: self.table}.get(kind)
             files = self._queue(topic, queue_id) if kind == QUEUE else files
             if files is not None:
@@ -221,17 +249,13 @@ class SparkBuild(Build):
         names = list(layout.index_names)
         self.index.resume(names, end_ms[names[-2]] if len(names) > 1 else 0)
 
-    def parts(self) -> Iterator[tuple[str, str, str]]:
-        """As the local engine's, without the table of the engine half-op: the tasks do not write it."""
-        is_written = self.files.table_generation is Generation.STATE_TABLE
-        yield from (part for part in super().parts() if is_written or part[0] != "statetable")
-
     # What is appended while the tasks run
 
     def _judge(self, records: Records, kinds: Kinds) -> None:
         """Verified when all are there (`finish`): the halves that ends name come first, as in the log."""
         ends = (kinds.types << 2 == TransactionType.COMMIT) | (kinds.types << 2 == TransactionType.ROLLBACK)
         self._named.update(records.field("prepared_transaction_offset")[ends].tolist())
+        self._settled.update(extract_ops(records, kinds)["queue_offset"].tolist())
         self._added_to = int(records.offsets[-1] + records.sizes[-1])
 
     def finish(self) -> None:
@@ -240,6 +264,7 @@ class SparkBuild(Build):
         if self._added_to > read_to:
             counted = tracker.evidence, tracker.records, tracker.bytes, tracker.last_store_ms
             listing = StoreFiles.open(self.files.path).commitlog
+            self._named.update(self._halves_of_ops())
             for place in sorted(place for place in self._named if 0 <= place < read_to):
                 half = record_at(listing, place)
                 if half is not None:
@@ -248,6 +273,12 @@ class SparkBuild(Build):
             for records in Scan(listing, read_to, self._added_to):
                 tracker.add(records)
         super().finish()
+
+    def _halves_of_ops(self) -> list[int]:
+        """The halves that op messages name by their number in the half topic's queue, which is built by now."""
+        numbers = np.array(sorted(self._settled), np.int64)
+        units = UnitFile(listing_of(self._disk, self.paths.queue(HALF_TOPIC, 0)), UNIT).take(numbers)
+        return [int(at) for at in units["commitlog_offset"][units["size"] > 0]]
 
     def _write_slots(self, numbers: Ints, slots: Rows) -> None:
         """A slot that Spark wrote is this half's already: what it decided stays."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
-from recovery.scan.units import UnitFile
+from recovery.scan.units import NumberedUnits
 from recovery.verify.later_ends import LaterEnds, no_later_ends
 
 
@@ -19,7 +19,7 @@ class FinishContext:
     begin_offset: int  # what lies below has lost its record to retention
     ignore_from: int | None  # records from here on were appended behind the watermark, or after the scan
     look: Callable[[int], Records | None]  # reads the record at a CommitLog offset again
-    queues: tuple[tuple[str, int, UnitFile], ...] = ()  # every ConsumeQueue on disk: topic, queue, units
+    queues: tuple[tuple[str, int, NumberedUnits], ...] = ()  # every ConsumeQueue on disk: topic, queue, units
     later_ends: LaterEnds = no_later_ends  # reads the ends behind the watermark, once all slots were read
 
 

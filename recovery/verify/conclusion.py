@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from broker.errors import CorruptStore
 from broker.store.disk.store_lock import is_held
 from broker.store.recover.watermark import published
 from broker.transaction.events import Generation, GenerationEvidence, generation
@@ -31,6 +32,8 @@ from recovery.verify.consume_queues import QueueComparison
 from recovery.verify.index import IndexComparison
 from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.not_judged import not_judged
+from recovery.verify.kinds.rocksdb_queues import rocksdb_fault
+from recovery.verify.kinds.timers import TimerComparison
 from recovery.verify.later_ends import later_ends
 from recovery.verify.live_writes import LAG_MS, Unfinished
 from recovery.verify.redo_log import RedoLogComparison
@@ -59,9 +62,11 @@ class Comparisons:
     """One for each kind of derived file that is there."""
 
     queues: QueueComparison | None = None
+    rocksdb_queues: QueueComparison | None = None
     batch_queues: BatchQueueComparison | None = None
     index: IndexComparison | None = None
     redo_log: RedoLogComparison | None = None
+    timers: TimerComparison | None = None
     table: StateTableComparison | None = None
 
 
@@ -146,10 +151,14 @@ class Conclusion:
         )
         if parts.queues is not None:
             parts.queues.finish(context)
+        if parts.rocksdb_queues is not None:
+            parts.rocksdb_queues.finish(context)
         if parts.batch_queues is not None:
             parts.batch_queues.finish(context)
         if parts.index is not None:
             parts.index.finish(context)
+        if parts.timers is not None:
+            parts.timers.finish(context)
         if self.log.evidence.lone and parts.redo_log is not None:
             parts.redo_log.finish(context)
         is_half_op = files.table_generation is Generation.HALF_OP
@@ -157,6 +166,8 @@ class Conclusion:
             parts.table.finish(context)
         self.findings.drop(self._is_under_way)
         self._add(self._missing_directories())
+        if isinstance(fault := rocksdb_fault(self.files), CorruptStore):
+            self.findings.add(Finding("file-damaged", 0, str(fault), self.files.rocksdb or ""))
         self._add(self.files.damaged_small_files(self.log.last_store_ms, self._stored_ms))
 
     def _stored_ms(self, commitlog_offset: int) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,9 @@ from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import pick
 from recovery.scan.strings import java_hashes
-from recovery.scan.units import Interval, IntervalSet, Ints, Rows, UnitFile
+from recovery.scan.units import Interval, IntervalSet, Ints, NumberedUnits, Rows
 from recovery.verify.comparison import FinishContext
 from recovery.verify.kinds.light_queues import further_queues
-from recovery.verify.kinds.queue_ext import QueueExt
 
 _HELD = 100_000
 _CLOCK_READINGS_APART_MS = 1000
@@ -40,10 +39,17 @@ EXPECTED = np.dtype(
 class _Queue:
     topic: str
     queue_id: int
-    units: UnitFile
-    ext: QueueExt | None = None
+    units: NumberedUnits
+    ext: UnitResolver | None = None
     claimed: IntervalSet = field(default_factory=IntervalSet)
     missing: list[Rows] = field(default_factory=list)
+
+
+class UnitResolver(Protocol):
+    """What stands between the units of a queue and what they state."""
+
+    def resolve(self, units: Rows, store_ms: Ints) -> Rows:
+        """The units as they are compared, given the store times of their records."""
 
 
 class Delays(NamedTuple):
@@ -52,6 +58,10 @@ class Delays(NamedTuple):
     waits: npt.NDArray[np.bool_]
     stored_ms: Ints
     tolerance_ms: Ints
+
+    def of(self, which: npt.NDArray[np.bool_]) -> Delays:
+        """Those of some of the records."""
+        return Delays(self.waits[which], self.stored_ms[which], self.tolerance_ms[which])
 
 
 class DelayedRecords(NamedTuple):
@@ -72,10 +82,10 @@ class QueueComparison:
 
     def __init__(
         self,
-        open_queue: Callable[[str, int], UnitFile | None],
+        open_queue: Callable[[str, int], NumberedUnits | None],
         findings: Findings,
         *,
-        open_ext: Callable[[str, int], QueueExt | None] = lambda _topic, _queue_id: None,
+        open_ext: Callable[[str, int], UnitResolver | None] = lambda _topic, _queue_id: None,
         defers_delayed: bool = False,
     ) -> None:
         self._open, self._findings, self._defers_delayed = open_queue, findings, defers_delayed
@@ -155,6 +165,9 @@ class QueueComparison:
         return self._queues[key]
 
     def _compare(self, queue: _Queue, expected: Rows, delays: Delays | None) -> None:
+        held = queue.units.holds(expected)
+        if held is not None:
+            expected, delays = expected[held], None if delays is None else delays.of(held)
         units = self._units(queue, expected)
         queue.claimed.add(expected["queue_offset"])
         if delays is not None:
@@ -198,7 +211,7 @@ class QueueComparison:
                 f"{unit['commitlog_offset']}: nobody will consume it"
             )
         else:
-            text = f"unit {record['queue_offset']} of {where} states another size or tags code than its record"
+            text = f"unit {record['queue_offset']} of {where} states another size, tags code or time than its record"
         facts = {"found_commitlog_offset": int(unit["commitlog_offset"])} if unit["size"] else {}
         self._report("queue-missing", queue, int(record["queue_offset"]), int(record["commitlog_offset"]), text, facts)
 

@@ -42,9 +42,14 @@ NEXT_STEPS: dict[str, str] = {
     "redo-orphan": "nothing in the log is affected; a 3.x broker that recovers may take it for a transaction",
     "queue-missing": _DERIVED,
     "queue-orphan": _DERIVED,
+    "rocksdb-end-wrong": "put the RocksDB back from a replica; one that a broker of 5.3 builds from the CommitLog may "
+    "leave out the first message of a queue",
     "index-missing": _DERIVED,
     "index-orphan": _DERIVED,
     "index-damaged": _DERIVED,
+    "timer-missing": "see whether timerwheel or timerlog of a replica has it; else send the message again, from what "
+    "checkback dump STORE --from OFFSET --limit 1 shows",
+    "timer-orphan": f"nothing in the log is affected; {_LOOK}",
     "end-without-half": f"if its half message was lost, the message itself was not; {_LOOK}",
     "end-differs": f"consumers get what the end says; {_LOOK}, and the half message that it names",
     "double-end": "nothing; where a commit was repeated, delivered-twice names the messages",

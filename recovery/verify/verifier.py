@@ -39,6 +39,8 @@ from recovery.verify.index import IndexComparison
 from recovery.verify.index_files import open_live_index
 from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.queue_ext import queue_ext_of
+from recovery.verify.kinds.rocksdb_queues import rocksdb_comparison
+from recovery.verify.kinds.timers import TimerComparison, timers_of
 from recovery.verify.record_checks import wrong_crcs, wrong_fields
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
@@ -130,9 +132,11 @@ def comparisons_of(files: StoreFiles, findings: Findings) -> Comparisons:
         QueueComparison(files.expected_queue_units, findings, open_ext=partial(queue_ext_of, files))
         if files.has_queues
         else None,
+        rocksdb_comparison(files, findings),
         BatchQueueComparison(files, findings) if files.batch_topics else None,
         IndexComparison(partial(open_live_index, files), findings) if files.index else None,
         RedoLogComparison(files.redo_units(), findings) if files.has_redo_log else None,
+        TimerComparison(timers, findings) if (timers := timers_of(files)) is not None else None,
     )
 
 
@@ -176,7 +180,8 @@ class Verification:
         for finding in (*wrong_crcs(records, self._look, file_at), *wrong_fields(records, kinds, file_at)):
             self.findings.add(finding)
         derived: tuple[Comparison | None, ...] = (
-            self.comparisons.queues, self.comparisons.batch_queues, self.comparisons.index, self.comparisons.redo_log,
+            self.comparisons.queues, self.comparisons.rocksdb_queues, self.comparisons.batch_queues,
+            self.comparisons.index, self.comparisons.redo_log, self.comparisons.timers,
         )  # fmt: skip
         for comparison in derived:
             if comparison is not None:

@@ -16,8 +16,9 @@ import numpy as np
 from broker.errors import CorruptRecord, StoreError
 from broker.format import checkpoint, config, consumequeue
 from broker.format.checkpoint import Checkpoint
-from broker.format.consumequeue import Unit
+from broker.format.consumequeue import BatchUnit, Unit
 from broker.format.index import IndexHeader, IndexItem, key_hash, key_hash_3_0
+from broker.format.kinds.rocksdb_queue import QueueValue
 from broker.format.layout import Layout
 from broker.format.redolog import is_prepared
 from broker.format.statetable import STATES, Slot
@@ -25,12 +26,14 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
+from broker.store.read.kinds.rocksdb_config import TABLES, read_config_database
 from broker.store.read.segments import Segment
 from recovery.findings import Findings
 from recovery.humanize import moment, printable
 from recovery.scan.store_files import StoreFiles
-from recovery.scan.units import UnitFile
+from recovery.scan.units import NumberedUnits, UnitFile
 from recovery.verify.index_files import IndexFileView, open_index
+from recovery.verify.kinds.rocksdb_queues import RocksDBUnits
 from recovery.views.dump_commitlog import DumpEntry, DumpSelection, no_such
 from recovery.views.hexdump import Field, layout_fields, plain_fields
 
@@ -38,16 +41,23 @@ _ITEMS_AT_ONCE = 1 << 14
 
 
 def dump_queue(path: str, name: str, selection: DumpSelection) -> Iterator[DumpEntry]:
-    """The units of a ConsumeQueue, `name` is TOPIC/QUEUE; `selection` counts in queue offsets."""
+    """The units of a queue, `name` is TOPIC/QUEUE; `selection` counts in units: queue offsets, but for batches."""
     files = StoreFiles.open(path)
     topic, _, queue = name.rpartition("/")
-    queues = sorted(files.queues())
+    in_rocksdb = files.rocksdb_queues.ends.keys() if files.rocksdb_queues is not None else ()
+    queues = sorted({*files.queues(), *files.batch_queues(), *in_rocksdb})
     if not queue.isdecimal() or (topic, int(queue)) not in queues:
         of_topic = [f"{one}/{number}" for one, number in queues if one == (topic or name)]
         others = of_topic or [f"{one}/{number}" for one, number in queues]
         raise no_such(f"ConsumeQueue {name!r}: give TOPIC/QUEUE", path, others)
-    units = UnitFile(files.queue(topic, int(queue)), Unit.DTYPE)
-    return selection.first(_values(units, Unit, selection, lambda unit: _say_unit(topic, unit)))
+    in_files = UnitFile(files.queue(topic, int(queue)), Unit.DTYPE)
+    units: NumberedUnits = in_files
+    layout: type[Layout] = Unit
+    if (topic, int(queue)) in files.batch_queues():
+        units, layout = files.batch_units(topic, int(queue)), BatchUnit
+    elif files.rocksdb_queues is not None and not in_files:
+        units, layout = RocksDBUnits(files.rocksdb_queues, topic, int(queue)), QueueValue
+    return selection.first(_values(units, layout, selection, lambda unit: _say_unit(topic, unit)))
 
 
 def dump_redo_log(path: str, selection: DumpSelection) -> Iterator[DumpEntry]:
@@ -101,11 +111,14 @@ def _one(field: Field) -> Iterator[Field]:
 
 def dump_config(path: str, name: str | None) -> tuple[str, Any]:
     """The path and the values of a file under config/; without a name, the names that are there."""
-    folder = os.path.join(StoreFiles.open(path).path, "config")
+    paths = Paths(StoreFiles.open(path).path)
+    folder = paths.config("")
+    in_rocksdb = {file: raw for file in TABLES if (raw := read_config_database(file, paths, Disk())) is not None}
     try:
         entries = [entry.name for entry in Disk().entries(folder) if entry.is_file]
     except Missing:
         entries = []
+    entries = sorted({*entries, *in_rocksdb})
     if name is None:
         return folder, entries
     found = next((one for one in (name, f"{name}.json") if one in entries), None)
@@ -113,7 +126,7 @@ def dump_config(path: str, name: str | None) -> tuple[str, Any]:
         raise no_such(f"config/{name}", path, entries)
     file = os.path.join(folder, found)
     try:
-        return file, config.loads(_read(file))
+        return file, config.loads(in_rocksdb.get(found) or _read(file))
     except CorruptRecord as error:
         raise CorruptRecord(error.reason, at=error.at, path=file) from None
 
@@ -122,9 +135,9 @@ def _read(file: str) -> bytes:
     return Disk().read(file)
 
 
-def _values(units: UnitFile, layout: type[Layout], selection: DumpSelection, say: Any) -> Iterator[DumpEntry]:
+def _values(units: NumberedUnits, layout: type[Layout], selection: DumpSelection, say: Any) -> Iterator[DumpEntry]:
     """The values in use with their numbers; a note where some between them are not, or a file is damaged."""
-    for damage in units.listing.damages:
+    for damage in units.damages:
         values = {"kind": damage.kind, "position": damage.start, "reason": damage.reason, "file": damage.path}
         line = f"!! {damage.kind}: {printable(damage.path)}: {printable(damage.reason)}"
         yield DumpEntry(values, line, lambda: plain_fields(b"", 0, ""), counts=False, is_damage=True)
@@ -157,7 +170,13 @@ def _value(layout: type[Layout], number: int, raw: bytes, say: Any) -> DumpEntry
     )
 
 
-def _say_unit(topic: str, unit: Unit) -> tuple[str, str]:
+def _say_unit(topic: str, unit: Unit | QueueValue | BatchUnit) -> tuple[str, str]:
+    if isinstance(unit, QueueValue | BatchUnit):
+        stored = f"  stored {moment(unit.store_timestamp_ms)}"
+        if isinstance(unit, BatchUnit):
+            stored += f"  queue offset {unit.queue_offset}, {unit.count} messages"
+        kind, text = _say_unit(topic, Unit(unit.commitlog_offset, unit.size, unit.tags_code))
+        return kind, text + stored
     if unit.is_filler:
         return "filler", "filler: no message was here when the queue was made"
     if unit.is_end:

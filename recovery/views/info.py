@@ -20,6 +20,7 @@ from broker.format.checkpoint import Checkpoint
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
 from broker.store.read.fixedqueue import FixedQueue
+from broker.store.read.kinds.rocksdb import NoRocksDB
 from broker.store.read.segments import Listing, Segment
 from broker.store.read.store import Store, open_store
 from recovery.findings import Findings
@@ -29,6 +30,7 @@ from recovery.scan.store_files import StoreFiles
 from recovery.transactions.tracker import TransactionTracker
 from recovery.verify.index_files import open_index
 from recovery.verify.kinds.batch_queues import offsets_of
+from recovery.views.waiting import count_timers
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -87,6 +89,15 @@ class UnitsInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TimersInfo:
+    """The messages in the timer wheel."""
+
+    waiting: int
+    first_due_ms: int
+    last_due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class DamageInfo:
     """Something that could not be read as what it should be."""
 
@@ -116,6 +127,7 @@ class Info:
     index: list[IndexInfo] = field(default_factory=list)
     state_table: UnitsInfo | None = None
     redo_log: UnitsInfo | None = None
+    timers: TimersInfo | None = None
     damages: list[DamageInfo] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -149,13 +161,15 @@ class _InfoReader:
             writers=writers(self._files.path),
             state_table=self._units(self._store.state_table, self._files.has_state_table),
             redo_log=self._units(self._store.redo_log, self._files.has_redo_log),
+            timers=self._timers(),
             damages=self._damages,
         )
         info = replace(info, groups=self._groups(info.queues), **self._small_files())
         return self._counted(info, progress) if count else self._sampled(info)
 
     def _queues(self) -> Iterator[QueueInfo]:
-        for topic, queue_id in sorted(self._files.queues()):
+        names = {*self._files.queues(), *self._queues_in_rocksdb()}
+        for topic, queue_id in sorted(names):
             try:
                 yield QueueInfo(topic, queue_id, *self._store.queue_range(topic, queue_id))
             except Missing:
@@ -164,6 +178,19 @@ class _InfoReader:
                 self._damaged("queue", Paths(self._files.path).queue(topic, queue_id), error)
         for topic, queue_id in sorted(self._files.batch_queues()):
             yield QueueInfo(topic, queue_id, *offsets_of(self._files.batch_units(topic, queue_id)))
+
+    def _queues_in_rocksdb(self) -> list[tuple[str, int]]:
+        try:
+            queues = self._files.rocksdb_queues
+        except StoreError as error:
+            kind = "not-read" if isinstance(error, NoRocksDB) else "file-damaged"
+            self._damaged(kind, self._files.rocksdb or self._files.path, error)
+            return []
+        return list(queues.ends) if queues is not None else []
+
+    def _timers(self) -> TimersInfo | None:
+        counted = TimersInfo(*count_timers(self._files.path))
+        return counted if counted.waiting else None
 
     def _groups(self, queues: list[QueueInfo]) -> list[GroupInfo]:
         ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
@@ -254,7 +281,7 @@ class _InfoReader:
         newest = max(used, default=begin)
         for queue in info.queues:
             if queue.max_offset > queue.min_offset:
-                found = self._store.consumequeues.queue(queue.topic, queue.queue_id)
+                found = self._store.every_queue.queue(queue.topic, queue.queue_id)
                 unit = found.get(queue.max_offset - 1) if found else None
                 newest = max(newest, unit.commitlog_offset if unit else 0)
         last = self._files.commitlog.at(newest)

@@ -14,8 +14,11 @@ from broker.format.commitlog import MAGIC_V2, Record, RecordBorn, RecordHead, Re
 from broker.format.consumequeue import BatchUnit, ExtUnit, Unit
 from broker.format.index import IndexHeader, IndexItem
 from broker.format.java import Host
+from broker.format.kinds.rocksdb_queue import OffsetValue, QueueValue
+from broker.format.kinds.timer import TimerCheck, TimerSlot, TimerUnit
 from broker.format.layout import Layout
 from broker.format.record import body
+from broker.format.record.innerbatch import InnerHead, InnerTail
 from broker.format.statetable import Slot
 from broker.format.sysflag import Compression, TransactionType, with_compression, with_transaction_type
 
@@ -70,6 +73,7 @@ CODECS: dict[str, Codec] = {
 }
 
 LAYOUTS: list[type[Layout]] = [
-    *(RecordHead, RecordBorn, RecordStore, RecordMiddle),
-    *(Unit, BatchUnit, ExtUnit, Slot, IndexHeader, IndexItem, Checkpoint),
+    *(RecordHead, RecordBorn, RecordStore, RecordMiddle, InnerHead, InnerTail),
+    *(Unit, BatchUnit, ExtUnit, QueueValue, OffsetValue, TimerSlot, TimerUnit, TimerCheck),
+    *(Slot, IndexHeader, IndexItem, Checkpoint),
 ]

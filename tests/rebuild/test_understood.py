@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from recovery.rebuild.rebuilder import rebuild
 from recovery.rebuild.undo import undo
 from recovery.repair import crash
 from recovery.repair.salvage import salvage
+from recovery.verify.verifier import verify
 from tests.cli.command import command
 from tests.rebuild.derived_files import store_of
 from tests.rebuild.dying import Deaf, Killed, dying
@@ -30,7 +32,6 @@ from tests.store.filled import fill
 
 # A store of each kind, and what its refusal names: a path below the store, and words of what it is.
 REFUSED = {
-    "rocketmq-5.3.3-batchcq": ("batchconsumequeue", "BatchConsumeQueue"),
     "rocketmq-5.3.3-rocksdb": ("consumequeue", "RocksDB of queues"),
     "rocketmq-5.3.3-double": ("consumequeue", "RocksDB of queues"),
 }
@@ -101,7 +102,13 @@ def test_records_and_units_speak_where_directories_are_gone(
     assert on_disk(path) == before
 
 
-UNDERSTOOD = ("rocketmq-5.3.3-plain", "rocketmq-5.5.0-default", "rocketmq-5.3.3-lmq", "rocketmq-5.3.3-ext")
+UNDERSTOOD = (
+    "rocketmq-5.3.3-batches",
+    "rocketmq-5.3.3-plain",
+    "rocketmq-5.5.0-default",
+    "rocketmq-5.3.3-lmq",
+    "rocketmq-5.3.3-ext",
+)
 
 
 @pytest.mark.parametrize("name", UNDERSTOOD)
@@ -111,6 +118,35 @@ def test_what_is_understood_is_built(kind_store: Callable[[str], Path], name: st
     shutil.rmtree(path / "index")
     assert rebuild(path, apply=True, broker_is_stopped=True, still_s=0).applied
     assert rebuild(path).ok
+
+
+def test_batch_queues_are_built_byte_for_byte(kind_store: Callable[[str], Path]) -> None:
+    """Units that were lost, changed, or all of them; a unit that a recovery wrote twice is no difference."""
+    path = kind_store("rocketmq-5.3.3-batches")
+    queues = path / "batchconsumequeue"
+    before = on_disk(queues)
+    first, second = sorted(queues.rglob("0" * 20))
+    for file, at in ((first, 0), (second, 46 * 4)):
+        raw = bytearray(file.read_bytes())
+        raw[at : at + 46] = bytes(46)
+        file.write_bytes(raw)
+    assert {one.part for one in rebuild(path).differences} == {"batchconsumequeue"}
+    assert rebuild(path, apply=True, broker_is_stopped=True, still_s=0).replacement is not None
+    assert on_disk(queues) == before
+    raw = bytearray(first.read_bytes())
+    used = max(at for at in range(0, len(raw), 46) if any(raw[at : at + 46])) + 46
+    raw[used : used + 46] = raw[used - 46 : used]
+    first.write_bytes(raw)
+    assert rebuild(path).ok
+    assert not verify(path).findings.counts["queue-orphan"]
+
+
+def test_a_recovery_leaves_batch_queues_to_a_rebuild(kind_store: Callable[[str], Path]) -> None:
+    path = kind_store("rocketmq-5.3.3-batches")
+    before = on_disk(path)
+    with pytest.raises(NotUnderstood, match=r"batchconsumequeue is a BatchConsumeQueue .* checkback rebuild does"):
+        crash.apply(crash.plan(crash.survey(path)), broker_is_stopped=True)
+    assert on_disk(path) == before
 
 
 @pytest.mark.parametrize(
@@ -148,6 +184,7 @@ def test_every_row_of_the_table_is_met() -> None:
         "transaction/statetable/", "transaction/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0/",
         f"transaction/statetable/{0:020}", "abort", "commitlog/", "checkback/", "config/", "timerwheel",
         "kvStore/", "epochFileCheckpoint", "lock", "batchconsumequeue/", "consumequeue_ext/", "consumequeue_r/",
+        "batchconsumequeue/T/", "batchconsumequeue/T/0/", f"batchconsumequeue/T/0/{0:020}",
         "rocksdbstore/000012.sst", "rocksdbstore/", "dledger-n0/", "tieredstore/",
     ]  # fmt: skip
     assert {kind_of(path) for path in examples} == set(KINDS)
@@ -209,12 +246,17 @@ def test_a_store_that_is_taken_over_keeps_what_its_broker_had_derived(golden_cop
 
 
 def test_salvage_says_what_it_leaves_behind(
-    kind_store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind_store: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
     path, out = kind_store("rocketmq-5.3.3-rocksdb"), tmp_path / "out"
     ran = command(capsys, "salvage", path, out)
     assert ran.code == 2
     assert f"{path}/config/topics is a RocksDB that holds the topics, the groups, the consumers' positions" in ran.err
+    assert "pip install 'checkback[rocksdb]'" in ran.err
     assert "--without-config" in ran.err
     assert not out.exists()
     ran = command(capsys, "salvage", path, out, "--without-config")

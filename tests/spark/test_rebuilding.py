@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import broker
 from broker.errors import CorruptStore, StoreError
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import end_draft
 from broker.store.writer import open_writer
+from broker.transaction.events import Generation
 from recovery.pipeline.split_builder import RebuildPlan, SplitBuilder
 from recovery.pipeline.stages import InspectedLog, inspect_log
 from recovery.pipeline.store_location import StoreLocation
@@ -78,6 +80,51 @@ def test_the_rebuild_of_a_5x_store_is_the_live_one(spark: SparkSession, golden: 
     assert report.parts == ("consumequeue", "index")
 
 
+def test_batch_queues_are_built_as_the_local_engine_builds_them(
+    spark: SparkSession, golden_copy: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "kinds").mkdir()
+    path = golden_copy("kinds/rocketmq-5.3.3-batches")
+    queues = sorted((path / "batchconsumequeue").rglob("0" * 20))
+    before = [file.read_bytes() for file in queues]
+    assert rebuild(spark, str(path), split_bytes=4000).ok
+    for file in queues:
+        file.write_bytes(bytes(file.stat().st_size))
+    rebuild(spark, str(path), apply=True, broker_is_stopped=True, split_bytes=4000)
+    assert [file.read_bytes() for file in queues] == before
+    assert local_rebuild(path).ok
+
+
+def test_the_table_of_the_half_op_engine_is_built(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots of Spark's part, and of transactions that are settled, either way, and begun while it reads."""
+    path = tmp_path / "store"
+    with broker.open(path, transactions="half-op") as store:
+        halves = [store.transactions.prepare(broker.Message("orders", b"x"), "shop") for _ in range(40)]
+        for number, one in enumerate(halves[:20]):
+            (store.transactions.commit if number % 2 else store.transactions.rollback)(one)
+    table = min((path / "checkback" / "halfstates").iterdir())
+
+    def inspect_and_append(*arguments: Any, **options: Any) -> InspectedLog:
+        inspected = inspect_log(*arguments, **options)
+        with broker.open(path) as store:
+            store.transactions.rollback(halves[30])
+            store.transactions.commit(halves[31])
+            store.transactions.prepare(broker.Message("orders", b"y"), "shop")
+        whole.append(table.read_bytes())
+        table.write_bytes(bytes(table.stat().st_size))
+        return inspected
+
+    whole: list[bytes] = []
+    monkeypatch.setattr("recovery.spark.rebuilding.inspect_log", inspect_and_append)
+    report = rebuild(spark, str(path), apply=True, split_bytes=3000)
+    assert "statetable" in report.parts
+    assert table.read_bytes() == whole[0]
+    assert verify(path).ok
+    assert local_rebuild(path).ok
+
+
 def test_what_is_appended_while_spark_reads_is_in_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,11 +168,20 @@ def test_a_damaged_log_is_no_ground_to_build_on(spark: SparkSession, golden_copy
 
 
 @pytest.mark.parametrize(("name", "what"), [("batchcq", "a record that holds a batch"), ("lmq", ""), ("plain", "")])
-def test_a_task_notes_records_that_nothing_is_built_for(golden: Callable[[str], Path], name: str, what: str) -> None:
+def test_a_task_notes_records_that_nothing_is_built_for(
+    golden_copy: Callable[[str], Path], tmp_path: Path, name: str, what: str
+) -> None:
     """A split counts them, and the driver refuses before anything is exchanged."""
-    path = golden(f"kinds/rocketmq-5.3.3-{name}")
+    (tmp_path / "kinds").mkdir()
+    path = golden_copy(f"kinds/rocketmq-5.3.3-{name}")
+    if what:
+        shutil.rmtree(path / "batchconsumequeue")
+        shutil.rmtree(path / "config")
     files = StoreFiles.open(path)
-    plan = RebuildPlan(StoreLocation(str(path)), "", sizes_of(files, Disk()), IndexingRule.V5, whole_records=False)
+    plan = RebuildPlan(
+        StoreLocation(str(path)), "", sizes_of(files, Disk()), IndexingRule.V5, whole_records=False,
+        batch_queue_bytes=4600, table_generation=Generation.STATE_TABLE,
+    )  # fmt: skip
     builder = SplitBuilder(plan)
     for records in Scan(files.commitlog):
         builder.add(records, Kinds(records))

@@ -38,7 +38,6 @@ class Verdict(NamedTuple):
     not_judged: tuple[str, ...] = ()
 
 
-ROCKSDB_CONFIG = ("config/consumerOffsets", "config/subscriptionGroups", "config/topics")
 VERDICTS = {
     "rocketmq-4.9.7-clean": Verdict(12, 6, parked=2),
     "rocketmq-5.5.0-clean": Verdict(12, 6, parked=2),
@@ -50,8 +49,9 @@ VERDICTS = {
     "rocketmq-5.5.0-lights": Verdict(4, 4, parked=2),
     "rocketmq-5.3.3-ext": Verdict(),
     "rocketmq-5.3.3-filters": Verdict(4, 4, parked=2),
-    "rocketmq-5.3.3-rocksdb": Verdict(not_judged=("consumequeue", *ROCKSDB_CONFIG)),
-    "rocketmq-5.3.3-double": Verdict(not_judged=("consumequeue",)),
+    "rocketmq-5.3.3-rocksdb": Verdict(6, 3),
+    "rocketmq-5.5.0-rocksdb": Verdict(6, 3),
+    "rocketmq-5.3.3-double": Verdict(),
     # Twelve half messages with a delay; op messages for them name halves of the half topic by mistake.
     "rocketmq-5.3.3-timed-halves": Verdict(0, 3, parked=7, counts={"half-diverted": 12, "double-end": 8}),
 }
@@ -81,9 +81,11 @@ def test_what_is_not_judged_is_said_everywhere(
 ) -> None:
     path = store("rocketmq-5.3.3-rocksdb")
     (path / "futurequeue").mkdir()
+    (path / "kvStore").mkdir()
+    (path / "kvStore" / "000012.sst").write_bytes(b"x")
     ran = command(capsys, "verify", path)
     assert ran.code == 0
-    assert f"{path}/consumequeue (a RocksDB of queues): checkback does not read RocksDB" in ran.out
+    assert f"{path}/kvStore (the key-value service of POP): checkback has no rule for what is in this" in ran.out
     assert "may be newer than RocketMQ 5.5" in ran.out
     assert "futurequeue" in html_report(survey(str(path), 0))
 

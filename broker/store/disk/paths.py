@@ -45,6 +45,9 @@ class Paths:
     def batchconsumequeue(self) -> str:
         return self._join("batchconsumequeue")
 
+    def batch_queue(self, topic: str, queue_id: int) -> str:
+        return self._join("batchconsumequeue", topic, str(queue_id))
+
     @property
     def index(self) -> str:
         return self._join("index")

@@ -1,7 +1,8 @@
 """The files under `config`: topics, consumer offsets, and what else RocketMQ keeps there.
 
 A broker writes a temporary file, moves the old one to `.bak` and the new one into place: for a moment only `.bak` is
-there, so a missing or empty file means: look at `.bak`. RocketMQ: ConfigManager.load (5.3.3).
+there, so a missing or empty file means: look at `.bak`. RocketMQ: ConfigManager.load (5.3.3). Where a broker keeps them
+in a RocksDB, that is read in place of the file (`kinds/rocksdb_config.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from broker.format import config
 from broker.format.config import ConsumerOffsets, SubscriptionGroups, Topics
 from broker.store.disk.files import Missing
 from broker.store.read.directory import StoreDirectory
+from broker.store.read.kinds.rocksdb_config import read_config_database
 
 _T = TypeVar("_T")
 
@@ -31,6 +33,9 @@ def read_consumer_offsets(folder: StoreDirectory) -> ConsumerOffsets:
 
 
 def _read(folder: StoreDirectory, name: str, decode: Callable[[bytes], _T], default: _T) -> _T:
+    raw = read_config_database(name, folder.paths, folder.disk)
+    if raw is not None:
+        return decode(raw)
     for candidate in (name, f"{name}.bak"):
         path = folder.paths.config(candidate)
         try:

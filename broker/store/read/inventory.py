@@ -14,14 +14,17 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from broker.errors import CorruptRecord, NotUnderstood
+from broker.errors import CorruptStore, NotUnderstood
 from broker.format import config
-from broker.format.topics import LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
+from broker.format.topics import BATCH_QUEUE, LMQ_PREFIX, QUEUE_TYPE, SIMPLE_QUEUE
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import Paths
+from broker.store.read.kinds.rocksdb import is_rocksdb, missing_extra
+from broker.store.read.kinds.rocksdb_config import READ, SHARED, read_config_database
 
 
 class Handling(enum.Enum):
@@ -67,7 +70,7 @@ class Misfit:
 
 
 _SEGMENT = r"\d{20}"
-_NO_ROCKSDB = "checkback does not read RocksDB"
+_NO_ROCKSDB = "checkback has no rule for what is in this RocksDB"
 _OF_ITS_BROKER = "only its own broker knows what should be in it"
 _OPENED_ALIKE = "the broker opens it together with the ConsumeQueues and the checkpoint, which would no longer fit it"
 _QUEUES_ELSEWHERE = "the queues are in it, and files in its place would take its messages from the consumers"
@@ -82,7 +85,7 @@ KINDS: tuple[EntryKind, ...] = (
     EntryKind(
         "a RocksDB of queues",
         r"consumequeue/(CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+(\.dbtmp)?|\d+\.(sst|log|blob))",
-        Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB, is_of_directory=True,
+        Handling.REFUSED, _QUEUES_ELSEWHERE, is_of_directory=True,
     ),
     EntryKind(
         "a queue of light messages (LMQ)", rf"consumequeue/{LMQ_PREFIX}[^/]*/", Handling.REBUILT,
@@ -91,6 +94,13 @@ KINDS: tuple[EntryKind, ...] = (
     EntryKind("a topic's queues", r"consumequeue/[^/]+/", Handling.BUILT),
     EntryKind("a queue", r"consumequeue/[^/]+/\d+/", Handling.BUILT),
     EntryKind("a file of a queue", rf"consumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
+    EntryKind(
+        "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REBUILT,
+        "a recovery does not build it, but checkback rebuild does",
+    ),
+    EntryKind("a topic's BatchConsumeQueues", r"batchconsumequeue/[^/]+/", Handling.BUILT),
+    EntryKind("one of these", r"batchconsumequeue/[^/]+/\d+/", Handling.BUILT),
+    EntryKind("a file of it", rf"batchconsumequeue/[^/]+/\d+/{_SEGMENT}", Handling.BUILT),
     EntryKind("the index", r"index/", Handling.BUILT),
     EntryKind("a file of the index", r"index/\d{17}", Handling.BUILT),
     EntryKind("the transactions of 3.x", r"transaction/", Handling.BUILT),
@@ -114,17 +124,13 @@ KINDS: tuple[EntryKind, ...] = (
     EntryKind("how far topics were compacted", r"compaction/([^/]+/|position-checkpoint)", Handling.KEPT),
     EntryKind("a compacted topic", r"compaction/.*", Handling.KEPT, unjudged=_OF_ITS_BROKER, is_if_filled=True),
     EntryKind(
-        "the key-value service of POP", r"kvStore/.*", Handling.KEPT, unjudged=f"{_NO_ROCKSDB}, which it is",
+        "the key-value service of POP", r"kvStore/.*", Handling.KEPT, unjudged=_NO_ROCKSDB,
         is_if_filled=True,
     ),
     EntryKind("what replication knows", r"(epochFileCheckpoint|brokerIdentity)(\.bak|\.tmp|-temp)?", Handling.KEPT),
     EntryKind("a small file", r"(lock|(abort|checkpoint)\.(bak|(\d+\.)?tmp))", Handling.KEPT),
     # What only its own broker can make.
-    EntryKind(
-        "a BatchConsumeQueue (topics with queue.type=BatchCQ)", r"batchconsumequeue/", Handling.REFUSED,
-        "checkback does not build one, and a broker does not start when a ConsumeQueue stands in its place",
-    ),
-    EntryKind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE, _NO_ROCKSDB),
+    EntryKind("a RocksDB of queues", r"consumequeue_?[rR]\w*/", Handling.REFUSED, _QUEUES_ELSEWHERE),
     EntryKind(
         "a RocksDB of the broker", r"rocksdbstore/\d+\.(sst|log|blob)", Handling.REFUSED, _OPENED_ALIKE, _NO_ROCKSDB,
         is_of_directory=True, is_if_filled=True,
@@ -143,9 +149,8 @@ CONFIG_IN_ROCKSDB = {
     "subscriptionGroups": "the groups", "consumerOffsets": "the consumers' positions",
     "users": "the users", "acls": "their permissions",
 }  # fmt: skip
-_NAMES_TOPICS = ("topics", "rdb", "metadata")
-_ROCKSDB_MARK = "CURRENT"  # every RocksDB has it, and no other directory of a store
-_REPLACED = ("consumequeue/", "index/", "transaction/")
+_NAMES_TOPICS = ("topics", *SHARED)
+_REPLACED = ("consumequeue/", "batchconsumequeue/", "index/", "transaction/")
 _REFUSED = (Handling.REFUSED, Handling.REBUILT)
 _WALKED = (*_REPLACED, "rocksdbstore/", "compaction/", "timerlog/", "kvStore/")
 _PATTERNS = tuple((re.compile(kind.pattern), kind) for kind in KINDS)
@@ -159,6 +164,7 @@ class Inventory:
     entries: tuple[tuple[str, int, EntryKind | None], ...]  # path below the store, size, kind
     rocksdb_config: tuple[str, ...] = ()  # names of directories under config/
     queue_types: tuple[tuple[str, str], ...] = ()  # topics whose queues are not plain ConsumeQueues
+    batch_topics: frozenset[str] = frozenset()  # of these, the topics that are known to have BatchConsumeQueues
 
     def holds(self, prefix: str, *, beside: str = "") -> bool:
         """Whether an entry below a directory holds anything, other than the one file `beside`."""
@@ -183,8 +189,10 @@ class Inventory:
         entries = (self._unjudged(*entry) for entry in self.entries)
         found = dict.fromkeys(one for one in entries if one is not None)
         for name in self.rocksdb_config:
-            what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB.get(name, 'configuration')}"
-            found[Misfit(os.path.join(self.store, "config", name), what, _NO_ROCKSDB)] = None
+            why = missing_extra() if name in READ else _NO_ROCKSDB
+            if why:
+                what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB.get(name, 'configuration')}"
+                found[Misfit(os.path.join(self.store, "config", name), what, why)] = None
         return list(found)
 
     def _unjudged(self, path: str, size: int, kind: EntryKind | None) -> Misfit | None:
@@ -204,14 +212,18 @@ class Inventory:
         misfits = (self._misfit(*entry, refused) for entry in self.entries if not entry[0].startswith(_REPLACED))
         yield from dict.fromkeys(one for one in misfits if one is not None)
         for name in self.rocksdb_config:
-            if name in _NAMES_TOPICS:
+            if name in _NAMES_TOPICS and missing_extra():
                 what = f"a RocksDB that holds {CONFIG_IN_ROCKSDB[name]}"
-                why = "checkback does not read it, so it does not know which queues there are, and of which type"
+                why = f"which queues there are, and of which type, is not known: {missing_extra()}"
                 yield Misfit(os.path.join(self.store, "config", name), what, why)
         for topic, name in self.queue_types:
+            if Handling.REBUILT not in refused and topic in self.batch_topics:
+                continue
             what = f"the table that gives topic {topic} the queue type {name}"
             yield Misfit(
-                Paths(self.store).config("topics.json"), what, f"checkback builds queues of type {SIMPLE_QUEUE} only"
+                Paths(self.store).config("topics.json"),
+                what,
+                f"a rebuild makes queues of type {SIMPLE_QUEUE} and {BATCH_QUEUE}, other verbs the first",
             )
 
     def _misfit(self, path: str, size: int, kind: EntryKind | None, refused: tuple[Handling, ...]) -> Misfit | None:
@@ -232,7 +244,11 @@ def kind_of(path: str) -> EntryKind | None:
 def inventory(store: str, disk: Disk) -> Inventory:
     """Walk a store. Raises StoreError where this user may not look."""
     entries = tuple((path, size, kind_of(path)) for path, size in _walk(store, disk))
-    return Inventory(store, entries, tuple(_rocksdb_config(store, disk)), tuple(_queue_types(store, disk)))
+    backup, *tables = _queue_types(store, disk)
+    known = {topic: name for table in tables for topic, name in table.items()}
+    others = tuple(sorted((topic, name) for topic, name in {**backup, **known}.items() if name != SIMPLE_QUEUE))
+    batches = {topic for topic, name in known.items() if name == BATCH_QUEUE}
+    return Inventory(store, entries, tuple(_rocksdb_config(store, disk)), others, frozenset(batches))
 
 
 def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
@@ -244,7 +260,7 @@ def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
             path = f"{above}{entry.name}/" if entry.is_folder else f"{above}{entry.name}"
             yield path, entry.size
             kind = kind_of(path) if entry.is_folder else None
-            if path.startswith(_WALKED) and kind is not None and kind.handling not in _REFUSED:
+            if path.startswith(_WALKED) and kind is not None and kind.handling is not Handling.REFUSED:
                 waiting.append(path)
 
 
@@ -258,20 +274,24 @@ def _entries(path: str, disk: Disk) -> list[Entry]:
 def _rocksdb_config(store: str, disk: Disk) -> Iterator[str]:
     """The directories under config/ that are RocksDBs."""
     for entry in _entries(Paths(store).config(""), disk):
-        if entry.is_folder and disk.entry(os.path.join(entry.path, _ROCKSDB_MARK)) is not None:
+        if entry.is_folder and is_rocksdb(entry.path, disk):
             yield entry.name
 
 
-def _queue_types(store: str, disk: Disk) -> Iterator[tuple[str, str]]:
-    """The topics that topics.json, or the version before it, gives a type of queue other than the plain one."""
-    types: dict[str, str] = {}
-    for name in ("topics.json.bak", "topics.json"):
+def _queue_types(store: str, disk: Disk) -> Iterator[dict[str, str]]:
+    """The type of queue of each topic, by the backup of topics.json, by topics.json, and by a RocksDB in its place."""
+    paths = Paths(store)
+    readers: list[Callable[[], bytes | None]] = [
+        *(partial(disk.read, paths.config(name)) for name in ("topics.json.bak", "topics.json")),
+        partial(read_config_database, "topics.json", paths, disk),
+    ]
+    for read in readers:
         try:
-            topics = config.decode_topics(disk.read(Paths(store).config(name))).topics
-        except (Missing, CorruptRecord):
-            continue
-        types.update({topic: one.attributes.get(QUEUE_TYPE, SIMPLE_QUEUE) for topic, one in topics.items()})
-    yield from sorted((topic, name) for topic, name in types.items() if name != SIMPLE_QUEUE)
+            raw = read()
+            topics = config.decode_topics(raw).topics if raw is not None else {}
+        except (Missing, CorruptStore):
+            topics = {}
+        yield {topic: one.attributes.get(QUEUE_TYPE, SIMPLE_QUEUE) for topic, one in topics.items()}
 
 
 def refusal(store: str, misfits: Sequence[Misfit]) -> NotUnderstood:

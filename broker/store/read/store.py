@@ -19,6 +19,8 @@ from broker.errors import CorruptRecord, CorruptStore
 from broker.format.checkpoint import Checkpoint
 from broker.format.commitlog import Record
 from broker.format.config import ConsumerOffsets, Topics
+from broker.format.record.innerbatch import inner_records
+from broker.format.sysflag import INNER_BATCH
 from broker.format.topics import LMQ_PREFIX
 from broker.message import ReceivedMessage
 from broker.store.disk.files import Disk
@@ -26,10 +28,11 @@ from broker.store.disk.paths import path_of_store
 from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.commitlog import CommitLog
 from broker.store.read.config import read_consumer_offsets, read_topics
-from broker.store.read.consumequeue import ConsumeQueue, ConsumeQueues
+from broker.store.read.consumequeue import ConsumeQueues
 from broker.store.read.detect import check_is_store
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.index import Index
+from broker.store.read.kinds.every_queue import AnyQueue, EveryQueue
 from broker.store.read.segments import Segment, SegmentDamage
 from broker.store.read.transaction_files import RedoLog, StateTable
 
@@ -52,6 +55,7 @@ class Store:
         self._folder = StoreDirectory(path, disk)
         self.commitlog = CommitLog(self._folder)
         self.consumequeues = ConsumeQueues(self._folder)
+        self.every_queue = EveryQueue(self._folder, self.consumequeues)
         self.index = Index(self._folder)
         self.state_table = StateTable(self._folder)
         self.redo_log = RedoLog(self._folder)
@@ -69,6 +73,7 @@ class Store:
 
     def close(self) -> None:
         """Release the files. Closing twice is not an error."""
+        self.every_queue.close()
         self._folder.files.close()
 
     # By CommitLog offset
@@ -111,19 +116,19 @@ class Store:
     # By queue
 
     def topics(self) -> list[str]:
-        """The topics that have ConsumeQueues, sorted, RocketMQ's own included."""
-        return self.consumequeues.topics()
+        """The topics that have queues, sorted, RocketMQ's own included."""
+        return self.every_queue.topics()
 
     def queues(self, topic: str) -> list[int]:
         """The queue ids of a topic, sorted; none for a topic that is not there."""
-        return self.consumequeues.queue_ids(topic)
+        return self.every_queue.queue_ids(topic)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(min, max): the queue offset of the first message that is kept, and that of the next one to come.
 
         Equal when the queue holds nothing; (0, 0) when it is not there.
         """
-        queue = self.consumequeues.queue(topic, queue_id)
+        queue = self.every_queue.queue(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset(self.begin_offset), queue.max_offset)
 
     def message(self, topic: str, queue_id: int, queue_offset: int) -> ReceivedMessage | None:
@@ -131,8 +136,10 @@ class Store:
 
         Raises CorruptStore when the ConsumeQueue and the CommitLog do not belong together.
         """
-        queue = self.consumequeues.queue(topic, queue_id)
+        queue = self.every_queue.queue(topic, queue_id)
         record = None if queue is None else self._record_of(queue, queue_offset)
+        if record is not None and record.sys_flag & INNER_BATCH:
+            record = next((one for one in self._inside(record) if one.queue_offset == queue_offset), None)
         return None if record is None else self._received(record)
 
     # By key
@@ -160,7 +167,7 @@ class Store:
         By bisection: right while the broker's clock was never set back.
         RocketMQ: ConsumeQueue.getOffsetInQueueByTime (5.3.3).
         """
-        queue = self.consumequeues.queue(topic, queue_id)
+        queue = self.every_queue.queue(topic, queue_id)
         if queue is None:
             return 0
         first, end = self.queue_range(topic, queue_id)
@@ -204,13 +211,20 @@ class Store:
             if record is not None and record.topic == topic and begin <= record.store_timestamp_ms < end:
                 yield self._received(record)
 
+    def _inside(self, record: Record) -> Iterator[Record]:
+        """The messages of a batch."""
+        try:
+            yield from inner_records(record)
+        except CorruptRecord as error:
+            raise self.commitlog.damage(record.commitlog_offset, error) from None
+
     def _received(self, record: Record) -> ReceivedMessage:
         try:
             return ReceivedMessage.of(record)
         except CorruptRecord as error:
             raise self.commitlog.damage(record.commitlog_offset, error) from None
 
-    def _record_of(self, queue: ConsumeQueue, queue_offset: int) -> Record | None:
+    def _record_of(self, queue: AnyQueue, queue_offset: int) -> Record | None:
         """The record of a unit, which must be of the queue's topic."""
         unit = queue.get(queue_offset)
         if unit is None:
@@ -232,7 +246,7 @@ class Store:
             raise CorruptStore(text, path=self.path)
         return record
 
-    def _stored_ms(self, queue: ConsumeQueue, queue_offset: int) -> int:
+    def _stored_ms(self, queue: AnyQueue, queue_offset: int) -> int:
         """When a message was stored; what expired meanwhile counts as long ago."""
         unit = queue.get(queue_offset)
         stored_ms = None if unit is None else self.commitlog.store_timestamp_ms(unit.commitlog_offset)

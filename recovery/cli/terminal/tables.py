@@ -206,6 +206,9 @@ def information(info: Info) -> Iterator[Shown]:
         if units is not None:
             used = "cannot be read" if units.used is None else count(units.used, one)
             yield f"{name:<14}{used}, {count(units.files, 'file')} of {size(units.size)} together"
+    if info.timers is not None:
+        due = f"due {moment(info.timers.first_due_ms)} to {moment(info.timers.last_due_ms)} UTC"
+        yield f"timers        {count(info.timers.waiting, 'message')}, {due}"
     yield from _queues(info.queues)
     yield from _groups(info.groups)
     if info.damages:

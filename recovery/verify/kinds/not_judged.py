@@ -7,16 +7,32 @@ that is newer than checkback knows is among them.
 from __future__ import annotations
 
 from broker.store.read.inventory import inventory
+from broker.store.read.kinds.rocksdb import NoRocksDB
 from recovery.findings import NotJudged
 from recovery.scan.store_files import StoreFiles
+from recovery.verify.kinds.rocksdb_queues import rocksdb_fault
 
 
 def not_judged(files: StoreFiles) -> tuple[NotJudged, ...]:
     """Everything in a store that is not compared with its log: where, what it is, why."""
     entries = inventory(files.path, files.disk).unjudged()
     found = [NotJudged(one.path, one.what, one.why) for one in entries if one.path not in files.log_directories]
+    found += _of_rocksdb(files)
     if files.commitlog.begin and files.watermark is None:
         what = f"the records below CommitLog offset {files.commitlog.begin}"
         why = "their segments are not there: retention removed them, or they were lost"
         found.append(NotJudged(files.commitlog.segments[0].path, what, why))
     return tuple(found)
+
+
+def _of_rocksdb(files: StoreFiles) -> list[NotJudged]:
+    """The queues in a RocksDB that cannot be read, and what of them its broker had in memory when it was killed."""
+    fault = rocksdb_fault(files)
+    if isinstance(fault, NoRocksDB):
+        return [NotJudged(files.rocksdb or files.path, "a RocksDB of queues", fault.reason)]
+    queues = None if fault is not None else files.rocksdb_queues
+    if queues is None or files.closed_at_ms() is not None:
+        return []
+    what = f"the units of records behind CommitLog offset {queues.dispatched or 0}"
+    why = "the broker had them in memory: it writes them when it goes on, or when it starts again"
+    return [NotJudged(queues.path, what, why)]

@@ -1,0 +1,189 @@
+"""What waits in a store: messages with a timer, and messages that consumers popped and have not acknowledged.
+
+    for message in timers("shop.store"): message.due_ms, message.topic, message.keys
+    for batch in popped("shop.store"): batch.group, batch.queue_offsets
+
+RocketMQ: TimerMessageStore, PopReviveService.consumeReviveMessage (5.3.3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import broker
+from broker.errors import CorruptRecord
+from broker.format import config
+from broker.format import properties as names
+from broker.format.commitlog import Record
+from broker.format.topics import REVIVE_GROUP, REVIVE_PREFIX, TIMER_TOPIC
+from broker.store.disk.files import Disk
+from broker.store.read.directory import StoreDirectory
+from broker.store.read.kinds.timers import Timers, read_timers
+
+_CHECKPOINT, _ACKNOWLEDGED, _SEVERAL = "ck", "ack", "bAck"
+_QUEUE = 0
+_HELD = 100_000  # listed in order of time; more are counted, and the earliest of them listed
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingMessage:
+    """A message in the timer wheel, or on its way into it."""
+
+    due_ms: int
+    topic: str  # where it goes
+    queue_id: int
+    unique_key: str
+    keys: str
+    tag: str
+    commitlog_offset: int
+    is_rolled: bool  # it is put into the wheel again before it is due
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PoppedMessages:
+    """Messages of one pop that were not acknowledged: they are delivered again when `visible_ms` has come."""
+
+    topic: str
+    queue_id: int
+    group: str
+    popped_ms: int
+    visible_ms: int
+    queue_offsets: tuple[int, ...]
+    commitlog_offset: int  # of the checkpoint
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def timers(path: str, limit: int | None = None) -> list[WaitingMessage]:
+    """The messages with a timer that are not delivered, the earliest first, at most `limit`. Raises NotAStore."""
+    with broker.open(path, read_only=True) as store:
+        found = (one for one in _timed(store) if one is not None)
+        return heapq.nsmallest(_HELD if limit is None else min(limit, _HELD), found, key=attrgetter("due_ms"))
+
+
+def count_timers(path: str) -> tuple[int, int, int]:
+    """(how many wait, when the first is due, when the last is), without a look at the messages; zeros for none."""
+    wheel = _wheel(path)
+    count, first_ms, last_ms = 0, 0, 0
+    for entry in wheel.waiting() if wheel is not None else ():
+        if not entry.takes_back:
+            count += 1
+            first_ms = min(first_ms or entry.due_ms, entry.due_ms)
+            last_ms = max(last_ms, entry.due_ms)
+    return count, first_ms, last_ms
+
+
+def popped(path: str) -> list[PoppedMessages]:
+    """What consumers popped and did not acknowledge, by when it is visible again. Raises NotAStore.
+
+    A broker keeps the newest checkpoints and acknowledgements in memory; in the RocksDB of 5.4 they are not seen here.
+    """
+    with broker.open(path, read_only=True) as store:
+        positions = store.consumer_offsets().positions
+        notes: list[Record] = []
+        for topic in store.topics():
+            if topic.startswith(REVIVE_PREFIX):
+                for queue_id in store.queues(topic):
+                    # Quirk: the position is that of the last checkpoint that was dealt with, not the next one.
+                    done = positions.get((topic, REVIVE_GROUP), {}).get(queue_id, -1)
+                    notes += _from_queue(store, topic, queue_id, done + 1)
+        notes += [record for _, record in _timed_records(store) if _real_topic(record).startswith(REVIVE_PREFIX)]
+        return _unacknowledged(notes)
+
+
+def _unacknowledged(notes: list[Record]) -> list[PoppedMessages]:
+    checkpoints: dict[tuple[Any, ...], PoppedMessages] = {}
+    for record in _tagged(notes, _CHECKPOINT):
+        body = _body(record)
+        first, bits = int(body.get("so", 0)), int(body.get("bm", 0))
+        apart = body.get("d") or range(int(body.get("n", 0)))
+        offsets = tuple(first + step for number, step in enumerate(apart) if not bits >> number & 1)
+        popped_ms = int(body.get("pt", 0))
+        checkpoints[_pop_of(body)] = PoppedMessages(
+            str(body.get("t", "")), int(body.get("q", 0)), str(body.get("c", "")), popped_ms,
+            popped_ms + int(body.get("it", 0)), offsets, record.commitlog_offset,
+        )  # fmt: skip
+    for record in (*_tagged(notes, _ACKNOWLEDGED), *_tagged(notes, _SEVERAL)):
+        body = _body(record)
+        acknowledged = {*body.get("aol", []), *([body["ao"]] if "ao" in body and "aol" not in body else [])}
+        known = checkpoints.get(_pop_of(body))
+        if known is not None:
+            left = tuple(one for one in known.queue_offsets if one not in acknowledged)
+            checkpoints[_pop_of(body)] = replace(known, queue_offsets=left)
+    return sorted((one for one in checkpoints.values() if one.queue_offsets), key=attrgetter("visible_ms"))
+
+
+def _pop_of(body: dict[str, Any]) -> tuple[Any, ...]:
+    """What a checkpoint and its acknowledgements have in common."""
+    return tuple(body.get(name) for name in ("t", "c", "q", "so", "pt"))
+
+
+def _tagged(notes: list[Record], tag: str) -> Iterator[Record]:
+    return (record for record in notes if record.property_map.get(names.TAGS) == tag)
+
+
+def _body(record: Record) -> dict[str, Any]:
+    with contextlib.suppress(CorruptRecord):
+        body = config.loads(record.plain_body)
+        if isinstance(body, dict):
+            return body
+    return {}
+
+
+def _wheel(path: str) -> Timers | None:
+    try:
+        return read_timers(StoreDirectory(path, Disk()))
+    except CorruptRecord:
+        return None
+
+
+def _timed(store: broker.Store) -> Iterator[WaitingMessage | None]:
+    for is_rolled, record in _timed_records(store):
+        properties = record.property_map
+        due, queue_id = properties.get(names.TIMER_OUT_MS, ""), properties.get(names.REAL_QID, "")
+        yield WaitingMessage(
+            int(due) if due.isdigit() else 0, _real_topic(record), int(queue_id) if queue_id.isdigit() else 0,
+            properties.get(names.UNIQ_KEY, ""), properties.get(names.KEYS, ""), properties.get(names.TAGS, ""),
+            record.commitlog_offset, is_rolled,
+        )  # fmt: skip
+
+
+def _timed_records(store: broker.Store) -> Iterator[tuple[bool, Record]]:
+    """The records that wait: those in the wheel, and those of the timer topic that are not in it yet."""
+    wheel = _wheel(store.path)
+    if wheel is None:
+        return
+    for entry in wheel.waiting():
+        record = _record(store, entry.commitlog_offset)
+        if record is not None and not entry.takes_back:
+            yield entry.is_rolled, record
+    for record in _from_queue(store, TIMER_TOPIC, _QUEUE, wheel.check.queue_offset):
+        yield False, record
+
+
+def _from_queue(store: broker.Store, topic: str, queue_id: int, first: int) -> Iterator[Record]:
+    low, end = store.queue_range(topic, queue_id)
+    for queue_offset in range(max(first, low), end):
+        message = store.message(topic, queue_id, queue_offset)
+        record = _record(store, message.commitlog_offset) if message is not None else None
+        if record is not None:
+            yield record
+
+
+def _record(store: broker.Store, commitlog_offset: int) -> Record | None:
+    with contextlib.suppress(broker.CorruptRecord, broker.CorruptStore):
+        return store.record(commitlog_offset)
+    return None
+
+
+def _real_topic(record: Record) -> str:
+    return record.property_map.get(names.REAL_TOPIC, "")

@@ -1,0 +1,107 @@
+"""What waits in stores of real brokers: timers, and messages that were popped and not acknowledged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.format.kinds.timer import TimerCheck, TimerSlot, TimerUnit
+from recovery.verify.verifier import verify
+from recovery.views.info import look
+from recovery.views.waiting import popped, timers
+from tests.cli.command import command
+from tests.spark.inline import comparable, verify_inline
+
+# What the client of the golden store said that it did not acknowledge: queue, queue offset.
+NOT_ACKNOWLEDGED = {(0, 5), (0, 7), (0, 9), (0, 16), (0, 18), (1, 0), (1, 2), (1, 4), (1, 10), (1, 12), (1, 14)}
+
+
+@pytest.fixture
+def timed(golden_copy: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A store with sixteen messages in its timer wheel, among them delayed half messages."""
+    (tmp_path / "kinds").mkdir()
+    return golden_copy("kinds/rocketmq-5.3.3-timed-halves")
+
+
+def test_what_is_due_when(timed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = timers(str(timed))
+    assert len(waiting) == 16
+    assert [one.due_ms for one in waiting] == sorted(one.due_ms for one in waiting)
+    assert {one.topic for one in waiting} == {"Plain", "RMQ_SYS_TRANS_HALF_TOPIC"}
+    assert len({one.unique_key for one in waiting}) == 16
+    counted = look(timed).timers
+    assert counted is not None
+    assert (counted.waiting, counted.first_due_ms, counted.last_due_ms) == (16, waiting[0].due_ms, waiting[-1].due_ms)
+    ran = command(capsys, "dump", timed, "timers", "--json", "--limit", "3")
+    assert [one["due_ms"] for one in json.loads(ran.out)] == [one.due_ms for one in waiting[:3]]
+    assert command(capsys, "info", timed).out.count("timers        16 messages, due 2026-11-22 06:10:55.000") == 1
+
+
+def test_what_was_popped_and_not_acknowledged(
+    golden_copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kinds").mkdir()
+    path = golden_copy("kinds/rocketmq-5.3.3-popped")
+    batches = popped(str(path))
+    assert {(one.queue_id, offset) for one in batches for offset in one.queue_offsets} == NOT_ACKNOWLEDGED
+    assert {(one.topic, one.group, one.visible_ms - one.popped_ms) for one in batches} == {("Plain", "pop_g", 10_000)}
+    ran = command(capsys, "dump", path, "popped")
+    assert ran.out.count("visible again") == len(batches)
+    assert verify(path).ok
+
+
+def _slots(path: Path) -> list[int]:
+    """Where the slots in use lie that are not read yet."""
+    raw = (path / "timerwheel").read_bytes()
+    read_ms = TimerCheck.unpack_from((path / "config" / "timercheck").read_bytes()).read_ms
+    return [
+        at for at in range(0, len(raw), TimerSlot.SIZE)
+        if TimerSlot.unpack_from(raw, at).moment * 1000 >= read_ms + 60_000
+    ]  # fmt: skip
+
+
+def _overwrite(file: Path, at: int, raw: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(raw)
+
+
+def test_damage_of_the_wheel_is_found_by_both_engines(timed: Path) -> None:
+    before = verify(timed).findings.counts
+    assert not before["timer-missing"] + before["timer-orphan"]
+    at = _slots(timed)[0]
+    wheel, log = timed / "timerwheel", timed / "timerlog" / f"{0:020}"
+    slot = TimerSlot.unpack_from(wheel.read_bytes(), at)
+    unit = log.read_bytes()[slot.last_position : slot.last_position + TimerUnit.SIZE]
+    for file, where, raw, counts in (
+        (wheel, at, bytes(TimerSlot.SIZE), {"timer-missing": slot.count}),
+        (wheel, at, TimerSlot(slot.moment + 1, slot.first_position, slot.last_position, slot.count, 0).pack(),
+         {"timer-missing": slot.count, "timer-orphan": 1}),
+        (wheel, at + TimerSlot.OFFSET["count"], b"\0\0\0\7", {"timer-orphan": 1}),
+        (log, slot.last_position + TimerUnit.OFFSET["commitlog_offset"], bytes(8),
+         {"timer-missing": 1, "timer-orphan": 1}),
+    ):  # fmt: skip
+        _overwrite(file, where, raw)
+        report = verify(timed)
+        assert dict(report.findings.counts - before) == counts
+        assert comparable(verify_inline(str(timed), 4000)) == comparable(report)
+        _overwrite(wheel, at, slot.pack())
+        _overwrite(log, slot.last_position, unit)
+    wheel.unlink()
+    assert verify(timed).findings.counts["timer-missing"] > 5
+    (timed / "abort").touch()
+    assert not verify(timed).findings.counts["timer-missing"], "a killed broker makes its wheel again"
+
+
+def test_a_chain_that_does_not_end_is_one_finding(timed: Path) -> None:
+    at = _slots(timed)[0]
+    slot = TimerSlot.unpack_from((timed / "timerwheel").read_bytes(), at)
+    log = timed / "timerlog" / f"{0:020}"
+    place = slot.last_position + TimerUnit.OFFSET["previous_position"]
+    _overwrite(timed / "timerwheel", at + TimerSlot.OFFSET["first_position"], (0).to_bytes(8, "big"))
+    _overwrite(log, place, slot.last_position.to_bytes(8, "big"))
+    assert verify(timed).findings.counts["timer-orphan"] == 1
+    assert len(timers(str(timed))) == 16
