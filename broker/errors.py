@@ -12,6 +12,8 @@ BrokerError
 ├─ MessageRejected          (also ValueError) too large, bad topic, bad property
 ├─ NotPermitted             .code  the store was opened as a slave, or takes no such message
 ├─ ProtocolError            .code  bytes from the network that are not RocketMQ's remoting protocol
+├─ ClusterError             .code  a name server or a broker of a cluster did not answer, or refused
+├─ NotInCluster             (also AttributeError) a store on this machine has it, a cluster has not
 └─ TransactionError         .message_id
    ├─ AlreadyEnded          .state
    └─ UnknownOutcome        check-back will decide
@@ -113,6 +115,21 @@ class ProtocolError(BrokerError):
     def __init__(self, message: str, *, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
+
+
+class ClusterError(BrokerError):
+    """A name server or a broker of a cluster did not answer in time, or refused a request.
+
+    `code` is the response code; None when there was no response, and what was sent may have been stored.
+    """
+
+    def __init__(self, message: str, *, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NotInCluster(BrokerError, AttributeError):
+    """What a store on this machine has, and a client of a cluster cannot have."""
 
 
 class TransactionError(BrokerError):
