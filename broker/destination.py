@@ -38,7 +38,7 @@ class SendResult:
     @classmethod
     def of_half(cls, half: Half, local_state: LocalTransactionState | None = None) -> SendResult:
         place = (half.topic, half.queue_id, half.slot, half.commitlog_offset)
-        return cls(half.message_id, half.unique_key, *place, local_state)
+        return cls(half.message_id, half.unique_key, *place, local_state, broker_name=half.broker_name)
 
 
 class Destination(abc.ABC):

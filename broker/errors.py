@@ -12,7 +12,7 @@ BrokerError
 ├─ MessageRejected          (also ValueError) too large, bad topic, bad property
 ├─ NotPermitted             .code  the store was opened as a slave, or takes no such message
 ├─ ProtocolError            .code  bytes from the network that are not RocketMQ's remoting protocol
-├─ ClusterError             .code  a name server or a broker of a cluster did not answer, or refused
+├─ ClusterError             .code .was_sent  a name server or a broker of a cluster did not answer, or refused
 ├─ NotInCluster             (also AttributeError) a store on this machine has it, a cluster has not
 └─ TransactionError         .message_id
    ├─ AlreadyEnded          .state
@@ -120,12 +120,14 @@ class ProtocolError(BrokerError):
 class ClusterError(BrokerError):
     """A name server or a broker of a cluster did not answer in time, or refused a request.
 
-    `code` is the response code; None when there was no response, and what was sent may have been stored.
+    `code` is the response code, None when there was no response; `was_sent` whether the request went out: without a
+    response it may have been obeyed.
     """
 
-    def __init__(self, message: str, *, code: int | None = None) -> None:
+    def __init__(self, message: str, *, code: int | None = None, was_sent: bool = False) -> None:
         super().__init__(message)
         self.code = code
+        self.was_sent = was_sent
 
 
 class NotInCluster(BrokerError, AttributeError):

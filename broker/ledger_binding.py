@@ -251,3 +251,19 @@ class KnownLedgers:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"{path} is damaged ({error!r}). Put it back from a copy of the store, or: {_REBIND}"
             raise StoreError(text, path=path) from error
+
+
+class RememberedLedgers(KnownLedgers):
+    """The same in memory, where no store is there to remember: for a client of a cluster, as long as it lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, KnownLedger] = {}
+
+    def all(self) -> list[KnownLedger]:
+        return sorted(self._known.values(), key=lambda one: one.binding.made_ms)
+
+    def get(self, binding_id: str) -> KnownLedger | None:
+        return self._known.get(binding_id)
+
+    def put(self, known: KnownLedger) -> None:
+        self._known[known.binding.binding_id] = known

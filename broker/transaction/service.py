@@ -82,6 +82,11 @@ class Half:
         return encode_message_id(self.store_host, self.commitlog_offset)
 
     @property
+    def broker_name(self) -> str:
+        """Which broker of a cluster has it; empty for a store on this machine."""
+        return ""
+
+    @property
     def reference(self) -> HalfReference:
         return HalfReference(self.commitlog_offset, self.slot, self.producer_group)
 
