@@ -168,8 +168,9 @@ class Ledger:
             with engine.begin() as connection:
                 yield executor(connection)
 
-        found = bind(transaction, self.bindings, store_id, self.look, time.time_ns() // 1_000_000)
         known = self._known.get(store_id)
+        steps = KnownLedgers.steps if known is None else known.steps
+        found = bind(transaction, self.bindings, store_id, self.look, time.time_ns() // 1_000_000, steps)
         if known is not None:
             known.remember(found, self.rows.name)
         self._bound[store_id] = found

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from broker.cluster.cluster_consumer import ClusterConsumer
+from broker.cluster.membership.newest import read_newest
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.network.event_loop import LoopThread
 from broker.cluster.network.settings import ClientSettings, credentials_of, parse_url, tls_of
@@ -22,6 +23,7 @@ from broker.cluster.publishing.cluster_destination import ClusterDestination
 from broker.cluster.publishing.topics import QUEUES, TopicAdmin
 from broker.cluster.publishing.transactions import ClusterTransactions
 from broker.errors import BrokerError, NotInCluster
+from broker.message import ReceivedMessage
 from broker.producer import Producer
 from broker.remoting.routes import TopicRoute
 
@@ -58,12 +60,13 @@ class LiveCluster:
         self._loop = LoopThread("checkback-cluster")
         self._consumers: list[ClusterConsumer] = []
         self._transactional: dict[str, bool] = {}
+        self._client = ClusterClient(settings, self._loop)
         try:
-            self._client = ClusterClient(settings, self._loop)
             self.half_messages = ClusterTransactions(self._client)
             self._loop.run(self._client.routes.cluster())
             self._loop.run(self._client.start())
         except BaseException:
+            self._loop.run(self._client.close())
             self._loop.close()
             raise
 
@@ -153,6 +156,13 @@ class LiveCluster:
     def create_topic(self, name: str, *, queues: int = QUEUES, message_type: str = "") -> None:
         """Make a topic with so many queues at each master. Raises MessageRejected, ClusterError, NotPermitted."""
         self._loop.run(TopicAdmin(self._client).create(name, queues=queues, message_type=message_type))
+
+    def newest(self, topic: str, limit: int = 32) -> list[ReceivedMessage]:
+        """The last messages of each queue of a topic, at most so many of each; no group's position moves.
+
+        Raises ClusterError, NotPermitted.
+        """
+        return self._loop.run(read_newest(self._client, topic, limit))
 
     def join(self, group: str) -> None:
         """Be a member of a producer group at every broker, without sending: its checks come here, too."""

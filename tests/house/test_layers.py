@@ -60,7 +60,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"repair"},
         {"rebuild", "views"},
         {"verify"},
-        {"transactions", "demo"},
+        {"transactions", "demo", "answering"},
         {"checkback"},
         {"scan"},
         {"findings", "humanize"},
@@ -83,7 +83,8 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.serve", "recovery.cli.up",
+    "recovery.cli.answer", "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics",
+    "recovery.cli.serve", "recovery.cli.up",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -121,6 +122,7 @@ OUTSIDE = {
         "broker.dedup": "a row in the consumer's database",
         "broker.consuming.processing": "commits it",
         "recovery.demo": "an application, with a database",
+        "recovery.answering.group_answering": "a ledger that does not answer",
         "recovery.checkback.ledger_resolver": "asks the ledger",
         "recovery.checkback.ledgers.proof": "asks whose ledger it is",
         "recovery.checkback.ledgers.doctor": "asks the ledger how it is",

@@ -163,3 +163,4 @@ class ClusterClient:
         await asyncio.gather(*(one for one in self._tasks if one is not asyncio.current_task()), return_exceptions=True)
         await self.leave()
         self.channels.close()
+        await asyncio.sleep(0)  # then the sockets are closed, too

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.cluster.network.client import ClusterClient
@@ -153,13 +153,13 @@ def answers_of(ledger: Ledger | None, resolver: Any) -> Check:
     A row that is missing means "unknown" here: the transaction may still run. `recovery.answering` also decides those.
     """
 
-    def check(half: Half, message: ReceivedMessage) -> LocalTransactionState:
+    def check(half: Half, read: Callable[[], ReceivedMessage]) -> LocalTransactionState:
         state = None if ledger is None else ledger.state_of(half.properties)
         if state is not None:
             return _STATES.get(state, LocalTransactionState.UNKNOW)
         if resolver is None:
             return LocalTransactionState.UNKNOW
-        return _meant(getattr(resolver, "check_local_transaction", resolver)(message))
+        return _meant(getattr(resolver, "check_local_transaction", resolver)(read()))
 
     return check
 

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from broker.cluster.network.channels import checked
@@ -40,8 +41,9 @@ _STATES = {
 }
 _log = logging.getLogger("broker")
 
-Check = Callable[[Half, ReceivedMessage], LocalTransactionState]
-"""Says how a local transaction ended: called in a thread, may take its time."""
+ReadMessage = Callable[[], ReceivedMessage]
+Check = Callable[[Half, ReadMessage], LocalTransactionState | Future[LocalTransactionState]]
+"""Says how a local transaction ended: called in a thread, may take its time, or answer later."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class ClusterTransactions(HalfMessageService):
         """CHECK_TRANSACTION_STATE: answered on the connection that it came by, as Java does."""
         header = CheckTransactionStateRequestHeader.decode(command.ext)
         try:
-            half, message = half_of_check(header, command.body)
+            half, read = half_of_check(header, command.body)
         except CorruptRecord as error:
             raise ProtocolError(f"the message of a check is damaged: {error}") from None
         decision = self._decided.get(half.unique_key or "")
@@ -117,7 +119,8 @@ class ClusterTransactions(HalfMessageService):
             return
         if decision is None and check is not None:
             try:
-                decision = await asyncio.to_thread(check, half, message)
+                found = await asyncio.to_thread(check, half, read)
+                decision = await asyncio.wrap_future(found) if isinstance(found, Future) else found
             except BrokerError as error:
                 _log.warning("%s: nobody could say how it ended: %s", half.message_id, error)
             except Exception as error:  # noqa: BLE001 - whatever it raises, it did not say how it ended
@@ -138,8 +141,8 @@ def end_of(
     )  # fmt: skip
 
 
-def half_of_check(header: CheckTransactionStateRequestHeader, body: bytes) -> tuple[ClusterHalf, ReceivedMessage]:
-    """The half message that a broker checks: the message in the body, its place in the fields.
+def half_of_check(header: CheckTransactionStateRequestHeader, body: bytes) -> tuple[ClusterHalf, ReadMessage]:
+    """The half message that a broker checks, and what reads it: its place is in the fields.
 
     Raises CorruptRecord. A broker of 4.3 and later appended the half message again; the fields name the newest copy.
     """
@@ -151,4 +154,4 @@ def half_of_check(header: CheckTransactionStateRequestHeader, body: bytes) -> tu
         tuple(names.keys(properties)), record.born_timestamp_ms, record.store_timestamp_ms, record.total_size,
         properties, record.store_host, broker_name=header.bname or "",
     )  # fmt: skip
-    return half, ReceivedMessage.of(record)
+    return half, lambda: ReceivedMessage.of(record)
