@@ -6,7 +6,6 @@ import json
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -21,18 +20,12 @@ from recovery.answering.group_answering import answering, bind, for_producers, r
 from recovery.checkback.ledgers.proof import WrongLedger
 from tests.cli.command import process
 from tests.cluster.conftest import Buy, Served
+from tests.cluster.waiting import awaited
 from tests.producer.delivered import delivered
 from tests.server.wire_client import WireClient
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 ROW = "INSERT INTO checkback_ledger (ledger_key, state, producer_group, store_id) VALUES (?, 8, 'shop', ?)"
-
-
-def awaited(fact: Callable[[], object], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(fact())
 
 
 def in_doubt(served: Served) -> int:

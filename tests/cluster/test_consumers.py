@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +15,7 @@ from broker.cluster.membership.allocation import averagely
 from broker.remoting.bodies import MessageQueue
 from tests.cluster.conftest import LAYOUT, SOON, Served
 from tests.cluster.network import NameServer
-
-
-def awaited(fact: Callable[[], object], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(fact())
+from tests.cluster.waiting import awaited
 
 
 def publish(cluster: broker.LiveCluster, *bodies: bytes, topic: str = "carts", **named: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,16 +15,10 @@ from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from tests.cluster.conftest import LAYOUT, SOON, Buy, Served
 from tests.cluster.network import NameServer
+from tests.cluster.waiting import awaited
 from tests.producer.delivered import delivered
 
 pytestmark = pytest.mark.usefixtures("each_engine")
-
-
-def awaited(fact: Callable[[], object], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(fact())
 
 
 def in_doubt(served: Served) -> int:
