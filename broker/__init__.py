@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 from broker.errors import (
     AlreadyEnded,
     BrokerError,
+    ClusterError,
     CorruptRecord,
     CorruptStore,
     MessageRejected,
     NotAStore,
+    NotInCluster,
     NotPermitted,
     StoreError,
     StoreFull,
@@ -34,15 +36,19 @@ from broker.errors import (
 )
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
-    from typing import Unpack
+    from typing import Any, Unpack
 
+    from broker.cluster.cluster_consumer import ClusterConsumer
+    from broker.cluster.live_cluster import LiveCluster
     from broker.consumer import Consumer
     from broker.dedup import Processed
+    from broker.destination import SendResult
     from broker.ledger import Ledger
     from broker.live import LiveStore
     from broker.message import Message, ReceivedMessage
-    from broker.producer import Producer, SendResult
+    from broker.producer import Producer
     from broker.retainer import RetentionReport
     from broker.server.running import Server
     from broker.server.settings import ServeOptions
@@ -63,6 +69,8 @@ __all__ = [
     "AlreadyEnded",
     "BrokerError",
     "CheckListener",
+    "ClusterConsumer",
+    "ClusterError",
     "Consumer",
     "CorruptRecord",
     "CorruptStore",
@@ -70,11 +78,13 @@ __all__ = [
     "Half",
     "HalfReference",
     "Ledger",
+    "LiveCluster",
     "LiveStore",
     "LocalTransactionState",
     "Message",
     "MessageRejected",
     "NotAStore",
+    "NotInCluster",
     "NotPermitted",
     "Processed",
     "Producer",
@@ -93,17 +103,20 @@ __all__ = [
     "TransactionState",
     "TransactionalMessageService",
     "UnknownOutcome",
+    "connect",
     "open",
     "serve",
 ]
 
 _HOMES = {
     "CheckListener": "broker.transaction.service",
+    "ClusterConsumer": "broker.cluster.cluster_consumer",
     "Consumer": "broker.consumer",
     "Ended": "broker.transaction.service",
     "Half": "broker.transaction.service",
     "HalfReference": "broker.transaction.service",
     "Ledger": "broker.ledger",
+    "LiveCluster": "broker.cluster.live_cluster",
     "LiveStore": "broker.live",
     "LocalTransactionState": "broker.transaction.service",
     "Message": "broker.message",
@@ -112,7 +125,7 @@ _HOMES = {
     "ReceivedMessage": "broker.message",
     "Retention": "broker.store.maintain.retention",
     "RetentionReport": "broker.retainer",
-    "SendResult": "broker.producer",
+    "SendResult": "broker.destination",
     "Server": "broker.server.running",
     "Store": "broker.store.read.store",
     "StoreLayout": "broker.store.read.layout",
@@ -188,6 +201,31 @@ def open(
         path, sync=sync, layout=layout, role=role, reject_transactions=reject_transactions, transactions=transactions,
         create=create, retention=retention,
     )  # fmt: skip
+
+
+def connect(
+    url: str,
+    *,
+    acl: Any = None,
+    tls: bool | str | ssl.SSLContext | None = None,
+    cluster: str | None = None,
+) -> LiveCluster:
+    """Connect to a RocketMQ cluster by its name servers: `rocketmq://HOST:9876;HOST:9876`.
+
+        with broker.connect("rocketmq://127.0.0.1:9876") as cluster:
+            producer = cluster.producer("shop", topics=["orders"], ledger=broker.Ledger(engine))
+
+    Producers and consumers are those of a store, with the same ledger, sessions and errors; what a cluster cannot
+    promise is in `docs/cluster.md`, and what it does not have raises NotInCluster. Brokers from 3.1.4 to 5.5.0 and
+    `checkback serve` speak the protocol.
+
+    `acl` is an account, ("access key", "secret key"), of ACL 1.0 or 2.0. `tls` is True, the path of a file with the
+    authority's certificate, or an SSLContext. `cluster` says which one, where the name servers have several. Raises
+    BrokerError for an address that is none, ClusterError when no name server answers or no broker is registered.
+    """
+    from broker.cluster.live_cluster import connect as connect_to
+
+    return connect_to(url, acl=acl, tls=tls, cluster=cluster)
 
 
 def serve(

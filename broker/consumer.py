@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING
 
 from broker.consuming.arguments import (
     check_consumer_names,
-    check_limit,
     check_received,
     check_retries,
     check_retry_level,
@@ -33,28 +29,24 @@ from broker.consuming.consumer_worker import ConsumerWorker
 from broker.consuming.leases import Leases
 from broker.consuming.membership import Membership
 from broker.consuming.positions import Positions, Start
-from broker.consuming.processing import AsyncProcessing, Processing
 from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import RETRIES_MAX, sent_back
 from broker.consuming.tags import Selection
 from broker.errors import StoreError, StoreFull
 from broker.format.topics import SCHEDULE_TOPIC, retry_topic
 from broker.message import ReceivedMessage
+from broker.receiving import Receiver
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session
-
     from broker.dedup import Processed
     from broker.writable_store import WritableStore
 
 ACK_TIMEOUT_S = 900.0  # RocketMQ: consumeTimeout, 15 minutes
-_PAUSE_FIRST_S, _PAUSE_LAST_S = 0.0005, 0.004  # between looks: soon after a message, later when nothing comes
 _SUSPEND_MS = 1000  # RocketMQ: suspendCurrentQueueTimeMillis
 _DELAY_LEVELS = 18
 
 
-class Consumer:
+class Consumer(Receiver):
     """One member of a consumer group. Threads share it; a forked child opens its own. Close it, or use `with`."""
 
     def __init__(
@@ -72,15 +64,16 @@ class Consumer:
         processed: Processed | None = None,
     ) -> None:
         """See `LiveStore.consumer`."""
-        self.group, self.ordered = group, ordered
+        super().__init__(group, processed)
+        self.ordered = ordered
         self.topics = check_consumer_names(group, topic)
         check_retries("max_retries", max_retries)
         check_retry_level("retry_delay_level", retry_delay_level)
         check_seconds("ack_timeout_s", ack_timeout_s)
-        self._store, self._max_retries, self._processed = store, max_retries, processed
+        self._store, self._max_retries = store, max_retries
         self._retry_delay_level = retry_delay_level
         selection, begin = Selection.parse(tags), Start.parse(start)
-        self._pid, self._closed = os.getpid(), threading.Event()
+        self._pid = os.getpid()
         self._make_topic(retry_topic(group))
         self._positions = Positions(store)
         try:
@@ -109,42 +102,6 @@ class Consumer:
 
     # Receive
 
-    @overload
-    def receive(self, timeout_s: None = None) -> ReceivedMessage: ...
-
-    @overload
-    def receive(self, timeout_s: float) -> ReceivedMessage | None: ...
-
-    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """The next message; waits for it, as long as it takes or `timeout_s`: then None when none came.
-
-        Raises CorruptStore when a message cannot be read, StoreError when the store was closed, or the consumer while
-        this waited without a time-out.
-        """
-        check_seconds("timeout_s", timeout_s, may_be_zero=True)
-        found = self._receive(timeout_s)
-        if found is None and timeout_s is None:
-            self._check()  # it was closed while this waited
-        return found
-
-    def _receive(self, timeout_s: float | None) -> ReceivedMessage | None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pause_s = _PAUSE_FIRST_S
-        while not self._closed.is_set():
-            try:
-                found = self.receive_now()
-            except StoreError:
-                if self._closed.is_set():  # by another thread, at this moment
-                    return None
-                raise
-            if found is not None:
-                return found
-            if deadline is not None and time.monotonic() >= deadline:
-                return None
-            self._closed.wait(pause_s)
-            pause_s = min(pause_s * 1.3, _PAUSE_LAST_S)
-        return None
-
     def receive_now(self) -> ReceivedMessage | None:
         """The next message if there is one."""
         self._check()
@@ -152,40 +109,6 @@ class Consumer:
             return self._leases.take(readable_end(self._store))
         except ValueError as error:  # a map that was closed under us
             raise StoreError(f"{self._store.path} was closed before its consumer: {error}") from error
-
-    def batch(self, limit: int, timeout_s: float | None = None) -> list[ReceivedMessage]:
-        """Up to `limit` messages: waits for the first as `receive` does, and takes what else is there by then.
-
-        Empty when none came in `timeout_s`. Each is acknowledged by itself: `ack`, or all of them by `ack_all`.
-        Raises what `receive` raises, StoreError for a limit below 1.
-        """
-        check_limit("limit", limit)
-        first = self.receive(timeout_s) if timeout_s is not None else self.receive()
-        messages = [] if first is None else [first]
-        while messages and len(messages) < limit and (message := self.receive_now()) is not None:
-            messages.append(message)
-        return messages
-
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        while (message := self._receive(None)) is not None:
-            yield message
-
-    def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        return self._receive_async()
-
-    async def _receive_async(self) -> AsyncIterator[ReceivedMessage]:
-        import asyncio
-
-        pause_s = _PAUSE_FIRST_S
-        while not self._closed.is_set():
-            found = self.receive_now()
-            if found is None:
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 1.3, _PAUSE_LAST_S)
-            else:
-                await asyncio.sleep(0)  # also where messages never end, others have their turn
-                yield found
-                pause_s = _PAUSE_FIRST_S
 
     # Say what became of a message
 
@@ -198,10 +121,6 @@ class Consumer:
         self._check()
         check_received("ack", message)
         return self._leases.acknowledge(message.commitlog_offset)
-
-    def ack_all(self, messages: Iterable[ReceivedMessage]) -> int:
-        """`ack` for each; returns how many were still in this consumer's hands."""
-        return sum([self.ack(message) for message in messages])
 
     def retry(self, message: ReceivedMessage, delay_level: int | None = None) -> bool:
         """The message could not be processed: the group gets it again later.
@@ -228,42 +147,6 @@ class Consumer:
                 self._make_topic(made.topic)
                 self._store.writer.append([made])
         return self._leases.acknowledge(message.commitlog_offset)
-
-    @overload
-    def process(self, message: ReceivedMessage, session: Session) -> Processing: ...
-
-    @overload
-    def process(self, message: ReceivedMessage, session: AsyncSession) -> AsyncProcessing: ...
-
-    def process(self, message: ReceivedMessage, session: Any) -> Processing | AsyncProcessing:
-        """Process a message once, in one transaction with its effects.
-
-            with consumer.process(message, session) as first:
-                if first: session.add(...)
-
-        Leaving well commits the session and acknowledges. An exception rolls back, lets the message come again later
-        (`retry`) and goes on to you. `first` is False when the group processed the message before: what the body does
-        then is rolled back, so that even one that does not look at `first` does nothing twice.
-        The table is `broker.Processed`; make it once with `create_all`.
-        """
-        kind = AsyncProcessing if hasattr(session, "run_sync") else Processing
-        return kind(self, message, session)
-
-    def first_time(self, message: ReceivedMessage, session: Session) -> bool:
-        """Note in the session's transaction that the group processes a message; False when it did so before.
-
-        For a transaction that is committed elsewhere, by `producer.begin_transaction` for one. Acknowledge after it.
-        """
-        return self.processed.first_time(session, self.group, message)
-
-    @property
-    def processed(self) -> Processed:
-        """The table of what the group processed."""
-        if self._processed is None:
-            from broker.dedup import Processed
-
-            self._processed = Processed()
-        return self._processed
 
     # Where it stands
 
@@ -299,22 +182,6 @@ class Consumer:
         finally:
             self._member.leave()
             self._positions.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check(self) -> None:
         if self._pid != os.getpid():

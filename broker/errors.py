@@ -12,6 +12,8 @@ BrokerError
 ├─ MessageRejected          (also ValueError) too large, bad topic, bad property
 ├─ NotPermitted             .code  the store was opened as a slave, or takes no such message
 ├─ ProtocolError            .code  bytes from the network that are not RocketMQ's remoting protocol
+├─ ClusterError             .code .was_sent  a name server or a broker of a cluster did not answer, or refused
+├─ NotInCluster             (also AttributeError) a store on this machine has it, a cluster has not
 └─ TransactionError         .message_id
    ├─ AlreadyEnded          .state
    └─ UnknownOutcome        check-back will decide
@@ -113,6 +115,23 @@ class ProtocolError(BrokerError):
     def __init__(self, message: str, *, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
+
+
+class ClusterError(BrokerError):
+    """A name server or a broker of a cluster did not answer in time, or refused a request.
+
+    `code` is the response code, None when there was no response; `was_sent` whether the request went out: without a
+    response it may have been obeyed.
+    """
+
+    def __init__(self, message: str, *, code: int | None = None, was_sent: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.was_sent = was_sent
+
+
+class NotInCluster(BrokerError, AttributeError):
+    """What a store on this machine has, and a client of a cluster cannot have."""
 
 
 class TransactionError(BrokerError):

@@ -23,10 +23,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from broker.enlisting.ledger_key import KEY_SIZE
+from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY
 from broker.errors import BrokerError, TransactionError
 from broker.ledger_binding import Binding, KnownLedgers, bind, binding_table
 from broker.ledger_identity import Execute, Observed, observe
@@ -168,8 +168,9 @@ class Ledger:
             with engine.begin() as connection:
                 yield executor(connection)
 
-        found = bind(transaction, self.bindings, store_id, self.look, time.time_ns() // 1_000_000)
         known = self._known.get(store_id)
+        steps = KnownLedgers.steps if known is None else known.steps
+        found = bind(transaction, self.bindings, store_id, self.look, time.time_ns() // 1_000_000, steps)
         if known is not None:
             known.remember(found, self.rows.name)
         self._bound[store_id] = found
@@ -189,6 +190,21 @@ class Ledger:
         None here: with SQLAlchemy a send names its session or connection. Raises TransactionError.
         """
         return None
+
+    def state_of(self, properties: Mapping[str, str]) -> TransactionState | None:
+        """What the row says that a half message with these properties names; None without one, or without an answer.
+
+        A row is right in any database, since its key is chance. An async engine other than SQLite's cannot be asked
+        without its event loop. Raises what the database raises.
+        """
+        from sqlalchemy import select
+
+        key = properties.get(LEDGER_KEY)
+        if key is None or (self.is_async and self.dialect != _SQLITE):
+            return None
+        with self._without_loop().connect() as connection:
+            state = connection.execute(select(self.rows.c.state).where(self.rows.c.ledger_key == key)).scalar()
+        return None if state is None else TransactionState(state)
 
     def insert(self, connection: Connection | Session, key: str, group: str, store_id: str) -> None:
         """The row of a transaction that commits, or will."""

@@ -38,9 +38,17 @@ LEDGER_BINDING = "CHECKBACK_LEDGER_BINDING"
 ID_SIZE = 32
 _ATTEMPTS = 3  # another process may insert the row between our look and our insert
 _WAIT_MS = 100
-_REBIND = "checkback ledger rebind STORE --ledger URL --why TEXT"
 
 _writing = threading.Lock()  # two threads of a process would write the same temporary file
+
+
+@dataclass(frozen=True, slots=True)
+class NextSteps:
+    """The commands by which a person answers for a ledger."""
+
+    rebind: str = "checkback ledger rebind STORE --ledger URL --why TEXT"
+    accept: str = "checkback ledger accept STORE --ledger URL --why TEXT"
+
 
 Transaction = Callable[[], AbstractContextManager[Execute]]
 """Begins a transaction that commits when its block is left, and gives what executes in it."""
@@ -111,6 +119,7 @@ def bind(
     store_id: str,
     look: Callable[[Execute], Observed],
     now_ms: int,
+    steps: NextSteps = NextSteps(),
 ) -> Binding:
     """Bind a store to a database, or verify that it is bound to this one, and count that it was opened.
 
@@ -122,7 +131,7 @@ def bind(
             found = read_binding(execute, bindings, store_id)
         if found is not None:
             if what := difference(found.identity, observed.identity):
-                raise TransactionError(f"{mismatch(found, observed.identity)} ({what}). {_next_step()}")
+                raise TransactionError(f"{mismatch(found, observed.identity)} ({what}). {_next_step(steps)}")
             return _counted(transaction, bindings, replace(found, identity=observed.identity))
         made = Binding(secrets.token_hex(ID_SIZE // 2), store_id, observed.identity, 1, now_ms)
         try:
@@ -135,8 +144,8 @@ def bind(
     raise AssertionError  # the last attempt returns or raises
 
 
-def _next_step() -> str:
-    return f"Use that database; or, if it was moved to this one, say so: {_REBIND}"
+def _next_step(steps: NextSteps) -> str:
+    return f"Use that database; or, if it was moved to this one, say so: {steps.rebind}"
 
 
 def mismatch(bound: Binding, actual: DatabaseIdentity) -> str:
@@ -196,6 +205,8 @@ def _row(binding: Binding) -> dict[str, Any]:
 class KnownLedgers:
     """What a store remembers of its ledgers, a small file for each. Other processes may read and write them, too."""
 
+    steps = NextSteps()
+
     def __init__(self, store_path: str, disk: Disk | None = None) -> None:
         self._directory, self._disk = os.path.join(Paths(store_path).own, "ledgers"), disk or Disk()
 
@@ -224,7 +235,7 @@ class KnownLedgers:
             return
         if difference(known.binding.identity, binding.identity):
             text = f"the store knows it as {known.binding.identity}, and this is {binding.identity}"
-            raise TransactionError(f"the ledger is another one than it was: {text}. {_next_step()}")
+            raise TransactionError(f"the ledger is another one than it was: {text}. {_next_step(self.steps)}")
         opened = max(known.binding.opened, binding.opened)
         self.put(replace(known, binding=replace(binding, opened=opened)))
 
@@ -249,5 +260,26 @@ class KnownLedgers:
             )
             return KnownLedger(binding, content["table"], content["accepted_ms"], tuple(content["history"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            text = f"{path} is damaged ({error!r}). Put it back from a copy of the store, or: {_REBIND}"
+            text = f"{path} is damaged ({error!r}). Put it back from a copy of the store, or: {self.steps.rebind}"
             raise StoreError(text, path=path) from error
+
+
+class RememberedLedgers(KnownLedgers):
+    """The same in memory, where no store is there to remember: for a client of a cluster, as long as it lives."""
+
+    steps = NextSteps(
+        "checkback answer NAMESRV --group GROUP --ledger URL --rebind",
+        "checkback answer NAMESRV --group GROUP --ledger URL --accept-lost-rows",
+    )
+
+    def __init__(self) -> None:
+        self._known: dict[str, KnownLedger] = {}
+
+    def all(self) -> list[KnownLedger]:
+        return sorted(self._known.values(), key=lambda one: one.binding.made_ms)
+
+    def get(self, binding_id: str) -> KnownLedger | None:
+        return self._known.get(binding_id)
+
+    def put(self, known: KnownLedger) -> None:
+        self._known[known.binding.binding_id] = known

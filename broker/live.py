@@ -26,6 +26,7 @@ from broker.store.maintain.retention import Retention
 from broker.store.maintain.retention_registry import read_history
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import Word
+from broker.store_destination import StoreDestination
 from broker.transaction.check_progress import check_positions
 from broker.writable_store import WritableStore
 
@@ -98,6 +99,10 @@ class LiveStore(WritableStore):
         from broker.producer import Producer
 
         return Producer(self, group, topics=topics, ledger=ledger, resolver=resolver)
+
+    def destination(self, group: str) -> StoreDestination:
+        """Where the messages of a producer group go: `Producer` asks for it."""
+        return StoreDestination(self, group)
 
     def consumer(
         self,

@@ -19,7 +19,7 @@ from broker.enlisting.sqlalchemy_join import enlist
 from broker.errors import TransactionError, UnknownOutcome
 from broker.format import properties as names
 from broker.message import Message
-from broker.transaction.service import Half, TransactionalMessageService
+from broker.transaction.service import Half, HalfMessageService
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -69,7 +69,7 @@ class PlainTransaction(LocalTransaction):
     `commit()` or `rollback()`; or a `with` statement, which commits unless an exception leaves it.
     """
 
-    def __init__(self, service: TransactionalMessageService, group: str, immunity_s: int | None) -> None:
+    def __init__(self, service: HalfMessageService, group: str, immunity_s: int | None) -> None:
         super().__init__(group, immunity_s)
         self._service, self._stage = service, Stage.ACTIVE
         self._doomed = ""

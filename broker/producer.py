@@ -15,30 +15,23 @@ a group is whom check-back asks. RocketMQ: DefaultMQProducer, TransactionMQProdu
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import os
-import random
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from broker.destination import Destinations, SendResult
 from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
 from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom
 from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
 from broker.errors import TransactionError
 from broker.format import properties as names
-from broker.format.java import encode_message_id, string_hash
 from broker.ledger import Ledger
-from broker.ledger_binding import LEDGER_BINDING, KnownLedgers
+from broker.ledger_binding import LEDGER_BINDING
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
 from broker.send_arguments import check_group, check_message, checked_batch, checked_topics, order_and_delay
-from broker.store.shared.topicfile import DEFAULT_QUEUES
-from broker.store.write.pending_record import LOCAL_HOST, Appended
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 
@@ -48,32 +41,9 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, scoped_session
 
     from broker.enlisting.targets import AsyncTarget, SyncTarget, Target
-    from broker.writable_store import WritableStore
 
 
-_TRANSACTIONAL = b"transactional\n"
-_TAKEN_TYPES = ("TRANSACTION", "MIXED")
-
-_marking = threading.Lock()  # two threads of a process would write the same temporary file
 _log = logging.getLogger("broker")
-
-
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """Where a message went. RocketMQ: SendResult (5.3.3)."""
-
-    message_id: str  # the offset message id
-    unique_key: str | None  # the producer's id of the message; of a batch the store makes it
-    topic: str
-    queue_id: int
-    queue_offset: int  # of a half message its slot, of a delayed one its place in the schedule topic
-    commitlog_offset: int
-    local_state: LocalTransactionState | None = None  # of send_message_in_transaction
-
-    @classmethod
-    def of_half(cls, half: Half, local_state: LocalTransactionState | None = None) -> SendResult:
-        place = (half.topic, half.queue_id, half.slot, half.commitlog_offset)
-        return cls(half.message_id, half.unique_key, *place, local_state)
 
 
 class Producer:
@@ -87,7 +57,7 @@ class Producer:
 
     def __init__(
         self,
-        store: WritableStore,
+        store: Destinations,
         group: str,
         *,
         topics: Sequence[str] = (),
@@ -97,17 +67,19 @@ class Producer:
         check_group(group)
         self.store, self.group, self.ledger, self.resolver = store, group, ledger, resolver
         self.topics = checked_topics(topics)
+        self._destination = store.destination(group)
         if ledger is not None and not isinstance(cast(object, ledger), Ledger):
             text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
             raise TransactionError(f"{text}, not {ledger!r:.60}")
-        self._turns: dict[str, itertools.count[int]] = {}
-        self._store_id = store.writer.store_id
         if self.is_transactional:
-            self._bind()
+            if not self.topics:
+                text = "name the topics that the transactional producer sends to"
+                raise TransactionError(f"{text}: store.producer(group, topics=[...], ...)")
+            self._destination.open_transactional(self.topics, ledger, resolver)
             if ledger is not None:
                 watch(ledger.session_engine)
-        elif store.writer.disk.entry(self._mark) is not None:
-            raise TransactionError(f"the producer group {group} is transactional: take another one for other messages")
+        else:
+            self._destination.open_plain()
 
     def __repr__(self) -> str:
         return f"<broker.Producer {self.group!r} of {self.store.path!r}>"
@@ -115,30 +87,6 @@ class Producer:
     @property
     def is_transactional(self) -> bool:
         return self.ledger is not None or self.resolver is not None
-
-    @property
-    def _mark(self) -> str:
-        """The file that says that a group is transactional; losing it loses this check and nothing else."""
-        return os.path.join(self.store.writer.paths.own, "producers", self.group)
-
-    def _bind(self) -> None:
-        if not self.topics:
-            text = "name the topics that the transactional producer sends to: store.producer(group, topics=[...], ...)"
-            raise TransactionError(text)
-        if self.ledger is not None:
-            self.ledger.bind(self._store_id, KnownLedgers(self.store.path, self.store.writer.disk))
-        for topic in sorted(self.topics):
-            known = self.store.topic(topic)
-            if known is None:
-                self.store.create_topic(topic, message_type="TRANSACTION")
-            elif (accepts := known.attributes.get("message.type", "")) and accepts not in _TAKEN_TYPES:
-                text = f"the topic {topic} takes {accepts} messages: make it take TRANSACTION or MIXED, or use another"
-                raise TransactionError(text)
-        disk, folder = self.store.writer.disk, os.path.dirname(self._mark)
-        with _marking:
-            if disk.entry(self._mark) is None:
-                disk.create_folder(folder)
-                disk.write_file(self._mark, _TRANSACTIONAL)
 
     # Send
 
@@ -169,9 +117,7 @@ class Producer:
         check_message(message)
         unique_key = new_unique_key(time.time_ns() // 1_000_000)
         extra = {**order_and_delay(sharding_key, delay_level), names.UNIQ_KEY: unique_key}
-        queue_id = self._queue(message.topic, sharding_key)
-        placed = self.store.append(message, queue_id=queue_id, extra_properties=extra)
-        return _result(message.topic, queue_id, placed, unique_key)
+        return self._destination.send(message, extra, sharding_key)
 
     async def send_async(
         self,
@@ -192,8 +138,7 @@ class Producer:
             return self.send(message, transaction, sharding_key=sharding_key, delay_level=delay_level)
 
         def work(inner: Any) -> Half:
-            # In the mode `each` an append waits for its fsync; in the others all wait together, before COMMIT.
-            waits = [in_a_thread] if self.store.writer.sync == "each" else []
+            waits = [in_a_thread] if self._destination.prepare_waits else []
             return self._send_in(message, self._joinable(inner), begun, sharding_key, delay_level, *waits)
 
         return SendResult.of_half(await cast(Any, target).run_sync(work))
@@ -204,9 +149,7 @@ class Producer:
         messages = checked_batch(messages)
         for message in messages:
             check_message(message)
-        queue_id = self._queue(messages[0].topic if messages else "", None)
-        placed = self.store.append_batch(messages, queue_id=queue_id)
-        return [_result(messages[0].topic, queue_id, one, None) for one in placed]
+        return self._destination.send_batch(messages)
 
     # Send together with a local transaction
 
@@ -236,7 +179,7 @@ class Producer:
         """
         if session is None:
             self._check_resolver("begin_transaction() without a session")
-            return PlainTransaction(self.store.transactions, self.group, immunity_s)
+            return PlainTransaction(self._destination.transactions, self.group, immunity_s)
         ledger, target = self._ledger_of_sessions(), target_of(session)
         if is_async(target):
             return AsyncTransaction(self.group, immunity_s, ledger, cast("AsyncTarget", target))
@@ -281,7 +224,7 @@ class Producer:
             with transaction.sending():
                 self._check_half(message, transaction)
                 extra = transaction.properties_for(message, order_and_delay(sharding_key, delay_level))
-                half = self._append_half(message, self._queue(message.topic, sharding_key), extra, wait=True)
+                half = self._destination.prepare(message, extra, sharding_key, wait=True)
             transaction.halves.append(half)
             return half
         if isinstance(transaction, JoinableTransaction):
@@ -321,22 +264,18 @@ class Producer:
             ledger = self._ledger_of_sessions()
             self._check_half(message, begun)
             extra = order_and_delay(sharding_key, delay_level)
-            extra[LEDGER_BINDING] = ledger.binding(self._store_id).binding_id  # before the first half message
-            branch = transaction.branch(self.group, self.store.transactions, store_id=self._store_id)
+            store_id = self._destination.store_id
+            extra[LEDGER_BINDING] = ledger.binding(store_id).binding_id  # before the first half message
+            branch = transaction.branch(self.group, self._destination.transactions, store_id=store_id)
             extra |= branch.properties
             if begun is not None:
                 extra = begun.properties_for(message, extra)
-            queue_id, wait = self._queue(message.topic, sharding_key), transaction.waits_for_disk
-            half = run(lambda: self._append_half(message, queue_id, extra, wait=wait))
+            wait = transaction.waits_for_disk
+            half = run(lambda: self._destination.prepare(message, extra, sharding_key, wait=wait))
             branch.halves.append(half)
         if begun is not None:
             begun.halves.append(half)
         return half
-
-    def _append_half(self, message: Message, queue_id: int, extra: dict[str, str], *, wait: bool) -> Half:
-        return self.store.transactions.prepare(
-            message, self.group, queue_id=queue_id, extra_properties=extra, wait=wait
-        )
 
     # What is allowed
 
@@ -364,27 +303,6 @@ class Producer:
         if message.topic not in self.topics:
             bound = ", ".join(sorted(self.topics))
             raise TransactionError(f"the topic {message.topic} is not one that the producer was made for: {bound}")
-
-    # The queue
-
-    def _queue(self, topic: str, sharding_key: str | None) -> int:
-        """The next queue, or that of a sharding key.
-
-        RocketMQ: TopicPublishInfo.selectOneMessageQueue, SelectMessageQueueByHash (5.3.3).
-        """
-        known = self.store.topic(topic)
-        count = DEFAULT_QUEUES if known is None else max(1, known.write_queue_count)
-        if sharding_key is not None:
-            return abs(string_hash(sharding_key)) % count  # |a % b| by Java's %, which keeps the sign
-        turn = self._turns.get(topic)
-        if turn is None:
-            turn = self._turns.setdefault(topic, itertools.count(random.randrange(count)))
-        return next(turn) % count
-
-
-def _result(topic: str, queue_id: int, placed: Appended, unique_key: str | None) -> SendResult:
-    message_id = encode_message_id(LOCAL_HOST, placed.commitlog_offset)
-    return SendResult(message_id, unique_key, topic, queue_id, placed.queue_offset, placed.commitlog_offset)
 
 
 def _target_of(transaction: LocalTransaction | Target) -> SyncTarget | AsyncTarget:

@@ -20,9 +20,9 @@ from zlib import crc32
 from broker.consuming.membership import Membership, monotonic_ms, share
 from broker.consuming.positions import Positions
 from broker.consuming.reading import fetch
+from broker.consuming.redelivery import as_sent
 from broker.consuming.tags import Selection
 from broker.consuming.window import Window
-from broker.format import properties as names
 from broker.format.topics import RETRY_PREFIX
 from broker.message import ReceivedMessage
 
@@ -171,7 +171,7 @@ class Leases:
         selection = Selection() if retried else self._selection
         found = fetch(self._store, lease.topic, lease.queue_id, lease.window, selection, PREFETCH)
         if found:
-            lease.ready.extend((at, _as_sent(message) if retried else message) for at, message in found)
+            lease.ready.extend((at, as_sent(message) if retried else message) for at, message in found)
             return True
         if lease.window.next == before:
             lease.seen_end = readable_end
@@ -234,9 +234,3 @@ class Leases:
         with self.mutex:
             late = itertools.takewhile(lambda hand: hand.since_ms < before_ms, self._hands.values())
             return [hand.message for hand in late]
-
-
-def _as_sent(message: ReceivedMessage) -> ReceivedMessage:
-    """A message of the retry topic, under the topic it was sent to. RocketMQ: resetRetryAndNamespace (5.3.3)."""
-    topic = message.properties.get(names.RETRY_TOPIC)
-    return dataclasses.replace(message, topic=topic) if topic else message

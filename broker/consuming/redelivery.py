@@ -10,6 +10,7 @@ keep the type of what they copy.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from broker.errors import CorruptRecord
@@ -18,6 +19,7 @@ from broker.format.commitlog import Record
 from broker.format.java import encode_message_id
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK
 from broker.format.topics import SCHEDULE_TOPIC, dlq_topic, parse_delay_levels, retry_topic
+from broker.message import ReceivedMessage
 from broker.store.write.admission import timer_level
 from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, draft
 
@@ -103,3 +105,9 @@ def _copy(record: Record, topic: str, queue_id: int, properties: dict[str, str],
         born_host=LOCAL_HOST if record.born_host.is_ipv6 else record.born_host,
         store_host=LOCAL_HOST if record.store_host.is_ipv6 else record.store_host,
     )
+
+
+def as_sent(message: ReceivedMessage) -> ReceivedMessage:
+    """A message of the retry topic, under the topic it was sent to. RocketMQ: resetRetryAndNamespace (5.3.3)."""
+    topic = message.properties.get(names.RETRY_TOPIC)
+    return dataclasses.replace(message, topic=topic) if topic else message

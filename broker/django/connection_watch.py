@@ -21,7 +21,7 @@ from django.db import DatabaseError, Error, InternalError
 from broker.enlisting.enlistment import Branch, Enlistment, LedgerRows
 from broker.errors import TransactionError
 from broker.transaction.events import BY
-from broker.transaction.service import TransactionalMessageService
+from broker.transaction.service import HalfMessageService
 
 _ATTRIBUTE = "_checkback_watch"
 _places = itertools.count(1)
@@ -54,9 +54,7 @@ class ConnectionWatch:
                     self._failure = error
             raise
 
-    def branch(
-        self, rows: LedgerRows, producer_group: str, service: TransactionalMessageService, *, store_id: str
-    ) -> Branch:
+    def branch(self, rows: LedgerRows, producer_group: str, service: HalfMessageService, *, store_id: str) -> Branch:
         """A branch for one message: each has a ledger row of its own.
 
         So the database itself says which messages a ROLLBACK TO took with it, also one by

@@ -24,7 +24,7 @@ from broker.ledger_identity import DatabaseIdentity
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from broker.transaction.service import TransactionalMessageService
+    from broker.transaction.service import HalfMessageService
 
 _VENDORS = ("postgresql", "sqlite")
 _DJANGOS_OPTIONS = {  # of OPTIONS, what Django takes for itself and the driver does not know
@@ -85,7 +85,7 @@ class DjangoTransaction(JoinableTransaction):
             self._check()
             yield
 
-    def branch(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Branch:
+    def branch(self, producer_group: str, service: HalfMessageService, *, store_id: str) -> Branch:
         """Its row is inserted here."""
         branch = self._watch.branch(self._rows, producer_group, service, store_id=store_id)
         self._watch.deliver_in_tests(branch)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol
 
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
-from broker.transaction.service import Half, TransactionalMessageService
+from broker.transaction.service import Half, HalfMessageService
 
 _log = logging.getLogger("broker")
 
@@ -66,7 +66,7 @@ class Branch:
     rows: LedgerRows
     producer_group: str
     store_id: str
-    service: TransactionalMessageService
+    service: HalfMessageService
     savepoint: Hashable | None
     key: str = field(default_factory=lambda: new_key(time.time_ns() // 1_000_000))
     is_inserted: bool = False
@@ -94,7 +94,7 @@ class JoinableTransaction(abc.ABC):
         """Around one send. Raises TransactionError for a transaction that no message can join."""
 
     @abc.abstractmethod
-    def branch(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Branch:
+    def branch(self, producer_group: str, service: HalfMessageService, *, store_id: str) -> Branch:
         """The branch that the next message belongs to. Raises TransactionError where message and row could part."""
 
 
@@ -139,7 +139,7 @@ class Enlistment:
         connection: Any,
         rows: LedgerRows,
         producer_group: str,
-        service: TransactionalMessageService,
+        service: HalfMessageService,
         *,
         store_id: str,
         savepoint: Hashable | None,
@@ -286,12 +286,12 @@ def _discard(branch: Branch) -> None:
     discard(branch.service, branch.halves)
 
 
-def deliver(service: TransactionalMessageService, halves: Iterable[Half]) -> None:
+def deliver(service: HalfMessageService, halves: Iterable[Half]) -> None:
     """Commit half messages; one that cannot be ended now is left to check-back."""
     _end(service.commit, halves, "commit")
 
 
-def discard(service: TransactionalMessageService, halves: Iterable[Half]) -> None:
+def discard(service: HalfMessageService, halves: Iterable[Half]) -> None:
     """Roll half messages back; likewise."""
     _end(service.rollback, halves, "roll back")
 

@@ -20,7 +20,7 @@ from broker.enlisting.sqlalchemy_events import watch, watch_sessions
 from broker.enlisting.sqlalchemy_rows import in_transaction, rows_of
 from broker.errors import TransactionError
 from broker.ledger import Ledger
-from broker.transaction.service import TransactionalMessageService
+from broker.transaction.service import HalfMessageService
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -45,7 +45,7 @@ class SqlalchemyTransaction(JoinableTransaction):
             doom(self._target, f"{type(error).__name__}: {error}")
             raise
 
-    def branch(self, producer_group: str, service: TransactionalMessageService, *, store_id: str) -> Branch:
+    def branch(self, producer_group: str, service: HalfMessageService, *, store_id: str) -> Branch:
         enlistment, connection = enlist(self._target, self._ledger)
         check_still_open(enlistment, connection)
         savepoint = savepoint_of(connection)

@@ -1,4 +1,4 @@
-"""JSON bodies that clients send, as values. Raises ProtocolError for what they cannot be.
+"""JSON bodies between clients and brokers, as values. Raises ProtocolError for what they cannot be.
 
 RocketMQ: HeartbeatData, SubscriptionData, LockBatchRequestBody (5.3.3).
 """
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from broker.errors import ProtocolError
 from broker.format.commitlog import crc32
-from broker.remoting.fastjson import loads_object
+from broker.remoting.fastjson import dumps, loads_object
 
 _T = TypeVar("_T")
 GROUPS_MAX, SUBSCRIPTIONS_MAX, QUEUES_MAX = 256, 1024, 4096  # of one client, in one body
@@ -59,6 +59,13 @@ class ConsumerData:
     consume_from_where: str
     subscriptions: tuple[SubscriptionData, ...]
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "consumeFromWhere": self.consume_from_where, "consumeType": self.consume_type, "groupName": self.group,
+            "messageModel": self.message_model, "unitMode": False,
+            "subscriptionDataSet": [one.as_json() for one in self.subscriptions],
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class HeartbeatData:
@@ -68,6 +75,13 @@ class HeartbeatData:
     producer_groups: tuple[str, ...]
     consumers: tuple[ConsumerData, ...]
 
+    def encode(self) -> bytes:
+        """The body of HEART_BEAT."""
+        producers = [{"groupName": group} for group in self.producer_groups]
+        consumers = [one.as_json() for one in self.consumers]
+        root = {"clientID": self.client_id, "producerDataSet": producers, "consumerDataSet": consumers}
+        return dumps(root, quote_numbers=True)
+
 
 @dataclass(frozen=True)
 class LockBatch:
@@ -76,6 +90,11 @@ class LockBatch:
     group: str
     client_id: str
     queues: tuple[MessageQueue, ...]
+
+    def encode(self) -> bytes:
+        """The body of LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
+        queues = [queue.as_json(queue.broker_name) for queue in self.queues]
+        return dumps({"clientId": self.client_id, "consumerGroup": self.group, "mqSet": queues}, quote_numbers=True)
 
 
 def decode_heartbeat(body: bytes) -> HeartbeatData:
@@ -114,11 +133,27 @@ def decode_subscription(root: dict[str, Any]) -> SubscriptionData:
 def decode_lock_batch(body: bytes) -> LockBatch:
     """The body of LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
     root = loads_object(body)
-    queues = tuple(
+    return LockBatch(_get(root, "consumerGroup", str), _get(root, "clientId", str), _queues(root, "mqSet"))
+
+
+def decode_locked(body: bytes) -> tuple[MessageQueue, ...]:
+    """The queues that the answer to LOCK_BATCH_MQ grants."""
+    return _queues(loads_object(body), "lockOKMQSet")
+
+
+def decode_consumer_list(body: bytes) -> tuple[str, ...]:
+    """The client ids in the answer to GET_CONSUMER_LIST_BY_GROUP."""
+    ids = _get(loads_object(body), "consumerIdList", list, [])
+    if not all(isinstance(one, str) for one in ids):
+        raise ProtocolError("consumerIdList holds something else than text")
+    return tuple(ids)
+
+
+def _queues(root: dict[str, Any], name: str) -> tuple[MessageQueue, ...]:
+    return tuple(
         MessageQueue(_get(one, "topic", str), _get(one, "queueId", int), _get(one, "brokerName", str, ""))
-        for one in _objects(root, "mqSet", QUEUES_MAX)
+        for one in _objects(root, name, QUEUES_MAX)
     )
-    return LockBatch(_get(root, "consumerGroup", str), _get(root, "clientId", str), queues)
 
 
 @dataclass(frozen=True)
@@ -128,6 +163,13 @@ class BatchedMessage:
     body: bytes
     flag: int
     properties: bytes
+
+    def encode(self) -> bytes:
+        """Its bytes in the batch. RocketMQ: MessageDecoder.encodeMessage (5.3.3)."""
+        lengths = (len(self.body).to_bytes(4, "big"), len(self.properties).to_bytes(2, "big"))
+        flag = self.flag.to_bytes(4, "big", signed=True)
+        size = 22 + len(self.body) + len(self.properties)
+        return b"".join((size.to_bytes(4, "big"), bytes(8), flag, lengths[0], self.body, lengths[1], self.properties))
 
 
 def decode_batch(body: bytes) -> list[BatchedMessage]:

@@ -134,6 +134,8 @@ class EndTransactionRequestHeader(Header, codes=(RequestCode.END_TRANSACTION,)):
     from_transaction_check: boolean = False
     msg_id: text | None = None
     transaction_id: text | None = None
+    topic: text | None = None
+    broker_name: Annotated[text, Wire("bname")] | None = None
 
 
 @dataclass(frozen=True)

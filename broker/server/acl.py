@@ -17,17 +17,15 @@ RocketMQ: PlainAccessValidator, AclUtils.calSignature (4.9.8).
 
 from __future__ import annotations
 
-import base64
 import fnmatch
-import hashlib
 import hmac
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from broker.errors import BrokerError
+from broker.remoting.signing import ACCESS_KEY, SIGNATURE, signature
 
 PUB, SUB = "PUB", "SUB"
-_ACCESS_KEY, _SIGNATURE = "AccessKey", "Signature"
 _RIGHTS = {"DENY": frozenset[str](), "ANY": frozenset((PUB, SUB)), PUB: frozenset((PUB,)), SUB: frozenset((SUB,))}
 _KEYS = {
     "accessKey", "secretKey", "whiteRemoteAddress", "admin", "defaultTopicPerm", "defaultGroupPerm", "topicPerms",
@@ -99,10 +97,10 @@ class AccessControl:
         """Whose request it is; None for an address that needs no account. Raises Denied."""
         if any(fnmatch.fnmatchcase(address, one) for one in self._addresses):
             return None
-        account = self._accounts.get(ext.get(_ACCESS_KEY, ""))
+        account = self._accounts.get(ext.get(ACCESS_KEY, ""))
         if account is None:
-            raise Denied("No accessKey is configured" if _ACCESS_KEY in ext else "the request carries no AccessKey")
-        if not hmac.compare_digest(signature(account.secret_key, ext, body).encode(), ext.get(_SIGNATURE, "").encode()):
+            raise Denied("No accessKey is configured" if ACCESS_KEY in ext else "the request carries no AccessKey")
+        if not hmac.compare_digest(signature(account.secret_key, ext, body).encode(), ext.get(SIGNATURE, "").encode()):
             raise Denied(f"Check signature failed for accessKey={account.access_key}")
         if account.addresses and not fnmatch.fnmatchcase(address, account.addresses):
             raise Denied(f"accessKey={account.access_key} may not come from {address}")
@@ -116,12 +114,6 @@ def may(account: Account | None, right: str, *, topic: str = "", group: str = ""
     if topic:
         return right in account.topics.get(topic, account.default_topic)
     return right in account.groups.get(group, account.default_group)
-
-
-def signature(secret_key: str, ext: Mapping[str, str], body: bytes) -> str:
-    """What a request is signed with: base64. RocketMQ: AclUtils.combineRequestContent (4.9.8)."""
-    content = "".join(ext[name] for name in sorted(ext) if name != _SIGNATURE).encode() + body
-    return base64.b64encode(hmac.new(secret_key.encode(), content, hashlib.sha1).digest()).decode()
 
 
 def _account(values: Mapping[str, str | list[str]], path: str) -> Account:

@@ -82,6 +82,11 @@ class Half:
         return encode_message_id(self.store_host, self.commitlog_offset)
 
     @property
+    def broker_name(self) -> str:
+        """Which broker of a cluster has it; empty for a store on this machine."""
+        return ""
+
+    @property
     def reference(self) -> HalfReference:
         return HalfReference(self.commitlog_offset, self.slot, self.producer_group)
 
@@ -142,7 +147,33 @@ class TransactionalMessageBridge(NamedTuple):
 Reference = Half | HalfReference
 
 
-class TransactionalMessageService(abc.ABC):
+class HalfMessageService(abc.ABC):
+    """What becomes of half messages that are stored: the part of the service that a local transaction needs.
+
+    A store on this machine implements it, and so does a client of a cluster.
+    """
+
+    @abc.abstractmethod
+    def wait_durable(self, half: Half) -> None:
+        """Return when a half message, and all before it, are as durable as the sync mode says. Raises SyncFailed."""
+
+    @abc.abstractmethod
+    def commit(self, half: Half, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
+        """Deliver a half message. Raises BrokerError when it cannot be ended now: check-back will do it.
+
+        `extra_properties` are for the end record, where there is a place for them.
+        """
+
+    @abc.abstractmethod
+    def rollback(self, half: Half, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
+        """Never deliver a half message; else like `commit`."""
+
+    @abc.abstractmethod
+    def park(self, half: Half, why: str) -> bool:
+        """Stop checking a half message until a person decides. False when it is parked or ended already."""
+
+
+class TransactionalMessageService(HalfMessageService):
     """Transactions of one open store. Threads may share it; every decision is made once, whichever process makes it.
 
     Implementations are found by the entry point group `checkback.transaction_service`; each is called with
@@ -191,10 +222,6 @@ class TransactionalMessageService(abc.ABC):
 
         What `prepare` refuses is raised at once. RocketMQ: TransactionalMessageService.asyncPrepareMessage.
         """
-
-    @abc.abstractmethod
-    def wait_durable(self, half: Half) -> None:
-        """Return when a half message, and all before it, are as durable as the sync mode says. Raises SyncFailed."""
 
     @abc.abstractmethod
     def commit(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:

@@ -34,7 +34,7 @@ from broker.ledger_binding import LEDGER_BINDING
 from broker.ledger_identity import Execute
 from broker.transaction.service import Half
 from recovery.checkback.ledgers.database_errors import answer, place
-from recovery.checkback.ledgers.proof import LedgerEvidence, WrongLedger, prove
+from recovery.checkback.ledgers.proof import Evidence, WrongLedger, prove
 from recovery.checkback.protocol import Answer, Outcome, Question
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class LedgerResolver:
     def __init__(
         self,
         ledger: Ledger,
-        evidence: LedgerEvidence,
+        evidence: Evidence,
         *,
         lock_timeout_ms: int = LOCK_TIMEOUT_MS,
         by: str = "check-back",

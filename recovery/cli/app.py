@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from broker.errors import BrokerError, CorruptStore, StoreLocked
 from recovery.cli import analytics as verbs_spark
+from recovery.cli import answer as verbs_answer
 from recovery.cli import checkback as verbs_check
 from recovery.cli import consumer as verbs_consume
 from recovery.cli import ledger as verbs_ledger
@@ -97,6 +98,7 @@ for _room in (
     verbs_write,
     verbs_repair,
     verbs_check,
+    verbs_answer,
     verbs_ledger,
     verbs_consume,
     verbs_spark,

@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "consumer": (WRITE, "Show or reset the positions of consumer groups."),
     "dlq": (WRITE, "List dead letters, and send them again."),
     "check-back": (SETTLE, "Query how transactions in doubt ended, and end them."),
+    "answer": (SETTLE, "Answer the checks of a RocketMQ cluster from the ledger."),
     "park-list": (SETTLE, "List the parked transactions."),
     "resolve": (SETTLE, "Commit or roll back transactions manually."),
     "recheck": (SETTLE, "Restart check-back for transactions."),

@@ -22,6 +22,23 @@ LAYERS: dict[str, set[str]] = {
     "broker.filtering": {"broker.errors", "broker.format"},
     "broker.store": {"broker.errors", "broker.format", "broker.message"},
     "broker.transaction": {"broker.errors", "broker.format", "broker.message", "broker.store"},
+    # A client of brokers elsewhere; what serves them is not below it.
+    "broker.cluster": {
+        "broker.consuming",
+        "broker.dedup",
+        "broker.destination",
+        "broker.errors",
+        "broker.format",
+        "broker.ledger",
+        "broker.ledger_binding",
+        "broker.message",
+        "broker.producer",
+        "broker.receiving",
+        "broker.remoting",
+        "broker.send_arguments",
+        "broker.store.write.uniquekey",
+        "broker.transaction",
+    },
     "broker": {"broker"},
     # Pure: a decision depends on its arguments alone.
     "recovery.checkback.policy": {"broker.errors", "broker.format"},
@@ -43,7 +60,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"repair"},
         {"rebuild", "views"},
         {"verify"},
-        {"transactions", "demo"},
+        {"transactions", "demo", "answering"},
         {"checkback"},
         {"scan"},
         {"findings", "humanize"},
@@ -66,7 +83,8 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.serve", "recovery.cli.up",
+    "recovery.cli.answer", "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics",
+    "recovery.cli.serve", "recovery.cli.up",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -104,6 +122,7 @@ OUTSIDE = {
         "broker.dedup": "a row in the consumer's database",
         "broker.consuming.processing": "commits it",
         "recovery.demo": "an application, with a database",
+        "recovery.answering.group_answering": "a ledger that does not answer",
         "recovery.checkback.ledger_resolver": "asks the ledger",
         "recovery.checkback.ledgers.proof": "asks whose ledger it is",
         "recovery.checkback.ledgers.doctor": "asks the ledger how it is",
@@ -133,9 +152,9 @@ LOADED_ALONE = {"broker.django": "django"}
 
 # What a pure room may use: no files, no clock, no logging, no environment.
 PURE = {
-    "__future__", "abc", "binascii", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib",
-    "importlib", "io", "ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct", "types",
-    "typing", "zlib",
+    "__future__", "abc", "base64", "binascii", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib",
+    "hmac", "importlib", "io", "ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct",
+    "types", "typing", "zlib",
 }  # fmt: skip
 PURE_ROOMS = {"broker.filtering", "broker.format", "broker.remoting", "recovery.checkback.policy"}
 

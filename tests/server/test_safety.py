@@ -15,7 +15,8 @@ import broker
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
-from broker.server.acl import AccessControl, signature
+from broker.remoting.signing import signature
+from broker.server.acl import AccessControl
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient, sending
 

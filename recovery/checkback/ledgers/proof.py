@@ -12,9 +12,9 @@ is the same, by what they lack.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
@@ -28,6 +28,7 @@ from broker.ledger_binding import (
     Binding,
     KnownLedger,
     KnownLedgers,
+    NextSteps,
     Transaction,
     mismatch,
     read_binding,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 _KNOWN_KEYS = 32  # the newest of them: who lacks an older one lacks these
 _SLOTS_LOOKED_AT = 10_000
-_REBIND = "checkback ledger rebind STORE --ledger URL --why TEXT"
-_ACCEPT = "checkback ledger accept STORE --ledger URL --why TEXT"
 
 
 class WrongLedger(BrokerError):
@@ -60,13 +59,33 @@ class CommittedKey(NamedTuple):
     commitlog_offset: int  # of its half message
 
 
+class Evidence(Protocol):
+    """What can be said of the ledgers of a store, or of a cluster."""
+
+    @property
+    def store_id(self) -> str: ...
+    @property
+    def known(self) -> KnownLedgers: ...
+    def known_of(self, row: Binding) -> KnownLedger | None:
+        """What is remembered of the ledger with a row's binding."""
+
+    def committed(self, binding_id: str) -> list[CommittedKey]:
+        """The newest transactions that ended as committed and name this binding; one key once."""
+
+    def is_by_hand(self, commitlog_offset: int) -> bool:
+        """Whether a person or a policy committed it, and not its ledger."""
+
+
 class LedgerEvidence:
-    """What a store can say of its ledgers."""
+    """What a store can say of its ledgers. Implements Evidence."""
 
     def __init__(self, store: LiveStore) -> None:
         self._store = store
         self.store_id = store.store_id
         self.known = KnownLedgers(store.path, store.writer.disk)
+
+    def known_of(self, row: Binding) -> KnownLedger | None:
+        return self.known.get(row.binding_id)
 
     def committed(self, binding_id: str) -> list[CommittedKey]:
         """The newest transactions that ended as committed and name this binding; one key once."""
@@ -117,6 +136,7 @@ class LedgerFacts:
     ledgers: Sequence[KnownLedger] = ()  # of the store
     committed: int = 0  # how many transactions the store knows as committed there
     lacking: Sequence[CommittedKey] = ()  # of them, those whose rows are missing
+    steps: NextSteps = field(default=NextSteps())  # what a person does about it
 
 
 def judge(facts: LedgerFacts) -> str:
@@ -127,11 +147,11 @@ def judge(facts: LedgerFacts) -> str:
     if row is None:
         return f"{actual} is not bound to this store ({facts.store_id}): {_named(facts.ledgers)}"
     if what := difference(row.identity, actual):
-        return f"{mismatch(row, actual)} ({what}): it is a copy, or was moved. {_moved()}"
+        return f"{mismatch(row, actual)} ({what}): it is a copy, or was moved. {_moved(facts)}"
     if known is None:
-        return f"{actual} is bound to this store as {row.binding_id}, which the store does not know. {_moved()}"
+        return f"{actual} is bound to this store as {row.binding_id}, which the store does not know. {_moved(facts)}"
     if what := difference(known.binding.identity, actual):
-        return f"the store knows its ledger as {known.binding.identity}, and this is {actual} ({what}). {_moved()}"
+        return f"the store knows its ledger as {known.binding.identity}, and this is {actual} ({what}). {_moved(facts)}"
     if facts.read_only:
         return f"{actual} takes no tombstone: {facts.read_only}. Name the primary"
     return _lacks(facts, row, known)
@@ -139,7 +159,7 @@ def judge(facts: LedgerFacts) -> str:
 
 def _lacks(facts: LedgerFacts, row: Binding, known: KnownLedger) -> str:
     """Why the database may have lost rows; empty when there is no sign of it."""
-    actual, accept = facts.actual, f"If a person knows that these rows are gone: {_ACCEPT}"
+    actual, accept = facts.actual, f"If a person knows that these rows are gone: {facts.steps.accept}"
     if facts.lacking:
         newest = max(facts.lacking)
         when = datetime.fromtimestamp((key_time_ms(newest.key) or 0) / 1000, UTC).isoformat(" ", "seconds")
@@ -160,11 +180,11 @@ def _named(ledgers: Sequence[KnownLedger]) -> str:
     return f"the store's ledger is {names}. Name that one" if names else "no producer of this store was bound to it"
 
 
-def _moved() -> str:
-    return f"Name the right database; or, if it was moved there: {_REBIND}"
+def _moved(facts: LedgerFacts) -> str:
+    return f"Name the right database; or, if it was moved there: {facts.steps.rebind}"
 
 
-def gather(transaction: Transaction, ledger: Ledger, evidence: LedgerEvidence) -> LedgerFacts:
+def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> LedgerFacts:
     """Ask the database and the store. Raises what the database raises."""
     with transaction() as execute:
         actual, has_table, read_only = ledger.look(execute)
@@ -176,10 +196,13 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: LedgerEvidence) -
         if not is_missing_table(error):
             raise
         has_table = False
-    facts = LedgerFacts(evidence.store_id, actual, has_table, read_only, row, None, evidence.known.all())
+    known_ledgers = evidence.known
+    facts = LedgerFacts(
+        evidence.store_id, actual, has_table, read_only, row, None, known_ledgers.all(), steps=known_ledgers.steps
+    )
     if row is None:
         return facts
-    known = evidence.known.get(row.binding_id)
+    known = evidence.known_of(row)
     committed = evidence.committed(row.binding_id)  # before the transaction below, which must see them all
     with transaction() as execute:
         low = select(ledger.marks.c.low_water_ms).where(ledger.marks.c.store_id == evidence.store_id)
@@ -192,7 +215,7 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: LedgerEvidence) -
     return replace(facts, known=known, committed=len(found) + len(lacking), lacking=lacking)
 
 
-def prove(transaction: Transaction, ledger: Ledger, evidence: LedgerEvidence) -> Binding:
+def prove(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Binding:
     """The binding of the store and this database. Raises WrongLedger, and what the database raises."""
     try:
         facts = gather(transaction, ledger, evidence)

@@ -1,0 +1,1 @@
+"""A client of a RocketMQ cluster behind the interface of a store: loaded by `broker.connect` alone."""

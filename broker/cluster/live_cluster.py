@@ -1,0 +1,186 @@
+"""LiveCluster: a connection to a cluster, with the producers and consumers that a store on this machine has.
+
+    with broker.connect("rocketmq://127.0.0.1:9876") as cluster:
+        producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
+        consumer = cluster.consumer("billing", "orders")
+
+Threads share it; a forked child connects again. What only a store has raises NotInCluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from broker.cluster.cluster_consumer import ClusterConsumer
+from broker.cluster.membership.newest import read_newest
+from broker.cluster.network.client import ClusterClient
+from broker.cluster.network.event_loop import LoopThread
+from broker.cluster.network.settings import ClientSettings, credentials_of, parse_url, tls_of
+from broker.cluster.publishing.cluster_destination import ClusterDestination
+from broker.cluster.publishing.topics import QUEUES, TopicAdmin
+from broker.cluster.publishing.transactions import ClusterTransactions
+from broker.errors import BrokerError, NotInCluster
+from broker.message import ReceivedMessage
+from broker.producer import Producer
+from broker.remoting.routes import TopicRoute
+
+if TYPE_CHECKING:
+    import ssl
+    from datetime import datetime
+
+    from broker.dedup import Processed
+    from broker.ledger import Ledger
+
+_OF_A_STORE = {
+    "append": "send with cluster.producer(group)",
+    "append_batch": "send with cluster.producer(group).send_batch(messages)",
+    "transactions": "its brokers keep the transactions: cluster.producer(group, topics=[...], ledger=...)",
+    "retain": "its brokers remove old messages, by fileReservedTime",
+    "retention": "its brokers remove old messages, by fileReservedTime",
+    "queue_range": "read with cluster.consumer(group, topic)",
+    "message": "read with cluster.consumer(group, topic)",
+    "record": "read with cluster.consumer(group, topic)",
+    "records": "read with cluster.consumer(group, topic), or `checkback verify` the store of a broker",
+    "sync_now": "a broker flushes as its flushDiskType says",
+    "writer": "its files belong to its brokers",
+    "delete_topic": "use mqadmin deleteTopic",
+    "offset_at_time": "use cluster.consumer(group, topic, start=TIME)",
+}
+
+
+class LiveCluster:
+    """A client of a cluster. Close it, or use it in a `with` statement; threads may share it."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Raises ClusterError when no name server answers."""
+        self._settings = settings
+        self._loop = LoopThread("checkback-cluster")
+        self._consumers: list[ClusterConsumer] = []
+        self._transactional: dict[str, bool] = {}
+        self._client = ClusterClient(settings, self._loop)
+        try:
+            self.half_messages = ClusterTransactions(self._client)
+            self._loop.run(self._client.routes.cluster())
+            self._loop.run(self._client.start())
+        except BaseException:
+            self._loop.run(self._client.close())
+            self._loop.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<broker.LiveCluster {self.path}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in _OF_A_STORE:
+            text = f"{name} is of a store on this machine, and {self.path} is a cluster"
+            raise NotInCluster(f"{text}: {_OF_A_STORE[name]}")
+        raise AttributeError(f"'LiveCluster' object has no attribute {name!r}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def path(self) -> str:
+        """The URL that was connected to."""
+        return self._settings.url
+
+    @property
+    def store_id(self) -> str:
+        """What a ledger's rows name the cluster by."""
+        return self.destination("").store_id
+
+    def close(self) -> None:
+        """Leave all groups and close every connection. A second call does nothing."""
+        if self._loop.is_closed:
+            return
+        for consumer in list(self._consumers):
+            consumer.close()
+        with contextlib.suppress(BrokerError):  # in a forked child there is nothing to close
+            self._loop.run(self._client.close())
+        self._loop.close()
+
+    # Doors
+
+    def producer(
+        self, group: str, *, topics: Sequence[str] = (), ledger: Ledger | None = None, resolver: Any = None
+    ) -> Producer:
+        """What an application sends with; with a ledger or a resolver, together with its local transactions.
+
+        See `broker.producer.Producer`. Raises TransactionError, MessageRejected, ClusterError.
+        """
+        return Producer(self, group, topics=topics, ledger=ledger, resolver=resolver)
+
+    def destination(self, group: str) -> ClusterDestination:
+        """Where the messages of a producer group go: `Producer` asks for it."""
+        return ClusterDestination(self._client, self.half_messages, group, self._transactional)
+
+    def consumer(
+        self,
+        group: str,
+        topic: str | Sequence[str],
+        *,
+        tags: str = "*",
+        ordered: bool = False,
+        start: str | int | datetime = "first",
+        max_retries: int = 16,
+        retry_delay_level: int | None = None,
+        ack_timeout_s: float = 900.0,
+        processed: Processed | None = None,
+    ) -> ClusterConsumer:
+        """What an application receives with: one member of a consumer group, which shares the topic's queues.
+
+        The arguments are those of `LiveStore.consumer`. Raises MessageRejected for a bad name, ClusterError.
+        """
+        made = ClusterConsumer(
+            self._settings, self._loop, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,
+            retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s, processed=processed,
+            on_close=self._consumers.remove,
+        )  # fmt: skip
+        self._consumers.append(made)
+        return made
+
+    # Topics
+
+    def topic(self, name: str) -> TopicRoute | None:
+        """Where a topic is; None when no broker has it. Raises ClusterError."""
+        return self._loop.run(self._client.routes.route(name, max_age_s=0.0))
+
+    def create_topic(self, name: str, *, queues: int = QUEUES, message_type: str = "") -> None:
+        """Make a topic with so many queues at each master. Raises MessageRejected, ClusterError, NotPermitted."""
+        self._loop.run(TopicAdmin(self._client).create(name, queues=queues, message_type=message_type))
+
+    def newest(self, topic: str, limit: int = 32) -> list[ReceivedMessage]:
+        """The last messages of each queue of a topic, at most so many of each; no group's position moves.
+
+        Raises ClusterError, NotPermitted.
+        """
+        return self._loop.run(read_newest(self._client, topic, limit))
+
+    def join(self, group: str) -> None:
+        """Be a member of a producer group at every broker, without sending: its checks come here, too."""
+        self._loop.run(self._join(group))
+
+    async def _join(self, group: str) -> None:
+        self._client.producer_groups.add(group)
+        await self._client.beat()
+
+
+def connect(
+    url: str,
+    *,
+    acl: Any = None,
+    tls: bool | str | ssl.SSLContext | None = None,
+    cluster: str | None = None,
+    **limits: Any,
+) -> LiveCluster:
+    """See `broker.connect`."""
+    settings = ClientSettings(parse_url(url), credentials_of(acl), tls_of(tls), cluster, **limits)
+    return LiveCluster(settings)

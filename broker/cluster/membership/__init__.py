@@ -1,0 +1,1 @@
+"""A member of a consumer group: its queues, pulls, positions and locks."""

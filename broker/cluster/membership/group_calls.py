@@ -1,0 +1,176 @@
+"""What a member of a consumer group asks of brokers: positions, pulls, locks, members, and messages sent back.
+
+RocketMQ: MQClientAPIImpl, RemoteBrokerOffsetStore, PullAPIWrapper, RebalanceImpl (5.3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.cluster.network.channels import checked
+from broker.cluster.network.client import ClusterClient
+from broker.consuming.positions import Start
+from broker.consuming.redelivery import as_sent
+from broker.consuming.tags import Selection
+from broker.errors import ClusterError, CorruptRecord
+from broker.format.commitlog import decode
+from broker.format.topics import RETRY_PREFIX
+from broker.message import ReceivedMessage
+from broker.remoting.admin_headers import ConsumerGroupRequestHeader
+from broker.remoting.bodies import LockBatch, MessageQueue, SubscriptionData, decode_consumer_list, decode_locked
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.message_headers import (
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    ConsumerSendMsgBackRequestHeader,
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueueOffsetResponseHeader,
+    QueueRequestHeader,
+    SearchOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from broker.remoting.routes import MASTER
+
+HOLD_MS, PULL_TIMEOUT_S = 15_000, 30.0  # RocketMQ: brokerSuspendMaxTimeMillis, consumerTimeoutMillisWhenSuspend
+PULL_MESSAGES = 32
+_PULLED = {
+    ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+}  # fmt: skip
+
+
+class Pulled:
+    """What one pull brought: messages with their queue offsets, and where the next pull begins."""
+
+    def __init__(self, messages: list[tuple[int, ReceivedMessage]], next_offset: int, *, is_moved: bool) -> None:
+        self.messages, self.next_offset, self.is_moved = messages, next_offset, is_moved
+
+
+class GroupCalls:
+    """The requests of one member of one group. Runs in the event loop; all raise ClusterError."""
+
+    def __init__(self, client: ClusterClient, group: str) -> None:
+        self._client, self._group = client, group
+        self._suggested: dict[MessageQueue, int] = {}  # the broker id to pull from
+
+    # Positions
+
+    async def start_offset(self, queue: MessageQueue, start: Start) -> int:
+        """Where the group stands in a queue; where it begins there, if it never consumed it."""
+        header = QueryConsumerOffsetRequestHeader(self._group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
+        code = RequestCode.QUERY_CONSUMER_OFFSET
+        address = self._client.routes.master(queue.broker_name)
+        answer = await self._client.channels.request(address, code, header)
+        if answer.code != ResponseCode.QUERY_NOT_FOUND:
+            return QueueOffsetResponseHeader.decode(checked(answer, code, address).ext).queue_offset
+        if start.word == "time" and not queue.topic.startswith(RETRY_PREFIX):
+            search = SearchOffsetRequestHeader(queue.topic, queue.queue_id, start.time_ms)
+            answer = await self._client.channels.request(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+        else:
+            is_last = start.word == "last" and not queue.topic.startswith(RETRY_PREFIX)
+            code = RequestCode.GET_MAX_OFFSET if is_last else RequestCode.GET_MIN_OFFSET
+            answer = await self._client.channels.request(address, code, QueueRequestHeader(queue.topic, queue.queue_id))
+        return max(0, QueueOffsetResponseHeader.decode(checked(answer, code, address).ext).queue_offset)
+
+    async def commit(self, queue: MessageQueue, position: int, *, wait: bool = False) -> None:
+        """Write down where the group stands in a queue."""
+        header = UpdateConsumerOffsetRequestHeader(self._group, queue.topic, queue.queue_id, position)
+        address, code = self._client.routes.master(queue.broker_name), RequestCode.UPDATE_CONSUMER_OFFSET
+        if wait:
+            checked(await self._client.channels.request(address, code, header), code, address)
+        else:
+            await self._client.channels.oneway(address, code, header)
+
+    # Pulls
+
+    async def pull(
+        self, queue: MessageQueue, queue_offset: int, subscription: SubscriptionData, selection: Selection,
+        *, hold_ms: int = HOLD_MS,
+    ) -> Pulled:  # fmt: skip
+        """The next messages of a queue; waits at the broker until there are some. Raises ClusterError."""
+        flags = PULL_SUBSCRIPTION | (PULL_SUSPEND if hold_ms else 0)
+        header = PullMessageRequestHeader(
+            self._group, queue.topic, queue.queue_id, queue_offset, PULL_MESSAGES, flags, 0, hold_ms,
+            subscription.expression, subscription.sub_version, subscription.expression_type,
+        )  # fmt: skip
+        address, code = self._pulled_from(queue), RequestCode.PULL_MESSAGE
+        limit_s = PULL_TIMEOUT_S if hold_ms else None
+        answer = await self._client.channels.request(address, code, header, timeout_s=limit_s)
+        if answer.code not in _PULLED:
+            checked(answer, code, address)
+        ext = PullMessageResponseHeader.decode(answer.ext)
+        self._suggested[queue] = ext.suggest_which_broker_id
+        messages = _messages(answer.body, address) if answer.code == ResponseCode.SUCCESS else []
+        if queue.topic.startswith(RETRY_PREFIX):
+            messages = [(at, as_sent(message)) for at, message in messages]
+        else:  # two tags may share a hash
+            messages = [(at, message) for at, message in messages if selection.matches(message.tag)]
+        wanted = [(at, message) for at, message in messages if at >= queue_offset]
+        return Pulled(wanted, ext.next_begin_offset, is_moved=answer.code == ResponseCode.PULL_OFFSET_MOVED)
+
+    def _pulled_from(self, queue: MessageQueue) -> str:
+        """The master; a slave where the broker suggests one, or while there is no master."""
+        held = self._client.routes.broker(queue.broker_name)
+        address = held.addresses.get(self._suggested.get(queue, MASTER)) or held.master or held.readable
+        if address is None:
+            raise ClusterError(f"the broker {queue.broker_name!r} has no address now")
+        return address
+
+    async def send_back(
+        self, message: ReceivedMessage, queue: MessageQueue, delay_level: int, retries_max: int
+    ) -> None:
+        """Have a message come again later, or go to the dead letters of the group (a level below 0)."""
+        header = ConsumerSendMsgBackRequestHeader(
+            message.commitlog_offset, self._group, delay_level, message.unique_key or message.message_id,
+            message.topic, False, retries_max,
+        )  # fmt: skip
+        address, code = self._client.routes.master(queue.broker_name), RequestCode.CONSUMER_SEND_MSG_BACK
+        checked(await self._client.channels.request(address, code, header), code, address)
+
+    # Members and locks
+
+    async def members(self, broker_name: str) -> tuple[str, ...]:
+        """The client ids of the group's members, by one broker."""
+        address, code = self._client.routes.master(broker_name), RequestCode.GET_CONSUMER_LIST_BY_GROUP
+        answer = await self._client.channels.request(address, code, ConsumerGroupRequestHeader(self._group))
+        return decode_consumer_list(checked(answer, code, address).body)
+
+    async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Lock queues at their brokers for a minute; those that are ours now."""
+        found: set[MessageQueue] = set()
+        for broker_name, those in _by_broker(queues).items():
+            address, code = self._client.routes.master(broker_name), RequestCode.LOCK_BATCH_MQ
+            body = LockBatch(self._group, self._client.client_id, tuple(those)).encode()
+            answer = checked(await self._client.channels.request(address, code, body=body), code, address)
+            locked = {(one.topic, one.queue_id) for one in decode_locked(answer.body)}
+            found |= {one for one in those if (one.topic, one.queue_id) in locked}
+        return found
+
+    async def unlock(self, queues: Iterable[MessageQueue]) -> None:
+        for broker_name, those in _by_broker(queues).items():
+            body = LockBatch(self._group, self._client.client_id, tuple(those)).encode()
+            address = self._client.routes.master(broker_name)
+            await self._client.channels.request(address, RequestCode.UNLOCK_BATCH_MQ, body=body)
+
+
+def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+    found: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        found.setdefault(queue.broker_name, []).append(queue)
+    return found
+
+
+def _messages(body: bytes, address: str) -> list[tuple[int, ReceivedMessage]]:
+    """The records in a body, as messages. Raises ClusterError for one that is damaged."""
+    found: list[tuple[int, ReceivedMessage]] = []
+    at = 0
+    try:
+        while at < len(body):
+            record = decode(body, at)
+            found.append((record.queue_offset, ReceivedMessage.of(record)))
+            at += record.total_size
+    except CorruptRecord as error:
+        raise ClusterError(f"{address} sent a damaged message: {error}. Run checkback verify on its store") from None
+    return found

@@ -1,0 +1,222 @@
+"""A member of a consumer group at work: which queues are ours, pulls, positions, locks; tasks of the event loop.
+
+    members and queues ──► averagely ──► ours: lock (ordered), position, pull on and on
+                                     └─► not ours any more: position written, unlocked
+
+RocketMQ: RebalanceImpl, DefaultMQPushConsumerImpl.pullMessage, MQClientInstance.startScheduledTask (5.3.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from broker.cluster.membership.allocation import averagely
+from broker.cluster.membership.group_calls import GroupCalls
+from broker.cluster.membership.holdings import HeldQueue, Holdings
+from broker.cluster.network.client import ClusterClient
+from broker.cluster.network.connection import ClientConnection
+from broker.consuming.positions import Start
+from broker.consuming.tags import Selection
+from broker.errors import BrokerError
+from broker.message import ReceivedMessage
+from broker.remoting.bodies import ConsumerData, MessageQueue, SubscriptionData
+from broker.remoting.codes import RequestCode
+from broker.remoting.command import RemotingCommand
+
+REBALANCE_S, UNBALANCED_S = 20.0, 1.0
+LOCK_S, LOCK_VALID_S = 20.0, 30.0  # a broker keeps a lock for 60 s
+COMMIT_S = 1.0
+_AFTER_FAILURE_S, _FULL_S = 1.0, 0.02
+_log = logging.getLogger("broker")
+
+
+class GroupMember:
+    """Keeps the holdings of one consumer. Runs in the event loop."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        holdings: Holdings,
+        data: ConsumerData,
+        *,
+        selection: Selection,
+        start: Start,
+        ordered: bool,
+        ack_timeout_s: float,
+        send_back: Callable[[ReceivedMessage], object],
+    ) -> None:
+        self._client, self._holdings, self._data = client, holdings, data
+        self._selection, self._start, self._ordered = selection, start, ordered
+        self._ack_timeout_s, self._send_back = ack_timeout_s, send_back
+        self._calls = GroupCalls(client, data.group)
+        self._subscriptions: dict[str, SubscriptionData] = {one.topic: one for one in data.subscriptions}
+        self._notified = asyncio.Event()
+        self._locked_s = 0.0
+        client.consumer = lambda: self._data
+        client.answers(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._members_changed)
+
+    @property
+    def calls(self) -> GroupCalls:
+        return self._calls
+
+    async def join(self) -> None:
+        """Register at the brokers and take the first queues. Raises ClusterError when no name server answers."""
+        for topic in self._subscriptions:
+            await self._client.routes.route(topic)
+        await self._client.routes.cluster()
+        await self._client.beat()
+        balanced = await self._rebalance()
+        await self._client.start()
+        self._client.keep(self._rebalance_on(balanced=balanced))
+        self._client.keep(self._commit_on())
+        if self._ordered:
+            self._client.keep(self._lock_on())
+
+    async def leave(self) -> None:
+        """Write the positions, give the locks back, leave the group."""
+        held = self._holdings.held
+        for one in held:
+            one.is_draining = True
+        await asyncio.gather(*(self._give_up(one) for one in held))
+        await self._client.close()
+
+    # Which queues are ours
+
+    async def _members_changed(self, _connection: ClientConnection, _command: RemotingCommand) -> None:
+        self._notified.set()
+
+    async def _rebalance_on(self, *, balanced: bool) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._notified.wait(), REBALANCE_S if balanced else UNBALANCED_S)
+            self._notified.clear()
+            balanced = await self._rebalance()
+
+    async def _rebalance(self) -> bool:
+        """Give up what is another member's, take what is ours; False when something is missing yet."""
+        balanced = True
+        for topic in self._subscriptions:
+            try:
+                balanced &= await self._rebalance_topic(topic)
+            except BrokerError as error:
+                _log.warning("group %s, topic %s: the queues stay as they are: %s", self._data.group, topic, error)
+                balanced = False
+        return balanced
+
+    async def _rebalance_topic(self, topic: str) -> bool:
+        routes = self._client.routes
+        held = {one.queue: one for one in self._holdings.held if one.queue.topic == topic}
+        route = await routes.route(topic, max_age_s=None if held else 0.0)
+        queues = () if route is None else route.readable(topic)
+        if not queues:
+            return False
+        client_ids = await self._members({queue.broker_name for queue in queues})
+        if self._client.client_id not in client_ids:  # a broker that was started again, or that we are new to
+            await self._client.beat()
+            return False
+        mine = set(averagely(queues, client_ids, self._client.client_id))
+        leaving = [one for queue, one in held.items() if queue not in mine]
+        left = [await self._leave_queue(one) for one in leaving]
+        wanted = [queue for queue in mine if queue not in held]
+        taken = await self._take(wanted)
+        for queue in mine & set(held):
+            held[queue].is_draining = False
+        return taken == len(wanted) and all(left)
+
+    async def _members(self, broker_names: set[str]) -> tuple[str, ...]:
+        """The group's members, by the first broker that answers. Raises ClusterError when none does."""
+        failure: BrokerError | None = None
+        for broker_name in sorted(broker_names):
+            try:
+                return await self._calls.members(broker_name)
+            except BrokerError as error:
+                failure = error
+        assert failure is not None  # there is a broker, or there were no queues
+        raise failure
+
+    async def _take(self, queues: list[MessageQueue]) -> int:
+        """Begin with queues; how many could be taken. An ordered one needs its lock first."""
+        if self._ordered and queues:
+            locked = await self._calls.lock(queues)
+            queues = [queue for queue in queues if queue in locked]
+        taken = 0
+        for queue in queues:
+            try:
+                position = await self._calls.start_offset(queue, self._start)
+            except BrokerError as error:
+                _log.warning("group %s: %s of %s waits: %s", self._data.group, queue.topic, queue.broker_name, error)
+                continue
+            held = self._holdings.add(queue, position)
+            if self._ordered:
+                held.locked_until_s = time.monotonic() + LOCK_VALID_S
+            self._client.keep(self._pull_on(held))
+            taken += 1
+        return taken
+
+    async def _leave_queue(self, held: HeldQueue) -> bool:
+        """Give a queue up; an ordered one only when nothing of it is in hand."""
+        held.is_draining = True
+        if self._ordered and held.in_hand:
+            return False
+        await self._give_up(held)
+        return True
+
+    async def _give_up(self, held: HeldQueue) -> None:
+        position = held.window.position
+        self._holdings.drop(held)
+        try:
+            if position != held.committed:
+                await self._calls.commit(held.queue, position, wait=True)
+            if self._ordered:
+                await self._calls.unlock([held.queue])
+        except BrokerError as error:
+            _log.warning("the position of %s in %s was not written: %s", self._data.group, held.queue, error)
+
+    # Pulls
+
+    async def _pull_on(self, held: HeldQueue) -> None:
+        while not held.is_dropped:
+            is_locked = time.monotonic() < held.locked_until_s
+            if held.is_full or held.is_draining or not is_locked:
+                await asyncio.sleep(_FULL_S)
+                continue
+            subscription = self._subscriptions[held.queue.topic]
+            window = held.window
+            try:
+                found = await self._calls.pull(held.queue, window.next, subscription, self._selection)
+            except BrokerError as error:
+                if not held.is_dropped:
+                    _log.warning("no pull of %s from %s: %s", held.queue.topic, held.queue.broker_name, error)
+                await asyncio.sleep(_AFTER_FAILURE_S)
+                continue
+            if found.is_moved:
+                self._holdings.move(held, found.next_offset)
+            else:
+                self._holdings.put(held, found.messages, found.next_offset)
+
+    # Positions, locks, and what is in hand for too long
+
+    async def _commit_on(self) -> None:
+        while True:
+            await asyncio.sleep(COMMIT_S)
+            for held in self._holdings.held:
+                position = held.window.position
+                if position != held.committed:
+                    with contextlib.suppress(BrokerError):  # again in a second
+                        await self._calls.commit(held.queue, position)
+                        held.committed = position
+            for message in self._holdings.overdue(time.monotonic() - self._ack_timeout_s):
+                await asyncio.to_thread(self._send_back, message)
+
+    async def _lock_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOCK_S)
+            held = {one.queue: one for one in self._holdings.held}
+            now_s = time.monotonic()
+            with contextlib.suppress(BrokerError):  # what is not locked again is not handed out when its time is over
+                for queue in await self._calls.lock(held):
+                    held[queue].locked_until_s = now_s + LOCK_VALID_S

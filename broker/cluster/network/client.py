@@ -1,0 +1,166 @@
+"""One client of a cluster: its id, its connections, its heartbeats, and what brokers ask of it.
+
+RocketMQ: MQClientInstance, ClientRemotingProcessor (5.3.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from broker.cluster.network.channels import Channels, checked
+from broker.cluster.network.connection import ClientConnection
+from broker.cluster.network.event_loop import LoopThread
+from broker.cluster.network.route_table import RouteTable
+from broker.cluster.network.settings import ClientSettings
+from broker.errors import BrokerError
+from broker.remoting.admin_headers import UnregisterClientRequestHeader
+from broker.remoting.bodies import ConsumerData, HeartbeatData
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand
+
+_BACK_S = 1.0  # a lost connection is looked after so soon
+_log = logging.getLogger("broker")
+
+Answerer = Callable[[ClientConnection, RemotingCommand], Coroutine[Any, Any, None]]
+
+
+class ClusterClient:
+    """Registered at brokers as a member of producer groups, or of one consumer group. Runs in the event loop."""
+
+    def __init__(self, settings: ClientSettings, loop: LoopThread) -> None:
+        self.settings, self.loop = settings, loop
+        self.client_id = f"127.0.0.1@{os.getpid()}#{secrets.token_hex(8)}"
+        self.channels = Channels(settings, self._asked, self._changed)
+        self.routes = RouteTable(settings, self.channels)
+        self.producer_groups: set[str] = set()
+        self.consumer: Callable[[], ConsumerData] | None = None  # what the heartbeat says of a consumer group
+        self._answerers: dict[RequestCode, Answerer] = {}
+        self._wake = asyncio.Event()
+        self._lost: set[str] = set()  # addresses of brokers whose connection is to be opened again
+        self._fresh: set[str] = set()  # addresses that have not heard of this client yet
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def answers(self, code: RequestCode, answerer: Answerer) -> None:
+        """Name what handles a request of brokers."""
+        self._answerers[code] = answerer
+
+    async def start(self) -> None:
+        """Begin with heartbeats."""
+        self.keep(self._beat_on())
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something beside until it ends or the client is closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # What brokers ask
+
+    def _asked(self, connection: ClientConnection, command: RemotingCommand) -> None:
+        try:
+            answerer = self._answerers.get(RequestCode(command.code))
+        except ValueError:
+            answerer = None
+        if answerer is not None:
+            self.keep(self._answer(answerer, connection, command))
+        elif not command.is_oneway:
+            text = f" request type {command.code} not supported"
+            connection.send(command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
+
+    async def _answer(self, answerer: Answerer, connection: ClientConnection, command: RemotingCommand) -> None:
+        try:
+            await answerer(connection, command)
+        except BrokerError as error:
+            _log.warning("a request of %s could not be answered: %s", connection.address, error)
+
+    # Heartbeats
+
+    def _changed(self, address: str, is_open: bool) -> None:
+        """A broker forgets a client whose connection is gone: one that is open again is greeted at once."""
+        if is_open:
+            self._fresh.add(address)
+            self._lost.discard(address)
+        elif address in self.routes.masters:
+            self._lost.add(address)
+        self._wake.set()
+
+    @property
+    def _is_registered(self) -> bool:
+        return bool(self.producer_groups) or self.consumer is not None
+
+    async def _beat_on(self) -> None:
+        """A heartbeat to every broker at each interval; to new connections at once; lost ones are opened again."""
+        next_s = asyncio.get_running_loop().time()
+        while True:
+            now_s = asyncio.get_running_loop().time()
+            with contextlib.suppress(BrokerError):
+                if now_s >= next_s:
+                    next_s = now_s + self.settings.heartbeat_s
+                    await self.routes.refresh()
+                    await self.beat()
+                else:
+                    await self._beat_to((self._fresh | self._lost) & set(self.routes.masters))
+            self._wake.clear()
+            left_s = next_s - asyncio.get_running_loop().time()
+            waits_s = min(left_s, _BACK_S) if self._lost & set(self.routes.masters) else left_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(0.01, waits_s))
+            if self._lost and not self._fresh:
+                await asyncio.sleep(_BACK_S)
+
+    async def beat(self) -> None:
+        """A heartbeat to every broker that routes name. What does not answer is tried again later."""
+        await self._beat_to(set(self.routes.masters))
+
+    async def _beat_to(self, addresses: set[str]) -> None:
+        if not self._is_registered or not addresses:
+            return
+        consumers = () if self.consumer is None else (self.consumer(),)
+        body = HeartbeatData(self.client_id, tuple(sorted(self.producer_groups)), consumers).encode()
+        for address, failure in zip(
+            addresses, await asyncio.gather(*(self._greet(one, body) for one in addresses)), strict=True
+        ):
+            if failure:
+                _log.warning("no heartbeat to %s: %s", address, failure)
+
+    async def _greet(self, address: str, body: bytes) -> str:
+        """One heartbeat; why it failed."""
+        try:
+            answer = await self.channels.request(address, RequestCode.HEART_BEAT, body=body)
+            checked(answer, RequestCode.HEART_BEAT, address)
+        except BrokerError as error:
+            return str(error)
+        self._fresh.discard(address)
+        self._lost.discard(address)
+        return ""
+
+    # The end
+
+    async def leave(self) -> None:
+        """Tell every broker that this client leaves its groups."""
+        groups: list[tuple[str | None, str | None]] = [(group, None) for group in sorted(self.producer_groups)]
+        if self.consumer is not None:
+            groups.append((None, self.consumer().group))
+        open_ = [one for one in self.routes.masters if one in self.channels.addresses]
+        for address in open_:
+            for producer_group, consumer_group in groups:
+                header = UnregisterClientRequestHeader(self.client_id, producer_group, consumer_group)
+                with contextlib.suppress(BrokerError):
+                    await self.channels.request(address, RequestCode.UNREGISTER_CLIENT, header)
+
+    async def close(self) -> None:
+        """Leave the groups and close every connection."""
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.gather(*(one for one in self._tasks if one is not asyncio.current_task()), return_exceptions=True)
+        await self.leave()
+        self.channels.close()
+        await asyncio.sleep(0)  # then the sockets are closed, too

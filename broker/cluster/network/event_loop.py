@@ -1,0 +1,78 @@
+"""An event loop in a thread of its own: the network of a client, whichever threads and loops use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from broker.errors import ClusterError
+
+_T = TypeVar("_T")
+_CLOSE_S = 10.0
+
+
+class LoopThread:
+    """Runs coroutines for threads that wait for them. A forked child cannot use its parent's."""
+
+    def __init__(self, name: str) -> None:
+        self._pid, self._is_closed = os.getpid(), False
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def check(self) -> None:
+        """Raises ClusterError in a forked child, and after `close`."""
+        if self._pid != os.getpid():
+            text = f"the connection to the cluster belongs to process {self._pid}, of which this one was forked"
+            raise ClusterError(f"{text}: call broker.connect here")
+        if self._is_closed:
+            raise ClusterError("the connection to the cluster was closed")
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The value of a coroutine, which bounds its own waiting. From any thread but the loop's."""
+        return self.start(work).result()
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Begin a coroutine."""
+        try:
+            self.check()
+            if threading.current_thread() is self._thread:
+                raise ClusterError("the cluster's own thread cannot wait for itself: call from another one")
+        except ClusterError:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def close(self) -> None:
+        """End the loop and what runs in it."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._is_closed = True
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(_CLOSE_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+async def _cancel_all() -> None:
+    own = asyncio.current_task()
+    others = [task for task in asyncio.all_tasks() if task is not own]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    with contextlib.suppress(TimeoutError):  # a resolver that hangs is left alone
+        await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), _CLOSE_S / 2)

@@ -1,0 +1,120 @@
+"""Where topics and brokers are, by the name servers; kept, and asked again when it is old.
+
+RocketMQ: MQClientInstance.updateTopicRouteInfoFromNameServer, MQClientAPIImpl.getTopicRouteInfoFromNameServer (5.3.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from broker.cluster.network.channels import Channels, checked
+from broker.cluster.network.settings import ClientSettings
+from broker.errors import ClusterError, ProtocolError
+from broker.remoting.admin_headers import TopicRequestHeader
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.remoting.header import Header
+from broker.remoting.routes import BrokerData, TopicRoute, decode_clusters, decode_route
+
+
+class RouteTable:
+    """The routes that this client uses. All of it runs in the client's event loop."""
+
+    def __init__(self, settings: ClientSettings, channels: Channels) -> None:
+        self._settings, self._channels = settings, channels
+        self._routes: dict[str, tuple[float, TopicRoute]] = {}
+        self._brokers: dict[str, BrokerData] = {}
+        self._first = 0  # the name server that answered last
+        self._cluster = settings.cluster or ""
+
+    async def route(self, topic: str, *, max_age_s: float | None = None) -> TopicRoute | None:
+        """Where a topic is; None where it is nowhere. An old route stays while no name server answers.
+
+        Raises ClusterError when none answers and there is no old one.
+        """
+        now_s = asyncio.get_running_loop().time()
+        held = self._routes.get(topic)
+        if held is not None and now_s - held[0] < (self._settings.route_s if max_age_s is None else max_age_s):
+            return held[1]
+        try:
+            answer = await self._ask(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequestHeader(topic, accept_standard_json_only=True)
+            )
+        except ClusterError:
+            if held is None:
+                raise
+            return held[1]
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._routes.pop(topic, None)
+            return None
+        found = decode_route(checked(answer, RequestCode.GET_ROUTEINFO_BY_TOPIC, "the name server").body)
+        self._routes[topic] = (now_s, found)
+        self._brokers.update(found.brokers)
+        return found
+
+    async def refresh(self) -> None:
+        """Ask again about every topic whose route is old; what does not answer stays as it is."""
+        for topic in list(self._routes):
+            with contextlib.suppress(ClusterError, ProtocolError):
+                await self.route(topic)
+
+    async def cluster(self) -> tuple[str, tuple[BrokerData, ...]]:
+        """The name of the cluster and its brokers.
+
+        Raises ClusterError when the name server has several and none was chosen, or not the one that was.
+        """
+        answer = checked(
+            await self._ask(RequestCode.GET_BROKER_CLUSTER_INFO), RequestCode.GET_BROKER_CLUSTER_INFO,
+            "the name server",
+        )  # fmt: skip
+        clusters = decode_clusters(answer.body)
+        if not clusters:
+            raise ClusterError(f"no broker is registered at {self._settings.url}")
+        name = self._cluster or (next(iter(clusters)) if len(clusters) == 1 else "")
+        if name not in clusters:
+            wanted = f"there is no cluster {name!r}" if name else "which one is meant is not said"
+            text = f"{self._settings.url} has the clusters {', '.join(sorted(clusters))}, and {wanted}"
+            raise ClusterError(f"{text}: broker.connect(..., cluster=NAME)")
+        self._cluster = name
+        self._brokers.update({one.name: one for one in clusters[name]})
+        return name, clusters[name]
+
+    def broker(self, name: str) -> BrokerData:
+        """A broker by its name. Raises ClusterError for one that no route names."""
+        found = self._brokers.get(name)
+        if found is None:
+            raise ClusterError(f"no route names the broker {name!r}")
+        return found
+
+    def master(self, name: str) -> str:
+        """The address of a broker's master. Raises ClusterError."""
+        address = self.broker(name).master
+        if address is None:
+            raise ClusterError(f"the broker {name!r} has no master now")
+        return address
+
+    @property
+    def masters(self) -> list[str]:
+        """The addresses of all masters that routes name: who gets heartbeats."""
+        return sorted({one.master for one in self._brokers.values() if one.master is not None})
+
+    async def _ask(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
+        """The answer of the first name server that gives one. Raises ClusterError."""
+        failures = []
+        for number, place in self._by_turns():
+            try:
+                answer = await self._channels.request(place, code, header)
+            except ClusterError as error:
+                failures.append(str(error))
+            else:
+                self._first = number
+                return answer
+        raise ClusterError(f"no name server answers: {'; '.join(failures)}")
+
+    def _by_turns(self) -> Iterator[tuple[int, str]]:
+        places = self._settings.name_servers
+        for step in range(len(places)):
+            number = (self._first + step) % len(places)
+            yield number, places[number]

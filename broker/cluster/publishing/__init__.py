@@ -1,0 +1,1 @@
+"""Messages to a cluster, half messages and their ends among them."""

@@ -1,0 +1,157 @@
+"""A message to a broker: which queue, which broker next after a failure, and what its answer means.
+
+A plain message that may have been stored is sent again, so it may be there twice, with one unique key. A half message
+is sent again only if it certainly was not stored: two of one transaction would both be delivered by its commit.
+RocketMQ: DefaultMQProducerImpl.sendDefaultImpl, MQClientAPIImpl.processSendResponse (5.3.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from broker.cluster.network.channels import checked
+from broker.cluster.network.client import ClusterClient
+from broker.cluster.publishing.queue_choice import FAILED_MS, FaultTable, choose
+from broker.destination import STORED, place_of
+from broker.errors import ClusterError, MessageRejected
+from broker.format import properties as names
+from broker.format.sysflag import TransactionType
+from broker.format.topics import AUTO_CREATE_TOPIC
+from broker.message import Message
+from broker.remoting.bodies import MessageQueue
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand
+from broker.remoting.message_headers import SendMessageRequestHeader, SendMessageResponseHeader
+
+DEFAULT_QUEUES = 4  # RocketMQ: defaultTopicQueueNums of a producer
+_STATUSES = {
+    ResponseCode.SUCCESS: STORED,
+    ResponseCode.FLUSH_DISK_TIMEOUT: "FLUSH_DISK_TIMEOUT",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
+}
+_RETRIED = {1, 2, 14, 16, 17, 204, 205, 1500}  # RocketMQ: DefaultMQProducer.retryResponseCodes (5.3.3)
+_NOT_STORED = {2, 14, 16, 17, 1500}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a broker put a message."""
+
+    queue: MessageQueue
+    header: SendMessageResponseHeader
+    status: str
+
+
+class Sender:
+    """Sends for one producer group. Runs in the event loop."""
+
+    def __init__(self, client: ClusterClient, group: str, now_ms: Callable[[], int]) -> None:
+        self._client, self._group, self._now_ms = client, group, now_ms
+        self._faults = FaultTable()
+        self._turns: dict[str, itertools.count[int]] = {}
+
+    async def send(
+        self, message: Message, extra: Mapping[str, str], sharding_key: str | None, *, is_half: bool = False
+    ) -> Placed:
+        """Send one message. Raises ClusterError, MessageRejected, NotPermitted."""
+        stored = message.stored_properties | dict(extra) | {names.WAIT: "true"}
+        kind = TransactionType.PREPARED if is_half else TransactionType.NONE
+        if is_half:
+            stored |= {names.TRAN_MSG: "true", names.PGROUP: self._group}
+        properties = names.encode(stored, java_order_capacity=16).decode()
+        return await self._with_retries(
+            message.topic, sharding_key, RequestCode.SEND_MESSAGE, message.body, properties, int(kind), is_half=is_half
+        )
+
+    async def send_batch(self, topic: str, body: bytes, properties: str) -> Placed:
+        """Send a batch that was encoded."""
+        return await self._with_retries(topic, None, RequestCode.SEND_BATCH_MESSAGE, body, properties, 0)
+
+    async def _with_retries(
+        self, topic: str, sharding_key: str | None, code: RequestCode, body: bytes, properties: str, sys_flag: int,
+        *, is_half: bool = False,
+    ) -> Placed:  # fmt: skip
+        settings, loop = self._client.settings, asyncio.get_running_loop()
+        deadline_s = loop.time() + settings.send_timeout_s
+        tries = 1 if sharding_key is not None else 1 + settings.send_retries  # another queue would be another order
+        failed: frozenset[str] = frozenset()
+        queues = await self._queues(topic)
+        failure: ClusterError | None = None
+        for _ in range(tries):
+            left_s = deadline_s - loop.time()
+            if left_s <= 0:
+                break
+            queue = self._queue(queues, topic, sharding_key, failed)
+            header = SendMessageRequestHeader(
+                self._group, topic, AUTO_CREATE_TOPIC, DEFAULT_QUEUES, queue.queue_id, sys_flag, self._now_ms(), 0,
+                properties, batch=code is RequestCode.SEND_BATCH_MESSAGE, broker_name=queue.broker_name,
+            )  # fmt: skip
+            started_s = loop.time()
+            try:
+                address = self._client.routes.master(queue.broker_name)
+                answer = await self._client.channels.request(address, code, header, body, timeout_s=left_s)
+                placed = _placed(answer, code, address, queue)
+            except ClusterError as error:
+                self._faults.note(queue.broker_name, FAILED_MS, loop.time() * 1000)
+                failure, failed = error, failed | {queue.broker_name}
+                if not _may_try_again(error, is_half=is_half):
+                    raise
+                continue
+            self._faults.note(queue.broker_name, (loop.time() - started_s) * 1000, loop.time() * 1000)
+            return placed
+        raise failure or ClusterError(f"{topic}: no broker took the message within {settings.send_timeout_s:g} s")
+
+    def _queue(
+        self, queues: tuple[MessageQueue, ...], topic: str, sharding_key: str | None, failed: frozenset[str]
+    ) -> MessageQueue:
+        if sharding_key is not None:
+            return queues[place_of(sharding_key, len(queues))]
+        turn = self._turns.setdefault(topic, itertools.count(random.randrange(len(queues))))
+        return choose(queues, next(turn), failed, self._faults, asyncio.get_running_loop().time() * 1000)
+
+    async def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues to send to; those of the default topic where brokers make topics by a first message.
+
+        Raises ClusterError when the topic is nowhere.
+        """
+        routes = self._client.routes
+        route = await routes.route(topic)
+        queues = () if route is None else route.writable(topic)
+        if not queues:
+            default = await routes.route(AUTO_CREATE_TOPIC)
+            known = () if default is None else default.writable(topic)
+            queues = tuple(one for one in known if one.queue_id < DEFAULT_QUEUES)
+        if not queues:
+            raise ClusterError(no_route(topic, self._client.settings.url), code=ResponseCode.TOPIC_NOT_EXIST)
+        return queues
+
+
+def no_route(topic: str, url: str) -> str:
+    """The sentence for a topic that is nowhere."""
+    return f"no broker of {url} has the topic {topic}: make it, cluster.create_topic({topic!r}), or mqadmin updateTopic"
+
+
+def _placed(answer: RemotingCommand, code: RequestCode, address: str, queue: MessageQueue) -> Placed:
+    status = _STATUSES.get(ResponseCode(answer.code)) if answer.code in _STATUSES else None
+    if status is None:
+        checked(answer, code, address)
+    return Placed(queue, SendMessageResponseHeader.decode(answer.ext), status or STORED)
+
+
+def _may_try_again(error: ClusterError, *, is_half: bool) -> bool:
+    if error.code is None:
+        return not (is_half and error.was_sent)
+    return error.code in (_NOT_STORED if is_half else _RETRIED)
+
+
+def checked_batch_topic(messages: list[Message]) -> str:
+    """The topic of a batch. Raises MessageRejected for an empty one, and for several topics."""
+    topics = {one.topic for one in messages}
+    if len(topics) != 1:
+        raise MessageRejected(f"a batch has messages of one topic, not of {len(topics)}")
+    return topics.pop()

@@ -1,0 +1,191 @@
+"""What every consumer does, whatever its messages come from: waiting, batches, iteration, processing once.
+
+`Consumer` reads a store on this machine, `ClusterConsumer` pulls from the brokers of a cluster. Each says what
+`receive_now`, `ack` and `retry` are; the rest is here.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from broker.consuming.arguments import check_limit, check_seconds
+from broker.consuming.processing import AsyncProcessing, Processing
+from broker.errors import BrokerError
+from broker.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+    from broker.dedup import Processed
+
+_PAUSE_FIRST_S, _PAUSE_LAST_S = 0.0005, 0.004  # between looks: soon after a message, later when nothing comes
+
+
+class Receiver(abc.ABC):
+    """One member of a consumer group. Threads share it. Close it, or use `with`."""
+
+    def __init__(self, group: str, processed: Processed | None) -> None:
+        self.group, self._processed = group, processed
+        self._closed = threading.Event()
+
+    @abc.abstractmethod
+    def receive_now(self) -> ReceivedMessage | None:
+        """The next message if there is one."""
+
+    @abc.abstractmethod
+    def ack(self, message: ReceivedMessage) -> bool:
+        """The message is done: the group never gets it again. False when it is not in this consumer's hands."""
+
+    @abc.abstractmethod
+    def retry(self, message: ReceivedMessage, delay_level: int | None = None) -> bool:
+        """The message could not be processed: the group gets it again later."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the queues back to the group and write the positions. Closing twice is not an error."""
+
+    @abc.abstractmethod
+    def _check(self) -> None:
+        """Raises BrokerError when nothing can be received any more."""
+
+    def _pause(self, seconds: float) -> None:
+        """Wait between two looks; shorter where the arrival of a message is noticed."""
+        self._closed.wait(seconds)
+
+    # Receive
+
+    @overload
+    def receive(self, timeout_s: None = None) -> ReceivedMessage: ...
+
+    @overload
+    def receive(self, timeout_s: float) -> ReceivedMessage | None: ...
+
+    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """The next message; waits for it, as long as it takes or `timeout_s`: then None when none came.
+
+        Raises CorruptStore when a message cannot be read, StoreError when the store was closed, or the consumer while
+        this waited without a time-out.
+        """
+        check_seconds("timeout_s", timeout_s, may_be_zero=True)
+        found = self._receive(timeout_s)
+        if found is None and timeout_s is None:
+            self._check()  # it was closed while this waited
+        return found
+
+    def _receive(self, timeout_s: float | None) -> ReceivedMessage | None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = _PAUSE_FIRST_S
+        while not self._closed.is_set():
+            try:
+                found = self.receive_now()
+            except BrokerError:
+                if self._closed.is_set():  # by another thread, at this moment
+                    return None
+                raise
+            if found is not None:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            self._pause(pause_s)
+            pause_s = min(pause_s * 1.3, _PAUSE_LAST_S)
+        return None
+
+    def batch(self, limit: int, timeout_s: float | None = None) -> list[ReceivedMessage]:
+        """Up to `limit` messages: waits for the first as `receive` does, and takes what else is there by then.
+
+        Empty when none came in `timeout_s`. Each is acknowledged by itself: `ack`, or all of them by `ack_all`.
+        Raises what `receive` raises, StoreError for a limit below 1.
+        """
+        check_limit("limit", limit)
+        first = self.receive(timeout_s) if timeout_s is not None else self.receive()
+        messages = [] if first is None else [first]
+        while messages and len(messages) < limit and (message := self.receive_now()) is not None:
+            messages.append(message)
+        return messages
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        while (message := self._receive(None)) is not None:
+            yield message
+
+    def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        return self._receive_async()
+
+    async def _receive_async(self) -> AsyncIterator[ReceivedMessage]:
+        import asyncio
+
+        pause_s = _PAUSE_FIRST_S
+        while not self._closed.is_set():
+            found = self.receive_now()
+            if found is None:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 1.3, _PAUSE_LAST_S)
+            else:
+                await asyncio.sleep(0)  # also where messages never end, others have their turn
+                yield found
+                pause_s = _PAUSE_FIRST_S
+
+    # Say what became of a message
+
+    def ack_all(self, messages: Iterable[ReceivedMessage]) -> int:
+        """`ack` for each; returns how many were still in this consumer's hands."""
+        return sum([self.ack(message) for message in messages])
+
+    @overload
+    def process(self, message: ReceivedMessage, session: Session) -> Processing: ...
+
+    @overload
+    def process(self, message: ReceivedMessage, session: AsyncSession) -> AsyncProcessing: ...
+
+    def process(self, message: ReceivedMessage, session: Any) -> Processing | AsyncProcessing:
+        """Process a message once, in one transaction with its effects.
+
+            with consumer.process(message, session) as first:
+                if first: session.add(...)
+
+        Leaving well commits the session and acknowledges. An exception rolls back, lets the message come again later
+        (`retry`) and goes on to you. `first` is False when the group processed the message before: what the body does
+        then is rolled back, so that even one that does not look at `first` does nothing twice.
+        The table is `broker.Processed`; make it once with `create_all`.
+        """
+        kind = AsyncProcessing if hasattr(session, "run_sync") else Processing
+        return kind(self, message, session)
+
+    def first_time(self, message: ReceivedMessage, session: Session) -> bool:
+        """Note in the session's transaction that the group processes a message; False when it did so before.
+
+        For a transaction that is committed elsewhere, by `producer.begin_transaction` for one. Acknowledge after it.
+        """
+        return self.processed.first_time(session, self.group, message)
+
+    @property
+    def processed(self) -> Processed:
+        """The table of what the group processed."""
+        if self._processed is None:
+            from broker.dedup import Processed
+
+            self._processed = Processed()
+        return self._processed
+
+    # The end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

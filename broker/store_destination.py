@@ -1,0 +1,111 @@
+"""A store on this machine as the destination of a producer's messages."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.destination import Destination, SendResult, place_of
+from broker.errors import TransactionError
+from broker.format import properties as names
+from broker.format.java import encode_message_id
+from broker.ledger_binding import KnownLedgers
+from broker.message import Message
+from broker.store.shared.topicfile import DEFAULT_QUEUES
+from broker.store.write.pending_record import LOCAL_HOST, Appended
+from broker.transaction.service import Half, HalfMessageService
+
+if TYPE_CHECKING:
+    from broker.ledger import Ledger
+    from broker.writable_store import WritableStore
+
+_TRANSACTIONAL = b"transactional\n"
+_TAKEN_TYPES = ("TRANSACTION", "MIXED")
+
+_marking = threading.Lock()  # two threads of a process would write the same temporary file
+
+
+class StoreDestination(Destination):
+    """Appends to a store, round robin over the queues of a topic."""
+
+    def __init__(self, store: WritableStore, group: str) -> None:
+        self._store, self._group = store, group
+        self._turns: dict[str, itertools.count[int]] = {}
+
+    @property
+    def prepare_waits(self) -> bool:
+        """In the mode `each` an append waits for its fsync; in the others all wait together, before COMMIT."""
+        return self._store.writer.sync == "each"
+
+    @property
+    def store_id(self) -> str:
+        return self._store.writer.store_id
+
+    @property
+    def transactions(self) -> HalfMessageService:
+        return self._store.transactions
+
+    @property
+    def _mark(self) -> str:
+        """The file that says that a group is transactional; losing it loses this check and nothing else."""
+        return os.path.join(self._store.writer.paths.own, "producers", self._group)
+
+    def open_plain(self) -> None:
+        if self._store.writer.disk.entry(self._mark) is not None:
+            text = f"the producer group {self._group} is transactional: take another one for other messages"
+            raise TransactionError(text)
+
+    def open_transactional(self, topics: frozenset[str], ledger: Ledger | None, resolver: Any) -> None:  # noqa: ARG002
+        """Check-back asks the resolver; here nothing needs to know it."""
+        if ledger is not None:
+            ledger.bind(self.store_id, KnownLedgers(self._store.path, self._store.writer.disk))
+        for topic in sorted(topics):
+            known = self._store.topic(topic)
+            if known is None:
+                self._store.create_topic(topic, message_type="TRANSACTION")
+            elif (accepts := known.attributes.get("message.type", "")) and accepts not in _TAKEN_TYPES:
+                text = f"the topic {topic} takes {accepts} messages: make it take TRANSACTION or MIXED, or use another"
+                raise TransactionError(text)
+        disk, directory = self._store.writer.disk, os.path.dirname(self._mark)
+        with _marking:
+            if disk.entry(self._mark) is None:
+                disk.create_folder(directory)
+                disk.write_file(self._mark, _TRANSACTIONAL)
+
+    def send(self, message: Message, extra_properties: Mapping[str, str], sharding_key: str | None) -> SendResult:
+        queue_id = self._queue(message.topic, sharding_key)
+        placed = self._store.append(message, queue_id=queue_id, extra_properties=extra_properties)
+        return _result(message.topic, queue_id, placed, extra_properties.get(names.UNIQ_KEY))
+
+    def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
+        queue_id = self._queue(messages[0].topic if messages else "", None)
+        placed = self._store.append_batch(messages, queue_id=queue_id)
+        return [_result(messages[0].topic, queue_id, one, None) for one in placed]
+
+    def prepare(
+        self, message: Message, extra_properties: Mapping[str, str], sharding_key: str | None, *, wait: bool
+    ) -> Half:
+        queue_id = self._queue(message.topic, sharding_key)
+        return self._store.transactions.prepare(
+            message, self._group, queue_id=queue_id, extra_properties=extra_properties, wait=wait
+        )
+
+    def _queue(self, topic: str, sharding_key: str | None) -> int:
+        """The next queue, or that of a sharding key. RocketMQ: TopicPublishInfo.selectOneMessageQueue (5.3.3)."""
+        known = self._store.topic(topic)
+        count = DEFAULT_QUEUES if known is None else max(1, known.write_queue_count)
+        if sharding_key is not None:
+            return place_of(sharding_key, count)
+        turn = self._turns.get(topic)
+        if turn is None:
+            turn = self._turns.setdefault(topic, itertools.count(random.randrange(count)))
+        return next(turn) % count
+
+
+def _result(topic: str, queue_id: int, placed: Appended, unique_key: str | None) -> SendResult:
+    message_id = encode_message_id(LOCAL_HOST, placed.commitlog_offset)
+    return SendResult(message_id, unique_key, topic, queue_id, placed.queue_offset, placed.commitlog_offset)

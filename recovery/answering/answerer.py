@@ -1,0 +1,146 @@
+"""Answerer: a member of a producer group that never sends, and answers its brokers' checks.
+
+    broker ─► CHECK_TRANSACTION_STATE ─► collected for a moment ─► the resolver ─► END_TRANSACTION
+
+Several may run for one group, on several machines: a broker checks with one of them at a time, and the ledger's primary
+key makes all answers agree. What is not known is answered with "unknown": the broker checks again, up to its own
+limit (`transactionCheckMax`).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from broker.cluster.live_cluster import LiveCluster
+from broker.message import ReceivedMessage
+from broker.transaction.service import Half, LocalTransactionState
+from recovery.checkback.protocol import Answer, Outcome, Question, Resolver
+
+_BATCH = 500
+_COLLECT_S = 0.02
+_REASONS_KEPT = 20
+_DECISIONS = {
+    Outcome.COMMITTED: LocalTransactionState.COMMIT_MESSAGE,
+    Outcome.ROLLED_BACK: LocalTransactionState.ROLLBACK_MESSAGE,
+}
+
+
+@dataclass(slots=True)
+class AnswerReport:
+    """What was answered; numbers of checks."""
+
+    group: str
+    checks: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    unknown: int = 0
+    running: int = 0  # the local transaction still runs, or its database was busy
+    down: int = 0  # nobody could be asked: `not_asked` says why
+    refused: int = 0  # the database is not certainly their ledger: `refusals` says why
+    not_asked: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    topics: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Waiting(NamedTuple):
+    question: Question
+    decision: Future[LocalTransactionState]
+
+
+class Answerer:
+    """Answers for one producer group while it is started. Use it in a `with` statement."""
+
+    def __init__(
+        self,
+        cluster: LiveCluster,
+        group: str,
+        resolver: Resolver,
+        *,
+        on_topic: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """`on_topic(topic)` hears of each topic before its first question is asked."""
+        self._cluster, self._group, self._resolver, self._on_topic = cluster, group, resolver, on_topic
+        self.report = AnswerReport(group)
+        self.last_check_s = time.monotonic()
+        self._questions: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="checkback-answer", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Join the group: from now on its brokers' checks come here, too. Raises ClusterError."""
+        self._thread.start()
+        self._cluster.half_messages.answer_for(self._group, self._submit)
+        self._cluster.join(self._group)
+
+    def stop(self) -> None:
+        """Answer what was asked, and no more. The group is left when the cluster is closed."""
+        self._questions.put(None)
+        self._thread.join()
+
+    def _submit(self, half: Half, read: Callable[[], ReceivedMessage]) -> Future[LocalTransactionState]:
+        """Put a check into the next batch."""
+        decision: Future[LocalTransactionState] = Future()
+        self._questions.put(_Waiting(Question(half, read), decision))
+        return decision
+
+    def _work(self) -> None:
+        while (first := self._questions.get()) is not None:
+            batch, is_last = self._batch(first)
+            self._answer(batch)
+            if is_last:
+                return
+
+    def _batch(self, first: _Waiting) -> tuple[list[_Waiting], bool]:
+        """What came within a moment: one proof and one SELECT serve all of it."""
+        batch, deadline_s = [first], time.monotonic() + _COLLECT_S
+        while len(batch) < _BATCH and (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                one = self._questions.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if one is None:
+                return batch, True
+            batch.append(one)
+        return batch, False
+
+    def _answer(self, batch: list[_Waiting]) -> None:
+        for one in batch:
+            self._on_topic(one.question.half.topic)
+        questions = [one.question for one in batch]
+        try:
+            answers = self._resolver.ask(questions, time.time_ns() // 1_000_000)
+        except Exception as error:  # noqa: BLE001 - a thread that dies would answer nothing any more
+            answers = [Answer(Outcome.DOWN, f"{type(error).__name__}: {error}")] * len(batch)
+        self.last_check_s = time.monotonic()
+        for one, answer in zip(batch, answers, strict=True):
+            self._count(one.question.half, answer)
+            if one.decision.set_running_or_notify_cancel():  # else the cluster is being closed
+                one.decision.set_result(_DECISIONS.get(answer.outcome, LocalTransactionState.UNKNOW))
+
+    def _count(self, half: Half, answer: Answer) -> None:
+        report, outcome = self.report, answer.outcome
+        report.checks += 1
+        report.topics[half.topic] = report.topics.get(half.topic, 0) + 1
+        name = outcome.name.lower()
+        setattr(report, name, getattr(report, name) + 1)
+        reasons = {Outcome.DOWN: report.not_asked, Outcome.REFUSED: report.refusals}.get(outcome)
+        if reasons is not None and (answer.why in reasons or len(reasons) < _REASONS_KEPT):
+            reasons[answer.why] = reasons.get(answer.why, 0) + 1

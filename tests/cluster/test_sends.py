@@ -1,0 +1,243 @@
+"""Sends to a cluster: the interface of a store, transactions with a ledger, lost ends, brokers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import broker
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand
+from tests.cluster.conftest import LAYOUT, SOON, Buy, Served
+from tests.cluster.network import NameServer
+from tests.cluster.waiting import awaited
+from tests.producer.delivered import delivered
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+
+def in_doubt(served: Served) -> int:
+    return len(served.store.transactions.in_doubt_slots())
+
+
+def test_an_order_and_its_message_commit_or_roll_back_together(
+    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine, buy: Buy
+) -> None:
+    producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
+    buy(producer, 1)
+    with Session(engine) as session:
+        transaction = producer.begin_transaction(session)
+        session.execute(text("INSERT INTO orders VALUES (2)"))
+        sent = producer.send(broker.Message("orders", b"2"), transaction)
+        transaction.rollback()
+    assert (sent.broker_name, sent.status) == ("broker-a", "SEND_OK")
+    assert (delivered(served.store), in_doubt(served)) == ([b"1"], 0)
+    with cluster.consumer("billing", "orders") as consumer:
+        message = consumer.receive(5.0)
+        assert message is not None
+        assert (message.body, consumer.ack(message)) == (b"1", True)
+
+
+def test_a_lost_end_is_checked_and_answered(
+    served: Served, ledger: broker.Ledger, buy: Buy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By what the process itself decided; and after its end, by the ledger's row, by another member of the group."""
+    lost = {int(RequestCode.END_TRANSACTION)}
+    served.proxy.request = lambda command: None if command.code in lost else command
+    with broker.connect(served.url) as first:
+        first_producer = first.producer("shop", topics=["orders"], ledger=ledger)
+        object.__setattr__(first._settings, "call_timeout_s", 0.3)
+        buy(first_producer, 1)
+        assert "check-back will commit" in caplog.text
+        assert (delivered(served.store), in_doubt(served)) == ([], 1)
+    lost.clear()
+    with broker.connect(served.url) as second:
+        second.producer("shop", topics=["orders"], ledger=ledger)
+        assert awaited(lambda: delivered(served.store) == [b"1"])
+    assert in_doubt(served) == 0
+
+
+def test_a_lost_rollback_is_answered_by_the_process_that_decided_it(
+    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine
+) -> None:
+    """Its ledger has no row, which alone would mean "unknown"."""
+    served.proxy.request = lambda command: (
+        None
+        if command.code == RequestCode.END_TRANSACTION and command.ext["fromTransactionCheck"] == "false"
+        else command
+    )
+    object.__setattr__(cluster._settings, "call_timeout_s", 0.3)
+    producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
+    with Session(engine) as session:
+        producer.send(broker.Message("orders", b"1"), session)
+        assert in_doubt(served) == 1
+        session.rollback()
+    assert awaited(lambda: in_doubt(served) == 0)
+    assert delivered(served.store) == []
+
+
+def test_a_resolver_answers(served: Served, cluster: broker.LiveCluster) -> None:
+    answers = {b"paid": "commit", b"cancelled": "rollback"}
+    producer = cluster.producer("shop", topics=["orders"], resolver=lambda message: answers.get(message.body))
+    for body in (b"paid", b"cancelled", b"else"):
+        transaction = producer.begin_transaction()
+        producer.send(broker.Message("orders", body), transaction)
+        transaction.leave()
+    assert awaited(lambda: in_doubt(served) == 1)
+    assert delivered(served.store) == [b"paid"]
+
+
+@pytest.mark.parametrize("status", ["FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"])
+def test_a_half_message_that_is_not_durable_is_rolled_back(
+    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine, buy: Buy, status: str
+) -> None:
+    """RocketMQ rolls back on every send result but SEND_OK. A plain message keeps its status, as there."""
+
+    def worse(command: RemotingCommand) -> RemotingCommand:
+        if "queueOffset" in command.ext:
+            command.code = ResponseCode[status]
+        return command
+
+    producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
+    served.proxy.answer = worse
+    with pytest.raises(broker.SyncFailed, match=status):
+        buy(producer, 1)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orders")).scalar() == 0
+    assert (delivered(served.store), in_doubt(served)) == ([], 0)
+    assert cluster.producer("plain").send(broker.Message("carts", b"x")).status == status
+
+
+def test_a_half_message_is_not_sent_twice(
+    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, buy: Buy
+) -> None:
+    """One whose answer was lost may be stored: its transaction fails, and its ledger row decides."""
+    producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
+    served.proxy.answer = lambda command: None if "queueOffset" in command.ext else command
+    object.__setattr__(cluster._settings, "send_timeout_s", 0.5)
+    with pytest.raises(broker.ClusterError, match="did not answer within"):
+        buy(producer, 1)
+    assert in_doubt(served) == 1
+    served.proxy.answer = lambda command: command
+    buy(producer, 2)
+    assert awaited(lambda: delivered(served.store) == [b"2"])
+
+
+def test_a_plain_message_is_sent_again(served: Served, cluster: broker.LiveCluster) -> None:
+    """After a connection that was lost: twice in the store, with one unique key."""
+    producer = cluster.producer("plain")
+    times = iter([True])
+
+    def once(command: RemotingCommand) -> RemotingCommand | None:
+        if "queueOffset" in command.ext and next(times, False):
+            served.proxy.cut()
+            return None
+        return command
+
+    served.proxy.answer = once
+    sent = producer.send(broker.Message("carts", b"x"))
+    assert delivered(served.store, "carts") == [b"x", b"x"]
+    assert {record.property_map["UNIQ_KEY"] for record in served.store.records()} == {sent.unique_key}
+
+
+def test_a_broker_that_fails_is_avoided(tmp_path: Path, ledger: broker.Ledger, buy: Buy) -> None:
+    with (
+        broker.open(tmp_path / "a", sync="os", layout=LAYOUT) as store_a,
+        broker.open(tmp_path / "b", sync="os", layout=LAYOUT) as store_b,
+        broker.serve(store_a, "127.0.0.1:0", broker_name="broker-a", **SOON) as server_a,
+        broker.serve(store_b, "127.0.0.1:0", broker_name="broker-b", **SOON) as server_b,
+        NameServer({"broker-a": server_a.address, "broker-b": server_b.address}) as name_server,
+        broker.connect(f"rocketmq://{name_server.address}") as cluster,
+    ):
+        producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
+        for number in range(8):
+            buy(producer, number)
+        assert [len(delivered(one)) for one in (store_a, store_b)] == [4, 4]
+        server_a.close()
+        for number in range(8, 16):
+            buy(producer, number)
+        assert len(delivered(store_b)) == 12
+        with cluster.consumer("billing", "orders") as consumer:  # what broker-b has
+            assert len({one.body for _ in range(12) if (one := consumer.receive(5.0))}) == 12
+
+
+def test_a_broker_that_comes_back_hears_of_its_producers(served: Served, cluster: broker.LiveCluster) -> None:
+    """A broker forgets who is connected when the connection ends; without a new heartbeat nobody is checked."""
+    cluster.producer("shop", topics=["orders"], resolver=lambda _: "unknown")
+    (before,) = served.server.context.clients.producers("shop")
+    served.proxy.cut()
+    assert awaited(lambda: served.server.context.clients.producers("shop") not in ([], [before]))
+
+
+def test_messages_of_a_sharding_key_are_in_order_and_batches_together(
+    served: Served, cluster: broker.LiveCluster
+) -> None:
+    producer = cluster.producer("plain")
+    sent = [producer.send(broker.Message("carts", b"%d" % one), sharding_key="k") for one in range(5)]
+    assert len({one.queue_id for one in sent}) == 1
+    batch = producer.send_batch([broker.Message("batch", b"a", tag="t"), broker.Message("batch", b"b", keys="k2")])
+    assert [one.queue_offset for one in batch] == [0, 1]
+    assert [one.unique_key for one in batch] == [
+        record.property_map["UNIQ_KEY"] for record in served.store.records() if record.topic == "batch"
+    ]
+    with pytest.raises(broker.MessageRejected, match="one topic"):
+        producer.send_batch([broker.Message("a", b"a"), broker.Message("b", b"b")])
+
+
+def test_an_async_session(served: Served, cluster: broker.LiveCluster, engine: Engine) -> None:
+    async def buy() -> None:
+        made = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
+        ledger = broker.Ledger(made)
+        await ledger.create_all_async()
+        producer = await asyncio.to_thread(cluster.producer, "shop", topics=["orders"], ledger=ledger)
+        async with AsyncSession(made) as session, session.begin():
+            await session.execute(text("INSERT INTO orders VALUES (1)"))
+            await producer.send_async(broker.Message("orders", b"1"), session)
+        async with AsyncSession(made) as session:
+            await producer.send_async(broker.Message("orders", b"2"), session)
+            await session.rollback()
+        await made.dispose()
+
+    asyncio.run(buy())
+    assert (delivered(served.store), in_doubt(served)) == ([b"1"], 0)
+
+
+def test_what_a_cluster_cannot_do_is_a_sentence(
+    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine
+) -> None:
+    with pytest.raises(broker.NotInCluster, match="retain is of a store on this machine"):
+        _ = cluster.retain
+    assert not hasattr(cluster, "retain")
+    producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
+    with Session(engine) as session, pytest.raises(broker.NotInCluster, match="drops the delay"):
+        producer.send(broker.Message("orders", b"1"), session, delay_level=3)
+    with pytest.raises(broker.TransactionError, match="is transactional"):
+        cluster.producer("shop")
+    with pytest.raises(broker.BrokerError, match="not HOST:PORT"):
+        broker.connect("rocketmq://a b:1")
+    with pytest.raises(broker.BrokerError, match="named by its name servers"):
+        broker.connect("127.0.0.1:9876")
+    served.server.close()
+    with pytest.raises(broker.ClusterError, match="takes no connection"):
+        broker.connect(served.url)
+
+
+def test_several_name_servers_and_a_topic_that_is_nowhere(served: Served) -> None:
+    """The first name server is down; a topic that no broker has and none makes is refused at the start."""
+    with (
+        NameServer({"broker-a": served.proxy.address}) as name_server,
+        broker.connect(f"rocketmq://127.0.0.1:1;{name_server.address}") as cluster,
+    ):
+        assert cluster.producer("plain").send(broker.Message("carts", b"x")).broker_name == "broker-a"
+        with pytest.raises(broker.ClusterError, match=r"has the topic nowhere: make it, cluster\.create_topic"):
+            cluster.producer("plain").send(broker.Message("nowhere", b"x"))
+
+
+def test_another_cluster_must_be_named(served: Served) -> None:
+    with pytest.raises(broker.ClusterError, match="cluster=NAME"):
+        broker.connect(served.url, cluster="other")
