@@ -45,14 +45,14 @@ class FollowedBook(BookReader):
     """The book of one copy. One thread writes; another may read through a connection of its own (`FollowedBook`)."""
 
     def __init__(
-        self, path: str, place: Callable[[int], str], differ: Callable[[int, int], str] = lambda _half, _end: ""
+        self, path: str, segment_bytes: int, place: Callable[[int], str], differ: Callable[[int, int], str]
     ) -> None:
         """`place` names the file of an offset; `differ` compares the records of a half and its end.
 
         Raises CorruptStore when the file is not a database.
         """
         super().__init__(place)
-        self._differ = differ
+        self._segment_bytes, self._differ = segment_bytes, differ
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             for line in ("journal_mode = WAL", "synchronous = NORMAL", "temp_store = MEMORY"):
@@ -104,15 +104,17 @@ class FollowedBook(BookReader):
     def _extend(self, batch: Batch) -> None:
         evidence = tuple(batch.evidence)
         last = self._db.execute('SELECT begin, "end" FROM batches ORDER BY begin DESC LIMIT 1').fetchone()
-        if last and last[1] == batch.begin and batch.end - last[0] <= _BATCH_BYTES and batch.records:
+        size = self._segment_bytes
+        is_one = last and last[1] == batch.begin and last[0] // size == (batch.end - 1) // size
+        if is_one and batch.end - last[0] <= _BATCH_BYTES:
             more = ", ".join(f"{name} = {name} + ?" for name in ("records", "bytes", *GenerationEvidence._fields))
             self._db.execute(
                 f'UPDATE batches SET "end" = ?, last_ms = max(last_ms, ?), {more} WHERE begin = ?',  # noqa: S608
                 (batch.end, batch.last_ms, batch.records, batch.bytes, *evidence, last[0]),
             )
             return
-        row = (batch.begin, batch.end, batch.records, batch.bytes, batch.last_ms, batch.first_ms, *evidence)
-        self._db.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        row = (batch.begin, batch.end, batch.records, batch.bytes, batch.last_ms, *evidence)
+        self._db.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     # Events and their transactions
 

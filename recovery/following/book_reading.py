@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS states (state INTEGER PRIMARY KEY, count INTEGER);
 CREATE TABLE IF NOT EXISTS findings (key BLOB, kind TEXT, "offset" INTEGER, finding TEXT);
 CREATE INDEX IF NOT EXISTS findings_by_key ON findings (key);
 CREATE TABLE IF NOT EXISTS batches (
-    begin INTEGER PRIMARY KEY, "end" INTEGER, records INTEGER, bytes INTEGER, last_ms INTEGER, first_ms INTEGER,
+    begin INTEGER PRIMARY KEY, "end" INTEGER, records INTEGER, bytes INTEGER, last_ms INTEGER,
     state_table INTEGER, gap INTEGER, lone INTEGER, half_op INTEGER);
 CREATE TABLE IF NOT EXISTS lost (begin INTEGER, "end" INTEGER, report TEXT);
 CREATE TEMP TABLE touched (key BLOB PRIMARY KEY) WITHOUT ROWID;
@@ -60,8 +60,7 @@ class Batch:
     end: int
     records: int
     bytes: int
-    first_ms: int  # the least and the greatest store time of its records; 0 without any
-    last_ms: int
+    last_ms: int  # the greatest store time of its records; 0 without any
     evidence: GenerationEvidence
 
 
@@ -76,7 +75,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class InDoubt:
+class UnendedTransaction:
     """A transaction without an end."""
 
     half_offset: int  # of the half message that an end must name
@@ -128,16 +127,16 @@ class BookReader:
         counts = dict(self._db.execute("SELECT state, count FROM states"))
         return {"total": sum(counts.values()), **{name: counts.get(state, 0) for state, name in STATE_NAMES.items()}}
 
-    def in_doubt(self, limit: int) -> list[InDoubt]:
+    def in_doubt(self, limit: int) -> list[UnendedTransaction]:
         """The transactions without an end, oldest first."""
         query = f"SELECT row FROM outcomes WHERE state = {int(TransactionState.PREPARED)} ORDER BY lowest LIMIT ?"  # noqa: S608
         return [self._in_doubt(np.frombuffer(row, OUTCOME)[0]) for (row,) in self._db.execute(query, (limit,))]
 
-    def _in_doubt(self, row: Any) -> InDoubt:
+    def _in_doubt(self, row: Any) -> UnendedTransaction:
         first = self._one('SELECT row FROM events WHERE "offset" = ? LIMIT 1', int(row["lowest"]))
         since_ms = int(row["store_ms"] if first is None else np.frombuffer(first, EVENT)[0]["store_ms"])
         group, topic = self.names[int(row["group"])], self.names[int(row["topic"])]
-        return InDoubt(int(row["half"]), int(row["lowest"]), since_ms, group, topic, int(row["checks"]))
+        return UnendedTransaction(int(row["half"]), int(row["lowest"]), since_ms, group, topic, int(row["checks"]))
 
     def lowest_in_doubt(self) -> int | None:
         """The CommitLog offset of the first half message without an end, or parked."""

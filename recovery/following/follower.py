@@ -157,7 +157,7 @@ class Follower:
                 if time.monotonic() - told_s >= every_s:
                     told_s = time.monotonic()
                     on_status(self.status())
-                if until_caught_up and self._receiver.is_caught_up and not has_more and self.is_verified:
+                if until_caught_up and self._receiver.is_complete and not has_more and self.is_verified:
                     break
                 if not has_more:
                     stopped.wait(ROUND_S)
@@ -166,6 +166,7 @@ class Follower:
             thread.join()
         if self._receiver.failure is not None:
             raise self._receiver.failure
+        self._retained_s = -_RETAIN_EVERY_S
         self._round()
         return self._finished()
 

@@ -28,7 +28,7 @@ class LogVerifier:
         self._directory = StoreDirectory(path, disk)
         self._commitlog, self._segment_bytes = self._directory.paths.commitlog, segment_bytes
         paths = self._directory.paths
-        self.book = FollowedBook(paths.followed_book, self.file_of, self._differ)
+        self.book = FollowedBook(paths.followed_book, segment_bytes, self.file_of, self._differ)
         self._stream = self._resumed()
         self._listing = Listing()
 
@@ -90,9 +90,7 @@ class LogVerifier:
         stored_ms = records.field("store_timestamp_ms")
         evidence = GenerationEvidence(*(b - a for a, b in zip(before, self._stream.evidence, strict=True)))
         found = [*wrong_crcs(records, self._at, self.file_of), *wrong_fields(records, kinds, self.file_of)]
-        batch = Batch(
-            first, end, len(records), int(records.sizes.sum()), int(stored_ms.min()), int(stored_ms.max()), evidence
-        )
+        batch = Batch(first, end, len(records), int(records.sizes.sum()), int(stored_ms.max()), evidence)
         self.book.add(batch, rows, ops, found)
         return end
 
@@ -104,7 +102,7 @@ class LogVerifier:
         rows, ops = self._stream.nothing()
         while start < end:
             stop = min(end, start - start % self._segment_bytes + self._segment_bytes)
-            self.book.add(Batch(start, stop, 0, 0, 0, 0, GenerationEvidence()), rows, ops, found)
+            self.book.add(Batch(start, stop, 0, 0, 0, GenerationEvidence()), rows, ops, found)
             start, found = stop, []
 
     def forget_from(self, commitlog_offset: int) -> None:

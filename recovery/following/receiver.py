@@ -13,7 +13,7 @@ from recovery.following.copied_log import CopiedLog, SegmentSizeWrong
 from recovery.following.decisions import NOT_A_SLAVE, Answer, Search, Verdict, is_silent, request_for, verdict, wider
 from recovery.following.link import MasterAway, MasterLink
 
-_WAIT_S = 0.05
+_WAIT_S, _IDLE_S = 0.05, 0.5
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 LAST_SEGMENT, FIRST_SEGMENT = "last", "first"
 
@@ -41,6 +41,7 @@ class LogReceiver:
         self._asked: int | None = None  # where to ask from next, when the last record is not enough
         self._stop = Event()
         self.is_connected = self.is_caught_up = False
+        self.is_complete = False  # a heartbeat said that the master has no more
         self.trouble = ""  # why it is not connected
         self.failure: StoreError | None = None  # what ended it
         self.heard_s = 0.0
@@ -66,7 +67,7 @@ class LogReceiver:
                 self.failure = StoreError(f"{self._log.paths.store}: {error}", path=self._log.paths.store)
                 self._stop.set()
             finally:
-                self.is_connected = self.is_caught_up = False
+                self.is_connected = self.is_caught_up = self.is_complete = False
 
     def stop(self) -> None:
         """Have `run` return."""
@@ -166,7 +167,8 @@ class LogReceiver:
                         return
             if position >= self._log.end:
                 self._asked, asked = None, None
-                self.is_caught_up |= not transfers or not transfers[-1].data  # the master had no more for a moment
+                self.is_complete = not transfers[-1].data if transfers else self.is_complete
+                self.is_caught_up |= self.is_complete or time.monotonic() - link.heard_s > _IDLE_S
             self._acknowledge(link)
             self.heard_s = link.heard_s
             transfers = link.receive(_WAIT_S)

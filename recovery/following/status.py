@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from recovery.following.book_reading import InDoubt
+from recovery.following.book_reading import UnendedTransaction
 from recovery.humanize import moment, size, span
 
 _SHOWN = 100  # transactions in doubt in a status
@@ -31,7 +31,7 @@ class FollowerStatus:
     bytes: int
     generation: str
     transactions: Mapping[str, int]
-    in_doubt: Sequence[InDoubt]  # the oldest ones
+    in_doubt: Sequence[UnendedTransaction]  # the oldest ones
     counts: Mapping[str, int]  # findings by kind
     unfinished: Mapping[str, int] = field(default_factory=dict)  # findings that a moment may settle
     lost: Sequence[Mapping[str, Any]] = ()
