@@ -196,3 +196,25 @@ class BrokerNameRequestHeader(
     """A broker by its name."""
 
     broker_name: text
+
+
+@dataclass(frozen=True)
+class RegisterBrokerRequestHeader(Header, codes=(RequestCode.REGISTER_BROKER,)):
+    """A broker that tells a name server of itself; the body has its topics."""
+
+    broker_name: text
+    broker_addr: text
+    cluster_name: text
+    ha_server_addr: text  # where its slaves connect
+    broker_id: i64  # 0 for a master
+    compressed: boolean = False
+
+
+@dataclass(frozen=True)
+class UnregisterBrokerRequestHeader(Header, codes=(RequestCode.UNREGISTER_BROKER,)):
+    """A broker that leaves a name server."""
+
+    broker_name: text
+    broker_addr: text
+    cluster_name: text
+    broker_id: i64

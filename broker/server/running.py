@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -40,11 +41,13 @@ from broker.server.dispatch import Lane, admitted, refusal
 from broker.server.group_file import GroupFile
 from broker.server.group_positions import GroupPositions
 from broker.server.metrics import MetricsPage, Sample
+from broker.server.registration import Registration
+from broker.server.replication.master import ReplicationMaster
 from broker.server.requests.ends import ProducerChecks, Resolver
 from broker.server.requests.pulls import Held, HeldPulls, look
 from broker.server.requests.relay import TIMEOUT_S, Passed
 from broker.server.settings import ServerSettings, host_and_port, store_host
-from broker.server.store_thread import StoreThread
+from broker.server.store_thread import Stored, StoreThread
 from broker.server.tls import server_context
 
 if TYPE_CHECKING:
@@ -74,12 +77,17 @@ class Server:
         self.held_bytes = 0
         self._is_ready, self._is_stopping, self._is_closed = threading.Event(), threading.Event(), False
         self._metrics: asyncio.Server | None = None
+        self._registration: Registration | None = None
+        self.replication = ReplicationMaster(store) if settings.ha else None
         where = settings.listen
         try:
             self._listener = self._loop.run_until_complete(self._listen(settings.listen))
             if settings.metrics_port is not None:
                 where = f"{_METRICS_HOST}:{settings.metrics_port}"
                 self._metrics = self._loop.run_until_complete(self._listen_for_metrics(settings.metrics_port))
+            if self.replication is not None:
+                where = settings.ha
+                self._loop.run_until_complete(self.replication.listen(settings.ha))
         except OSError as error:
             self._loop.close()
             raise BrokerError(f"cannot listen on {where}: {error.strerror or error}") from None
@@ -106,7 +114,16 @@ class Server:
     def _counted(self) -> list[Sample]:
         """What the server itself counts, for the metrics."""
         found = {"connections": len(self._connections), "held_pulls": len(self.held), "requests_working": self._working}
+        if self.replication is not None:
+            reports, end = self.replication.acknowledgements.slaves, self.context.store.visible_end
+            found |= {"slaves": len(reports), "sends_waiting_for_slave": len(self.replication.acknowledgements)}
+            found["slave_behind_bytes"] = max(0, end - max(reports.values(), default=0))
         return [(f"checkback_{name}", "gauge", {}, count) for name, count in found.items()]
+
+    @property
+    def ha_address(self) -> str:
+        """HOST:PORT where slaves connect (their haMasterAddress); empty when there is no such port."""
+        return "" if self.replication is None else self.replication.address
 
     @property
     def metrics_address(self) -> str:
@@ -145,6 +162,13 @@ class Server:
         for thread in self._threads:
             thread.start()
         self._is_ready.wait()
+        if settings.name_servers:
+            self._registration = Registration(self.context, self.ha_address)
+            try:
+                self._registration.start()
+            except BaseException:
+                self.close()
+                raise
 
     def __repr__(self) -> str:
         return f"<broker.Server {self.address} of {self.context.store.path!r}>"
@@ -164,10 +188,14 @@ class Server:
         await self._listener.start_serving()
         if self._metrics is not None:
             await self._metrics.start_serving()
+        if self.replication is not None:
+            await self.replication.start()
         self._is_ready.set()
         looked_s = time.monotonic()
         while not self._is_stopping.is_set():
             self.held.wake()
+            if self.replication is not None:
+                self.replication.wake()
             await asyncio.sleep(_POLL_S)
             now_s = time.monotonic()
             if now_s - looked_s >= _LOOK_S:
@@ -184,8 +212,12 @@ class Server:
             self._metrics.close()
         self.held.release_all()
         deadline = time.monotonic() + _STOP_S
-        while self._working and time.monotonic() < deadline:  # noqa: ASYNC110 - threads change it
+        while self._working and time.monotonic() < deadline:
+            if self.replication is not None:
+                self.replication.wake()
             await asyncio.sleep(_POLL_S)
+        if self.replication is not None:
+            await self.replication.stop()
         for connection in list(self._connections):
             connection.finish()
         while self._connections and time.monotonic() < deadline:  # noqa: ASYNC110 - asyncio changes it
@@ -221,11 +253,35 @@ class Server:
             if route.lane is Lane.LOOP:
                 self._finish(request, work())
             elif route.lane is Lane.STORE:
-                self._store_thread.submit(work, lambda result: self._finish(request, result))
+                self._store(request, work)
             else:
                 self._submit(self._group_thread if route.lane is Lane.GROUP else self._readers, work, request)
         except Exception as error:  # noqa: BLE001 - it is the answer to this request
             self._finish(request, error)
+
+    def _store(self, request: Request, work: Callable[[], Any]) -> None:
+        """Have something stored, and where sends wait for slaves, answered when one has it.
+
+        RocketMQ: CommitLog.submitReplicaRequest (4.9.7).
+        """
+        replication, stored = self.replication, list[Stored]()
+        if replication is None or not self.settings.ha_sync:
+            self._store_thread.submit(work, lambda result: self._finish(request, result))
+            return
+
+        def noted() -> Any:
+            result = work()
+            if isinstance(result, Stored) and result.waits_for_slave:
+                stored.append(result)
+            return result
+
+        def durable(result: Any) -> None:
+            if not stored or not isinstance(result, RemotingCommand):
+                self._finish(request, result)
+                return
+            replication.wait(stored[0].end, lambda code: self._finish(request, replace(result, code=int(code))))
+
+        self._store_thread.submit(noted, durable)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], Any], request: Request) -> None:
         def run() -> None:
@@ -298,6 +354,8 @@ class Server:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._registration is not None:
+            self._registration.close()
         self._is_stopping.set()
         for thread in self._threads:
             thread.join()

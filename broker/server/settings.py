@@ -38,6 +38,9 @@ class ServeOptions(TypedDict, total=False):
     connections_max: int
     idle_s: float
     metrics_port: int | None
+    ha: str
+    ha_sync: bool
+    name_servers: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,9 @@ class ServerSettings:
     connections_max: int = 1000
     idle_s: float = 120.0
     metrics_port: int | None = None  # on 127.0.0.1: /metrics for Prometheus, and /healthz
+    ha: str = ""  # HOST:PORT where RocketMQ slaves copy the log. RocketMQ: haListenPort
+    ha_sync: bool = False  # a send waits for a slave. RocketMQ: brokerRole=SYNC_MASTER
+    name_servers: Sequence[str] = ()  # HOST:PORT of others, where this broker registers itself
     delays_ms: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,8 +96,21 @@ class ServerSettings:
                 )
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise BrokerError(f"metrics_port is a port, not {self.metrics_port!r:.20}")
+        self._check_replication()
         self._check_numbers()
         object.__setattr__(self, "delays_ms", tuple(_delays_ms(self.delay_levels)))
+
+    def _check_replication(self) -> None:
+        for address in self.name_servers:
+            name, colon, port = address.rpartition(":")
+            if not (name and colon and port.isascii() and port.isdigit() and 0 < int(port) <= 65_535):
+                raise BrokerError(f"a name server is HOST:PORT, such as 192.0.2.5:9876, not {address!r:.60}")
+        if self.ha_sync and not self.ha:
+            raise BrokerError("sends can wait for a slave (--ha-sync) only where slaves may connect: give --ha PORT")
+        host = host_and_port("ha", self.ha)[0] if self.ha else ""
+        if host and not (ipaddress.ip_address(host).is_loopback or self.insecure):
+            text = f"the HA protocol has neither accounts nor TLS: who reaches {host} could copy the whole store"
+            raise BrokerError(f"{text}. Listen on 127.0.0.1 behind a tunnel, or accept that with --insecure")
 
     def _check_numbers(self) -> None:
         for what in ("check_interval_s", "transaction_timeout_s", "check_max", "connections_max", "idle_s"):

@@ -20,6 +20,7 @@ class Stored(NamedTuple):
 
     value: Any
     end: int
+    waits_for_slave: bool = True  # where sends do at all. RocketMQ: MessageExt.isWaitStoreMsgOK
 
 
 Work = Callable[[], Any]

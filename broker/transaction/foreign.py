@@ -25,9 +25,17 @@ _REASONS = {
 }
 
 
+def check_not_followed(path: str, disk: Disk) -> None:
+    """Raises StoreError for a copy that follows a master: another byte in it, and it is a copy no more."""
+    if disk.entry(Paths(path).followed) is not None:
+        text = f"{path} is a copy that follows a master (checkback follow): it can only be read (read_only=True)"
+        raise StoreError(f"{text}. For a store of its own: checkback salvage {path} NEW", path=path)
+
+
 def check_may_write(path: str, disk: Disk) -> None:
     """Raises StoreError for a store that another program wrote, NotAStore for a directory that is something else."""
     entry, paths = disk.entry(path), Paths(path)
+    check_not_followed(path, disk)
     if entry is None or (entry.is_folder and not disk.entries(path)):
         return
     if disk.entry(paths.store_json) is not None:

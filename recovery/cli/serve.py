@@ -44,6 +44,15 @@ CheckMax = Annotated[int, typer.Option(metavar="N", help="Checks of one half mes
 Metrics = Annotated[
     int | None, typer.Option("--metrics", metavar="PORT", help="Serve /metrics and /healthz on this port of 127.0.0.1.")
 ]
+Ha = Annotated[
+    str,
+    typer.Option("--ha", metavar="PORT", help="Let RocketMQ slaves copy the log: HOST:PORT, or a port here."),
+]
+HaSync = Annotated[bool, typer.Option("--ha-sync", help="Answer a send when a slave has it, like a SYNC_MASTER.")]
+Register = Annotated[
+    list[str] | None,
+    typer.Option("--register", metavar="HOST:PORT", help="Also be a broker of this name server; several may be given."),
+]
 Levels = Annotated[str, typer.Option(metavar="TEXT", help="The 18 delay levels, like RocketMQ's messageDelayLevel.")]
 
 
@@ -69,6 +78,9 @@ def serve(
     delay_levels: Levels = "",
     connections_max: Annotated[int, typer.Option("--connections", metavar="N", help="Connections at a time.")] = 1000,
     metrics_port: Metrics = None,
+    ha: Ha = "",
+    ha_sync: HaSync = False,
+    name_servers: Register = None,
     seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
 ) -> None:
     """Serve a store to RocketMQ clients in any language: a name server and a broker on one port.
@@ -84,13 +96,16 @@ def serve(
         listen, advertise=advertise, acl=acl, certificate=certificate, private_key=private_key, tls_only=tls_only,
         insecure=insecure, admin=admin, auto_create=auto_create, sql92=sql92, broker_name=broker_name, cluster=cluster,
         check_interval_s=check_interval_s, transaction_timeout_s=transaction_timeout_s, check_max=check_max,
-        connections_max=connections_max, metrics_port=metrics_port, **options,
+        connections_max=connections_max, metrics_port=metrics_port, ha=f"127.0.0.1:{ha}" if ha.isdecimal() else ha,
+        ha_sync=ha_sync, name_servers=tuple(name_servers or ()), **options,
     )  # fmt: skip
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     with broker.open(store, sync=_sync(sync), create=create) as opened, start(opened, settings) as server:
         typer.echo(f"Serving {store} on {server.address}: name server and broker. Ctrl-C stops it.")
+        if server.ha_address:
+            typer.echo(f"RocketMQ slaves copy it from {server.ha_address} (haMasterAddress).")
         stopped.wait(seconds)
 
 
@@ -105,6 +120,7 @@ def register(app: typer.Typer) -> None:
         **listing("serve"),
         epilog=examples(
             "serve shop.store",
+            "serve shop.store --ha 10912",
             "serve shop.store --listen 192.0.2.7:10911 --acl plain_acl.yml --cert server.pem --key server.key",
         ),
     )(serve)

@@ -53,6 +53,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "transactions": (ANALYSE, "Write one Parquet row for each transaction."),
     "report": (ANALYSE, "Write a verification as one HTML page."),
     "serve": (RUN, "Serve a store to RocketMQ clients in any language."),
+    "follow": (RUN, "Keep a verified copy of a live master's log."),
     "settings": (RUN, "Check the file of the stores that Airflow looks after."),
     "up": (RUN, "Start Airflow with all DAGs on this machine."),
     "demo": (RUN, "Run a flash sale whose processes are killed at random."),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from broker.errors import StoreError, StoreLocked
 from broker.store.disk.files import Disk, Entry
 from broker.store.disk.paths import Paths
+from broker.transaction.foreign import check_not_followed
 from recovery.scan.open_by import writers
 
 STILL_S = 3.0
@@ -28,6 +29,7 @@ def check_still(
     wait: Callable[[float], None] = time.sleep,
 ) -> None:
     """Raises StoreLocked when a process has the store open, StoreError when it changes or may be in use unseen."""
+    check_not_followed(path, disk)
     if not broker_is_stopped:
         text = f"{path} was written by another program, and changing it under a running broker would destroy it. {_SAY}"
         raise StoreError(text, path=path)

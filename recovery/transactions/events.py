@@ -78,6 +78,10 @@ class Names:
         codes, distinct = values.codes()
         return np.array([self.number(name) for name in distinct], np.int32)[codes] if len(codes) else codes
 
+    def encoded(self, number: int) -> bytes:
+        """The bytes of a string, by its number."""
+        return self._names[number]
+
     def __getitem__(self, number: int) -> str:
         return self._names[number].decode("utf-8", "replace")
 
@@ -210,8 +214,9 @@ def identity(rows: Rows) -> Identity:
 class Redeliveries:
     """Tells the ends of the transaction at CommitLog offset 0 from redeliveries, which say 0 as well."""
 
-    def __init__(self) -> None:
-        self._zero = np.zeros(0, EVENT)
+    def __init__(self, zero: Rows | None = None) -> None:
+        """`zero` is the event of the half message at offset 0, where it was taken before."""
+        self._zero = np.zeros(0, EVENT) if zero is None else zero
 
     def drop(self, rows: Rows) -> Rows:
         """The rows without the redeliveries among them."""

@@ -230,7 +230,7 @@ class Joins:
         fits = at >= 0
         for column in ("queue_id", "queue_offset"):
             fits &= rows[column][np.maximum(at, 0)] == rows[column][ops]
-        self._report_loose_ops(rows[ops[~fits]])
+        self.report_loose_ops(rows[ops[~fits]])
         ops, at = ops[fits], at[fits]
         halves, counts = np.unique(at, return_counts=True)
         keyed = np.zeros(len(halves), EVENT)
@@ -240,7 +240,7 @@ class Joins:
         keyed["checks"] = counts
         self._on_keyed(keyed)
 
-    def _report_loose_ops(self, ops: Rows) -> None:
+    def report_loose_ops(self, ops: Rows) -> None:
         for op in ops:
             if op["queue_offset"] >= self._least_half_queue_offset.get(int(op["queue_id"]), 1 << 62):
                 text = f"the op message names the half message {op['queue_offset']} of its queue, which is not there"

@@ -27,9 +27,36 @@ from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import partitions_for
 from recovery.scan.store_files import StoreFiles
-from recovery.transactions.events import Names, Redeliveries, Rows, extract, extract_ops
+from recovery.transactions.events import EVENT, OP, Names, Redeliveries, Rows, extract, extract_ops
 from recovery.transactions.fingerprint import fingerprints
 from recovery.transactions.outcomes import Outcomes, Transactions
+
+
+class EventStream:
+    """Takes the records of a scan in log order: what they say about transactions, and of which generation that is."""
+
+    def __init__(self, last_prepared: int | None = None, redeliveries: Redeliveries | None = None) -> None:
+        """`last_prepared` is the slot of the last prepared record before these; `redeliveries` knows the one at 0."""
+        self.names, self.evidence = Names(), GenerationEvidence()
+        self._last_prepared, self._redeliveries = last_prepared, redeliveries or Redeliveries()
+
+    @staticmethod
+    def nothing() -> tuple[Rows, Rows]:
+        """What a stretch without records says."""
+        return np.zeros(0, EVENT), np.zeros(0, OP)
+
+    def take(self, records: Records, kinds: Kinds) -> tuple[Rows, Rows]:
+        """Their events, and what their op messages name."""
+        rows = extract(records, kinds, self.names)
+        if len(rows):
+            which = np.searchsorted(records.offsets, rows["offset"])
+            rows["copy"] = fingerprints(records.take(which), rows["kind"])
+        slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
+        half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
+        more = _evidence(slots, self._last_prepared)._replace(half_op=half_op)
+        self.evidence = GenerationEvidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
+        self._last_prepared = slots[-1] if slots else self._last_prepared
+        return self._redeliveries.drop(rows), extract_ops(records, kinds)
 
 
 class TransactionTracker:
@@ -47,13 +74,25 @@ class TransactionTracker:
         self.records = 0
         self.bytes = 0
         self.last_store_ms = 0
-        self.evidence = GenerationEvidence()
         self.findings = Findings() if findings is None else findings  # what contradicts itself among the transactions
         self.partitions = partitions_for(files.commitlog_bytes)
-        self.names, self._redeliveries = Names(), Redeliveries()
-        self._last_prepared: int | None = None
+        self._stream = EventStream()
         begin, place = files.commitlog.begin, files.commitlog_file
         self._transactions = Transactions(self.partitions, begin, self.findings, place, differ)
+
+    @property
+    def names(self) -> Names:
+        """The groups and topics behind the numbers in rows."""
+        return self._stream.names
+
+    @property
+    def evidence(self) -> GenerationEvidence:
+        """What speaks for each generation; who took the records elsewhere may set it."""
+        return self._stream.evidence
+
+    @evidence.setter
+    def evidence(self, evidence: GenerationEvidence) -> None:
+        self._stream.evidence = evidence
 
     @property
     def generation(self) -> Generation:
@@ -66,19 +105,7 @@ class TransactionTracker:
         self.records += len(records)
         self.bytes += int(records.sizes.sum())
         self.last_store_ms = max(self.last_store_ms, int(records.field("store_timestamp_ms").max(initial=0)))
-        self._transactions.add(self._events(records, kinds), extract_ops(records, kinds))
-        slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
-        half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
-        more = _evidence(slots, self._last_prepared)._replace(half_op=half_op)
-        self.evidence = GenerationEvidence(*(a + b for a, b in zip(self.evidence, more, strict=True)))
-        self._last_prepared = slots[-1] if slots else self._last_prepared
-
-    def _events(self, records: Records, kinds: Kinds) -> Rows:
-        rows = extract(records, kinds, self.names)
-        if len(rows):
-            which = np.searchsorted(records.offsets, rows["offset"])
-            rows["copy"] = fingerprints(records.take(which), rows["kind"])
-        return self._redeliveries.drop(rows)
+        self._transactions.add(*self._stream.take(records, kinds))
 
     @property
     def prepared_generation(self) -> Generation:

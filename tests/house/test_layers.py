@@ -58,7 +58,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"spark"},
         {"pipeline"},  # a judgement in stages, for whichever executor runs them
         {"repair"},
-        {"rebuild", "views"},
+        {"rebuild", "views", "following"},
         {"verify"},
         {"transactions", "demo", "answering"},
         {"checkback"},
@@ -84,7 +84,7 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
     "recovery.cli.answer", "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics",
-    "recovery.cli.serve", "recovery.cli.up",
+    "recovery.cli.serve", "recovery.cli.up", "recovery.cli.follow",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.

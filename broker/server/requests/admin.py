@@ -70,10 +70,15 @@ def get_topic_config(context: ServerContext, request: Request) -> RemotingComman
 
 
 def get_all_topics(context: ServerContext, request: Request) -> RemotingCommand:
+    return request.answer(body=dumps(topics_json(context)))
+
+
+def topics_json(context: ServerContext) -> dict[str, Any]:
+    """All topics. RocketMQ: TopicConfigSerializeWrapper (5.3.3)."""
     held = context.store.topic_configs()
     named = ((name, topic_of(context, name)) for name in topic_names(context))
     table = {name: config_json(one) for name, one in named if isinstance(one, TopicConfig)}
-    return request.answer(body=dumps({"topicConfigTable": table, "dataVersion": _version(held.version)}))
+    return {"topicConfigTable": table, "dataVersion": _version(held.version)}
 
 
 def _version(version: Any) -> dict[str, int]:

@@ -71,7 +71,7 @@ def send_message(context: ServerContext, request: Request) -> Stored:
     message_id = encode_message_id(context.host, made.commitlog_offset)
     context.counters.add("TOPIC_PUT_NUMS", sent.topic)
     answer = SendMessageResponseHeader(message_id, sent.queue_id, made.queue_offset, unique_key)
-    return Stored(request.answer({**answer.encode(), **_ADDED}), made.end)
+    return Stored(request.answer({**answer.encode(), **_ADDED}), made.end, _waits(properties))
 
 
 def _half(context: ServerContext, request: Request, sent: _Incoming) -> Stored:
@@ -93,7 +93,12 @@ def _half(context: ServerContext, request: Request, sent: _Incoming) -> Stored:
     )
     context.counters.add("TOPIC_PUT_NUMS", sent.topic)
     answer = SendMessageResponseHeader(half.message_id, sent.queue_id, half.slot, half.unique_key)
-    return Stored(request.answer({**answer.encode(), **_ADDED}), half.end)
+    return Stored(request.answer({**answer.encode(), **_ADDED}), half.end, _waits(properties))
+
+
+def _waits(properties: Mapping[str, str]) -> bool:
+    """Whether a message is to be acknowledged by a slave, too, where the server asks for that."""
+    return properties.get(names.WAIT) != "false"
 
 
 def send_batch(context: ServerContext, request: Request) -> Stored:

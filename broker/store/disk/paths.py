@@ -144,6 +144,21 @@ class Paths:
         return self._join("checkback", "consumers")
 
     @property
+    def followed(self) -> str:
+        """There in a copy that follows a master: nobody else may write to it; `recovery` makes it."""
+        return self._join("checkback", "followed.json")
+
+    @property
+    def followed_book(self) -> str:
+        """What the follower of a copy knows of its transactions; `recovery` makes it."""
+        return self._join("checkback", "followed.db")
+
+    @property
+    def lost(self) -> str:
+        """What a followed master lost; `recovery` makes it."""
+        return self._join("checkback", "lost")
+
+    @property
     def reserve(self) -> str:
         return self._join("checkback", "reserve")
 

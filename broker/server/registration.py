@@ -1,0 +1,129 @@
+"""A server as a broker of other name servers: it registers there, and again every 30 seconds, and leaves when it stops.
+
+    checkback serve shop.store --advertise 192.0.2.7:10911 --register 192.0.2.5:9876
+
+RocketMQ: BrokerController.doRegisterBrokerAll, BrokerOuterAPI.registerBroker (5.3.3). A name server forgets a broker
+that it has not heard of for two minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from broker.errors import BrokerError
+from broker.remoting.admin_headers import RegisterBrokerRequestHeader, UnregisterBrokerRequestHeader
+from broker.remoting.codes import RequestCode, ResponseCode
+from broker.remoting.command import RemotingCommand, decode
+from broker.remoting.fastjson import dumps
+from broker.remoting.frames import FrameSplitter
+from broker.server.requests.admin import topics_json
+
+if TYPE_CHECKING:
+    from broker.server.context import ServerContext
+
+_EVERY_S, _TOPICS_EVERY_S = 30.0, 1.0  # RocketMQ: registerNameServerPeriod; a new topic registers sooner
+_TIMEOUT_S = 3.0
+_VERSION = 479  # 5.3.3's, by which a name server knows what the body holds
+
+log = logging.getLogger("broker.server")
+
+
+class Registration:
+    """Keeps a server registered with some name servers, in a thread of its own."""
+
+    def __init__(self, context: ServerContext, ha_address: str) -> None:
+        self._context, self._ha_address = context, ha_address
+        self._links: dict[str, _Link] = {}
+        self._failing: set[str] = set()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="checkback-serve-register", daemon=True)
+
+    def start(self) -> None:
+        """Register with all. Raises BrokerError when none can be reached: a typing error shows at once."""
+        if not self._register_all():
+            names = ", ".join(self._context.settings.name_servers)
+            raise BrokerError(f"none of the name servers answers: {names}. Start them first, or leave out --register")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave them all."""
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        settings = self._context.settings
+        header = UnregisterBrokerRequestHeader(settings.broker_name, self._context.address, settings.cluster, 0)
+        for address in settings.name_servers:
+            self._tell(address, RemotingCommand(RequestCode.UNREGISTER_BROKER, ext=header.encode()))
+        for link in self._links.values():
+            link.close()
+
+    def _keep(self) -> None:
+        registered_s, topics = time.monotonic(), self._topics()
+        while not self._is_over.wait(_TOPICS_EVERY_S):
+            now_s, current = time.monotonic(), self._topics()
+            if now_s - registered_s >= _EVERY_S or current != topics:
+                self._register_all()
+                registered_s, topics = now_s, current
+
+    def _topics(self) -> bytes:
+        try:
+            return dumps(topics_json(self._context))
+        except BrokerError as error:
+            log.warning("the topics cannot be read for the name servers: %s", error)
+            return b""
+
+    def _register_all(self) -> int:
+        """Register with each; how many took it."""
+        settings = self._context.settings
+        header = RegisterBrokerRequestHeader(
+            settings.broker_name, self._context.address, settings.cluster, self._ha_address, 0
+        )
+        body = dumps({"topicConfigSerializeWrapper": topics_json(self._context), "filterServerList": []})
+        command = RemotingCommand(RequestCode.REGISTER_BROKER, ext=header.encode(), body=body)
+        return sum(self._tell(address, command) for address in settings.name_servers)
+
+    def _tell(self, address: str, command: RemotingCommand) -> bool:
+        """Whether a name server answered with SUCCESS; only a change of that is logged."""
+        try:
+            link = self._links.get(address) or self._links.setdefault(address, _Link(address))
+            answer = link.ask(command)
+            text = "" if answer.code == ResponseCode.SUCCESS else f"it answered {answer.code}: {answer.remark}"
+        except (OSError, BrokerError) as error:
+            text = str(error) or type(error).__name__
+            if (broken := self._links.pop(address, None)) is not None:
+                broken.close()
+        if text and address not in self._failing:
+            log.warning("name server %s: %s", address, text)
+        (self._failing.add if text else self._failing.discard)(address)
+        return not text
+
+
+class _Link:
+    """A connection that stays: a name server forgets a broker when its connection closes.
+
+    RocketMQ: RouteInfoManager.onChannelDestroy (5.3.3).
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
+        self._splitter, self._opaque = FrameSplitter(), 0
+
+    def ask(self, command: RemotingCommand) -> RemotingCommand:
+        """The answer to a request. Raises OSError, ProtocolError."""
+        self._opaque += 1
+        self._socket.sendall(replace(command, opaque=self._opaque, version=_VERSION).encode())
+        deadline = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < deadline and (data := self._socket.recv(1 << 16)):
+            for answer in map(decode, self._splitter.feed(data)):
+                if answer.is_response and answer.opaque == self._opaque:
+                    return answer
+        raise ConnectionError("there was no answer")
+
+    def close(self) -> None:
+        self._socket.close()

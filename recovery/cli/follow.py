@@ -1,0 +1,119 @@
+"""The verb that keeps a verified copy of a live master: `follow`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from recovery.cli.shared import FINDINGS, AsJson, examples, listing
+from recovery.cli.terminal.output import warn
+
+Master = Annotated[str, typer.Argument(metavar="MASTER", help="HOST:PORT of the master's HA port (haListenPort).")]
+Copy = Annotated[str, typer.Argument(metavar="STORE", help="The directory of the copy; made if it is not there.")]
+Start = Annotated[
+    str,
+    typer.Option("--from", metavar="WHERE", help="A new copy begins with: last, first (segment), or an offset."),
+]
+SegmentSize = Annotated[
+    str | None,
+    typer.Option("--segment-bytes", metavar="SIZE", help="The master's mappedFileSizeCommitLog, if not 1GiB."),
+]
+Keep = Annotated[str | None, typer.Option("--keep", metavar="AGE", help="Older segments of the copy go: 72h.")]
+Acknowledge = Annotated[
+    bool, typer.Option("--acknowledge", help="Let a SYNC_MASTER count this copy as a slave that has the records.")
+]
+Metrics = Annotated[
+    int | None, typer.Option("--metrics", metavar="PORT", help="Serve /metrics and /healthz on this port of 127.0.0.1.")
+]
+
+
+def follow(
+    master: Master,
+    store: Copy,
+    start: Start = "last",
+    segment_bytes: SegmentSize = None,
+    keep: Keep = None,
+    acknowledge: Acknowledge = False,
+    metrics_port: Metrics = None,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, metavar="S", help="Seconds between status lines.")] = 10,
+    seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Stop when the copy is up to date.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a byte-identical copy of a live master's CommitLog, and verify it as it grows.
+
+    Connects as a slave that never serves. Reports what is in doubt, delivered twice, decided both ways, and what the
+    master lost at a recovery. Run again, it goes on where it was. Ctrl-C or SIGTERM stops it; exit code 1: findings.
+    With --json each status is one line of JSON.
+    """
+    from recovery.following.follower import Follower, FollowOptions
+    from recovery.following.metrics_page import MetricsServer
+    from recovery.following.status import FollowerStatus
+
+    options = FollowOptions(
+        start=_start(start), segment_bytes=_size(segment_bytes), keep_s=_age(keep), acknowledges=acknowledge
+    )
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    if seconds is not None:
+        timer = threading.Timer(seconds, stopped.set)
+        timer.daemon = True
+        timer.start()
+
+    def show(status: FollowerStatus) -> None:
+        typer.echo(json.dumps(status.as_json()) if as_json else status.line())
+
+    with Follower(master, store, options) as follower, MetricsServer(metrics_port) as metrics:
+        if metrics.address and not as_json:
+            typer.echo(f"Metrics on http://{metrics.address}/metrics")
+
+        def told(status: FollowerStatus) -> None:
+            metrics.show(status)
+            show(status)
+
+        last = follower.run(stopped, told, until_caught_up=once, every_s=every_s)
+    show(last)
+    if not as_json:
+        for finding in last.findings:
+            warn(f"{finding['kind']} at {finding['commitlog_offset']}: {finding['text']}")
+    if not last.ok:
+        raise typer.Exit(FINDINGS)
+
+
+def _start(text: str) -> str | int:
+    if text in ("last", "first"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise typer.BadParameter("last, first, or the CommitLog offset of a segment", param_hint="--from")
+
+
+def _size(text: str | None) -> int | None:
+    from recovery.humanize import parse_size
+
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--segment-bytes") from None
+
+
+def _age(text: str | None) -> float | None:
+    from recovery.jobs.setup import parse_retention
+
+    return None if text is None else parse_retention(text, None, None, None, even_unread=False).keep_s
+
+
+def register(app: typer.Typer) -> None:
+    """Give the command line its verb."""
+    app.command(
+        **listing("follow"),
+        epilog=examples(
+            "follow 192.0.2.7:10912 copy.store",
+            "follow 192.0.2.7:10912 copy.store --from first --keep 168h --metrics 9108",
+        ),
+    )(follow)

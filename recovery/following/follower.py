@@ -1,0 +1,248 @@
+"""Follow a master: a thread receives its log, another verifies what is on disk, and tells how it stands.
+
+    with Follower("127.0.0.1:10912", "copy.store") as follower:
+        follower.run(stopped, on_status=print)
+
+The store at the path is a copy from then on: no other program may write to it. It is a store for everything that only
+reads (`verify`, `trace`, `dump`, Spark).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from broker.errors import StoreError
+from broker.format.commitlog import SEGMENT_SIZE
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths, path_of_store
+from broker.store.disk.store_lock import StoreLock
+from broker.transaction.events import EventKind
+from recovery.findings import Finding
+from recovery.following.copied_log import CopiedLog, FollowedStore
+from recovery.following.link import parse_master
+from recovery.following.log_verifier import LogVerifier
+from recovery.following.receiver import LAST_SEGMENT, LogReceiver
+from recovery.following.retention import expired_below
+from recovery.following.status import FollowerStatus
+from recovery.verify.live_writes import LAG_MS
+
+ROUND_S = 0.25
+_IN_DOUBT_SHOWN, _FINDINGS_SHOWN = 100, 1000
+_RETAIN_EVERY_S = 60.0
+_UNFINISHED = frozenset({"committed-without-op"})  # op messages are written seconds after the end that they are about
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowOptions:
+    """`start` of a new copy: "last", "first", or the offset of a segment. `keep_s`: older segments of the copy go."""
+
+    start: str | int = LAST_SEGMENT
+    segment_bytes: int | None = None  # of the master's log; those of the copy, else 1 GiB
+    keep_s: float | None = None
+    acknowledges: bool = False  # counts as a slave that has what is on disk here. RocketMQ: SYNC_MASTER
+
+
+class Follower:
+    """One copy and its master. Use it in a `with` statement; `run` does the work."""
+
+    def __init__(self, master: str, path: str | os.PathLike[str], options: FollowOptions | None = None) -> None:
+        """Raises StoreError when the path holds anything but such a copy, StoreLocked when another process follows."""
+        self.options, self.master = options or FollowOptions(), master
+        address, self.path, self._disk = parse_master(master), path_of_store(path), Disk()
+        self._paths = Paths(self.path)
+        segment_bytes = self._admit()
+        self._lock = StoreLock(self._paths.lock, self._disk)
+        if not self._lock.try_exclusive():
+            raise self._lock.locked()
+        try:
+            FollowedStore(master, segment_bytes).write(self._paths, self._disk)
+            self.log = CopiedLog(self._paths, self._disk, segment_bytes)
+            self._verifier = LogVerifier(self.path, self._disk, segment_bytes)
+            self._resume()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._turn = threading.Lock()  # the log is not cut while it is verified
+        self._receiver = LogReceiver(
+            address, self.log, self, start=self.options.start, acknowledges=self.options.acknowledges
+        )
+        self._retained_s = 0.0
+
+    def _admit(self) -> int:
+        """The size of the copy's segments; directories are made. Raises StoreError."""
+        paths, disk, wanted = self._paths, self._disk, self.options.segment_bytes
+        known = FollowedStore.read(paths, disk)
+        if known is None:
+            if disk.entry(self.path) is not None and disk.entries(self.path):
+                text = f"{self.path} is not empty, and not a copy that follows a master: name another directory"
+                raise StoreError(text, path=self.path)
+            disk.create_folder(paths.own)
+        elif wanted not in (None, known.segment_bytes):
+            text = f"{self.path} has segments of {known.segment_bytes} bytes, not {wanted}: leave out --segment-bytes"
+            raise StoreError(text, path=self.path)
+        disk.create_folder(paths.commitlog)
+        return known.segment_bytes if known else wanted or SEGMENT_SIZE
+
+    def _resume(self) -> None:
+        """Go on behind the whole records that are on disk."""
+        bases, mark = self.log.bases(), self._verifier.book.marked()
+        if not bases:
+            return
+        if mark is None:
+            end, last = self._verifier.whole_records(bases[0])
+            mark = bases[0], end, last
+        self.log.resume(max(mark[0], bases[0]), mark[1], mark[2])
+
+    # The receiver's questions
+
+    def boundaries(self) -> Sequence[int]:
+        """Offsets at which records begin, ascending."""
+        return self._verifier.book.boundaries()
+
+    def cut(self, commitlog_offset: int) -> None:
+        """Set aside what the master lost, forget it, and let the copy end where the master's log did."""
+        with self._turn:
+            log, book = self.log, self._verifier.book
+            log.sync()
+            self._verifier.advance(log.begin, log.durable_end)
+            end, now_ms = log.end, time.time_ns() // 1_000_000
+            kinds = book.event_counts_from(commitlog_offset)
+            report: dict[str, Any] = {
+                "begin_offset": commitlog_offset, "end_offset": end, "bytes": end - commitlog_offset,
+                "noticed_ms": now_ms, "records": self._verifier.count_from(commitlog_offset, log.framed_end),
+                "half_messages": kinds[EventKind.PREPARED] + kinds[EventKind.HALF],
+                "commits": kinds[EventKind.COMMITTED], "rollbacks": kinds[EventKind.ROLLED_BACK],
+            }  # fmt: skip
+            name = f"{commitlog_offset:020d}-{end:020d}-{now_ms}"
+            report["kept"] = log.set_aside(commitlog_offset, name)
+            self._disk.write_file(os.path.join(self._paths.lost, f"{name}.json"), json.dumps(report, indent=1).encode())
+            book.note_lost(commitlog_offset, end, report)
+            self._verifier.forget_from(commitlog_offset)
+            log.cut(commitlog_offset, max((at for at in book.boundaries() if at < commitlog_offset), default=log.begin))
+            self._mark()
+
+    def _mark(self) -> None:
+        log = self.log
+        if log.begin >= 0:
+            last = log.last_record if log.last_record >= 0 else log.begin
+            self._verifier.book.mark(log.begin, log.durable_end, min(last, log.durable_end))
+
+    # The work
+
+    def run(
+        self,
+        stopped: threading.Event,
+        on_status: Callable[[FollowerStatus], None] = lambda _status: None,
+        *,
+        until_caught_up: bool = False,
+        every_s: float = 10.0,
+    ) -> FollowerStatus:
+        """Follow until `stopped` is set; the last status, with digest and findings. Raises StoreError.
+
+        `on_status` gets a status at the beginning and every so many seconds, in this thread.
+        """
+        thread = threading.Thread(target=self._receiver.run, name="checkback-follow-receive", daemon=True)
+        thread.start()
+        told_s = -every_s
+        try:
+            while not stopped.is_set() and self._receiver.failure is None:
+                has_more = self._round()
+                if time.monotonic() - told_s >= every_s:
+                    told_s = time.monotonic()
+                    on_status(self.status())
+                if until_caught_up and self._receiver.is_complete and not has_more and self.is_verified:
+                    break
+                if not has_more:
+                    stopped.wait(ROUND_S)
+        finally:
+            self._receiver.stop()
+            thread.join()
+        if self._receiver.failure is not None:
+            raise self._receiver.failure
+        self._retained_s = -_RETAIN_EVERY_S
+        self._round()
+        return self._finished()
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether everything that was received is verified."""
+        return self.log.end >= 0 and (self._verifier.book.position or self.log.begin) >= self.log.framed_end
+
+    def _round(self) -> bool:
+        """Flush, verify, remove what expired; whether there was anything to verify."""
+        with self._turn:
+            log = self.log
+            if log.begin < 0:
+                return False
+            durable_end = log.sync()
+            self._mark()
+            has_more = self._verifier.advance(log.begin, durable_end)
+            if self.options.keep_s is not None and time.monotonic() - self._retained_s >= _RETAIN_EVERY_S:
+                self._retained_s = time.monotonic()
+                self._retain(self.options.keep_s)
+            return has_more
+
+    def _retain(self, keep_s: float) -> None:
+        book, log = self._verifier.book, self.log
+        below = expired_below(
+            book.batches_below(log.last_record - log.last_record % log.segment_bytes), log.segment_bytes,
+            older_than_ms=time.time_ns() // 1_000_000 - int(keep_s * 1000), lowest_in_doubt=book.lowest_in_doubt(),
+        )  # fmt: skip
+        if below is not None and below > log.begin:
+            book.mark(below, log.durable_end, log.last_record)
+            self._verifier.forget_below(below)
+            log.remove_below(below)
+
+    # How it stands
+
+    def status(self) -> FollowerStatus:
+        """How it stands now; findings that a living master will settle in a moment are apart."""
+        book, receiver, log = self._verifier.book, self._receiver, self.log
+        totals, now_ms = book.totals(), time.time_ns() // 1_000_000
+        counts, unfinished = book.finding_counts(), {}
+        for kind in _UNFINISHED & counts.keys() if receiver.is_connected else ():
+            recent = sum(self._is_recent(one, totals.last_ms) for one in book.findings_of(kind, _FINDINGS_SHOWN))
+            unfinished[kind], counts[kind] = recent, counts[kind] - recent
+        position = book.position
+        return FollowerStatus(
+            master=self.master, path=self.path, is_connected=receiver.is_connected,
+            is_caught_up=receiver.is_caught_up, trouble=receiver.trouble, begin_offset=log.begin, end_offset=log.end,
+            verified_offset=log.begin if position is None else position, now_ms=now_ms, last_store_ms=totals.last_ms,
+            records=totals.records, bytes=totals.bytes, generation=book.generation().label,
+            transactions=book.states(), in_doubt=book.in_doubt(_IN_DOUBT_SHOWN),
+            counts={kind: count for kind, count in counts.items() if count},
+            unfinished={kind: count for kind, count in unfinished.items() if count}, lost=book.lost(),
+        )  # fmt: skip
+
+    def _is_recent(self, finding: Finding, last_ms: int) -> bool:
+        stored_ms = self._verifier.stored_ms(int(finding.facts.get("delivered_offset", finding.commitlog_offset)))
+        return stored_ms is None or stored_ms > last_ms - LAG_MS
+
+    def _finished(self) -> FollowerStatus:
+        """The last status. What came of a record that is not whole yet is cut: it comes again."""
+        book = self._verifier.book
+        if self.log.end > self.log.framed_end and self.log.damage_at is None:
+            self.log.cut(self.log.framed_end, self.log.last_record)
+        findings = [one.as_json() for one in book.findings(_FINDINGS_SHOWN)]
+        return replace(self.status(), digest=book.digest(), findings=findings)
+
+    def close(self) -> None:
+        """Flush, and release the copy."""
+        self.log.close()
+        self._verifier.close()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

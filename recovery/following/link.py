@@ -1,0 +1,85 @@
+"""One connection to a master: reports up, transfers down. Every wait ends."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from types import TracebackType
+from typing import Self
+
+from broker.errors import BrokerError
+from broker.remoting.replication import HEARTBEAT_S, SILENCE_S, OffsetReport, Transfer, TransferSplitter
+
+CONNECT_S = 5.0
+_RECEIVE_BYTES = 1 << 18
+
+
+class MasterAway(BrokerError):
+    """The master does not answer, or closed the connection: connect again."""
+
+
+def parse_master(text: str) -> tuple[str, int]:
+    """HOST:PORT of a master's HA port. Raises BrokerError."""
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) <= 65_535):
+        example = "such as 192.0.2.7:10912"
+        raise BrokerError(f"a master is HOST:PORT of its HA port (haListenPort), {example}, not {text!r:.60}")
+    return host, int(port)
+
+
+class MasterLink:
+    """Connected as a slave. Nothing is reported before `ask`: the first report says where the log is wanted from."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        """Raises MasterAway."""
+        self._name = f"{address[0]}:{address[1]}"
+        self._splitter = TransferSplitter()
+        try:
+            self._socket = socket.create_connection(address, timeout=CONNECT_S)
+        except OSError as error:
+            raise MasterAway(f"{self._name} cannot be reached: {error.strerror or error}") from None
+        self.heard_s = self._reported_s = time.monotonic()
+        self._has_heard = False
+
+    def ask(self, commitlog_offset: int) -> None:
+        """Want the log from an offset on; 0 means from the master's last segment on. Raises MasterAway."""
+        self._report(commitlog_offset)
+
+    def acknowledge(self, commitlog_offset: int, *, now: bool = False) -> None:
+        """Report an offset: now, or when a sign of life is due. Raises MasterAway.
+
+        A master that reads two reports at once takes the second for what is wanted: so nothing before it answered.
+        """
+        if self._has_heard and (now or time.monotonic() - self._reported_s >= HEARTBEAT_S):
+            self._report(commitlog_offset)
+
+    def _report(self, commitlog_offset: int) -> None:
+        try:
+            self._socket.sendall(OffsetReport(commitlog_offset).pack())
+        except OSError as error:
+            raise MasterAway(f"{self._name} closed the connection: {error.strerror or error}") from None
+        self._reported_s = time.monotonic()
+
+    def receive(self, timeout_s: float) -> list[Transfer]:
+        """What came within some time. Raises MasterAway after a long silence, ProtocolError."""
+        try:
+            if not select.select([self._socket], [], [], timeout_s)[0]:
+                if time.monotonic() - self.heard_s > SILENCE_S:
+                    raise MasterAway(f"{self._name} has been silent for {SILENCE_S:.0f} s")
+                return []
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except OSError as error:
+            raise MasterAway(f"{self._name} closed the connection: {error.strerror or error}") from None
+        if not data:
+            raise MasterAway(f"{self._name} closed the connection")
+        self.heard_s, self._has_heard = time.monotonic(), True
+        return self._splitter.feed(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()

@@ -1,0 +1,104 @@
+"""Masters for followers: a served store of ours, and one that says what a test tells it to."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import broker
+from broker.remoting.replication import OffsetReport, TransferHeader
+from recovery.following.follower import Follower, FollowOptions
+from recovery.following.status import FollowerStatus
+
+SEGMENT = 1 << 20
+LAYOUT = broker.StoreLayout(segment_bytes=SEGMENT)
+
+
+@contextmanager
+def served(path: Path, transactions: str = "state-table") -> Iterator[tuple[broker.LiveStore, str]]:
+    """A store of ours with an HA port, and where that is."""
+    with (
+        broker.open(path, sync="os", layout=LAYOUT, transactions=transactions) as store,
+        broker.serve(store, "127.0.0.1:0", ha="127.0.0.1:0") as server,
+    ):
+        yield store, server.ha_address
+
+
+def traffic(store: broker.LiveStore, count: int, size: int = 900) -> None:
+    """Plain messages, and transactions of which a third each is committed, rolled back, and left in doubt."""
+    for number in range(count):
+        half = store.transactions.prepare(broker.Message("orders", bytes(size), keys=[f"k{number}"]), "shop")
+        if number % 3 == 0:
+            store.transactions.commit(half)
+        elif number % 3 == 1:
+            store.transactions.rollback(half)
+        store.append(broker.Message("orders", bytes(size // 2)))
+
+
+def follow_once(master: str, path: Path, **options: object) -> FollowerStatus:
+    """Copy until it is up to date."""
+    with Follower(master, path, FollowOptions(**options)) as follower:  # type: ignore[arg-type]
+        stopped = threading.Event()
+        bound = threading.Timer(60, stopped.set)
+        bound.start()
+        try:
+            status = follower.run(stopped, until_caught_up=True)
+        finally:
+            bound.cancel()
+    assert not stopped.is_set(), status.line()
+    return status
+
+
+def log_bytes(path: Path) -> bytes:
+    """The segments of a store, one after another; one that was only made for later is left out."""
+    segments = [file.read_bytes() for file in sorted((path / "commitlog").iterdir())]
+    return b"".join(segment for segment in segments if any(segment[:8]))
+
+
+class ScriptedMaster:
+    """Sends a log from memory as RocketMQ does: at once, and then heartbeats, which come every 20 ms here."""
+
+    def __init__(self, log: bytes, *, begin: int = 0, segment_bytes: int = SEGMENT) -> None:
+        """`log` are the bytes from CommitLog offset `begin` on; they may be exchanged at any time."""
+        self.log, self.begin, self.segment_bytes = log, begin, segment_bytes
+        self.asked: list[int] = []
+        self.reports: list[int] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=(self._listener.accept()[0],), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            at = asked = OffsetReport.unpack_from(connection.recv(8)).commitlog_offset
+            self.asked.append(asked)
+            connection.settimeout(0.02)
+            if asked == 0:
+                end = self.begin + len(self.log)
+                at = max(self.begin, end - end % self.segment_bytes)
+            while True:
+                data = self.log[at - self.begin : at - self.begin + 32768] if at >= self.begin else b""
+                connection.sendall(TransferHeader(at, len(data)).pack() + data)
+                at += len(data)
+                if data:
+                    continue
+                with suppress(TimeoutError):
+                    if not (report := connection.recv(8)):
+                        return
+                    self.reports.append(OffsetReport.unpack_from(report).commitlog_offset)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def record_starts(path: Path) -> Sequence[int]:
+    """Where the records of a store begin."""
+    with broker.open(path, read_only=True) as store:
+        return [record.commitlog_offset for record in store.records()]

@@ -1,0 +1,73 @@
+"""What to ask a master for, and what may go: pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from recovery.following.decisions import Answer, Search, Verdict, is_silent, request_for, verdict, wider
+from recovery.following.retention import expired_below
+
+
+@pytest.mark.parametrize(
+    ("same_up_to", "is_begin", "expected"),
+    [
+        (200, False, Verdict.SAME),
+        (199, False, Verdict.CUT),
+        (120, True, Verdict.CUT),
+        (119, False, Verdict.WIDER),
+        (100, False, Verdict.WIDER),
+        (100, True, Verdict.FOREIGN),
+    ],
+)
+def test_a_difference_counts_behind_a_record_that_is_the_same(
+    same_up_to: int, is_begin: bool, expected: Verdict
+) -> None:
+    assert verdict(Answer(100, 120, 200, same_up_to, differs=True), is_begin=is_begin) is expected
+
+
+def test_each_step_back_is_twice_as_long() -> None:
+    boundaries = list(range(0, 1000, 10))
+    asked, steps = 990, []
+    while asked:
+        before, asked = asked, wider(asked, boundaries)
+        steps.append(before - asked)
+    assert steps == [10, 20, 40, 80, 160, 320, 360]
+    assert wider(0, boundaries) == 0
+
+
+def test_zero_cannot_be_asked_for() -> None:
+    assert [request_for(at) for at in (0, 1, 4096)] == [1, 1, 4096]
+
+
+def test_one_heartbeat_proves_nothing() -> None:
+    assert not is_silent(1, 60.0)
+    assert not is_silent(2, 0.5)
+    assert is_silent(2, 5.0)
+
+
+@pytest.mark.parametrize("first", range(9))
+def test_the_search_finds_the_first_segment(first: int) -> None:
+    search, tries = Search(0, 8), 0
+    while (candidate := search.candidate) is not None:
+        search, tries = search.tried(candidate, is_there=candidate >= first), tries + 1
+    assert search.high == first
+    assert tries <= 4
+
+
+@pytest.mark.parametrize(
+    ("older_than_ms", "lowest_in_doubt", "expected"),
+    [
+        (0, None, None),
+        (15, None, 100),
+        (25, None, 200),
+        (99, None, 300),
+        (99, 250, 200),
+        (99, 20, None),
+        (99, 450, 300),
+    ],
+)
+def test_segments_go_oldest_first(older_than_ms: int, lowest_in_doubt: int | None, expected: int | None) -> None:
+    """Segments of 100 bytes; the second was verified in two stretches; the last is not complete."""
+    batches = [(0, 100, 10), (100, 150, 20), (150, 200, 12), (200, 300, 30), (300, 350, 40)]
+    found = expired_below(batches, 100, older_than_ms=older_than_ms, lowest_in_doubt=lowest_in_doubt)
+    assert found == expected

@@ -1,0 +1,288 @@
+"""A copy that follows a master: the same bytes, the same judgement, and what becomes of both after failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker
+from broker.errors import BrokerError, CorruptStore, StoreError, StoreLocked
+from broker.server.replication import master as our_master
+from broker.store.recover.load import plan
+from recovery.following import decisions
+from recovery.following.copied_log import SegmentSizeWrong
+from recovery.following.decisions import NOT_A_SLAVE
+from recovery.following.follower import Follower, FollowOptions
+from recovery.following.metrics_page import MetricsServer
+from recovery.repair import crash
+from recovery.verify.verifier import verify
+from tests.following.masters import (
+    SEGMENT,
+    ScriptedMaster,
+    follow_once,
+    log_bytes,
+    record_starts,
+    served,
+    traffic,
+)
+
+OF_LOG = ("transactions", "digest", "records", "bytes", "generation", "begin_offset", "end_offset")
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripted masters send heartbeats every 20 ms, so silence is short; and so does ours here."""
+    monkeypatch.setattr(decisions, "SILENT_S", 0.05)
+    monkeypatch.setattr(our_master, "HEARTBEAT_S", 0.1)
+
+
+def verified(path: Path) -> dict[str, Any]:
+    """What an offline verification says of the log."""
+    report = verify(path).as_json()
+    return {name: report[name] for name in OF_LOG} | {"counts": report["counts"]}
+
+
+@pytest.mark.parametrize("engine", ["state-table", "half-op"])
+def test_it_has_every_byte_and_says_what_a_verification_says(tmp_path: Path, engine: str) -> None:
+    """Over five segments and three runs, with decisions about what an earlier run saw."""
+    with served(tmp_path / "master", engine) as (store, address):
+        for run in range(3):
+            traffic(store, 500)
+            if run:
+                for half in list(store.transactions.in_doubt())[:60]:
+                    store.transactions.commit(half)
+            status = follow_once(address, tmp_path / "copy", start="first", segment_bytes=SEGMENT if not run else None)
+            oldest = next(iter(store.transactions.in_doubt()))
+            assert [status.in_doubt[0].half_offset, status.in_doubt[0].group] == [oldest.commitlog_offset, "shop"]
+            assert status.in_doubt[0].since_ms == oldest.store_timestamp_ms
+    log = log_bytes(tmp_path / "master")
+    assert log_bytes(tmp_path / "copy") == log
+    assert len(log) >= 3 * SEGMENT
+    offline = verified(tmp_path / "master")
+    assert {name: status.as_json()[name] for name in (*OF_LOG, "counts")} == offline
+    assert verified(tmp_path / "copy") == offline
+    assert offline["transactions"]["in_doubt"] > 100
+
+
+def test_a_new_copy_begins_with_the_last_segment(tmp_path: Path) -> None:
+    with served(tmp_path / "master") as (store, address):
+        traffic(store, 700)
+        status = follow_once(address, tmp_path / "copy", segment_bytes=SEGMENT)
+        assert status.begin_offset == store.end_offset - store.end_offset % SEGMENT > 0
+        assert status.end_offset == store.end_offset
+        assert status.ok  # ends of half messages before the beginning are not findings
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_the_first_segment_that_the_master_has_is_found(tmp_path: Path, first: int) -> None:
+    """0 cannot be asked for, so 1 is; and the first byte of a record is always 0."""
+    with served(tmp_path / "master") as (store, _):
+        traffic(store, 2000)
+    log = log_bytes(tmp_path / "master")[: store_end(tmp_path / "master")]
+    master = ScriptedMaster(log[first * SEGMENT :], begin=first * SEGMENT)
+    status = follow_once(master.address, tmp_path / "copy", start="first", segment_bytes=SEGMENT)
+    assert (status.begin_offset, status.end_offset) == (first * SEGMENT, len(log))
+    assert log_bytes(tmp_path / "copy")[: len(log) - first * SEGMENT] == log[first * SEGMENT :]
+
+
+def store_end(path: Path) -> int:
+    with broker.open(path, read_only=True) as store:
+        return store.end_offset
+
+
+def test_a_killed_follower_goes_on_behind_what_is_on_disk(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with served(tmp_path / "master") as (store, address):
+        words = [sys.executable, "-m", "recovery.cli", "follow", address, str(copy), "--from", "first",
+                 "--segment-bytes", str(SEGMENT), "--every", "0.1"]  # fmt: skip
+        for _ in range(3):
+            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                process.stdout.readline()
+                traffic(store, 150)
+                process.stdout.readline()
+                process.kill()
+        status = follow_once(address, copy)
+    assert log_bytes(copy) == log_bytes(tmp_path / "master")
+    assert {name: status.as_json()[name] for name in OF_LOG} == {
+        name: value for name, value in verified(tmp_path / "master").items() if name != "counts"
+    }
+
+
+def test_without_its_book_a_copy_is_verified_again(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with served(tmp_path / "master") as (store, address):
+        traffic(store, 200)
+        before = follow_once(address, copy, start="first", segment_bytes=SEGMENT)
+        for name in os.listdir(copy / "checkback"):
+            if name.startswith("followed.db"):
+                os.remove(copy / "checkback" / name)
+        after = follow_once(address, copy)
+    assert (after.digest, after.records, after.end_offset) == (before.digest, before.records, before.end_offset)
+
+
+@pytest.mark.parametrize("back", [1, 40, 700])
+@pytest.mark.parametrize("went_on", [False, True])
+def test_what_the_master_lost_is_kept_aside_and_named(tmp_path: Path, back: int, went_on: bool) -> None:
+    """A master comes back without its last records, and may have written others by the time it is seen."""
+    with served(tmp_path / "master") as (store, _):
+        traffic(store, 600)
+    end, starts = store_end(tmp_path / "master"), record_starts(tmp_path / "master")
+    log = log_bytes(tmp_path / "master")[:end]
+    master, copy = ScriptedMaster(log), tmp_path / "copy"
+    follow_once(master.address, copy, start="first", segment_bytes=SEGMENT)
+
+    with served(tmp_path / "other") as (store, _):  # the same records up to somewhere, in other segments' bytes
+        traffic(store, 1500)
+    cut = starts[-back]
+    master.log = log[:cut] + (other_records(tmp_path / "other", cut, end + 50_000) if went_on else b"")
+    status = follow_once(master.address, copy)
+    assert status.end_offset == len(master.log)
+    assert log_bytes(copy)[: len(master.log)] == master.log
+    (lost,) = status.lost
+    assert not status.ok
+    assert (lost["begin_offset"], lost["end_offset"]) == (cut, end)
+    assert lost["records"] == back
+    assert Path(lost["kept"]).read_bytes() == log[cut:]
+    report = verify(copy)
+    assert (status.digest, status.records) == (report.digest, report.records)
+    assert not report.findings.counts
+
+
+def other_records(path: Path, at: int, end: int) -> bytes:
+    """Records that a master may have written from an offset on: those of another store, moved there."""
+    from dataclasses import replace
+
+    from broker.format.commitlog import BLANK_SIZE, encode, encode_blank
+
+    made = bytearray()
+    with broker.open(path, read_only=True) as store:
+        for record in store.records():
+            if record.transaction_type:
+                continue
+            place = at + len(made)
+            raw = encode(replace(record, commitlog_offset=place), record_crc=True)
+            room = SEGMENT - place % SEGMENT
+            if len(raw) + BLANK_SIZE > room:
+                made += encode_blank(room).ljust(room, b"\0")
+                place = at + len(made)
+                raw = encode(replace(record, commitlog_offset=place), record_crc=True)
+            if place + len(raw) > end:
+                break
+            made += raw
+    assert at + len(made) > end - 2000
+    return bytes(made)
+
+
+def test_another_master_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    for name in ("master", "other"):
+        with served(tmp_path / name) as (store, _):
+            traffic(store, 100)
+    copy = tmp_path / "copy"
+    first, second = (
+        ScriptedMaster(log_bytes(tmp_path / name)[: store_end(tmp_path / name)]) for name in ("master", "other")
+    )
+    follow_once(first.address, copy, start="first", segment_bytes=SEGMENT)
+    before = log_bytes(copy)
+    with pytest.raises(CorruptStore, match="it is another broker"):
+        follow_once(second.address, copy)
+    first.log = b""
+    with pytest.raises(CorruptStore, match="it is another broker"):
+        follow_once(first.address, copy)
+    assert log_bytes(copy) == before
+    assert not (copy / "checkback" / "lost").exists()
+
+
+def test_a_copy_that_was_away_for_too_long_is_not_continued(tmp_path: Path) -> None:
+    with served(tmp_path / "master") as (store, _):
+        traffic(store, 2000)
+    log = log_bytes(tmp_path / "master")[: store_end(tmp_path / "master")]
+    master, copy = ScriptedMaster(log[: SEGMENT // 2]), tmp_path / "copy"
+    follow_once(master.address, copy, start="first", segment_bytes=SEGMENT)
+    later = ScriptedMaster(log[2 * SEGMENT :], begin=2 * SEGMENT)
+    with pytest.raises(StoreError, match="not followed for too long"):
+        follow_once(later.address, copy)
+
+
+@pytest.mark.parametrize("size", [SEGMENT // 2, 2 * SEGMENT])
+def test_segments_of_another_size_are_refused(tmp_path: Path, size: int) -> None:
+    with served(tmp_path / "master") as (store, address):
+        traffic(store, 1200)
+        with pytest.raises(SegmentSizeWrong, match="--segment-bytes"):
+            follow_once(address, tmp_path / "copy", start="first", segment_bytes=size)
+
+
+def test_nobody_else_writes_to_a_copy(tmp_path: Path) -> None:
+    with served(tmp_path / "master") as (store, address):
+        traffic(store, 10)
+        copy = tmp_path / "copy"
+        follow_once(address, copy, start="first", segment_bytes=SEGMENT)
+        with pytest.raises(BrokerError, match="a copy that follows a master"):
+            broker.open(copy)
+        with pytest.raises(BrokerError, match="a copy that follows a master"):
+            crash.apply(plan(crash.survey(copy)), broker_is_stopped=True)
+        with Follower(address, copy), pytest.raises(StoreLocked):
+            Follower(address, copy)
+        with pytest.raises(StoreError, match="not a copy that follows"):
+            Follower(address, tmp_path / "master")
+    with broker.open(copy, read_only=True) as read:
+        assert sum(1 for _ in read.records()) == sum(1 for _ in record_starts(tmp_path / "master"))
+
+
+@pytest.mark.parametrize("acknowledges", [False, True])
+def test_a_master_counts_it_as_a_slave_only_when_told_to(tmp_path: Path, acknowledges: bool) -> None:
+    """A SYNC_MASTER does not take a copy for a slave that would serve: its reports are of no use to it."""
+    with served(tmp_path / "master") as (store, _):
+        traffic(store, 100)
+    log = log_bytes(tmp_path / "master")[: store_end(tmp_path / "master")]
+    master = ScriptedMaster(log)
+    options = FollowOptions(segment_bytes=SEGMENT, acknowledges=acknowledges)
+    with Follower(master.address, tmp_path / "copy", options) as follower:
+        stopped = threading.Event()
+        threading.Timer(6.5 if not acknowledges else 2.0, stopped.set).start()
+        follower.run(stopped)
+    assert set(master.reports) <= {NOT_A_SLAVE} if not acknowledges else master.reports[-1] == len(log)
+    assert master.reports
+
+
+def test_old_segments_go_but_none_with_a_transaction_in_doubt(tmp_path: Path) -> None:
+    with served(tmp_path / "master") as (store, address):
+        traffic(store, 900)
+        copy = tmp_path / "copy"
+        status = follow_once(address, copy, start="first", segment_bytes=SEGMENT, keep_s=0.0)
+        assert status.begin_offset == 0
+        for half in list(store.transactions.in_doubt())[:280]:
+            store.transactions.rollback(half)
+        store.append(broker.Message("orders", b"x"))
+        status = follow_once(address, copy, keep_s=0.0)
+        oldest = next(iter(store.transactions.in_doubt())).commitlog_offset
+        assert status.begin_offset == oldest - oldest % SEGMENT > 0
+    report = verify(copy)
+    assert (report.begin_offset, report.digest) == (status.begin_offset, status.digest)
+    assert report.ok
+
+
+def test_the_command_line_and_its_page(tmp_path: Path) -> None:
+    with served(tmp_path / "master") as (store, address):
+        traffic(store, 30)
+        words = [sys.executable, "-m", "recovery.cli", "follow", address, str(tmp_path / "copy"), "--from", "first",
+                 "--segment-bytes", "1MiB", "--once", "--json"]  # fmt: skip
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        status = json.loads(done.stdout.splitlines()[-1])
+        assert status["transactions"]["in_doubt"] == 10
+        done = subprocess.run([*words[:-2], "--from", "soon"], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2
+        with Follower(address, tmp_path / "copy") as follower, MetricsServer(0) as page:
+            page.show(follower.status())
+            with urllib.request.urlopen(f"http://{page.address}/metrics", timeout=10) as answer:
+                text = answer.read().decode()
+            assert 'state="in_doubt"} 10' in text
