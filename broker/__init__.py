@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Unpack
 
+    from broker.app.application import App
+    from broker.app.bodies import BodyCodec
+    from broker.app.retry import Retry
     from broker.consumer import Consumer
     from broker.dedup import Processed
     from broker.ledger import Ledger
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyEnded",
+    "App",
+    "BodyCodec",
     "BrokerError",
     "CheckListener",
     "Consumer",
@@ -81,6 +86,7 @@ __all__ = [
     "ReceivedMessage",
     "Retention",
     "RetentionReport",
+    "Retry",
     "SendResult",
     "Server",
     "Store",
@@ -98,6 +104,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "App": "broker.app.application",
+    "BodyCodec": "broker.app.bodies",
     "CheckListener": "broker.transaction.service",
     "Consumer": "broker.consumer",
     "Ended": "broker.transaction.service",
@@ -112,6 +120,7 @@ _HOMES = {
     "ReceivedMessage": "broker.message",
     "Retention": "broker.store.maintain.retention",
     "RetentionReport": "broker.retainer",
+    "Retry": "broker.app.retry",
     "SendResult": "broker.producer",
     "Server": "broker.server.running",
     "Store": "broker.store.read.store",

@@ -102,6 +102,7 @@ OUTSIDE = {
         "broker.ledger_identity": "which database it is",
         "broker.tables": "makes the tables of those two",
         "broker.dedup": "a row in the consumer's database",
+        "broker.app": "sessions of handlers and of transaction blocks",
         "broker.consuming.processing": "commits it",
         "recovery.demo": "an application, with a database",
         "recovery.checkback.ledger_resolver": "asks the ledger",
