@@ -213,6 +213,11 @@ class App:
         return found
 
     @property
+    def sends(self) -> bool:
+        """Whether it declares topics, which its transactions may send to."""
+        return bool(self._topics)
+
+    @property
     def metadata(self) -> list[MetaData]:
         """The tables in the application's database, for Alembic's `target_metadata`. Empty without an engine."""
         return [] if self._ledger is None else [self._ledger.metadata, self.processed.metadata, self.sent_keys.metadata]
@@ -331,11 +336,11 @@ class App:
 
     # Work
 
-    def workers(self) -> Workers:
-        """The handlers' threads in this process; `checkback work` runs them in production."""
+    def workers(self, groups: Sequence[HandlerGroup] | None = None) -> Workers:
+        """The handlers' threads in this process, of all groups or of some; `checkback work` runs them in production."""
         from broker.app.worker import Workers
 
-        return Workers(self)
+        return Workers(self, groups)
 
     def entered(self, session: Any) -> contextlib.AbstractContextManager[None]:
         """Within the block, `send` joins the session's transaction; the block neither commits nor rolls back."""

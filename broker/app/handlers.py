@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from broker.app.bodies import decoder
@@ -178,6 +178,16 @@ def groups_of(handlers: Iterable[Handler]) -> list[HandlerGroup]:
     for one in handlers:
         found.setdefault(one.group, []).append(one)
     return [HandlerGroup(group, tuple(members)) for group, members in found.items()]
+
+
+def replayed(group: HandlerGroup, as_group: str, start: Any) -> HandlerGroup:
+    """The handlers of a group under another group's name, which begins at a time and keeps positions of its own.
+
+    Raises BrokerError, MessageRejected.
+    """
+    if as_group == group.group:
+        raise BrokerError(f"a replay needs a group of its own, and {as_group} is the group that it repeats")
+    return HandlerGroup(as_group, tuple([replace(one, group=as_group, start=start) for one in group.handlers]))
 
 
 def _overlap(one: Selection, other: Selection) -> bool:

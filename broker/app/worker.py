@@ -11,13 +11,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from broker.app.delivery import DelayedDelivery
 from broker.app.execution import Execution
 from broker.app.handlers import HandlerGroup
 from broker.errors import BrokerError, StoreError, StoreFull
+from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
     from broker.app.host import HandlerHost
@@ -80,9 +82,9 @@ class GroupWorker:
             max_retries=group.max_retries, processed=app.processed,
         )  # fmt: skip
         self._execution = Execution(app, group, self.consumer, loop, self._stopping)
-        self._turn = threading.Lock()
+        self._turn, self._counting = threading.Lock(), threading.Lock()
         self.failure: BaseException | None = None
-        self.handled = 0
+        self.handled = self.running = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"checkback-{group.group}-{number}", daemon=True)
             for number in range(first.concurrency)
@@ -96,8 +98,7 @@ class GroupWorker:
                 with self._turn:
                     message = None if self._stopping.is_set() else self.consumer.receive(_RECEIVE_S)
                 if message is not None:
-                    self._execution.run(message)
-                    self.handled += 1
+                    self._run(message)
             except StoreFull as error:
                 _log.error("%s: what is in hand is settled when there is room", error)
                 self._stopping.wait(_FULL_S)
@@ -105,6 +106,16 @@ class GroupWorker:
                 self.failure = error
                 self._stopping.set()
                 return
+
+    def _run(self, message: ReceivedMessage) -> None:
+        with self._counting:
+            self.running += 1
+        try:
+            self._execution.run(message)
+        finally:
+            with self._counting:
+                self.running -= 1
+                self.handled += 1
 
     def stop(self) -> None:
         """Receive nothing more."""
@@ -120,16 +131,21 @@ class GroupWorker:
 class Workers:
     """All groups of an application in this process. `with app.workers(): ...`, or `start` and `stop`."""
 
-    def __init__(self, app: HandlerHost) -> None:
+    def __init__(self, app: HandlerHost, groups: Sequence[HandlerGroup] | None = None) -> None:
+        """`groups` are those that work here; by default all of the application."""
         self._app, self._loop = app, LoopThread()
+        self._wanted = groups
         self._groups: list[GroupWorker] = []
+        self._delivery: DelayedDelivery | None = None
 
     def start(self) -> Self:
         """Open the application and start its threads. Raises what `App.start` and `LiveStore.consumer` raise."""
         self._app.start()
         try:
-            for group in self._app.groups:
+            for group in self._app.groups if self._wanted is None else self._wanted:
                 self._groups.append(GroupWorker(self._app, group, self._loop))
+            if not self._groups:
+                self._delivery = DelayedDelivery(self._app.store)
         except BaseException:
             self.stop(0)
             raise
@@ -145,6 +161,11 @@ class Workers:
         """How many messages were received and settled, repeated ones included."""
         return sum(one.handled for one in self._groups)
 
+    @property
+    def running(self) -> int:
+        """How many messages are being processed."""
+        return sum(one.running for one in self._groups)
+
     def stop(self, grace_s: float = GRACE_S) -> bool:
         """Receive nothing more, finish what runs for up to `grace_s`, give the queues back; whether all finished."""
         for one in self._groups:
@@ -159,6 +180,9 @@ class Workers:
             except BrokerError as error:
                 _log.warning("a consumer was not closed cleanly: %s", error)
         self._groups.clear()
+        if self._delivery is not None:
+            self._delivery.close()
+            self._delivery = None
         return all(finished)
 
     def __enter__(self) -> Self:

@@ -43,7 +43,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"repair"},
         {"rebuild", "views"},
         {"verify"},
-        {"transactions", "demo"},
+        {"transactions", "demo", "work"},
         {"checkback"},
         {"scan"},
         {"findings", "humanize"},
@@ -67,6 +67,7 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
     "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.serve", "recovery.cli.up",
+    "recovery.cli.work",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
