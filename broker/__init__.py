@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Unpack
 
+    from broker.app.application import App
+    from broker.app.bodies import BodyCodec
+    from broker.app.retry import Retry
     from broker.cluster.cluster_consumer import ClusterConsumer
     from broker.cluster.live_cluster import LiveCluster
     from broker.consumer import Consumer
@@ -67,6 +70,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyEnded",
+    "App",
+    "BodyCodec",
     "BrokerError",
     "CheckListener",
     "ClusterConsumer",
@@ -91,6 +96,7 @@ __all__ = [
     "ReceivedMessage",
     "Retention",
     "RetentionReport",
+    "Retry",
     "SendResult",
     "Server",
     "Store",
@@ -109,6 +115,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "App": "broker.app.application",
+    "BodyCodec": "broker.app.bodies",
     "CheckListener": "broker.transaction.service",
     "ClusterConsumer": "broker.cluster.cluster_consumer",
     "Consumer": "broker.consumer",
@@ -126,6 +134,7 @@ _HOMES = {
     "Retention": "broker.store.maintain.retention",
     "RetentionReport": "broker.retainer",
     "SendResult": "broker.destination",
+    "Retry": "broker.app.retry",
     "Server": "broker.server.running",
     "Store": "broker.store.read.store",
     "StoreLayout": "broker.store.read.layout",

@@ -122,28 +122,41 @@ class Consumer(Receiver):
         check_received("ack", message)
         return self._leases.acknowledge(message.commitlog_offset)
 
-    def retry(self, message: ReceivedMessage, delay_level: int | None = None) -> bool:
+    def retry(
+        self,
+        message: ReceivedMessage,
+        delay_level: int | None = None,
+        *,
+        delay_s: float | None = None,
+        reason: str = "",
+    ) -> bool:
         """The message could not be processed: the group gets it again later.
 
         By default after 10 s, 30 s, 1 min … 2 h, or as the consumer's `retry_delay_level` says; after `max_retries`
-        times it goes to the dead letters of the group (`checkback dlq`). `delay_level` is one of RocketMQ's 18 levels
-        (1: 1 s, 3: 10 s … 18: 2 h), 0 for at once, -1 for the dead letters. An ordered consumer keeps it before all
-        that follow it, pauses its queue for a second and hands it out again; only -1 takes it out of the way. False as
-        for `ack`. Raises StoreFull.
+        times it goes to the dead letters of the group (`checkback dlq`), with the `reason`. `delay_level` is one of
+        RocketMQ's 18 levels (1: 1 s, 3: 10 s … 18: 2 h), 0 for at once, -1 for the dead letters; `delay_s` is a delay
+        of any length instead. An ordered consumer keeps the message before all that follow it, pauses its queue for
+        `delay_s`, by default a second, and hands it out again; only -1 takes it out of the way. False as for `ack`.
+        Raises StoreFull.
         """
         self._check()
         check_received("retry", message)
         check_retry_level("delay_level", delay_level)
+        check_seconds("delay_s", delay_s, may_be_zero=True)
+        delay_ms = None if delay_s is None else int(delay_s * 1000)
         if self.ordered and (delay_level is None or delay_level >= 0):
-            return self._leases.again(message.commitlog_offset, _SUSPEND_MS)
+            return self._leases.again(message.commitlog_offset, _SUSPEND_MS if delay_ms is None else delay_ms)
         with self._leases.sending_back(message.commitlog_offset) as is_ours:
             if not is_ours:
                 return False
-            if delay_level is None:
+            if delay_level is None and delay_ms is None:
                 delay_level = self._retry_delay_level
             record = self._store.commitlog.read(message.commitlog_offset)
             if record is not None:  # else it expired
-                made = sent_back(record, self.group, delay_level=delay_level, retries_max=self._max_retries)
+                made = sent_back(
+                    record, self.group, delay_level=delay_level, retries_max=self._max_retries, delay_ms=delay_ms,
+                    now_ms=self._store.writer.clock.now_ms(), reason=reason,
+                )  # fmt: skip
                 self._make_topic(made.topic)
                 self._store.writer.append([made])
         return self._leases.acknowledge(message.commitlog_offset)

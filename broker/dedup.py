@@ -13,6 +13,7 @@ transactions that insert one key, one commits; the other sees that the message i
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError
@@ -55,22 +56,7 @@ class Processed:
             "message_key": message_key(message),
             "processed_ms": time.time_ns() // 1_000_000,
         }
-        dialect = session.get_bind(clause=self.rows).dialect.name
-        if dialect in _ON_CONFLICT:
-            statement = _insert_of(dialect)(self.rows).values(row).on_conflict_do_nothing()
-            # Without the option psycopg's count is gone by the time it is asked for, and reads -1.
-            count = _count(session.execute(statement, execution_options={"preserve_rowcount": True}))
-            if count not in (0, 1):
-                raise BrokerError(f"{dialect} did not say whether the message is new (a count of {count})")
-            return bool(count)
-        from sqlalchemy.exc import IntegrityError
-
-        try:
-            with session.begin_nested():
-                session.execute(self.rows.insert(), row)
-        except IntegrityError:
-            return False
-        return True
+        return insert_once(session, self.rows, row)
 
     def forget(self, session: Session, older_than_ms: int) -> int:
         """Remove rows older than a time, by this machine's clock, and return how many. Commit yourself.
@@ -79,10 +65,34 @@ class Processed:
         """
         if older_than_ms < 0:
             raise BrokerError(f"older_than_ms is milliseconds since 1970, not {older_than_ms}")
-        return _count(session.execute(self.rows.delete().where(self.rows.c.processed_ms < older_than_ms)))
+        return row_count(session.execute(self.rows.delete().where(self.rows.c.processed_ms < older_than_ms)))
 
 
-def _count(result: Any) -> int:
+def insert_once(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
+    """Insert a row in the session's transaction; False when a row with its key is there.
+
+    Another transaction that is inserting the same key at this moment is waited for. Raises BrokerError.
+    """
+    dialect = session.get_bind(clause=table).dialect.name
+    if dialect in _ON_CONFLICT:
+        statement = _insert_of(dialect)(table).values(row).on_conflict_do_nothing()
+        # Without the option psycopg's count is gone by the time it is asked for, and reads -1.
+        count = row_count(session.execute(statement, execution_options={"preserve_rowcount": True}))
+        if count not in (0, 1):
+            raise BrokerError(f"{dialect} did not say whether the row is new (a count of {count})")
+        return bool(count)
+    from sqlalchemy.exc import IntegrityError
+
+    try:
+        with session.begin_nested():
+            session.execute(table.insert(), row)
+    except IntegrityError:
+        return False
+    return True
+
+
+def row_count(result: Any) -> int:
+    """How many rows a statement changed."""
     return int(result.rowcount)
 
 

@@ -10,6 +10,7 @@ BrokerError
 │  └─ CorruptStore          no crash explains this
 │     └─ CorruptRecord      .reason .at .commitlog_offset
 ├─ MessageRejected          (also ValueError) too large, bad topic, bad property
+├─ BodyError                a body that does not decode as what a handler takes
 ├─ NotPermitted             .code  the store was opened as a slave, or takes no such message
 ├─ ProtocolError            .code  bytes from the network that are not RocketMQ's remoting protocol
 ├─ ClusterError             .code .was_sent  a name server or a broker of a cluster did not answer, or refused
@@ -93,6 +94,10 @@ class CorruptRecord(CorruptStore):
 
 class MessageRejected(BrokerError, ValueError):
     """A message that RocketMQ would refuse: too large, a bad topic, a bad property."""
+
+
+class BodyError(BrokerError):
+    """The body of a message does not decode as the value that its handler takes; the sentence is the reason."""
 
 
 class NotPermitted(BrokerError):

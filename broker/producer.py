@@ -18,6 +18,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from broker.destination import Destinations, SendResult
@@ -31,7 +33,7 @@ from broker.ledger import Ledger
 from broker.ledger_binding import LEDGER_BINDING
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
-from broker.send_arguments import check_group, check_message, checked_batch, checked_topics, order_and_delay
+from broker.send_arguments import SendOptions, check_group, check_message, checked_batch, checked_topics
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 
@@ -97,6 +99,8 @@ class Producer:
         *,
         sharding_key: str | None = None,
         delay_level: int | None = None,
+        deliver_at: datetime | int | None = None,
+        delay: timedelta | float | None = None,
     ) -> SendResult:
         """Send a message: stored, and as durable as the store's sync mode says, when this returns.
 
@@ -106,18 +110,20 @@ class Producer:
         If the send fails, that transaction (or savepoint) can only be rolled back.
 
         Messages with the same `sharding_key` go to the same queue and are consumed in the order of sending;
-        transactional ones in the order of their commits. `delay_level` 1 to 18 delivers later, by RocketMQ's table
-        from 1 s to 2 h; with a transaction from its commit on. Raises MessageRejected, NotPermitted, StoreFull,
+        transactional ones in the order of their commits. `deliver_at` (a datetime with a time zone, or milliseconds)
+        and `delay` (a timedelta, or seconds) deliver later, never before the commit; `delay_level` 1 to 18 delivers by
+        RocketMQ's table from 1 s to 2 h, counted from the commit. Raises MessageRejected, NotPermitted, StoreFull,
         StoreLocked, SyncFailed, TransactionError.
         """
         running = transaction if transaction is not None or self.ledger is None else self.ledger.running_transaction()
+        options = SendOptions(sharding_key, delay_level, deliver_at, delay)
         if running is not None:
-            return SendResult.of_half(self._send_half(message, running, sharding_key, delay_level))
+            return SendResult.of_half(self._send_half(message, running, options))
         self._check_plain()
         check_message(message)
         unique_key = new_unique_key(time.time_ns() // 1_000_000)
-        extra = {**order_and_delay(sharding_key, delay_level), names.UNIQ_KEY: unique_key}
-        return self._destination.send(message, extra, sharding_key)
+        extra = {**options.properties(), names.UNIQ_KEY: unique_key}
+        return self._destination.send(message, extra, options.sharding_key)
 
     async def send_async(
         self,
@@ -126,20 +132,21 @@ class Producer:
         *,
         sharding_key: str | None = None,
         delay_level: int | None = None,
+        deliver_at: datetime | int | None = None,
+        delay: timedelta | float | None = None,
     ) -> SendResult:
         """The same without blocking the event loop while the disk writes; for AsyncSession and AsyncConnection."""
+        options = SendOptions(sharding_key, delay_level, deliver_at, delay)
         if transaction is None or isinstance(transaction, PlainTransaction):
-            return await asyncio.to_thread(
-                self.send, message, transaction, sharding_key=sharding_key, delay_level=delay_level
-            )
+            return await asyncio.to_thread(partial(self.send, message, transaction, **options._asdict()))
         begun = transaction if isinstance(transaction, LocalTransaction) else None
         target = _target_of(transaction)
         if not is_async(target):
-            return self.send(message, transaction, sharding_key=sharding_key, delay_level=delay_level)
+            return self.send(message, transaction, **options._asdict())
 
         def work(inner: Any) -> Half:
             waits = [in_a_thread] if self._destination.prepare_waits else []
-            return self._send_in(message, self._joinable(inner), begun, sharding_key, delay_level, *waits)
+            return self._send_in(message, self._joinable(inner), begun, options, *waits)
 
         return SendResult.of_half(await cast(Any, target).run_sync(work))
 
@@ -198,7 +205,7 @@ class Producer:
         if execute is None:
             raise TransactionError("the listener has no execute_local_transaction(message, arg)")
         transaction = self.begin_transaction()
-        half = self._send_half(message, transaction, None, None)
+        half = self._send_half(message, transaction, SendOptions())
         try:
             local_state = execute(message, arg)
         except Exception:  # noqa: BLE001 - whatever it raises, it did not say how it ended
@@ -217,18 +224,17 @@ class Producer:
         self,
         message: Message,
         transaction: LocalTransaction | JoinableTransaction | Target,
-        sharding_key: str | None,
-        delay_level: int | None,
+        options: SendOptions,
     ) -> Half:
         if isinstance(transaction, PlainTransaction):
             with transaction.sending():
                 self._check_half(message, transaction)
-                extra = transaction.properties_for(message, order_and_delay(sharding_key, delay_level))
-                half = self._destination.prepare(message, extra, sharding_key, wait=True)
+                extra = transaction.properties_for(message, options.properties())
+                half = self._destination.prepare(message, extra, options.sharding_key, wait=True)
             transaction.halves.append(half)
             return half
         if isinstance(transaction, JoinableTransaction):
-            return self._send_in(message, transaction, None, sharding_key, delay_level)
+            return self._send_in(message, transaction, None, options)
         if not isinstance(transaction, LocalTransaction) and isinstance(cast(object, message), str):
             check_message(message)  # send("topic", b"body")
         target = _target_of(transaction)
@@ -237,7 +243,7 @@ class Producer:
             doom(sync_part(cast("AsyncTarget", target)), text)
             raise TransactionError(text)
         begun = transaction if isinstance(transaction, LocalTransaction) else None
-        return self._send_in(message, self._joinable(cast("SyncTarget", target)), begun, sharding_key, delay_level)
+        return self._send_in(message, self._joinable(cast("SyncTarget", target)), begun, options)
 
     def _joinable(self, target: SyncTarget) -> JoinableTransaction:
         """The transaction of a session or a connection. Without a ledger it cannot be committed any more."""
@@ -252,8 +258,7 @@ class Producer:
         message: Message,
         transaction: JoinableTransaction,
         begun: LocalTransaction | None,
-        sharding_key: str | None,
-        delay_level: int | None,
+        options: SendOptions,
         run: Callable[[Callable[[], Half]], Half] = lambda work: work(),
     ) -> Half:
         """Store a half message in a database transaction; in that of an async session within its greenlet.
@@ -263,7 +268,7 @@ class Producer:
         with transaction.sending():
             ledger = self._ledger_of_sessions()
             self._check_half(message, begun)
-            extra = order_and_delay(sharding_key, delay_level)
+            extra = options.properties()
             store_id = self._destination.store_id
             extra[LEDGER_BINDING] = ledger.binding(store_id).binding_id  # before the first half message
             branch = transaction.branch(self.group, self._destination.transactions, store_id=store_id)
@@ -271,7 +276,7 @@ class Producer:
             if begun is not None:
                 extra = begun.properties_for(message, extra)
             wait = transaction.waits_for_disk
-            half = run(lambda: self._destination.prepare(message, extra, sharding_key, wait=wait))
+            half = run(lambda: self._destination.prepare(message, extra, options.sharding_key, wait=wait))
             branch.halves.append(half)
         if begun is not None:
             begun.halves.append(half)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
-from typing import cast
+from datetime import datetime, timedelta
+from typing import NamedTuple, cast
 
 from broker.errors import MessageRejected
 from broker.format import properties as names
@@ -14,6 +16,7 @@ from broker.message import Message
 DELAY_LEVELS = len(parse_delay_levels())
 
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+_DELAY_MAX_S = 1e9  # far above what a store takes, which says its own limit
 _RESERVED_PREFIX = "CHECKBACK_"
 
 
@@ -23,19 +26,53 @@ def check_group(group: object) -> None:
         raise MessageRejected(f"the producer group {group!r:.60} takes 1 to 255 ASCII letters, digits and % | _ -")
 
 
-def order_and_delay(sharding_key: str | None, delay_level: int | None) -> dict[str, str]:
-    """The properties that RocketMQ keeps an order and a delay in. Raises MessageRejected for what is neither."""
-    extra = {}
-    if sharding_key is not None:
-        if not isinstance(cast(object, sharding_key), str) or not sharding_key:
-            raise MessageRejected(f"a sharding_key is text that is not empty, not {sharding_key!r:.60}")
-        extra[names.SHARDING_KEY] = sharding_key
-    if delay_level is not None:
-        if type(delay_level) is not int or not 1 <= delay_level <= DELAY_LEVELS:
-            text = f"a delay_level is a level from 1 (1 s) to {DELAY_LEVELS} (2 h), not {delay_level!r:.60}"
-            raise MessageRejected(text)
-        extra[names.DELAY] = str(delay_level)
-    return extra
+class SendOptions(NamedTuple):
+    """What a send says besides its message: its order and its delay, as the application gave them, unchecked."""
+
+    sharding_key: str | None = None
+    delay_level: int | None = None
+    deliver_at: datetime | int | None = None
+    delay: timedelta | float | None = None
+
+    def properties(self) -> dict[str, str]:
+        """The properties that RocketMQ keeps an order and a delay in. Raises MessageRejected for what is neither."""
+        extra = {}
+        key, level = self.sharding_key, self.delay_level
+        if key is not None:
+            if not isinstance(cast(object, key), str) or not key:
+                raise MessageRejected(f"a sharding_key is text that is not empty, not {key!r:.60}")
+            extra[names.SHARDING_KEY] = key
+        if sum(one is not None for one in (level, self.deliver_at, self.delay)) > 1:
+            raise MessageRejected("a message has one delay: say delay_level, deliver_at or delay")
+        if level is not None:
+            if type(level) is not int or not 1 <= level <= DELAY_LEVELS:
+                text = f"a delay_level is a level from 1 (1 s) to {DELAY_LEVELS} (2 h), not {level!r:.60}"
+                raise MessageRejected(text)
+            extra[names.DELAY] = str(level)
+        if (due_ms := self._due_ms()) is not None:
+            extra[names.TIMER_DELIVER_MS] = str(due_ms)
+        return extra
+
+    def _due_ms(self) -> int | None:
+        if self.delay is not None:
+            delay = self.delay.total_seconds() if isinstance(self.delay, timedelta) else self.delay
+            if (
+                isinstance(delay, bool)
+                or not isinstance(cast(object, delay), int | float)
+                or not 0 <= delay < _DELAY_MAX_S
+            ):
+                raise MessageRejected(f"delay is a timedelta or a number of seconds from 0 on, not {self.delay!r:.60}")
+            return time.time_ns() // 1_000_000 + int(delay * 1000)
+        at = self.deliver_at
+        if isinstance(at, datetime):
+            if at.tzinfo is None:
+                raise MessageRejected(f"deliver_at={at!r} has no time zone: nobody knows which moment is meant")
+            return max(0, int(at.timestamp() * 1000))
+        if at is not None and (type(at) is not int or at < 0):
+            raise MessageRejected(
+                f"deliver_at is a datetime with a time zone or milliseconds since 1970, not {at!r:.60}"
+            )
+        return at
 
 
 def check_message(message: Message) -> None:

@@ -11,9 +11,10 @@ keep the type of what they copy.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
-from broker.errors import CorruptRecord
+from broker.errors import CorruptRecord, MessageRejected
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.java import encode_message_id
@@ -22,19 +23,30 @@ from broker.format.topics import SCHEDULE_TOPIC, dlq_topic, parse_delay_levels, 
 from broker.message import ReceivedMessage
 from broker.store.write.admission import timer_level
 from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, draft
+from broker.transaction.events import WHY
 
 DELAYS_MS = parse_delay_levels()
 RETRIES_MAX = 16
 _FIRST_LEVEL = 3  # 10 s: a first failure waits as long as RocketMQ's
+_REASON_SIZE = 500
+_NOT_IN_A_PROPERTY = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
 _BODY_FLAGS = COMPRESSED | COMPRESSION_MASK
 
 
 def sent_back(
-    record: Record, group: str, *, delay_level: int | None = None, retries_max: int = RETRIES_MAX
+    record: Record,
+    group: str,
+    *,
+    delay_level: int | None = None,
+    retries_max: int = RETRIES_MAX,
+    delay_ms: int | None = None,
+    now_ms: int = 0,
+    reason: str = "",
 ) -> PendingRecord:
     """The record that brings a message back to a group later, or to its dead letters after `retries_max` times.
 
-    Without a level the delay grows: 10 s, 30 s, 1 min … 2 h. A level below 0 means: give up now.
+    Without a level the delay grows: 10 s, 30 s, 1 min … 2 h. A level below 0 means: give up now. `delay_ms` is a delay
+    of any length from `now_ms` on, instead of a level. A dead letter states the `reason`.
     """
     properties = _bare(record)
     if delay_level is None:
@@ -44,13 +56,27 @@ def sent_back(
     properties.setdefault(names.RETRY_TOPIC, record.topic)
     properties.setdefault(names.ORIGIN_MESSAGE_ID, encode_message_id(record.store_host, record.commitlog_offset))
     if given_up:
-        properties[names.DELAY] = "0"
-        return _copy(record, dlq_topic(group), 0, properties, record.reconsume_times + 1)
-    if delay_level == 0:
+        return _dead_letter(record, group, properties, reason)
+    if delay_ms:
+        properties[names.TIMER_OUT_MS] = str(now_ms + delay_ms)
+        delay_level = timer_level(delay_ms)
+    if delay_level == 0 or delay_ms == 0:
         return _copy(record, retry_topic(group), 0, properties, record.reconsume_times + 1)
     level = min(delay_level, len(DELAYS_MS))
     properties |= {names.DELAY: str(level), names.REAL_TOPIC: retry_topic(group), names.REAL_QID: "0"}
     return _copy(record, SCHEDULE_TOPIC, level - 1, properties, record.reconsume_times + 1)
+
+
+def _dead_letter(record: Record, group: str, properties: dict[str, str], reason: str) -> PendingRecord:
+    """The record in the dead letters; without the reason where both do not fit."""
+    properties[names.DELAY] = "0"
+    times = record.reconsume_times + 1
+    if reason := _NOT_IN_A_PROPERTY.sub(" ", reason).strip()[:_REASON_SIZE]:
+        try:
+            return _copy(record, dlq_topic(group), 0, {**properties, WHY: reason}, times)
+        except MessageRejected:
+            pass
+    return _copy(record, dlq_topic(group), 0, properties, times)
 
 
 def due(record: Record, now_ms: int, delays_ms: Sequence[int] = tuple(DELAYS_MS)) -> PendingRecord:
@@ -87,7 +113,7 @@ def resent(record: Record, group: str) -> PendingRecord:
 def _bare(record: Record) -> dict[str, str]:
     """The properties that go with a copy: those that speak of this one record stay behind."""
     properties = dict(record.property_map)
-    for name in (names.CRC32, names.TRAN_MSG, names.DELAY):
+    for name in (names.CRC32, names.TRAN_MSG, names.DELAY, WHY):
         properties.pop(name, None)
     return properties
 

@@ -24,6 +24,7 @@ from recovery.cli import read as verbs_read
 from recovery.cli import repair as verbs_repair
 from recovery.cli import serve as verbs_serve
 from recovery.cli import up as verbs_up
+from recovery.cli import work as verbs_work
 from recovery.cli import write as verbs_write
 from recovery.cli.shared import CORRUPT, DEBUG, DEFECT, INTERRUPTED, LOCKED, PIPE_CLOSED, USAGE, VERBS, WELL, fail
 from recovery.cli.terminal.output import warn
@@ -105,6 +106,7 @@ for _room in (
     verbs_spark,
     verbs_serve,
     verbs_follow,
+    verbs_work,
     verbs_up,
 ):
     _room.register(app)

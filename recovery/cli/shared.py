@@ -52,6 +52,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "salvage": (REPAIR, "Copy what is readable into a new store."),
     "transactions": (ANALYSE, "Write one Parquet row for each transaction."),
     "report": (ANALYSE, "Write a verification as one HTML page."),
+    "work": (RUN, "Run the handlers of an application, and check-back."),
+    "new": (RUN, "Make a small application that runs and is tested."),
     "serve": (RUN, "Serve a store to RocketMQ clients in any language."),
     "follow": (RUN, "Keep a verified copy of a live master's log."),
     "settings": (RUN, "Check the file of the stores that Airflow looks after."),

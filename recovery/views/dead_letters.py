@@ -19,6 +19,7 @@ from broker.format.topics import DLQ_PREFIX, dlq_topic, retry_topic
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.store.read.store import Store
+from broker.transaction.events import WHY
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class DeadLetter:
     body_bytes: int
     commitlog_offset: int
     resent: bool
+    why: str = ""  # what its handler or consumer gave as the reason
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,6 +79,7 @@ def _letter(store: Store, group: str, message: ReceivedMessage) -> DeadLetter:
         body_bytes=len(message.body),
         commitlog_offset=message.commitlog_offset,
         resent=any(copy.commitlog_offset > message.commitlog_offset for copy in later),
+        why=message.properties.get(WHY, ""),
     )
 
 

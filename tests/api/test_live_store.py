@@ -147,7 +147,7 @@ def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> None:
             assert found.properties.items() >= {"REAL_TOPIC": "later", "REAL_QID": "1", "DELAY": level}.items()
         assert store.message("later", 1, 0) is None
         before = end(store)
-        for wrong in ({"DELAY": "soon"}, {"TIMER_DELAY_MS": "soon"}, {"TIMER_DELAY_SEC": "999999"}):
+        for wrong in ({"DELAY": "soon"}, {"TIMER_DELAY_MS": "soon"}, {"TIMER_DELAY_SEC": "99999999"}):
             with pytest.raises(broker.MessageRejected, match=r"level|TIMER"):
                 store.append(later, extra_properties=wrong)
         assert end(store) == before

@@ -60,7 +60,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"repair"},
         {"rebuild", "views", "following"},
         {"verify"},
-        {"transactions", "demo", "answering"},
+        {"transactions", "demo", "answering", "work"},
         {"checkback"},
         {"scan"},
         {"findings", "humanize"},
@@ -84,7 +84,7 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
     "recovery.cli.answer", "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics",
-    "recovery.cli.serve", "recovery.cli.up", "recovery.cli.follow",
+    "recovery.cli.serve", "recovery.cli.up", "recovery.cli.follow", "recovery.cli.work",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -120,6 +120,7 @@ OUTSIDE = {
         "broker.ledger_identity": "which database it is",
         "broker.tables": "makes the tables of those two",
         "broker.dedup": "a row in the consumer's database",
+        "broker.app": "sessions of handlers and of transaction blocks",
         "broker.consuming.processing": "commits it",
         "recovery.demo": "an application, with a database",
         "recovery.answering.group_answering": "a ledger that does not answer",

@@ -26,6 +26,7 @@ from broker.store.shared.topicfile import DEFAULT_QUEUES, Rules, TopicFile, new_
 ROLES = ("master", "slave")
 
 TIMER_MAX_MS = 3 * 86_400_000  # RocketMQ: timerMaxDelaySec
+LOCAL_TIMER_MAX_MS = 366 * 86_400_000  # of a message that this process sends: it is copied once in two hours
 _TIMERS = ((names.TIMER_DELAY_SEC, 1000, None), (names.TIMER_DELAY_MS, 1, None), (names.TIMER_DELIVER_MS, 1, 0))
 DELAYS = (names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
 
@@ -58,10 +59,10 @@ def delay_level(properties: Mapping[str, str]) -> int:
     return min(int(level), len(parse_delay_levels()))
 
 
-def deliver_at_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
+def deliver_at_ms(properties: Mapping[str, str], now_ms: int, max_ms: int = TIMER_MAX_MS) -> int | None:
     """When a message with a delay of any length is due; None without one.
 
-    Raises MessageRejected for what is not a time, and for more than three days.
+    Raises MessageRejected for what is not a time, and for more than `max_ms` from now, by default three days.
     RocketMQ: HookUtils.transformTimerMessage (5.3.3).
     """
     for name, unit_ms, begin_ms in _TIMERS:
@@ -71,8 +72,8 @@ def deliver_at_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
         if not (said.isascii() and said.isdigit() and len(said) < 19):
             raise MessageRejected(f"{name} is a number, not {said!r:.40}")
         due_ms = int(said) * unit_ms + (now_ms if begin_ms is None else begin_ms)
-        if due_ms > now_ms + TIMER_MAX_MS:
-            raise MessageRejected(f"{name} {said} is more than {TIMER_MAX_MS // 86_400_000} days from now")
+        if due_ms > now_ms + max_ms:
+            raise MessageRejected(f"{name} {said} is more than {max_ms // 86_400_000} days from now")
         return due_ms
     return None
 

@@ -12,7 +12,16 @@ from broker.format.java import Host
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message
-from broker.store.write.admission import DELAYS, Admission, check_batch, delay_level, deliver_at_ms, timer_level
+from broker.store.write.admission import (
+    DELAYS,
+    LOCAL_TIMER_MAX_MS,
+    TIMER_MAX_MS,
+    Admission,
+    check_batch,
+    delay_level,
+    deliver_at_ms,
+    timer_level,
+)
 from broker.store.write.engine import TransactionEngine
 from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, SenderFields, check_size, draft
 from broker.store.write.uniquekey import new_unique_key
@@ -73,7 +82,9 @@ def compose(
         for name, value in extra.items():
             names.check(name, value)
         properties.update(extra)
-        if level := _level(properties, now_ms, prepared=prepared):  # a Message has none of its own
+        if level := _level(
+            properties, now_ms, prepared=prepared, is_local=origin is None
+        ):  # a Message has none of its own
             properties |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id)}
     waits = level and not prepared
     asked = dict(properties) if extra else properties  # an engine keeps the delay under another name
@@ -98,17 +109,23 @@ def compose(
     return Composed(record, properties, now_ms if origin is None else origin.born_timestamp_ms)
 
 
-def _level(properties: dict[str, str], now_ms: int, *, prepared: bool) -> int:
-    """The delay level that a message waits in first; 0 for none. A delay of any length goes from level to level."""
-    due_ms = deliver_at_ms(properties, now_ms)
+def _level(properties: dict[str, str], now_ms: int, *, prepared: bool, is_local: bool) -> int:
+    """The delay level that a message waits in first; 0 for none. A delay of any length goes from level to level.
+
+    A half message with such a delay waits in the shortest level after its commit, whenever that is, and is late by no
+    more than that. It does not keep the timer property, for which a broker would move it out of the half topic.
+    """
+    due_ms = deliver_at_ms(properties, now_ms, LOCAL_TIMER_MAX_MS if is_local else TIMER_MAX_MS)
     if due_ms is None:
         return delay_level(properties)
-    if prepared:
+    if prepared and not is_local:
         raise MessageRejected(f"a transactional message is delayed by a level, in {names.DELAY}")
+    if prepared:
+        properties.pop(names.TIMER_DELIVER_MS, None)
     if due_ms <= now_ms:
         return 0
     properties |= {names.TIMER_OUT_MS: str(due_ms), names.TIMER_ENQUEUE_MS: str(now_ms)}
-    properties[names.DELAY] = str(timer_level(due_ms - now_ms))
+    properties[names.DELAY] = str(timer_level(0 if prepared else due_ms - now_ms))
     return int(properties[names.DELAY])
 
 

@@ -40,10 +40,18 @@ def dead_letter_groups(found: dict[str, int]) -> Iterator[Shown]:
 def dead_letters(letters: Sequence[DeadLetter], *, resent: bool = False) -> Iterator[Shown]:
     if letters:
         rows = [
-            (_id(one), one.topic, one.tag, " ".join(one.keys), moment(one.store_timestamp_ms), "yes" * one.resent)
+            (
+                _id(one),
+                one.topic,
+                one.tag,
+                " ".join(one.keys),
+                moment(one.store_timestamp_ms),
+                "yes" * one.resent,
+                one.why,
+            )
             for one in letters
         ]
-        yield table(("id", "topic", "tag", "keys", "given up", "resent"), rows)
+        yield table(("id", "topic", "tag", "keys", "given up", "resent", "why"), rows)
     yield count(len(letters), "dead letter") + (" sent to the group again" if resent else "")
 
 

@@ -1,0 +1,1 @@
+"""Applications: handlers of messages, typed bodies, retry policies. `broker.App` is the door."""

@@ -1,0 +1,356 @@
+"""App: an application in one object. What it stores in, what it sends, and which functions handle what it receives.
+
+    app = broker.App("shop.store", engine=create_engine("sqlite:///shop.db"), topics=["orders"])
+
+    @app.on("orders", group="billing")
+    def charge(order: Order, session: Session) -> None:
+        session.add(Charge(order_id=order.id))         # once for each order, whatever is killed
+
+    with app.transaction() as session:
+        session.add(...)
+        app.send("orders", Order(id=1, item="lamp"))   # both, or neither
+
+`checkback work shop:app` runs the handlers. `import shop` opens nothing: the store opens at its first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+from broker.app.bodies import BodyCodec, TopicBody
+from broker.app.handlers import Handler, HandlerGroup, groups_of
+from broker.app.outgoing import Outgoing, SendKeywords, outgoing
+from broker.app.retry import Retry
+from broker.app.scope import Scopes
+from broker.app.sent_keys import SentKeys
+from broker.dedup import Processed
+from broker.destination import SendResult
+from broker.errors import BrokerError, MessageRejected, TransactionError
+from broker.format.topics import check_send_topic
+from broker.ledger import Ledger
+from broker.live import LiveStore, open_live
+from broker.producer import Producer
+from broker.send_arguments import check_group, checked_topics
+from broker.tables import make_tables
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, MetaData
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
+
+    from broker.app.worker import Workers
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_MIXED = "MIXED"  # a topic that takes plain, delayed, ordered and transactional messages
+
+
+class App:
+    """An application. Threads share it; it opens its store and database when it is used."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        engine: Engine | None = None,
+        async_engine: AsyncEngine | None = None,
+        name: str | None = None,
+        topics: Sequence[str] = (),
+        create_tables: bool = True,
+        **options: Any,
+    ) -> None:
+        """`path` is the store, `engine` the database whose transactions messages join and handlers write in.
+
+        Handlers and sends that are async use `async_engine`, to the same database. `name` is the producer group, and
+        the source of its events; by default the store's name. `topics` are those that it sends to, besides the ones
+        that `topic()` and `on()` name: a send to any other is refused. `create_tables=False` leaves the tables to a
+        migration (`metadata`). Other options are those of `broker.open`. Raises BrokerError.
+        """
+        self.path, self.engine, self.async_engine = os.fspath(path), engine, async_engine
+        self.name = Path(self.path).stem if name is None else name
+        check_group(self.name)
+        if async_engine is not None and engine is None:
+            text = "check-back works without an event loop: give the App engine=create_engine(...) too"
+            raise BrokerError(f"{text}, to the database of its async_engine")
+        self._ledger = None if engine is None else Ledger(engine)
+        if engine is not None and async_engine is not None:
+            _check_same_database(engine, async_engine)
+        self.processed, self.sent_keys = Processed(), SentKeys()
+        self._topics: dict[str, TopicBody] = {topic: TopicBody() for topic in checked_topics(topics)}
+        self._handlers: list[Handler] = []
+        self._create_tables, self._options = create_tables, options
+        self._scopes = Scopes()
+        self._lock = threading.RLock()
+        self._store: LiveStore | None = None
+        self._producers: tuple[frozenset[str], Producer | None, Producer] | None = None
+
+    def __repr__(self) -> str:
+        return f"<broker.App {self.name!r} of {self.path!r}, {len(self._handlers)} handlers>"
+
+    # Declare
+
+    def topic(
+        self,
+        topic: str,
+        body_type: Any = None,
+        *,
+        event_type: str = "",
+        version: int | None = None,
+        upgrade: Callable[[int, Any], Any] | None = None,
+        codec: BodyCodec | None = None,
+    ) -> None:
+        """Declare a topic, and what its bodies are: a dataclass, a model, any type that JSON has, bytes or str.
+
+        A send of anything else is refused. `version` of the schema goes with each message; `upgrade(version, value)`
+        brings the JSON of an older one to this one. `codec` is for other formats. Raises BrokerError, MessageRejected.
+        """
+        check_send_topic(topic)
+        known = self._topics.get(topic)
+        if known is not None and known != TopicBody():
+            raise BrokerError(f"the topic {topic} was declared before: declare it once")
+        self._topics[topic] = TopicBody(body_type, event_type, version, upgrade, codec)
+
+    def on(
+        self,
+        topic: str,
+        *,
+        group: str,
+        tags: str = "*",
+        retry: Retry | None = None,
+        concurrency: int = 1,
+        ordered: bool = False,
+        start: str | int | datetime = "first",
+    ) -> Callable[[_Function], _Function]:
+        """Declare that a function handles the messages of a topic for a consumer group.
+
+        The function receives the body as its first parameter is annotated, and by annotation a SQLAlchemy session and
+        the `ReceivedMessage`. With a session, what it writes and sends is one transaction with the note that the
+        message was processed: it takes effect once. Without one it may run again. What it raises is retried as
+        `retry` says, and logged. `concurrency` is the number of threads of a process; an `ordered` group has one
+        message of each queue at a time. Raises BrokerError for a function or arguments that cannot work.
+        """
+
+        def declare(function: _Function) -> _Function:
+            handler = Handler(function, topic, group, tags, retry or Retry(), concurrency, ordered, start)
+            self._check_session(handler)
+            groups_of([*self._handlers, handler])
+            self._handlers.append(handler)
+            self._topics.setdefault(topic, TopicBody())
+            return function
+
+        return declare
+
+    def _check_session(self, handler: Handler) -> None:
+        if handler.parameters.session is None:
+            return
+        if handler.is_async and self.async_engine is None:
+            raise BrokerError(
+                f"{handler.name} is async and takes a session: App(async_engine=create_async_engine(...))"
+            )
+        if self.engine is None:
+            raise BrokerError(f"{handler.name} takes a session: App(engine=create_engine(...))")
+
+    @property
+    def groups(self) -> list[HandlerGroup]:
+        """The handlers by consumer group."""
+        return groups_of(self._handlers)
+
+    def body_of(self, topic: str) -> TopicBody:
+        """What the bodies of a topic are."""
+        return self._topics.get(topic) or TopicBody()
+
+    # Open and close
+
+    def start(self) -> Self:
+        """Open the store, make the tables that are missing, bind ledger and store. Called by what needs it.
+
+        With SQLite call it before the first transaction of a session that the application opened itself. Raises what
+        `broker.open` and `Producer` raise.
+        """
+        with self._lock:
+            if self._store is None:
+                self._store = open_live(self.path, **self._options)
+            topics = frozenset(self._topics)
+            if self._producers is None or self._producers[0] != topics:
+                self._producers = (topics, *self._open_producers(self._store, sorted(topics)))
+        return self
+
+    def _open_producers(self, store: LiveStore, topics: list[str]) -> tuple[Producer | None, Producer]:
+        """The transactional producer, and the plain one, whose group must be another."""
+        for topic in topics:
+            if store.topic(topic) is None:
+                store.create_topic(topic, message_type=_MIXED)
+        plain = store.producer(self.name if self._ledger is None else f"{self.name}-plain")
+        if self._ledger is None or self.engine is None:
+            return None, plain
+        if self._create_tables:
+            for metadata in self.metadata:
+                make_tables(metadata, self.engine)
+        return store.producer(self.name, topics=topics, ledger=self._ledger) if topics else None, plain
+
+    @property
+    def store(self) -> LiveStore:
+        """The store, open."""
+        self.start()
+        assert self._store is not None
+        return self._store
+
+    @property
+    def producer(self) -> Producer:
+        """The producer of messages in transactions. Raises BrokerError for an application without an engine."""
+        self.start()
+        assert self._producers is not None
+        found = self._producers[1]
+        if found is None:
+            missing = "engine=create_engine(...)" if self.engine is None else "topics=[...]"
+            raise TransactionError(f"{self!r} has no transactions of messages: App(path, {missing})")
+        return found
+
+    @property
+    def sends(self) -> bool:
+        """Whether it declares topics, which its transactions may send to."""
+        return bool(self._topics)
+
+    @property
+    def metadata(self) -> list[MetaData]:
+        """The tables in the application's database, for Alembic's `target_metadata`. Empty without an engine."""
+        return [] if self._ledger is None else [self._ledger.metadata, self.processed.metadata, self.sent_keys.metadata]
+
+    def close(self) -> None:
+        """Release the store. It opens again at its next use."""
+        with self._lock:
+            store, self._store, self._producers = self._store, None, None
+            if store is not None:
+                store.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Send
+
+    @contextlib.contextmanager
+    def transaction(self, session: Session | None = None) -> Iterator[Session]:
+        """A block of one database transaction, whose sends are delivered when it is committed: at its end.
+
+        An exception rolls both back. A `session` that is given is committed or rolled back, and stays open. Raises
+        UnknownOutcome when COMMIT itself failed: check-back will find out.
+        """
+        producer = self.producer
+        with contextlib.ExitStack() as stack:
+            if session is None:
+                from sqlalchemy.orm import Session as NewSession
+
+                session = stack.enter_context(NewSession(self.engine))
+            with producer.begin_transaction(session), self._scopes.entered(session):
+                yield session
+
+    @contextlib.asynccontextmanager
+    async def transaction_async(self, session: AsyncSession | None = None) -> AsyncIterator[AsyncSession]:
+        """The same for an AsyncSession; its sends are `await app.send_async(...)`."""
+        producer = self.producer
+        async with contextlib.AsyncExitStack() as stack:
+            if session is None:
+                from sqlalchemy.ext.asyncio import AsyncSession as NewSession
+
+                if self.async_engine is None:
+                    raise TransactionError(f"{self!r} has no async_engine: App(async_engine=create_async_engine(...))")
+                session = await stack.enter_async_context(NewSession(self.async_engine))
+            async with producer.begin_transaction(session):
+                with self._scopes.entered(session):
+                    yield session
+
+    def send(
+        self, topic: str, value: Any, session: Session | None = None, **options: Unpack[SendKeywords]
+    ) -> SendResult | None:
+        """Send a value: in the transaction of the session, of the handler or of the `transaction()` block it is in.
+
+        Without any of them it is refused where the application has a database: see `send_now`. The options are those
+        of `SendKeywords`; `deliver_at` and `delay` deliver later, `dedup_key` sends once: the topic gets one message
+        for that key within `dedup_window`, whatever process sends it, and None is returned for a repeated one. Raises
+        MessageRejected for a value that the topic does not take, and what `Producer.send` raises.
+        """
+        event = self._event(topic, value, options)
+        session = self._scopes.session() if session is None else session
+        if session is None:
+            self._check_no_database(event.dedup_key)
+            return self._plain().send(event.message, **event.placing)
+        producer = self.producer
+        if event.dedup_key is not None and not hasattr(session, "run_sync"):  # the send refuses an AsyncSession
+            is_new = self.sent_keys.first_time(session, topic, event.dedup_key, event.window_ms)
+            if not is_new:
+                return None
+        return producer.send(event.message, session, **event.placing)
+
+    async def send_async(
+        self, topic: str, value: Any, session: AsyncSession | None = None, **options: Unpack[SendKeywords]
+    ) -> SendResult | None:
+        """The same without blocking the event loop, for an AsyncSession."""
+        event = self._event(topic, value, options)
+        session = self._scopes.session() if session is None else session
+        if session is None:
+            self._check_no_database(event.dedup_key)
+            return await self._plain().send_async(event.message, **event.placing)
+        producer, key = self.producer, event.dedup_key
+        if key is not None:
+            note = partial(self.sent_keys.first_time, topic=topic, key=key, window_ms=event.window_ms)
+            if not await session.run_sync(note):
+                return None
+        return await producer.send_async(event.message, session, **event.placing)
+
+    def send_now(self, topic: str, value: Any, **options: Unpack[SendKeywords]) -> SendResult:
+        """Send a value by itself, whatever becomes of the transaction that the caller is in."""
+        event = self._event(topic, value, options)
+        if event.dedup_key is not None:
+            raise TransactionError("send_now() has no transaction to keep a dedup_key in: use app.send()")
+        return self._plain().send(event.message, **event.placing)
+
+    def _plain(self) -> Producer:
+        self.start()
+        assert self._producers is not None
+        return self._producers[2]
+
+    def _check_no_database(self, dedup_key: str | None) -> None:
+        if self._ledger is not None:
+            text = "app.send() outside a transaction: give it the session, or send in `with app.transaction()`"
+            raise TransactionError(f"{text}; a message that no transaction decides is app.send_now()")
+        if dedup_key is not None:
+            raise TransactionError("a dedup_key is kept in the application's database: App(engine=create_engine(...))")
+
+    def _event(self, topic: str, value: Any, options: SendKeywords) -> Outgoing:
+        declared = self._topics.get(topic)
+        if declared is None:
+            known = ", ".join(sorted(self._topics)) or "none"
+            raise MessageRejected(f"{self!r} does not send to the topic {topic!r:.60}: it declares {known}")
+        return outgoing(topic, value, declared, self.name, **options)
+
+    # Work
+
+    def workers(self, groups: Sequence[HandlerGroup] | None = None) -> Workers:
+        """The handlers' threads in this process, of all groups or of some; `checkback work` runs them in production."""
+        from broker.app.worker import Workers
+
+        return Workers(self, groups)
+
+    def entered(self, session: Any) -> contextlib.AbstractContextManager[None]:
+        """Within the block, `send` joins the session's transaction; the block neither commits nor rolls back."""
+        return self._scopes.entered(session)
+
+
+def _check_same_database(engine: Engine, async_engine: AsyncEngine) -> None:
+    from broker.enlisting.sqlalchemy_checks import same_database
+
+    if not same_database(engine, async_engine.sync_engine):
+        text = "engine and async_engine must lead to one database"
+        raise BrokerError(f"{text}, and they lead to {engine.url!r} and {async_engine.url!r}")

@@ -1,0 +1,54 @@
+"""Deliver delayed messages in a process that has no consumer, which would do it: by the same lease of the store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from broker.consuming.membership import Membership
+from broker.consuming.offset_export import SCHEDULE_GROUP
+from broker.consuming.positions import Positions
+from broker.consuming.schedule import Schedule
+from broker.errors import BrokerError
+from broker.format.topics import SCHEDULE_TOPIC
+
+if TYPE_CHECKING:
+    from broker.writable_store import WritableStore
+
+_TICK_S = 0.1
+_log = logging.getLogger("broker")
+
+
+class DelayedDelivery:
+    """A thread that delivers what is due while no other process has the lease."""
+
+    def __init__(self, store: WritableStore) -> None:
+        self._store, self._stopping = store, threading.Event()
+        self._positions = Positions(store)
+        try:
+            self._member = Membership(self._positions.cells, SCHEDULE_GROUP, (SCHEDULE_TOPIC,))
+        except BaseException:
+            self._positions.close()
+            raise
+        self._schedule = Schedule(store, self._positions, self._member)
+        self._thread = threading.Thread(target=self._work, name="checkback-delayed", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._stopping.wait(_TICK_S):
+            try:
+                self._member.beat()
+                self._schedule.deliver(self._store.writer.clock.now_ms())
+                self._positions.exchange.export()
+            except BrokerError as error:
+                _log.warning("delayed messages are not delivered now, and this is tried again: %s", error)
+                self._stopping.wait(1.0)
+
+    def close(self) -> None:
+        """End the thread and give the lease back."""
+        self._stopping.set()
+        self._thread.join()
+        self._schedule.release()
+        self._member.leave()
+        self._positions.close()

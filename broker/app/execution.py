@@ -1,0 +1,177 @@
+"""Run one message through its handler: decode, run in the deduplicated transaction, settle by the retry policy.
+
+body does not decode ──► dead letters
+handler raises       ──► rolled back; again after a delay, or dead letters
+database is away     ──► kept in hand, and tried again: an outage uses up no retries
+handler returns      ──► committed with the note that it was processed; acknowledged
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.app.handlers import Handler, HandlerGroup
+from broker.app.retry import GiveUp, Redeliver
+from broker.app.scope import one_transaction
+from broker.consuming.processing import AsyncProcessing, Processing
+from broker.dedup import Processed
+from broker.errors import BodyError
+from broker.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from broker.app.host import HandlerHost
+    from broker.consumer import Consumer
+
+_WAITS_S = (0.5, 1, 2, 5, 10, *[30] * 16)  # for a database that is away; less than the time to acknowledge
+_log = logging.getLogger("broker")
+
+
+class Loop(Protocol):
+    """Runs coroutines for threads."""
+
+    def wait(self, coroutine: Coroutine[Any, Any, None]) -> None: ...
+
+
+class Settlement:
+    """What becomes of one message: the consumer's part in `Processing`, with the handler's policy."""
+
+    def __init__(self, consumer: Consumer, handler: Handler) -> None:
+        self._consumer, self._handler = consumer, handler
+        self.group = consumer.group
+        self.has_begun = False  # the transaction that notes the message
+        self.error: BaseException | None = None  # of the handler
+
+    @property
+    def processed(self) -> Processed:
+        return self._consumer.processed
+
+    def ack(self, message: ReceivedMessage) -> bool:
+        """The message is done."""
+        return self._consumer.ack(message)
+
+    def retry(self, message: ReceivedMessage) -> bool:
+        """The transaction was rolled back. One that had not begun is tried again by `Execution`, in hand."""
+        if not self.has_begun:
+            return False
+        return self.fail(message, self.error)
+
+    def fail(self, message: ReceivedMessage, error: BaseException | None) -> bool:
+        """Deliver the message again later, or to the dead letters, as the policy decides."""
+        consumer = self._consumer
+        decision = self._handler.retry.decide(error, message.reconsume_times)
+        where = f"{self._handler.name} failed on {message.topic} message {message.message_id}"
+        match decision:
+            case GiveUp(reason):
+                _log.error("%s; it goes to the dead letters of %s: %s", where, self.group, reason, exc_info=error)
+                return consumer.retry(message, -1, reason=reason)
+            case Redeliver(delay_s):
+                _log.warning("%s; it is delivered again in %g s: %r", where, delay_s, error, exc_info=error)
+                return consumer.retry(message, delay_s=delay_s)
+
+
+class Execution:
+    """The messages of one group, run by threads that share it."""
+
+    def __init__(
+        self, app: HandlerHost, group: HandlerGroup, consumer: Consumer, loop: Loop, stopping: threading.Event
+    ) -> None:
+        self._app, self._group, self._consumer = app, group, consumer
+        self._loop, self._stopping = loop, stopping
+
+    def run(self, message: ReceivedMessage) -> None:
+        """Process one message. Raises StoreFull, StoreError, SyncFailed when it cannot be settled."""
+        handler = self._group.handler_of(message)
+        if handler is None:  # no handler selects its tag
+            self._consumer.ack(message)
+            return
+        settlement = Settlement(self._consumer, handler)
+        try:
+            value = self._value(handler, message)
+        except BodyError as error:
+            settlement.fail(message, error)
+            return
+        for wait_s in _WAITS_S:
+            if self._attempt(handler, settlement, value, message):
+                return
+            if self._stopping.wait(wait_s):
+                return  # in hand: the next owner of the queue gets it
+        settlement.fail(message, settlement.error)
+
+    def _value(self, handler: Handler, message: ReceivedMessage) -> Any:
+        if handler.parameters.body is None:
+            return None
+        body = self._app.body_of(message.topic)
+        return body.decode(message.body, message.properties, handler.parameters.body_type)
+
+    def _attempt(self, handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage) -> bool:
+        """One try; False when the database did not begin the transaction, and the message is still in hand."""
+        has_session = handler.parameters.session is not None
+        try:
+            if handler.is_async:
+                run = self._in_async_transaction if has_session else self._alone_async
+                self._loop.wait(run(handler, settlement, value, message))
+            elif has_session:
+                self._in_transaction(handler, settlement, value, message)
+            else:
+                handler.function(**handler.arguments(value, message, None))
+        except Exception as error:  # noqa: BLE001 - whatever an application raises; the policy decides
+            if has_session and not settlement.has_begun:
+                settlement.error = error
+                _log.warning(
+                    "%s waits, since its database did not answer: %s", handler.name, " ".join(str(error).split())[:300]
+                )
+                return False
+            if not has_session and not (self._stopping.is_set() and isinstance(error, CancelledError)):
+                settlement.fail(message, error)
+            return True
+        if not has_session:
+            settlement.ack(message)
+        return True
+
+    def _in_transaction(self, handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage) -> None:
+        from sqlalchemy.orm import Session
+
+        with Session(self._app.engine) as session, Processing(settlement, message, session) as first:
+            settlement.has_begun = True
+            if not first:
+                return
+            with _noting(settlement), one_transaction(session, handler.name), self._app.entered(session):
+                handler.function(**handler.arguments(value, message, session))
+
+    async def _in_async_transaction(
+        self, handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage
+    ) -> None:
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        async with (
+            AsyncSession(self._app.async_engine) as session,
+            AsyncProcessing(settlement, message, session) as first,
+        ):
+            settlement.has_begun = True
+            if not first:
+                return
+            with _noting(settlement), one_transaction(session.sync_session, handler.name), self._app.entered(session):
+                await handler.function(**handler.arguments(value, message, session))
+
+    @staticmethod
+    async def _alone_async(handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage) -> None:  # noqa: ARG004 - like the others
+        await handler.function(**handler.arguments(value, message, None))
+
+
+class _noting:  # noqa: N801 - a context manager, used as a function
+    """Keeps what a handler raises, for the policy."""
+
+    def __init__(self, settlement: Settlement) -> None:
+        self._settlement = settlement
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, asyncio.CancelledError):
+            self._settlement.error = error

@@ -1,0 +1,194 @@
+"""What `@app.on` declares: which messages a function handles, and what it is called with; checked there."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from broker.app.bodies import decoder
+from broker.app.retry import Retry
+from broker.consuming.arguments import check_consumer_names
+from broker.consuming.tags import Selection
+from broker.errors import BrokerError
+from broker.message import ReceivedMessage
+
+_CONCURRENCY_MAX = 1000
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Parameters(NamedTuple):
+    """The parameters of a handler by what they receive; None for what it does not take."""
+
+    body: str | None
+    body_type: Any  # None without an annotation
+    session: str | None
+    is_async_session: bool
+    message: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Handler:
+    """A function, and the messages that it handles. Raises BrokerError for what cannot work."""
+
+    function: Callable[..., Any]
+    topic: str
+    group: str
+    tags: str
+    retry: Retry
+    concurrency: int
+    ordered: bool
+    start: Any
+    parameters: Parameters = field(init=False)
+    is_async: bool = field(init=False)
+    selection: Selection = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_consumer_names(self.group, self.topic)
+        if not isinstance(self.retry, Retry):
+            raise BrokerError(f"{self.name}: retry= takes a broker.Retry(...), not {self.retry!r:.60}")
+        if type(self.concurrency) is not int or not 1 <= self.concurrency <= _CONCURRENCY_MAX:
+            reason = f"concurrency is a number of threads from 1 to {_CONCURRENCY_MAX}"
+            raise BrokerError(f"{self.name}: {reason}, not {self.concurrency!r:.60}")
+        found = {
+            "parameters": parameters_of(self.function, self.name),
+            "is_async": inspect.iscoroutinefunction(self.function),
+            "selection": Selection.parse(self.tags),
+        }
+        self.__dict__.update(found)  # past the frozen fields
+        if self.parameters.session is not None and self.parameters.is_async_session != self.is_async:
+            kind = ("a Session", "an AsyncSession")[self.is_async]
+            raise BrokerError(f"{self.name} is {'async' if self.is_async else 'not async'}: its session must be {kind}")
+
+    @property
+    def name(self) -> str:
+        """The function, for people."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def arguments(self, value: Any, message: ReceivedMessage, session: Any) -> dict[str, Any]:
+        """What the function is called with."""
+        given = ((self.parameters.body, value), (self.parameters.session, session), (self.parameters.message, message))
+        return {name: one for name, one in given if name is not None}
+
+
+def parameters_of(function: Callable[..., Any], name: str) -> Parameters:
+    """Which parameter of a function receives what. Raises BrokerError.
+
+    A parameter annotated with a session of SQLAlchemy's, or named `session`, receives the session; one annotated with
+    `ReceivedMessage`, or named `message`, the message; the first of the others the body. The rest needs defaults.
+    """
+    hints = _hints(function, name)
+    body = body_type = session = message = None
+    is_async_session = inspect.iscoroutinefunction(function)
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints.get(parameter.name)
+        if parameter.kind not in _NAMED:
+            raise BrokerError(f"{name}: a handler has plain parameters, and {parameter} is not one")
+        if (kind := _session_kind(hint)) or (hint is None and parameter.name == "session"):
+            session = _only(session, parameter.name, name, "session")
+            is_async_session = is_async_session if kind is None else kind == "AsyncSession"
+        elif hint is ReceivedMessage or (hint is None and parameter.name == "message"):
+            message = _only(message, parameter.name, name, "message")
+        elif body is None:
+            body, body_type = parameter.name, hint
+        elif parameter.default is inspect.Parameter.empty:
+            text = "besides the body a handler takes a Session or AsyncSession, and a broker.ReceivedMessage"
+            raise BrokerError(f"{name}: nothing is known to give for the parameter {parameter.name!r}: {text}")
+    if body_type is not None:
+        decoder(body_type)
+    return Parameters(body, body_type, session, is_async_session, message)
+
+
+def _hints(function: Callable[..., Any], name: str) -> Mapping[str, Any]:
+    if not callable(function):
+        raise BrokerError(f"@app.on decorates a function, not {function!r:.60}")
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        text = "import what its annotations name outside TYPE_CHECKING, so that its arguments can be made"
+        raise BrokerError(f"{name}: its annotations cannot be read ({error}): {text}") from None
+
+
+def _session_kind(hint: Any) -> str | None:
+    """`Session` or `AsyncSession` for a session class of SQLAlchemy's, without importing it."""
+    for kind in getattr(hint, "__mro__", ()):
+        if kind.__name__ in ("Session", "AsyncSession") and kind.__module__.startswith("sqlalchemy."):
+            return str(kind.__name__)
+    return None
+
+
+def _only(known: str | None, name: str, handler: str, what: str) -> str:
+    if known is not None:
+        raise BrokerError(f"{handler} takes the {what} twice: {known} and {name}")
+    return name
+
+
+@dataclass(frozen=True)
+class HandlerGroup:
+    """The handlers of one consumer group, which are one subscription. Raises BrokerError when they contradict."""
+
+    group: str
+    handlers: tuple[Handler, ...]
+
+    def __post_init__(self) -> None:
+        first = self.handlers[0]
+        for one in self.handlers[1:]:
+            for name in ("concurrency", "ordered", "start"):
+                if getattr(one, name) != getattr(first, name):
+                    reason = (
+                        f"{first.name} and {one.name} are of group {self.group} and share its threads and positions"
+                    )
+                    raise BrokerError(f"{reason}: give both the same {name}, or a group of its own to one")
+        for number, one in enumerate(self.handlers):
+            for other in self.handlers[:number]:
+                if one.topic == other.topic and _overlap(one.selection, other.selection):
+                    text = f"{other.name} and {one.name} both handle {one.topic} in group {self.group}"
+                    raise BrokerError(
+                        f"{text}, and a group handles a message once: give one another group, or other tags"
+                    )
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(sorted({one.topic for one in self.handlers}))
+
+    @property
+    def tags(self) -> str:
+        """What the consumer selects: the tags of all handlers where there is one topic, else everything."""
+        if len(self.topics) > 1 or any(one.selection.takes_all for one in self.handlers):
+            return "*"
+        return " || ".join(one.tags for one in self.handlers)
+
+    @property
+    def max_retries(self) -> int:
+        return max(one.retry.max_retries for one in self.handlers)
+
+    def handler_of(self, message: ReceivedMessage) -> Handler | None:
+        """The handler of a message; None when no handler selects it."""
+        for one in self.handlers:
+            if one.topic == message.topic and one.selection.matches(message.tag):
+                return one
+        return None
+
+
+def groups_of(handlers: Iterable[Handler]) -> list[HandlerGroup]:
+    """The handlers by consumer group, in the order of their declaration."""
+    found: dict[str, list[Handler]] = {}
+    for one in handlers:
+        found.setdefault(one.group, []).append(one)
+    return [HandlerGroup(group, tuple(members)) for group, members in found.items()]
+
+
+def replayed(group: HandlerGroup, as_group: str, start: Any) -> HandlerGroup:
+    """The handlers of a group under another group's name, which begins at a time and keeps positions of its own.
+
+    Raises BrokerError, MessageRejected.
+    """
+    if as_group == group.group:
+        raise BrokerError(f"a replay needs a group of its own, and {as_group} is the group that it repeats")
+    return HandlerGroup(as_group, tuple([replace(one, group=as_group, start=start) for one in group.handlers]))
+
+
+def _overlap(one: Selection, other: Selection) -> bool:
+    return one.takes_all or other.takes_all or bool(one.tags & other.tags)

@@ -1,0 +1,80 @@
+"""From a value that an application sends to the message, and what the producer and the table of keys need to know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypedDict
+
+from broker.app.bodies import TopicBody
+from broker.app.cloud_events import attributes
+from broker.app.sent_keys import check_key
+from broker.errors import MessageRejected
+from broker.message import Message
+
+_DAY_S = 86_400.0
+
+
+class SendKeywords(TypedDict, total=False):
+    """What a send may say besides topic and value."""
+
+    tag: str  # what consumers select by
+    keys: Sequence[str]  # what the message is found by later
+    properties: Mapping[str, str]  # the application's
+    sharding_key: str | None  # messages with the same one are consumed in the order of sending
+    deliver_at: datetime | int | None  # with a time zone; or milliseconds since 1970
+    delay: timedelta | float | None  # or seconds
+    dedup_key: str | None  # one message for it within the window
+    dedup_window: timedelta | float  # or seconds; by default a day
+
+
+class Outgoing(NamedTuple):
+    """A message that is to be sent."""
+
+    message: Message
+    placing: dict[str, Any]  # keyword arguments of Producer.send
+    dedup_key: str | None
+    window_ms: int
+
+
+def outgoing(
+    topic: str,
+    value: Any,
+    declared: TopicBody,
+    application: str,
+    *,
+    tag: str = "",
+    keys: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+    sharding_key: str | None = None,
+    deliver_at: datetime | int | None = None,
+    delay: timedelta | float | None = None,
+    dedup_key: str | None = None,
+    dedup_window: timedelta | float = _DAY_S,
+) -> Outgoing:
+    """The message of a value, with the attributes of its event. Raises MessageRejected."""
+    body, content_type = declared.encode(value)
+    window_ms = _window_ms(dedup_window)
+    if dedup_key is not None:
+        check_key(dedup_key, window_ms)
+    event = attributes(
+        event_type=declared.event_type or _type_name(value) or topic, source=f"/{application}",
+        content_type=content_type, now_ms=time.time_ns() // 1_000_000, version=declared.version, key=dedup_key,
+    )  # fmt: skip
+    message = Message(topic, body, tag, keys, {**event, **(properties or {})})
+    placing = {"sharding_key": sharding_key, "deliver_at": deliver_at, "delay": delay}
+    return Outgoing(message, placing, dedup_key, window_ms)
+
+
+def _type_name(value: Any) -> str:
+    """The class of a value that an application made; nothing for plain values."""
+    kind = type(value)
+    return "" if kind.__module__ == "builtins" else kind.__name__
+
+
+def _window_ms(window: timedelta | float) -> int:
+    seconds = window.total_seconds() if isinstance(window, timedelta) else window
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise MessageRejected(f"dedup_window is a timedelta or a number of seconds, not {window!r:.60}")
+    return int(seconds * 1000)

@@ -1,0 +1,83 @@
+"""The transaction that a send joins without naming it: of the handler, or of the `app.transaction()` block, it is in.
+
+A scope ends with its block. A task or a callback that outlives the block still sees it, and its sends are refused
+instead of joining a transaction that is never committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import TransactionError
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """A session whose transaction sends join, until the block is left."""
+
+    session: Any  # Session or AsyncSession
+    is_over: bool = False
+
+
+class Scopes:
+    """The scopes of one application, by thread and task."""
+
+    def __init__(self) -> None:
+        self._current: ContextVar[Scope | None] = ContextVar("checkback_scope", default=None)
+
+    def session(self) -> Any:
+        """The session of the innermost block; None outside. Raises TransactionError in a task that outlived it."""
+        scope = self._current.get()
+        if scope is None:
+            return None
+        if scope.is_over:
+            text = "the transaction of the handler or block that began this task is over"
+            raise TransactionError(f"{text}: send before it ends, or in a transaction of its own, app.transaction()")
+        return scope.session
+
+    @contextlib.contextmanager
+    def entered(self, session: Any) -> Iterator[None]:
+        """Within the block, sends join the session's transaction."""
+        scope = Scope(session)
+        token = self._current.set(scope)
+        try:
+            yield
+        finally:
+            scope.is_over = True
+            self._current.reset(token)
+
+
+@contextlib.contextmanager
+def one_transaction(session: Session, handler: str) -> Iterator[None]:
+    """While a handler runs: its session's transaction is the one that notes the message, and only its end commits it.
+
+    A handler that commits by itself would save its effects apart from the note that the message was processed. Raises
+    TransactionError at its commit(), or at its end after a rollback().
+    """
+    from sqlalchemy import event
+
+    begun = session.get_transaction()
+
+    def refuse(_: object) -> None:
+        if session.in_nested_transaction():  # a savepoint ends
+            return
+        text = f"{handler} commits the session that it was given, which checkback commits when the handler returns"
+        raise TransactionError(f"{text}: leave the commit out, or use begin_nested() for a part that may fail")
+
+    event.listen(session, "before_commit", refuse)
+    try:
+        yield
+    finally:
+        event.remove(session, "before_commit", refuse)
+    if session.get_transaction() is not begun:
+        text = (
+            f"{handler} rolled back the session that it was given, and with it the note that the message was processed"
+        )
+        raise TransactionError(f"{text}: raise an exception instead, or use begin_nested() for a part that may fail")

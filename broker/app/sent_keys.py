@@ -1,0 +1,78 @@
+"""Send a message once for a business key: a row in the application's database, in the transaction of the send.
+
+    checkback_sent    topic, dedup_key, sent_ms
+
+The row commits and rolls back with the message. Of two transactions that send one key, the second waits for the first,
+and sends only if that rolled back.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from broker.dedup import insert_once, row_count
+from broker.errors import BrokerError, MessageRejected
+from broker.tables import make_tables
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, MetaData, Table
+    from sqlalchemy.orm import Session
+
+_KEY_SIZE = 255
+
+
+class SentKeys:
+    """The table `checkback_sent`."""
+
+    def __init__(self, *, table: str = "checkback_sent", schema: str | None = None) -> None:
+        self.metadata, self.rows = _table(table, schema)
+
+    def create_all(self, engine: Engine) -> None:
+        """Make the table, where it is not there yet; other processes may do so at the same moment."""
+        make_tables(self.metadata, engine)
+
+    def first_time(self, session: Session, topic: str, key: str, window_ms: int, *, now_ms: int | None = None) -> bool:
+        """Note a send in the session's transaction; False when the key was sent to the topic within the window.
+
+        By the wall clock of this machine. Raises MessageRejected for what is not a key or a window.
+        """
+        check_key(key, window_ms)
+        now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        rows = self.rows
+        same = (rows.c.topic == topic) & (rows.c.dedup_key == key)
+        if insert_once(session, rows, {"topic": topic, "dedup_key": key, "sent_ms": now_ms}):
+            return True
+        expired = same & (rows.c.sent_ms <= now_ms - window_ms)
+        statement = rows.update().where(expired).values(sent_ms=now_ms)
+        return row_count(session.execute(statement, execution_options={"preserve_rowcount": True})) == 1
+
+    def forget(self, session: Session, older_than_ms: int) -> int:
+        """Remove rows older than a time, by this machine's clock, and return how many. Commit yourself."""
+        if older_than_ms < 0:
+            raise BrokerError(f"older_than_ms is milliseconds since 1970, not {older_than_ms}")
+        return row_count(session.execute(self.rows.delete().where(self.rows.c.sent_ms < older_than_ms)))
+
+
+def check_key(key: object, window_ms: int) -> None:
+    """Raises MessageRejected for what cannot be a key or a window."""
+    if not isinstance(key, str) or not key or len(key) > _KEY_SIZE:
+        raise MessageRejected(f"a dedup_key is text of 1 to {_KEY_SIZE} characters, not {key!r:.60}")
+    if window_ms <= 0:
+        raise MessageRejected(f"dedup_window is a time above 0, not {window_ms} ms")
+
+
+def _table(table: str, schema: str | None) -> tuple[MetaData, Table]:
+    """The table, in a metadata of its own, which Alembic takes in `target_metadata`."""
+    from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table
+
+    metadata = MetaData(schema=schema)
+    rows = Table(
+        table,
+        metadata,
+        Column("topic", String(255), primary_key=True),
+        Column("dedup_key", String(_KEY_SIZE), primary_key=True),
+        Column("sent_ms", BigInteger, nullable=False),
+        Index(f"{table}_ms", "sent_ms"),
+    )
+    return metadata, rows

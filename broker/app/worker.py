@@ -1,0 +1,197 @@
+"""The handlers of an application at work in this process: threads for each group, and one event loop for all.
+
+A group has one consumer, whose threads take turns to receive. An async handler runs in the loop, and a thread waits
+for it. Stopping finishes what runs and gives the queues back; what is still running after the time that it is given is
+delivered again to another process, and its effects happen once nevertheless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from broker.app.delivery import DelayedDelivery
+from broker.app.execution import Execution
+from broker.app.handlers import HandlerGroup
+from broker.errors import BrokerError, StoreError, StoreFull
+from broker.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from broker.app.host import HandlerHost
+
+GRACE_S = 30.0
+_RECEIVE_S = 0.2  # how soon a thread notices that it is to stop
+_FULL_S = 1.0  # between tries while the disk is full
+_log = logging.getLogger("broker")
+
+
+class LoopThread:
+    """An event loop in a thread of its own, made when the first coroutine is to run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine in the loop, and wait for it."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="checkback-loop", daemon=True)
+                self._thread.start()
+            loop = self._loop
+        asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    def close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
+        """Cancel what still runs, run one `last` coroutine, and end the thread."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            if last is not None:
+                last.close()
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_all(last), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _cancel_all(last: Coroutine[Any, Any, Any] | None) -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    if last is not None:
+        await last
+
+
+class GroupWorker:
+    """One group's consumer in this process, and the threads that process its messages."""
+
+    def __init__(self, app: HandlerHost, group: HandlerGroup, loop: LoopThread) -> None:
+        self._stopping = threading.Event()
+        first = group.handlers[0]
+        self.consumer = app.store.consumer(
+            group.group, group.topics, tags=group.tags, ordered=first.ordered, start=first.start,
+            max_retries=group.max_retries, processed=app.processed,
+        )  # fmt: skip
+        self._execution = Execution(app, group, self.consumer, loop, self._stopping)
+        self._turn, self._counting = threading.Lock(), threading.Lock()
+        self.failure: BaseException | None = None
+        self.handled = self.running = 0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"checkback-{group.group}-{number}", daemon=True)
+            for number in range(first.concurrency)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with self._turn:
+                    message = None if self._stopping.is_set() else self.consumer.receive(_RECEIVE_S)
+                if message is not None:
+                    self._run(message)
+            except StoreFull as error:
+                _log.error("%s: what is in hand is settled when there is room", error)
+                self._stopping.wait(_FULL_S)
+            except BaseException as error:  # noqa: BLE001 - a thread that dies would process nothing any more
+                self.failure = error
+                self._stopping.set()
+                return
+
+    def _run(self, message: ReceivedMessage) -> None:
+        with self._counting:
+            self.running += 1
+        try:
+            self._execution.run(message)
+        finally:
+            with self._counting:
+                self.running -= 1
+                self.handled += 1
+
+    def stop(self) -> None:
+        """Receive nothing more."""
+        self._stopping.set()
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait for what runs, until a time of the monotonic clock; whether it is done."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+
+class Workers:
+    """All groups of an application in this process. `with app.workers(): ...`, or `start` and `stop`."""
+
+    def __init__(self, app: HandlerHost, groups: Sequence[HandlerGroup] | None = None) -> None:
+        """`groups` are those that work here; by default all of the application."""
+        self._app, self._loop = app, LoopThread()
+        self._wanted = groups
+        self._groups: list[GroupWorker] = []
+        self._delivery: DelayedDelivery | None = None
+
+    def start(self) -> Self:
+        """Open the application and start its threads. Raises what `App.start` and `LiveStore.consumer` raise."""
+        self._app.start()
+        try:
+            for group in self._app.groups if self._wanted is None else self._wanted:
+                self._groups.append(GroupWorker(self._app, group, self._loop))
+            if not self._groups:
+                self._delivery = DelayedDelivery(self._app.store)
+        except BaseException:
+            self.stop(0)
+            raise
+        return self
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the threads of a group ended by themselves; None while all is well."""
+        return next((one.failure for one in self._groups if one.failure is not None), None)
+
+    @property
+    def handled(self) -> int:
+        """How many messages were received and settled, repeated ones included."""
+        return sum(one.handled for one in self._groups)
+
+    @property
+    def running(self) -> int:
+        """How many messages are being processed."""
+        return sum(one.running for one in self._groups)
+
+    def stop(self, grace_s: float = GRACE_S) -> bool:
+        """Receive nothing more, finish what runs for up to `grace_s`, give the queues back; whether all finished."""
+        for one in self._groups:
+            one.stop()
+        deadline_s = time.monotonic() + grace_s
+        finished = [one.join(deadline_s) for one in self._groups]
+        engine = self._app.async_engine
+        self._loop.close(None if engine is None else engine.dispose())
+        for one in self._groups:
+            try:
+                one.consumer.close()
+            except BrokerError as error:
+                _log.warning("a consumer was not closed cleanly: %s", error)
+        self._groups.clear()
+        if self._delivery is not None:
+            self._delivery.close()
+            self._delivery = None
+        return all(finished)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failure = self.failure
+        self.stop()
+        if failure is not None and error is None:
+            raise failure if isinstance(failure, BrokerError) else StoreError(f"a worker ended: {failure!r}")

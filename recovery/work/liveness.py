@@ -1,0 +1,43 @@
+"""A file whose time says that the workers live: for a container's probe, or a supervisor of the system.
+
+test $(($(date +%s) - $(stat -c %Y worker.alive))) -lt 15
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+
+from broker.errors import BrokerError
+
+
+class LivenessFile:
+    """Written at most once a second while everything works, removed at a clean end. Its text says what works."""
+
+    def __init__(self, path: str) -> None:
+        """Raises BrokerError when it cannot be written."""
+        self.path = path
+        self._written_s = float("-inf")
+        self.beat({})
+
+    def beat(self, state: dict[str, object]) -> None:
+        """Say that all is well now."""
+        now_s = time.monotonic()
+        if now_s - self._written_s < 1:
+            return
+        text = json.dumps({"pid": os.getpid(), "time_ms": time.time_ns() // 1_000_000, **state})
+        temporary = f"{self.path}.{os.getpid()}"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+            os.replace(temporary, self.path)
+        except OSError as error:
+            raise BrokerError(f"the liveness file {self.path} cannot be written: {error.strerror}") from None
+        self._written_s = now_s
+
+    def remove(self) -> None:
+        """The workers end."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)

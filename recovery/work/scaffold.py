@@ -1,0 +1,39 @@
+"""`checkback new shop`: a small application with its tests, which runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from broker.errors import BrokerError
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TEMPLATES = Path(__file__).parent / "template"
+_FILES = {"application.py.txt": "{name}.py", "tests.py.txt": "test_{name}.py", "readme.md.txt": "README.md"}
+
+
+def make_application(directory: str) -> Iterator[str]:
+    """Make the files in a new or empty directory; yields a line for each, and the next steps.
+
+    Raises BrokerError when the directory holds anything, or when its name is not that of a module.
+    """
+    name = os.path.basename(os.path.normpath(directory))
+    if not _NAME.fullmatch(name) or name in ("broker", "recovery", "test"):
+        raise BrokerError(f"{name!r:.60} cannot name an application: use a to z, digits and _, as in shop")
+    os.makedirs(directory, exist_ok=True)
+    if held := sorted(os.listdir(directory)):
+        raise BrokerError(f"{directory} is not empty (it holds {held[0]}): nothing was made. Name another directory")
+    for template, file_name in _FILES.items():
+        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        path = os.path.join(directory, file_name.format(name=name))
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text.replace("__NAME__", name))
+        yield f"made {path}"
+    yield ""
+    yield "Next:"
+    yield f"  cd {directory}"
+    yield "  python -m pytest                        its tests; one kills the workers"
+    yield f"  python {name}.py lamp chair               place two orders"
+    yield f"  checkback work {name}:app --processes 2   charge them; Ctrl-C stops it"

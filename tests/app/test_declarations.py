@@ -1,0 +1,116 @@
+"""Handlers and applications that cannot work are refused when they are declared."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import broker
+from broker.errors import BrokerError, TransactionError
+from broker.testing.fixtures import SMALL
+from tests.app.shop import (
+    Placed,
+    until,
+)
+
+
+def no_hint(placed, session) -> None:  # type: ignore[no-untyped-def]
+    pass
+
+
+def twice(a: Session, b: Session) -> None:
+    pass
+
+
+def unknown(placed: Placed, other: int) -> None:
+    pass
+
+
+def starred(*placed: Placed) -> None:
+    pass
+
+
+async def wrong_session(placed: Placed, session: Session) -> None:
+    pass
+
+
+async def async_session(placed: Placed, session: AsyncSession) -> None:
+    pass
+
+
+def strange(placed: complex) -> None:
+    pass
+
+
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (twice, {}, "takes the session twice: a and b"),
+    (unknown, {}, "nothing is known to give for the parameter 'other'"),
+    (starred, {}, "plain parameters"),
+    (wrong_session, {}, "is async: its session must be an AsyncSession"),
+    (async_session, {}, r"App\(async_engine="),
+    (strange, {}, "cannot be decoded as complex"),
+    (no_hint, {"concurrency": 0}, "concurrency is a number of threads"),
+    (no_hint, {"retry": 3}, "retry= takes a broker.Retry"),
+    (no_hint, {"group": ""}, "consumer group has from 1"),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "sentence"), WRONG)
+def test_a_handler_that_cannot_work_is_refused(
+    app: broker.App, function: Any, arguments: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(BrokerError, match=sentence):
+        app.on("orders", **{"group": "billing", **arguments})(function)
+    assert app.groups == []
+
+
+def test_handlers_of_one_group_must_agree(app: broker.App) -> None:
+    app.on("orders", group="billing", tags="a")(no_hint)
+    for arguments, sentence in (
+        ({"tags": "a || b"}, "a group handles a message once"),
+        ({"tags": "*"}, "a group handles a message once"),
+        ({"tags": "b", "concurrency": 2}, "the same concurrency"),
+        ({"tags": "b", "start": "last"}, "the same start"),
+    ):
+        with pytest.raises(BrokerError, match=sentence):
+            app.on("orders", group="billing", **arguments)(no_hint)  # type: ignore[arg-type]
+    assert len(app.groups[0].handlers) == 1
+
+
+def test_without_a_database_sends_are_plain_and_handlers_at_least_once(tmp_path: Path) -> None:
+    app = broker.App(tmp_path / "plain.store", topics=["visits"], layout=SMALL, sync="os")
+    seen: list[Any] = []
+
+    @app.on("visits", group="statistics")
+    def count_visit(visit, message) -> None:  # type: ignore[no-untyped-def]
+        seen.append((visit, message.topic))
+
+    with pytest.raises(BrokerError, match=r"App\(engine=create_engine"):
+        app.on("visits", group="other")(no_hint)
+    with app:
+        app.send("visits", {"page": "/"})
+        asyncio.run(app.send_async("visits", "text"))
+        with pytest.raises(TransactionError, match="kept in the application's database"):
+            app.send("visits", "text", dedup_key="a")
+        with pytest.raises(TransactionError, match="no transactions of messages"), app.transaction():
+            pass
+        with app.workers():
+            until(lambda: len(seen) == 2)
+    assert sorted(map(str, seen)) == ["('text', 'visits')", "({'page': '/'}, 'visits')"]
+
+
+def test_engines_of_two_databases_are_refused(tmp_path: Path) -> None:
+    one, other = (
+        create_engine(f"sqlite:///{tmp_path}/a.db"),
+        create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/b.db"),
+    )
+    with pytest.raises(BrokerError, match="must lead to one database"):
+        broker.App(tmp_path / "store", engine=one, async_engine=other)
+    with pytest.raises(BrokerError, match="check-back works without an event loop"):
+        broker.App(tmp_path / "store", async_engine=other)

@@ -1,0 +1,7 @@
+"""The databases of the applications that are killed."""
+
+from __future__ import annotations
+
+from tests.ledger.databases import postgres_socket, postgres_url, sqlite_url
+
+__all__ = ["postgres_socket", "postgres_url", "sqlite_url"]

@@ -1,0 +1,12 @@
+"""A process that places orders until it is killed: `python -m tests.work.customer`."""
+
+import time
+
+from tests.work.killed_shop import place
+
+PAUSE_S = 0.05  # the handlers keep up with it
+
+if __name__ == "__main__":
+    while True:
+        place()
+        time.sleep(PAUSE_S)
