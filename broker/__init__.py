@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from broker.cluster.cluster_consumer import ClusterConsumer
     from broker.cluster.live_cluster import LiveCluster
     from broker.consumer import Consumer
-    from broker.dedup import Processed
+    from broker.database.dedup import Processed
     from broker.destination import SendResult
     from broker.ledger import Ledger
     from broker.live import LiveStore
@@ -128,7 +128,7 @@ _HOMES = {
     "LiveStore": "broker.live",
     "LocalTransactionState": "broker.transaction.service",
     "Message": "broker.message",
-    "Processed": "broker.dedup",
+    "Processed": "broker.database.dedup",
     "Producer": "broker.producer",
     "ReceivedMessage": "broker.message",
     "Retention": "broker.store.maintain.retention",

@@ -38,7 +38,7 @@ from broker.message import ReceivedMessage
 from broker.receiving import Receiver
 
 if TYPE_CHECKING:
-    from broker.dedup import Processed
+    from broker.database.dedup import Processed
     from broker.writable_store import WritableStore
 
 ACK_TIMEOUT_S = 900.0  # RocketMQ: consumeTimeout, 15 minutes

@@ -6,7 +6,7 @@
     checkback_ledger       ledger_key (a time, then chance), state (8 committed, 12 rolled back), producer_group,
                            store_id, decided_by
     checkback_ledger_mark  store_id, low_water_ms: rows older than this were removed
-    checkback_ledger_binding   whose ledger it is: see broker.ledger_binding
+    checkback_ledger_binding   whose ledger it is: see broker.database.ledger_binding
 
 The row says "committed", and exists if and only if the local transaction committed. Check-back that finds none for a
 transaction in doubt inserts the same key as "rolled back", the tombstone: the primary key lets only one of the two in,
@@ -26,11 +26,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from broker.database.ledger_binding import Binding, KnownLedgers, bind, binding_table
+from broker.database.ledger_identity import Execute, Observed, observe
+from broker.database.tables import make_tables, make_tables_async
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY
 from broker.errors import BrokerError, TransactionError
-from broker.ledger_binding import Binding, KnownLedgers, bind, binding_table
-from broker.ledger_identity import Execute, Observed, observe
-from broker.tables import make_tables, make_tables_async
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from broker.consumer import Consumer
-    from broker.dedup import Processed
+    from broker.database.dedup import Processed
     from broker.ledger import Ledger
     from broker.producer import Producer
 

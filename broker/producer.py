@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from broker.database.ledger_binding import LEDGER_BINDING
 from broker.destination import Destinations, SendResult
 from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
@@ -30,7 +31,6 @@ from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
 from broker.errors import TransactionError
 from broker.format import properties as names
 from broker.ledger import Ledger
-from broker.ledger_binding import LEDGER_BINDING
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
 from broker.send_arguments import SendOptions, check_group, check_message, checked_batch, checked_topics

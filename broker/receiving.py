@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
-    from broker.dedup import Processed
+    from broker.database.dedup import Processed
 
 _PAUSE_FIRST_S, _PAUSE_LAST_S = 0.0005, 0.004  # between looks: soon after a message, later when nothing comes
 
@@ -167,7 +167,7 @@ class Receiver(abc.ABC):
     def processed(self) -> Processed:
         """The table of what the group processed."""
         if self._processed is None:
-            from broker.dedup import Processed
+            from broker.database.dedup import Processed
 
             self._processed = Processed()
         return self._processed

@@ -19,7 +19,7 @@ from broker.app.handlers import Handler, HandlerGroup
 from broker.app.retry import GiveUp, Redeliver
 from broker.app.scope import one_transaction
 from broker.consuming.processing import AsyncProcessing, Processing
-from broker.dedup import Processed
+from broker.database.dedup import Processed
 from broker.errors import BodyError
 from broker.message import ReceivedMessage
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.app.bodies import TopicBody
 from broker.app.handlers import HandlerGroup
-from broker.dedup import Processed
+from broker.database.dedup import Processed
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from broker.dedup import insert_once, row_count
+from broker.database.dedup import insert_once, row_count
+from broker.database.tables import make_tables
 from broker.errors import BrokerError, MessageRejected
-from broker.tables import make_tables
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table

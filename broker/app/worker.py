@@ -30,7 +30,7 @@ _FULL_S = 1.0  # between tries while the disk is full
 _log = logging.getLogger("broker")
 
 
-class LoopThread:
+class HandlerLoop:
     """An event loop in a thread of its own, made when the first coroutine is to run."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ async def _cancel_all(last: Coroutine[Any, Any, Any] | None) -> None:
 class GroupWorker:
     """One group's consumer in this process, and the threads that process its messages."""
 
-    def __init__(self, app: HandlerHost, group: HandlerGroup, loop: LoopThread) -> None:
+    def __init__(self, app: HandlerHost, group: HandlerGroup, loop: HandlerLoop) -> None:
         self._stopping = threading.Event()
         first = group.handlers[0]
         self.consumer = app.store.consumer(
@@ -133,7 +133,7 @@ class Workers:
 
     def __init__(self, app: HandlerHost, groups: Sequence[HandlerGroup] | None = None) -> None:
         """`groups` are those that work here; by default all of the application."""
-        self._app, self._loop = app, LoopThread()
+        self._app, self._loop = app, HandlerLoop()
         self._wanted = groups
         self._groups: list[GroupWorker] = []
         self._delivery: DelayedDelivery | None = None

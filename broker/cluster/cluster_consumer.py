@@ -34,7 +34,7 @@ from broker.receiving import Receiver
 from broker.remoting.bodies import ConsumerData, SubscriptionData
 
 if TYPE_CHECKING:
-    from broker.dedup import Processed
+    from broker.database.dedup import Processed
 
 _SUSPEND_S = 1.0  # RocketMQ: suspendCurrentQueueTimeMillis
 _BACK_FAILED_S = 5.0  # RocketMQ: ConsumeMessageConcurrentlyService.submitConsumeRequestLater

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import ssl
     from datetime import datetime
 
-    from broker.dedup import Processed
+    from broker.database.dedup import Processed
     from broker.ledger import Ledger
 
 _OF_A_STORE = {

@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from broker.dedup import Processed
+from broker.database.dedup import Processed
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from broker.database.ledger_binding import ID_SIZE, Binding
+from broker.database.ledger_identity import DatabaseIdentity
 from broker.django.connection_watch import watch_of
 from broker.django.rows import DjangoRows
 from broker.enlisting.enlistment import Branch, JoinableTransaction
 from broker.errors import TransactionError
 from broker.ledger import Ledger
-from broker.ledger_binding import ID_SIZE, Binding
-from broker.ledger_identity import DatabaseIdentity
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -12,10 +12,10 @@ import time
 from dataclasses import replace
 
 from broker.cluster.live_cluster import LiveCluster
+from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, RememberedLedgers
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError
 from broker.format import properties as names
-from broker.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, RememberedLedgers
 from recovery.checkback.ledgers.proof import CommittedKey
 
 _NEWEST = 32  # of each queue

@@ -14,9 +14,9 @@ from dataclasses import replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from broker.cluster.live_cluster import LiveCluster
+from broker.database.ledger_binding import Binding, RememberedLedgers, put_binding, read_binding
 from broker.errors import BrokerError
 from broker.ledger import Ledger, executor
-from broker.ledger_binding import Binding, RememberedLedgers, put_binding, read_binding
 from broker.producer import Producer
 from recovery.answering.answerer import Answerer
 from recovery.answering.cluster_evidence import ClusterEvidence

@@ -22,11 +22,11 @@ from urllib.parse import quote
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, create_engine, event, select
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
+from broker.database.tables import make_tables
 from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import read_store_file
-from broker.tables import make_tables
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -28,10 +28,10 @@ import tenacity
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 
+from broker.database.ledger_binding import LEDGER_BINDING
+from broker.database.ledger_identity import Execute
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY, key_time_ms
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
-from broker.ledger_binding import LEDGER_BINDING
-from broker.ledger_identity import Execute
 from broker.transaction.service import Half
 from recovery.checkback.ledgers.database_errors import answer, place
 from recovery.checkback.ledgers.proof import Evidence, WrongLedger, prove

@@ -15,17 +15,17 @@ from typer.core import TyperGroup
 
 from broker.errors import BrokerError, CorruptStore, StoreLocked
 from recovery.cli import analytics as verbs_spark
-from recovery.cli import answer as verbs_answer
 from recovery.cli import checkback as verbs_check
 from recovery.cli import consumer as verbs_consume
-from recovery.cli import follow as verbs_follow
 from recovery.cli import ledger as verbs_ledger
 from recovery.cli import read as verbs_read
 from recovery.cli import repair as verbs_repair
-from recovery.cli import serve as verbs_serve
-from recovery.cli import up as verbs_up
-from recovery.cli import work as verbs_work
 from recovery.cli import write as verbs_write
+from recovery.cli.run import answer as verbs_answer
+from recovery.cli.run import follow as verbs_follow
+from recovery.cli.run import serve as verbs_serve
+from recovery.cli.run import up as verbs_up
+from recovery.cli.run import work as verbs_work
 from recovery.cli.shared import CORRUPT, DEBUG, DEFECT, INTERRUPTED, LOCKED, PIPE_CLOSED, USAGE, VERBS, WELL, fail
 from recovery.cli.terminal.output import warn
 

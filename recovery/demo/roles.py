@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 import broker
 from broker.consumer import Consumer
-from broker.dedup import Processed
+from broker.database.dedup import Processed
 from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.message import ReceivedMessage

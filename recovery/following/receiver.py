@@ -10,7 +10,16 @@ from typing import Protocol
 from broker.errors import CorruptStore, StoreError
 from broker.remoting.replication import Transfer
 from recovery.following.copied_log import CopiedLog, SegmentSizeWrong
-from recovery.following.decisions import NOT_A_SLAVE, Answer, Search, Verdict, is_silent, request_for, verdict, wider
+from recovery.following.decisions import (
+    NOT_A_SLAVE,
+    CopyMatch,
+    MasterAnswer,
+    Search,
+    is_silent,
+    request_for,
+    verdict,
+    wider,
+)
 from recovery.following.link import MasterAway, MasterLink
 
 _WAIT_S, _IDLE_S = 0.05, 0.5
@@ -205,17 +214,17 @@ class LogReceiver:
         asked = log.last_record if asked is None else asked
         boundaries = sorted({log.begin, *self._owner.boundaries(), log.last_record})
         boundaries = [at for at in boundaries if log.begin <= at < log.end]
-        answer = Answer(asked, log.first_end(asked), log.end, same_up_to, differs)
+        answer = MasterAnswer(asked, log.first_end(asked), log.end, same_up_to, differs)
         if not differs and same_up_to == request_for(asked):
             self._check_not_expired()
         decided = verdict(answer, is_begin=asked <= boundaries[0])
-        if decided is Verdict.FOREIGN:
+        if decided is CopyMatch.FOREIGN:
             text = (
                 f"{self._name} has nothing of what the copy in {log.paths.store} has: it is another broker, or its log"
             )
             text += " was replaced. Nothing was changed. Follow it in another directory"
             raise CorruptStore(text, path=log.paths.store)
-        if decided is Verdict.WIDER:
+        if decided is CopyMatch.WIDER:
             self._asked = wider(asked, boundaries)
             return
         self._asked = None

@@ -20,7 +20,7 @@ from recovery.airflow.local.preflight import NotHere
 from recovery.airflow.local.rest import ASKS, Run
 from recovery.airflow.local.standalone import Standalone, _has_mark, _processes
 from recovery.airflow.local.status import runs, standing
-from recovery.cli import up as verbs_up
+from recovery.cli.run import up as verbs_up
 from tests.jobs.shops import shop
 
 # Three that ignore SIGINT and SIGTERM: one leaves the session, one writes a title over its environment as

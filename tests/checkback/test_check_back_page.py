@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sqlalchemy import create_engine
 
+from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.ledger import Ledger
-from broker.ledger_binding import LEDGER_BINDING
 from recovery.checkback.config import load
 from recovery.checkback.ledger_resolver import LOCK_TIMEOUT_MS
 from recovery.checkback.policy import NAMES, PRESETS, ROCKETMQ_5, Rule, parse_policy

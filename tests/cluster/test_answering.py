@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 import broker
+from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import BrokerError
-from broker.ledger_binding import LEDGER_BINDING
 from recovery.answering.group_answering import answering, bind, for_producers, rebind
 from recovery.checkback.ledgers.proof import WrongLedger
 from tests.cli.command import process

@@ -20,8 +20,8 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import broker
+from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
-from broker.ledger_binding import LEDGER_BINDING
 from recovery.answering.group_answering import answering, bind
 from tests.cluster.waiting import awaited
 from tests.compat import rocketmq

@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy import create_engine
 
 import broker
-from broker.dedup import Processed
+from broker.database.dedup import Processed
 from broker.testing.crash_disk import SMALL
 
 PROCESSES, MESSAGES, KILLS = 3, 240, 8

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import broker
 from broker.consumer import Consumer
-from broker.dedup import Processed
+from broker.database.dedup import Processed
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.testing.crash_disk import FakeClock, lose_the_commit

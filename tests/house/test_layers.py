@@ -25,12 +25,12 @@ LAYERS: dict[str, set[str]] = {
     # A client of brokers elsewhere; what serves them is not below it.
     "broker.cluster": {
         "broker.consuming",
-        "broker.dedup",
+        "broker.database.dedup",
         "broker.destination",
         "broker.errors",
         "broker.format",
         "broker.ledger",
-        "broker.ledger_binding",
+        "broker.database.ledger_binding",
         "broker.message",
         "broker.producer",
         "broker.receiving",
@@ -83,8 +83,8 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.answer", "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics",
-    "recovery.cli.serve", "recovery.cli.up", "recovery.cli.follow", "recovery.cli.work",
+    "recovery.cli.run.answer", "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics",
+    "recovery.cli.run.serve", "recovery.cli.run.up", "recovery.cli.run.follow", "recovery.cli.run.work",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -116,10 +116,10 @@ OUTSIDE = {
         "broker.ledger": "a row in the application's database",
         "broker.django": "check-back reads the database that Django's settings name",
         "broker.enlisting": "joins the application's transaction",
-        "broker.ledger_binding": "whose ledger it is",
-        "broker.ledger_identity": "which database it is",
-        "broker.tables": "makes the tables of those two",
-        "broker.dedup": "a row in the consumer's database",
+        "broker.database.ledger_binding": "whose ledger it is",
+        "broker.database.ledger_identity": "which database it is",
+        "broker.database.tables": "makes the tables of those two",
+        "broker.database.dedup": "a row in the consumer's database",
         "broker.app": "sessions of handlers and of transaction blocks",
         "broker.consuming.processing": "commits it",
         "recovery.demo": "an application, with a database",

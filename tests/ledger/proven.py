@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from broker.database.ledger_binding import Binding, KnownLedger
 from broker.ledger import Ledger
-from broker.ledger_binding import Binding, KnownLedger
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import CommittedKey, LedgerEvidence
 

@@ -12,10 +12,10 @@ from sqlalchemy import URL, Engine, create_engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import broker
+from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, KnownLedgers
+from broker.database.ledger_identity import DatabaseIdentity, difference
 from broker.errors import StoreError, TransactionError
 from broker.ledger import Ledger, executor
-from broker.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, KnownLedgers
-from broker.ledger_identity import DatabaseIdentity, difference
 from broker.store.read.layout import StoreLayout
 from recovery.checkback.ledgers.proof import CommittedKey, LedgerFacts, judge
 

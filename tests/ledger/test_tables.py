@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine, MetaData, Table, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import recovery.checkback.catalog
-from broker.dedup import Processed
+from broker.database.dedup import Processed
 from broker.ledger import Ledger
 from recovery.checkback.catalog import Catalog
 

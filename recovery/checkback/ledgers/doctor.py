@@ -18,11 +18,11 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, put_binding
+from broker.database.ledger_identity import Execute, difference
 from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms, new_key
 from broker.errors import TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
-from broker.ledger_binding import LEDGER_BINDING, Binding, KnownLedger, put_binding
-from broker.ledger_identity import Execute, difference
 from broker.live import LiveStore
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.database_errors import place

@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
-from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
-from broker.errors import BrokerError, CorruptRecord, TransactionError
-from broker.format.sysflag import TransactionType
-from broker.ledger import COMMITTED, Ledger
-from broker.ledger_binding import (
+from broker.database.ledger_binding import (
     LEDGER_BINDING,
     Binding,
     KnownLedger,
@@ -33,7 +29,11 @@ from broker.ledger_binding import (
     mismatch,
     read_binding,
 )
-from broker.ledger_identity import DatabaseIdentity, difference
+from broker.database.ledger_identity import DatabaseIdentity, difference
+from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms
+from broker.errors import BrokerError, CorruptRecord, TransactionError
+from broker.format.sysflag import TransactionType
+from broker.ledger import COMMITTED, Ledger
 from broker.live import LiveStore
 from broker.store.disk.files import Missing
 from broker.store.shared.control import Word

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from broker.ledger_binding import LEDGER_BINDING
+from broker.database.ledger_binding import LEDGER_BINDING
 from broker.transaction.service import Half
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import WrongLedger

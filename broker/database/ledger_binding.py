@@ -6,9 +6,9 @@
 Both are made when a producer first opens, before its first half message, and each half message names the binding in
 CHECKBACK_LEDGER_BINDING. So check-back, when it finds no row for a transaction in doubt, can tell "it did not commit"
 from "this is another database". The row states the identity of the database that it was made in
-(`broker.ledger_identity`): in a copy the row is the same and the database another. Each process that opens a producer
-raises `opened`, there first and then in the store: a database that has a lower number than the store knows was put back
-from a backup.
+(`broker.database.ledger_identity`): in a copy the row is the same and the database another. Each process that opens a
+producer raises `opened`, there first and then in the store: a database that has a lower number than the store knows was
+put back from a backup.
 
 The functions take `execute`, which executes a statement of SQLAlchemy Core on whatever connection there is.
 """
@@ -24,8 +24,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference
 from broker.errors import StoreError, TransactionError
-from broker.ledger_identity import DatabaseIdentity, Execute, Observed, difference
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
 

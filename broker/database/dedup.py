@@ -16,10 +16,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from broker.database.tables import make_tables
 from broker.errors import BrokerError
 from broker.format import properties as names
 from broker.message import ReceivedMessage
-from broker.tables import make_tables
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table

@@ -1,0 +1,1 @@
+"""What stands in the application's database beside the ledger: whose ledger it is, and what was processed."""

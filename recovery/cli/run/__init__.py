@@ -1,0 +1,1 @@
+"""Verbs that keep a process running: they serve, follow, answer, or work until they are stopped."""
