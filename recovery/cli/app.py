@@ -18,6 +18,7 @@ from recovery.cli import analytics as verbs_spark
 from recovery.cli import checkback as verbs_check
 from recovery.cli import consumer as verbs_consume
 from recovery.cli import ledger as verbs_ledger
+from recovery.cli import page as verbs_page
 from recovery.cli import read as verbs_read
 from recovery.cli import repair as verbs_repair
 from recovery.cli import serve as verbs_serve
@@ -101,6 +102,7 @@ for _room in (
     verbs_consume,
     verbs_spark,
     verbs_serve,
+    verbs_page,
     verbs_up,
 ):
     _room.register(app)

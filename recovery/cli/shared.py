@@ -52,6 +52,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "transactions": (ANALYSE, "Write one Parquet row for each transaction."),
     "report": (ANALYSE, "Write a verification as one HTML page."),
     "serve": (RUN, "Serve a store to RocketMQ clients in any language."),
+    "page": (RUN, "Show stores in a browser: in doubt, parked, consumers."),
+    "airflow": (RUN, "Check an Airflow with our DAGs: airflow doctor."),
     "settings": (RUN, "Check the file of the stores that Airflow looks after."),
     "up": (RUN, "Start Airflow with all DAGs on this machine."),
     "demo": (RUN, "Run a flash sale whose processes are killed at random."),
