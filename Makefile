@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready-for-checkback
 # The extras that the lock covers.
-EXTRAS := sql http spark airflow rocksdb fast dev docs
+EXTRAS := sql http spark airflow page rocksdb fast dev docs
 GOLDEN := build/golden
 
 .DEFAULT_GOAL := help

@@ -1,67 +1,7 @@
-"""### Recovery after a crash
+"""Recovery after a crash of each store: one DAG of Airflow for each table of the settings."""
 
-Starts by itself when a store has a file `abort` and nobody has it open, and on demand with a form. Looks at what the
-crash left and plans (`plan`, changes nothing), asks for approval when the form or the settings say so (`approve`), does
-it (`recover`), checks the transactions in doubt (`check_back`), and verifies (`verify`, `no_findings`).
-
-**`approve` waits**: the plan stands on the page of required actions, and the store's alert says so. Reject it, and
-nothing is changed: `in_order` is red, and the recovery is offered again after `ask_again_after_s`. The approval is for
-the plan that is shown; when the store changed meanwhile, `recover` is red and nothing is done. A store that a RocketMQ
-broker wrote is offered with `take_over = true` in its settings alone: stop that broker first.
-
-**`plan` or `recover` is red**: damage that no crash explains is never cut. The log names the file and the offset, and
-the next command, mostly `checkback salvage`.
-"""
-
-from datetime import timedelta
-
-from airflow.sdk import DAG, Asset, AssetWatcher
-
-from recovery.airflow.approval import AskOperator
-from recovery.airflow.assets import recovered, verified
-from recovery.airflow.operators import (
-    CheckBackOperator,
-    InOrderOperator,
-    NoFindingsOperator,
-    PlanRecoveryOperator,
-    RecoverOperator,
-    VerifyOperator,
-)
 from recovery.airflow.settings import stores
-from recovery.airflow.triggers import CrashTrigger
-from recovery.airflow.wiring import answering, ask_param, engine_pool, shared
+from recovery.airflow.workflows import recover_after_crash
 
 for store in stores():
-    if not store.path:  # a watcher needs the place itself; with a connection this DAG is started manually
-        schedule = None
-    else:
-        crash = CrashTrigger(path=store.path, take_over=store.take_over, again_s=store.ask_again_after_s)
-        watcher = AssetWatcher(name=f"{store.name} crashed", trigger=crash)
-        schedule = [Asset(f"checkback://{store.name}/crashed", watchers=[watcher])]
-    wiring = shared(store, "recover_after_crash", within=timedelta(minutes=30))
-    with DAG(schedule=schedule, doc_md=__doc__, params={"ask": ask_param(store)}, **wiring):
-        target = store.target()
-        plan = PlanRecoveryOperator(task_id="plan", ask="{{ params.ask }}", take_over=store.take_over, **target)
-        approve = AskOperator(
-            task_id="approve",
-            question="{{ ti.xcom_pull('plan')['question'] }}",
-            subject=f"Recover {store.name} after a crash?",
-            body="{{ ti.xcom_pull('plan')['text'] }}",
-            defaults="Reject",
-            **answering(store),
-        )
-        approved = "{{ ti.xcom_pull('plan')['must_ask'] }}"  # then nothing but an approval leads here
-        outlets = [recovered(store.name)]
-        recover = RecoverOperator(
-            task_id="recover",
-            broker_is_stopped=approved,
-            expected="{{ ti.xcom_pull('plan')['plan_id'] }}",
-            answer=approve.output,
-            outlets=outlets,
-            **target,
-        )
-        check_back = CheckBackOperator(task_id="check_back", **target)
-        verify = VerifyOperator(task_id="verify", outlets=[verified(store.name)], **engine_pool(store), **target)
-        in_order = InOrderOperator(task_id="in_order", trigger_rule="all_done", **target)
-        plan >> approve >> recover >> check_back >> verify >> NoFindingsOperator(task_id="no_findings")
-        recover >> in_order
+    recover_after_crash.make(store)

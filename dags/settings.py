@@ -1,22 +1,7 @@
-"""### Settings that cannot be used
+"""Settings that cannot be used: one failing DAG of Airflow for each table with a mistake."""
 
-There is one such DAG for each store whose table in the file of stores has a mistake, and one called `settings` while
-the whole file cannot be read. It fails on purpose, so that the mistake is seen and the store's alert goes out: **this
-store is not looked after**, all others are.
-
-**To repair it**: correct what the log of `check` says; `checkback settings --check FILE` says it, too. Within half a
-minute the DAG goes away, and the store's own DAGs come.
-"""
-
-from datetime import timedelta
-
-from airflow.sdk import DAG
-
-from recovery.airflow.operators import BrokenSettingsOperator
 from recovery.airflow.settings import broken_stores
-from recovery.airflow.wiring import shared_of
+from recovery.airflow.workflows import broken_settings
 
 for broken in broken_stores():
-    wiring = shared_of(broken.name, "settings", alerts=broken.alerts, retries=0, most=timedelta(minutes=1))
-    with DAG(schedule=timedelta(hours=1), doc_md=__doc__, **wiring):
-        BrokenSettingsOperator(task_id="check", why=broken.why)
+    broken_settings.make(broken)

@@ -1,27 +1,7 @@
-"""### Verification
+"""Verification of each store: one DAG of Airflow for each table of the settings."""
 
-Compares three ways: the CommitLog, the redo log and the state table, and every other derived file. Reads everything,
-changes nothing; applications go on. The report stands in `STORE/checkback/reports`, its summary on the asset
-`checkback://STORE/verified`.
-
-**`no_findings` is red**: its log names the findings, by kind; `checkback verify STORE` prints them all, and
-docs/operations.md says what each means. A wrong slot or a missing one: trigger `rebuild_state_table`. A corrupt region
-in the log: see `checkback salvage`.
-"""
-
-from datetime import timedelta
-
-from airflow.sdk import DAG
-
-from recovery.airflow.assets import verified
-from recovery.airflow.operators import NoFindingsOperator, VerifyOperator
 from recovery.airflow.settings import stores
-from recovery.airflow.wiring import engine_pool, shared
+from recovery.airflow.workflows import verify_store
 
 for store in stores():
-    with DAG(
-        schedule=store.verify_schedule, doc_md=__doc__, **shared(store, "verify_store", within=timedelta(hours=6))
-    ):
-        outlets = [verified(store.name)]
-        verify = VerifyOperator(task_id="verify", outlets=outlets, **engine_pool(store), **store.target())
-        verify >> NoFindingsOperator(task_id="no_findings")
+    verify_store.make(store)

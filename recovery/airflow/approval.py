@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import Context, Param
-from airflow.sdk.exceptions import AirflowSkipException
 
-from recovery.airflow.operators import StoreOperator, now_ms, who_answered
+from recovery.airflow.operating.links import HalfMessageLink, StorePageLink
+from recovery.airflow.operators import PLAN_CHANGED, StoreOperator, now_ms, who_answered
+from recovery.airflow.versions import AirflowSkipException
 
 COMMIT, ROLLBACK, ASK_AGAIN, LEAVE = "Commit", "Roll back", "Ask again", "Leave"
 
@@ -39,6 +42,38 @@ class AskOperator(ApprovalOperator):
         return super().execute(context)
 
 
+class AskAgainOperator(TriggerDagRunOperator):
+    """Starts its own DAG again when the plan that was approved is not the one that came out: that one is shown then.
+
+    `planned_by` is the task that carries the plan out. The run that it belongs to stays red.
+    """
+
+    operator_extra_links = ()
+
+    def __init__(self, *, planned_by: str, task_id: str = "ask_again", **kwargs: Any) -> None:
+        super().__init__(
+            task_id=task_id,
+            trigger_dag_id="{{ dag.dag_id }}",
+            conf="{{ dag_run.conf | tojson }}",
+            trigger_rule="all_done",
+            **kwargs,
+        )
+        self.planned_by = planned_by
+
+    def execute(self, context: Context) -> None:
+        """Raises AirflowSkipException when nothing changed."""
+        if not context["ti"].xcom_pull(task_ids=self.planned_by, key=PLAN_CHANGED):
+            raise AirflowSkipException("the plan was carried out, or there was none")
+        super().execute(context)
+
+
+class DoneOperator(EmptyOperator):
+    """The end of a DAG besides AskAgainOperator: while what comes before has failed, the run is red."""
+
+    def __init__(self, *, task_id: str = "done", **kwargs: Any) -> None:
+        super().__init__(task_id=task_id, **kwargs)
+
+
 class DecideOperator(HITLOperator):
     """Asks a person about one parked transaction; without an answer in time it is left as it is."""
 
@@ -61,6 +96,7 @@ class ResolveOperator(StoreOperator):
     """Does what a person decided about a parked transaction. The first decision stands; a second one says so."""
 
     template_fields: Sequence[str] = (*StoreOperator.template_fields, "parked", "answer")
+    operator_extra_links = (StorePageLink(), HalfMessageLink())
 
     def __init__(self, *, parked: Any, answer: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowNotFoundException
-from airflow.sdk.log import mask_secret
 
 from recovery.airflow.settings import BadSettings
+from recovery.airflow.versions import AirflowNotFoundException, mask
 
 if TYPE_CHECKING:
     import broker
@@ -178,7 +177,7 @@ def _mask(url: str) -> None:
     try:
         parts = urlsplit(url)
         if parts.password:
-            mask_secret(parts.password)
-            mask_secret(unquote(parts.password))
+            mask(parts.password)
+            mask(unquote(parts.password))
     except ValueError:  # no URL at all
         return

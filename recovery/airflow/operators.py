@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import Asset, BaseHook, BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
 from recovery.airflow.hook import CheckbackHook, with_secrets
+from recovery.airflow.operating.links import ReportLink, SparkUiLink, StorePageLink
+from recovery.airflow.versions import AirflowFailException, AirflowNotFoundException
 
 SECRETS = ("ledger", "resolver", "resolvers", "catalog")  # URLs: never rendered, so never in Airflow's database
 SETTINGS = ("path", "policy", "ledger_connection", "resolver_connection", *SECRETS)
@@ -39,6 +40,7 @@ class StoreOperator(BaseOperator):
         "engine",
     )
     template_fields_renderers = {"policy": "json"}
+    operator_extra_links: tuple[Any, ...] = (StorePageLink(),)
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -117,7 +119,12 @@ class CheckBackOperator(StoreOperator):
         """What the round did, in numbers."""
         from recovery.jobs import tasks
 
-        return tasks.check_back(**self.settings(), now_ms=now_ms(context))
+        found = tasks.check_back(**self.settings(), now_ms=now_ms(context))
+        if self.store:
+            from recovery.airflow.operating.metrics import count_round
+
+            count_round(self.store, found)
+        return found
 
 
 class PlanRecoveryOperator(StoreOperator):
@@ -155,15 +162,19 @@ class RecoverOperator(StoreOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was done."""
+        from recovery.jobs.approvals import PlanChanged
         from recovery.jobs.recovering import recover
 
-        found = recover(
-            self.store_path(),
-            now_ms=now_ms(context),
-            broker_is_stopped=is_true(self.broker_is_stopped),
-            expected=self.expected,
-            by=who_answered(self.answer),
-        )
+        try:
+            found = recover(
+                self.store_path(),
+                now_ms=now_ms(context),
+                broker_is_stopped=is_true(self.broker_is_stopped),
+                expected=self.expected,
+                by=who_answered(self.answer),
+            )
+        except PlanChanged as error:
+            raise plan_changed(context, error) from None
         self.publish(context, found)
         return found
 
@@ -200,13 +211,28 @@ class CompareTableOperator(StoreOperator):
 
 
 class RebuildOperator(StoreOperator):
-    """Rebuild the state table and swap it in, while applications go on."""
+    """Rebuild the state table and swap it in, while applications go on.
+
+    `expected` is the `plan_id` of the comparison that was approved: other differences are not exchanged. `answer` is
+    the result of the approval, which says who gave it.
+    """
+
+    template_fields: Sequence[str] = (*StoreOperator.template_fields, "expected", "answer")
+
+    def __init__(self, *, expected: str | None = None, answer: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.expected, self.answer = expected, answer
 
     def execute(self, context: Context) -> dict[str, Any]:
         """What was swapped."""
-        from recovery.jobs import tasks
+        from recovery.jobs.approvals import PlanChanged
+        from recovery.jobs.rebuilding import rebuild_table
 
-        found = tasks.rebuild_table(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
+        asked = {"expected": self.expected, "by": who_answered(self.answer), **self.engine_settings()}
+        try:
+            found = rebuild_table(self.store_path(), now_ms=now_ms(context), **asked)
+        except PlanChanged as error:
+            raise plan_changed(context, error) from None
         self.publish(context, found)
         return found
 
@@ -214,12 +240,20 @@ class RebuildOperator(StoreOperator):
 class VerifyOperator(StoreOperator):
     """Compare the log with everything derived from it, keep the report, publish the summary."""
 
+    operator_extra_links = (StorePageLink(), ReportLink(), SparkUiLink())
+    spark_ui: str | None = None
+
     def execute(self, context: Context) -> dict[str, Any]:
         """The report without its long lists."""
         from recovery.jobs import tasks
 
         found = tasks.verify(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
+        self.spark_ui = found["spark_ui"]
         self.publish(context, {name: found[name] for name in ("ok", "counts", "digest", "transactions", "report")})
+        if self.store:
+            from recovery.airflow.operating.metrics import send_gauges
+
+            send_gauges(self.store, {"findings": sum(found["counts"].values())})
         return found
 
 
@@ -329,6 +363,15 @@ def who_answered(answer: Any) -> str | None:
         return None
     who = answer.get("responded_by_user") or {}
     return str(who.get("name") or who.get("id") or "") or None
+
+
+PLAN_CHANGED = "plan_changed"
+
+
+def plan_changed(context: Context, error: Exception) -> AirflowFailException:
+    """The error of a task whose plan is not the one that was shown; `AskAgainOperator` finds the note that it makes."""
+    context["ti"].xcom_push(key=PLAN_CHANGED, value=True)
+    return AirflowFailException(f"{error}. The DAG is started again for the plan as it is now")
 
 
 def question(needed: bool, ask: bool) -> str:

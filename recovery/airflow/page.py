@@ -7,29 +7,20 @@ changes nothing: to act it starts DAGs, through Airflow's own API and with the r
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
-from airflow.sdk.exceptions import AirflowException
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse
 
-from broker.errors import BrokerError
-from broker.store.disk.files import Disk
-from broker.store.disk.paths import Paths
-from broker.store.maintain.retention_registry import read_history
+from recovery.airflow.operating.standing import WORK, standing_of
 from recovery.airflow.settings import BrokenStore, StoreSettings, broken_stores, stores
-from recovery.jobs.setup import LATEST_RETENTION, last_report
-from recovery.views.overview import overview, story
+from recovery.airflow.versions import AirflowException
+from recovery.page import facts
 
-PAGE = Path(__file__).with_name("page.html")
-WORK = ("check_back", "verify_store", "rebuild_state_table", "recover_after_crash", "resolve_parked", "retention")
-LISTED = 200
-_UNREADABLE = (BrokerError, OSError, AirflowException)  # Airflow's: a connection that is not there
+_UNREADABLE = (*facts.UNREADABLE, AirflowException)  # Airflow's: a connection that is not there
 
 
 def make_app() -> FastAPI:
@@ -40,17 +31,21 @@ def make_app() -> FastAPI:
     app.get("/api/stores")(list_stores)
     app.get("/api/stores/{name}")(show_store)
     app.get("/api/stores/{name}/transactions/{commitlog_offset}")(show_transaction)
+    app.get("/api/stores/{name}/report")(show_report)
+    app.get("/api/stores/{name}/dlq/{group}")(show_dead_letters)
     return app
 
 
 def show_page() -> str:
     """One file of HTML; its script asks for the rest."""
-    return PAGE.read_text(encoding="utf-8")
+    return facts.page({"kind": "airflow"})
 
 
 def list_stores(user: GetUserDep) -> list[dict[str, Any]]:
     """Each store of the settings in a line; one that cannot be read, or whose settings are wrong, says why."""
-    lines = [_line(store) for store in stores() if _may_see(user, store.name)]
+    seen = [store for store in stores() if _may_see(user, store.name)]
+    standing = standing_of([store.name for store in seen])
+    lines = [_line(store, standing[store.name]) for store in seen]
     return [*lines, *(_broken(store) for store in broken_stores())]
 
 
@@ -58,37 +53,45 @@ def show_store(name: str, user: GetUserDep) -> dict[str, Any]:
     """One store: its waiting transactions and its last verification."""
     store = _named(name, user)
     try:
-        path = path_of(store)
-        seen = overview(path, _now_ms(), limit=LISTED).as_json()
+        found = facts.store_of(name, path_of(store))
     except _UNREADABLE as error:
         raise HTTPException(409, str(error)) from None
-    report, retention = last_report(path), retained(path)
-    facts = {"report": report and _short(report), "retention": retention, "dags": dags_of(name)}
-    return {"name": name, "path": path, **seen, **facts}
+    return {**found, "dags": dags_of(name), **standing_of([name])[name]}
 
 
 def show_transaction(name: str, commitlog_offset: int, user: GetUserDep) -> dict[str, Any]:
     """All that the store says about one transaction, in order."""
     try:
-        steps = story(path_of(_named(name, user)), commitlog_offset)
+        found = facts.transaction_of(name, path_of(_named(name, user)), commitlog_offset)
     except _UNREADABLE as error:
         raise HTTPException(409, str(error)) from None
-    if not steps:
+    if found is None:
         raise HTTPException(404, f"no half message begins at CommitLog offset {commitlog_offset}")
-    return {"name": name, "commitlog_offset": commitlog_offset, "steps": steps}
+    return found
+
+
+def show_report(name: str, user: GetUserDep) -> dict[str, Any]:
+    """The whole last verification."""
+    try:
+        found = facts.report_of(path_of(_named(name, user)))
+    except _UNREADABLE as error:
+        raise HTTPException(409, str(error)) from None
+    if found is None:
+        raise HTTPException(404, f"{name} was not verified yet")
+    return found
+
+
+def show_dead_letters(name: str, group: str, user: GetUserDep) -> dict[str, Any]:
+    """The dead letters of a consumer group."""
+    try:
+        return facts.dead_letters_of(name, path_of(_named(name, user)), group)
+    except _UNREADABLE as error:
+        raise HTTPException(409, str(error)) from None
 
 
 def dags_of(name: str) -> dict[str, str]:
     """The DAGs of a store, by their work."""
     return {work: f"{name}.{work}" for work in WORK}
-
-
-def retained(path: str) -> dict[str, Any]:
-    """What retention did last, who has yet to read what, what pins segments that are due; and what went unread ever."""
-    last, history = last_report(path, LATEST_RETENTION) or {}, read_history(Disk(), Paths(path))
-    shown = {name: last.get(name, [])[:LISTED] for name in ("pins", "unread")}
-    removed = {"now_ms": last.get("now_ms"), "segments": len(last.get("segments", [])), "bytes": last.get("bytes", 0)}
-    return {**removed, **shown, "removed_unread": history.get("unread", {}), "removed_bytes": history.get("bytes", 0)}
 
 
 def path_of(store: StoreSettings) -> str:
@@ -100,22 +103,18 @@ def path_of(store: StoreSettings) -> str:
     return CheckbackHook(store.connection).path
 
 
-def _line(store: StoreSettings) -> dict[str, Any]:
-    from recovery.jobs.recovering import crashed
-
-    line: dict[str, Any] = {"name": store.name, "path": store.path, "dags": dags_of(store.name), "error": None}
+def _line(store: StoreSettings, standing: dict[str, Any]) -> dict[str, Any]:
+    dags = {"dags": dags_of(store.name), **standing}
     try:
-        path = path_of(store)
-        seen, report = overview(path, _now_ms(), limit=LISTED), last_report(path)
-        facts = {"path": path, "counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path))}
-        return {**line, **facts, "report": report and _short(report)}
+        return {**facts.line_of(store.name, path_of(store)), **dags}
     except _UNREADABLE as error:
-        return {**line, "error": str(error)}
+        return {"name": store.name, "path": store.path, "error": str(error), **dags}
 
 
 def _broken(store: BrokenStore) -> dict[str, Any]:
     """The line of a store that is not looked after."""
-    return {"name": store.name, "path": "", "dags": {"settings": f"{store.name}.settings"}, "error": store.why}
+    dags = {"settings": f"{store.name}.settings"}
+    return {"name": store.name, "path": "", "dags": dags, "error": store.why, "paused": [], "unknown": [], "asks": 0}
 
 
 def _may_see(user: Any, name: str) -> bool:
@@ -124,16 +123,8 @@ def _may_see(user: Any, name: str) -> bool:
     return bool(get_auth_manager().is_authorized_dag(method="GET", details=details, user=user))
 
 
-def _short(report: dict[str, Any]) -> dict[str, Any]:
-    return {**report, "findings": report["findings"][:20]}
-
-
 def _named(name: str, user: Any) -> StoreSettings:
     for store in stores():
         if store.name == name and _may_see(user, name):
             return store
     raise HTTPException(404, f"the settings name no store {name!r}")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

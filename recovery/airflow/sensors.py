@@ -1,4 +1,7 @@
-"""Sensors: a task that waits for something in a store. Deferred, so that waiting costs no worker."""
+"""Sensors: a task that waits for something in a store.
+
+With `deferrable=True`, or where `[operators] default_deferrable` of Airflow says so, waiting costs no worker.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 
 from recovery.airflow.hook import CheckbackHook
 from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger, StoreTrigger
+from recovery.airflow.versions import conf
 
 
 class StoreSensor(BaseSensorOperator):
@@ -19,10 +23,12 @@ class StoreSensor(BaseSensorOperator):
     template_fields: Sequence[str] = ("path", "connection")
 
     def __init__(
-        self, *, path: str = "", connection: str | None = None, deferrable: bool = True, **kwargs: Any
+        self, *, path: str = "", connection: str | None = None, deferrable: bool | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.path, self.connection, self.deferrable = path, connection, deferrable
+        self.path, self.connection = path, connection
+        default = conf.getboolean("operators", "default_deferrable", fallback=False)
+        self.deferrable = default if deferrable is None else deferrable
 
     def store_path(self) -> str:
         """The store's directory, from the argument or from the connection."""

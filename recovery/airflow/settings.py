@@ -54,7 +54,9 @@ class StoreSettings:
     policy: Mapping[str, Any] = field(default_factory=dict)  # topic -> rule, see docs/check-back.md
     engine: str = "auto"  # of verification and rebuild: local, spark, or spark where there is one
     ask: bool = False  # whether a person approves before anything is repaired
-    check_back_every_s: float = 30.0
+    check_back_every_s: float = 30.0  # how often it is looked whether a transaction is due
+    watch: bool = True  # whether the triggerer looks, and a run starts when one is due; else each time a run looks
+    backstop_s: float = 3_600.0  # after so long a run looks in any case
     verify_schedule: str | None = "@daily"  # cron, or @daily and its like; `never`: manually only
     rebuild_schedule: str | None = "@weekly"
     retention_schedule: str | None = "@daily"
@@ -122,7 +124,7 @@ def configured() -> StoreList:
 
     A file that cannot be read is replaced by the last one that could be, and is a BrokenStore besides.
     """
-    from airflow.sdk.configuration import conf
+    from recovery.airflow.versions import conf
 
     setting = (conf.get("checkback", "stores", fallback="") or "").strip()
     copy = os.path.join(os.path.expanduser(os.environ.get("AIRFLOW_HOME") or "~/airflow"), "checkback-stores.last-good")
@@ -168,7 +170,7 @@ def _parsed(text: str, where: str) -> StoreList:
     found = StoreList()
     for name, values in tables.items():
         try:
-            found.stores.append(_one(name, values, where))
+            found.stores.append(one_store(name, values, where))
         except BadSettings as error:
             alerts = values.get("alerts") if isinstance(values, Mapping) else None
             shown = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
@@ -202,8 +204,8 @@ def _keep(copy: str, text: str) -> None:
         os.replace(temporary, copy)
 
 
-def _one(name: str, values: Any, where: str) -> StoreSettings:
-    """One table. What it names must be a setting, of the setting's kind."""
+def one_store(name: str, values: Any, where: str) -> StoreSettings:
+    """One table. What it names must be a setting, of the setting's kind. Raises BadSettings."""
     if not _NAME.fullmatch(name):
         raise BadSettings(f"{where}: {name!r} cannot name a store: characters, digits, - and _ make up a DAG's name")
     if not isinstance(values, Mapping):

@@ -10,11 +10,14 @@ import abc
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from broker.errors import BrokerError
+
+if TYPE_CHECKING:
+    from recovery.jobs.due import DueWatch
 
 _POSITIONS = "positions:"
 _REPORTED = "reported"
@@ -74,14 +77,16 @@ class StoreTrigger(BaseEventTrigger):
 
     async def _reported(self) -> dict[str, Any]:
         """What was reported last, and when; kept with the asset, so that a triggerer that starts again knows it."""
-        if self.once or self.asset_state_store is None:
+        state = _state_of(self)
+        if self.once or state is None:
             return {}
-        found = await self.asset_state_store.aget(_REPORTED)
+        found = await state.aget(_REPORTED)
         return found if isinstance(found, dict) and "key" in found else {}
 
     async def _remember(self, reported: dict[str, Any]) -> None:
-        if self.asset_state_store is not None:
-            await self.asset_state_store.aset(_REPORTED, reported)
+        state = _state_of(self)
+        if state is not None:
+            await state.aset(_REPORTED, reported)
 
     async def _look_again(self) -> dict[str, Any] | None:
         try:
@@ -148,6 +153,46 @@ class InDoubtTrigger(StoreTrigger):
         return found["commitlog_offset"]
 
 
+class DueTrigger(StoreTrigger):
+    """A transaction in doubt is due to be queried: it starts check-back.
+
+    `policy` are the rules by topic that check-back follows; None when another process knows them (a connection, a
+    catalog in a database): then each transaction in doubt counts as due. While it stays so it is reported at every
+    look: a round that failed left it due. While a process leads the check-back of the store nothing is: it will do it.
+
+    The gauges of the store are sent with each look: `recovery.airflow.operating.metrics`.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        policy: dict[str, Any] | None = None,
+        poll_s: float = 30.0,
+        metrics_as: str = "",
+        once: bool = False,
+    ) -> None:
+        super().__init__(path=path, poll_s=poll_s, once=once)
+        self.policy, self.metrics_as = policy, metrics_as
+        self._watch: DueWatch | None = None
+        self.again_s = poll_s / 2  # at the next look, although that may come a little early
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `__init__`."""
+        return super().arguments() | {"policy": self.policy, "metrics_as": self.metrics_as}
+
+    def look(self) -> dict[str, Any] | None:
+        """How many are due, and the oldest of them."""
+        from recovery.airflow.operating.metrics import send_gauges
+        from recovery.jobs.due import DueWatch
+
+        self._watch = self._watch or DueWatch(self.path)
+        found = self._watch.look(time.time_ns() // 1_000_000, self.policy)
+        if self.metrics_as:
+            send_gauges(self.metrics_as, found.gauges)
+        return found.event
+
+
 class MessageTrigger(BaseEventTrigger):
     """Messages arrived on a topic. An event names all that came since the last one: the range of each queue.
 
@@ -204,11 +249,18 @@ class MessageTrigger(BaseEventTrigger):
 
     async def _remembered(self) -> dict[str, int] | None:
         """The positions in the asset's state; None without an asset, or before the first event."""
-        if self.asset_state_store is None:
+        state = _state_of(self)
+        if state is None:
             return None
-        found = await self.asset_state_store.aget(_POSITIONS + self.topic)
+        found = await state.aget(_POSITIONS + self.topic)
         return {str(queue): int(end) for queue, end in found.items()} if isinstance(found, dict) else None
 
     async def _remember(self, known: dict[str, int]) -> None:
-        if self.asset_state_store is not None:
-            await self.asset_state_store.aset(_POSITIONS + self.topic, known)
+        state = _state_of(self)
+        if state is not None:
+            await state.aset(_POSITIONS + self.topic, known)
+
+
+def _state_of(trigger: BaseEventTrigger) -> Any:
+    """Where a watcher keeps what it knows; None outside an asset, and before Airflow 3.3."""
+    return getattr(trigger, "asset_state_store", None)

@@ -10,23 +10,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import ExceptionRetryPolicy, Param, RetryAction, RetryRule
-from airflow.sdk.definitions.callback import SyncCallback
-from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
+from airflow.sdk import Param
 
 from recovery.airflow.alerts import ApprovalAlert, StoreAlert
 from recovery.airflow.settings import StoreSettings
+from recovery.airflow.versions import HAS_APPROVALS, deadline, retry_policy
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-
-RETRIES = ExceptionRetryPolicy(
-    [
-        RetryRule("broker.errors.StoreLocked", RetryAction.RETRY, timedelta(seconds=30), "the store is locked"),
-        RetryRule("broker.errors.StoreFull", RetryAction.RETRY, timedelta(minutes=5), "the disk is full"),
-        RetryRule("broker.errors.CorruptStore", RetryAction.FAIL, None, "the store is corrupt"),
-        RetryRule("broker.errors.BrokerError", RetryAction.FAIL, None, "trying again would not help"),
-    ]
-)
 
 
 def shared(store: StoreSettings, work: str, **limits: Any) -> dict[str, Any]:
@@ -48,7 +38,7 @@ def shared_of(
     tasks = {
         "retries": retries,
         "retry_delay": timedelta(seconds=10),
-        "retry_policy": RETRIES,
+        **retry_policy(),
         "execution_timeout": most,
         "on_failure_callback": [alert],
     }
@@ -62,15 +52,15 @@ def shared_of(
     }
     if within is not None:
         what = f"{work} is not done after {within}"
-        late = SyncCallback(
-            "recovery.airflow.alerts.deadline_missed", {"store": name, "what": what, "connection": alerts}
-        )
-        found["deadline"] = DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, within, late)
+        arguments = {"store": name, "what": what, "connection": alerts}
+        found |= deadline(within, "recovery.airflow.alerts.deadline_missed", arguments)
     return found
 
 
 def answering(store: StoreSettings) -> dict[str, Any]:
     """The arguments of a task that waits for a person: for how long, who may answer, and where it is announced."""
+    if not HAS_APPROVALS:
+        return {}
     arguments: dict[str, Any] = {
         "response_timeout": timedelta(seconds=store.answer_within_s),
         "execution_timeout": None,

@@ -23,6 +23,7 @@ from recovery.cli import repair as verbs_repair
 from recovery.cli import write as verbs_write
 from recovery.cli.run import answer as verbs_answer
 from recovery.cli.run import follow as verbs_follow
+from recovery.cli.run import page as verbs_page
 from recovery.cli.run import serve as verbs_serve
 from recovery.cli.run import up as verbs_up
 from recovery.cli.run import work as verbs_work
@@ -107,6 +108,7 @@ for _room in (
     verbs_serve,
     verbs_follow,
     verbs_work,
+    verbs_page,
     verbs_up,
 ):
     _room.register(app)

@@ -56,6 +56,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "new": (RUN, "Make a small application that runs and is tested."),
     "serve": (RUN, "Serve a store to RocketMQ clients in any language."),
     "follow": (RUN, "Keep a verified copy of a live master's log."),
+    "page": (RUN, "Show stores in a browser: in doubt, parked, consumers."),
+    "airflow": (RUN, "Check an Airflow with our DAGs: airflow doctor."),
     "settings": (RUN, "Check the file of the stores that Airflow looks after."),
     "up": (RUN, "Start Airflow with all DAGs on this machine."),
     "demo": (RUN, "Run a flash sale whose processes are killed at random."),

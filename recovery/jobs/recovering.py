@@ -8,20 +8,18 @@ An approval is for the plan that the person saw: `recover` plans again, and refu
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import TYPE_CHECKING, Any
 
 import broker
-from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
+from recovery.jobs.approvals import SHOWN, PlanChanged, plan_id, waiting_lines
 from recovery.jobs.setup import alone, keep_report
 
 if TYPE_CHECKING:
     from broker.store.recover.load import RecoveryPlan
-    from recovery.views.overview import Overview
 
 _TAKE_OVER = "take the store over: make what is derived from the log; its old broker must never run on it again"
 _APPROVE = (
@@ -35,7 +33,6 @@ _FOREIGN = (
     "**Another program wrote this store, and this cannot be undone.** Processes of other users and of other containers "
     "cannot be seen from here: approve only when its broker is stopped for good."
 )
-_SHOWN = 10  # transactions in doubt that an approval lists
 
 
 def crashed(path: str, *, foreign: bool = False) -> dict[str, Any] | None:
@@ -92,7 +89,7 @@ def recover(
     """Bring a store in order after a crash, and close it. A second time there is nothing to do.
 
     `broker_is_stopped` is a person's word about a store that another program wrote. `expected` is the `plan_id` that
-    was approved, and `by` who approved it, for the report. Raises BrokerError when another plan came out meanwhile,
+    was approved, and `by` who approved it, for the report. Raises PlanChanged when another plan came out meanwhile,
     CorruptStore, StoreLocked.
     """
     from recovery.repair import crash
@@ -100,8 +97,7 @@ def recover(
     with alone(path, "recover"):
         made = crash.plan(crash.survey(path))
         if expected and made.is_needed and _id(made) != expected:
-            text = "the store is not as it was when the plan was made, so that plan is not carried out: plan again"
-            raise BrokerError(f"{path}: {text}")
+            raise PlanChanged(path)
         report = crash.apply(made, broker_is_stopped=broker_is_stopped).as_json()
         if crashed(path):  # only processes died: the next one that opens it finishes what they left
             with broker.open(path) as store:
@@ -113,7 +109,7 @@ def recover(
 
 def _id(plan: RecoveryPlan) -> str:
     """What stands for a plan: its case and its steps."""
-    return hashlib.sha256("\n".join([plan.case.label, *plan.lines]).encode()).hexdigest()[:16]
+    return plan_id([plan.case.label, *plan.lines])
 
 
 def _approval_text(path: str, plan: RecoveryPlan, *, must_ask: bool, now_ms: int) -> str:
@@ -131,23 +127,9 @@ def _approval_text(path: str, plan: RecoveryPlan, *, must_ask: bool, now_ms: int
         "",
         "What is cut from the log is kept in `checkback/torn`; everything else that changes is derived from the log.",
         "",
-        *_waiting(overview(path, now_ms, limit=_SHOWN)),
+        *waiting_lines(overview(path, now_ms, limit=SHOWN)),
         "",
         _APPROVE,
         _REJECT,
     ]
     return "\n".join([*lines, "", _FOREIGN] if must_ask else lines)
-
-
-def _waiting(seen: Overview) -> list[str]:
-    """The transactions in doubt: how many, since when, which."""
-    count = seen.counts["in_doubt"]
-    if not count:
-        return ["**In doubt**: no transaction."]
-    lines = [f"**In doubt**: {count} transactions, the oldest for {seen.oldest_s:.0f} s:"]
-    for one in seen.in_doubt:
-        keys = ", ".join(f"`{key}`" for key in one.keys) or "no keys"
-        lines.append(f"- `{one.topic}`, {keys}, group `{one.producer_group}`, for {one.age_s:.0f} s")
-    if count > len(seen.in_doubt):
-        lines.append(f"- and {count - len(seen.in_doubt)} more")
-    return lines

@@ -83,6 +83,18 @@ def spark_for(engine: str, master: str | None, conf: Mapping[str, str] | None = 
         yield session
 
 
+def verified(path: str, spark: SparkSession | None) -> dict[str, Any]:
+    """The report of a verification by the local engine, or by a Spark session; `engine` says by which."""
+    if spark is None:
+        from recovery.verify.verifier import verify as verify_locally
+
+        return {**verify_locally(path).as_json(), "engine": "local"}
+    from recovery.spark import verification
+
+    facts = {"engine": f"spark ({spark.sparkContext.master})", "spark_ui": spark.sparkContext.uiWebUrl}
+    return {**verification.verify(spark, path).as_json(), **facts}
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A store, open for writing, with its resolver."""

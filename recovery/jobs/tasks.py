@@ -9,6 +9,7 @@ other's way. Nothing heavy is imported before it is needed, so that a trigger's 
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -20,13 +21,14 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
 from broker.store.recover.survey import survey
 from broker.transaction.events import TransactionState
+from recovery.jobs.rebuilding import compare_table as compare_table
+from recovery.jobs.rebuilding import rebuild_table as rebuild_table
 from recovery.jobs.recovering import crashed as crashed
 from recovery.jobs.recovering import plan_recovery as plan_recovery
 from recovery.jobs.recovering import recover as recover
-from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, spark_for
+from recovery.jobs.setup import LATEST_RETENTION, alone, keep_report, opened, remove_reports, spark_for, verified
 
 FINDINGS_SHOWN = 50  # in a task's result; the report has all
-_DERIVED = ("slot-", "table-", "redo-", "queue-", "index-", "files-missing")  # findings that a rebuild repairs
 PARKED_AT_ONCE = 20  # a page's worth: a person decides about each
 
 
@@ -85,7 +87,8 @@ def verify(
     (`done_ms`). Raises StoreError when there is nothing to verify, StoreLocked when another run is at it.
     """
     with alone(path, "verify"):
-        report = _verification(path, engine, master, conf)
+        with spark_for(engine, master, conf) as spark:
+            report = verified(path, spark)
         times = {"now_ms": now_ms, "done_ms": time.time_ns() // 1_000_000}
         kept = keep_report(path, f"verify-{now_ms}.json", {**times, **report})
     shown = report["findings"][:FINDINGS_SHOWN]
@@ -101,104 +104,8 @@ def verify(
         "counts",
         "not_judged",
     )
-    facts = {name: report.get(name) for name in names}
+    facts = {name: report.get(name) for name in (*names, "spark_ui")}
     return {**facts, "findings": shown, "report": kept, "engine": report["engine"], "done_ms": times["done_ms"]}
-
-
-def _verification(path: str, engine: str, master: str | None, conf: Mapping[str, str] | None) -> dict[str, Any]:
-    with spark_for(engine, master, conf) as spark:
-        return _verified(path, spark)
-
-
-def _verified(path: str, spark: Any) -> dict[str, Any]:
-    if spark is None:
-        from recovery.verify.verifier import verify as verify_locally
-
-        return {**verify_locally(path).as_json(), "engine": "local"}
-    from recovery.spark import verification
-
-    return {**verification.verify(spark, path).as_json(), "engine": f"spark ({spark.sparkContext.master})"}
-
-
-# The state table, and what else is derived
-
-
-def compare_table(
-    path: str,
-    *,
-    now_ms: int,
-    engine: str = "local",
-    master: str | None = None,
-    conf: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Where the derived files differ from what the log says; nothing in the store is touched.
-
-    The local engine makes them again beside the real ones; Spark compares where it reads. `needed` says whether there
-    is anything to exchange, `text` is for the person who decides.
-    """
-    with spark_for(engine, master, conf) as spark:
-        report, lines, refusal = _compared(path) if spark is None else _compared_on_spark(path, spark)
-    counts, ok = report["counts"], report["ok"]
-    text = "\n".join(lines[:FINDINGS_SHOWN]) or "Nothing differs."
-    if refusal:
-        text = f"{text}\n\n**It cannot be exchanged yet**: {refusal}"
-    found = {"ok": ok, "counts": counts, "needed": not ok, "text": text}
-    return {**found, **{name: report[name] for name in ("generation", "records", "seconds")}, "now_ms": now_ms}
-
-
-def _compared(path: str) -> tuple[dict[str, Any], list[str], str]:
-    """The report of a comparison, its differences line by line, and why they cannot be exchanged yet, if so."""
-    from recovery.rebuild.rebuilder import rebuild
-
-    with alone(path, "rebuild"):
-        report = rebuild(path).as_json()
-    lines = [f"- {one['folder']}: {one['count']} {one['kind']}, from {one['first']}" for one in report["differences"]]
-    return report, lines, report["refusal"]
-
-
-def _compared_on_spark(path: str, spark: Any) -> tuple[dict[str, Any], list[str], str]:
-    """The same, from the findings of a verification that a rebuild repairs."""
-    report = _verified(path, spark)
-    lines = [f"- {one['kind']}: {one['text']}" for one in report["findings"] if one["kind"].startswith(_DERIVED)]
-    counts = {kind: count for kind, count in report["counts"].items() if kind.startswith(_DERIVED)}
-    return {**report, "counts": counts, "ok": not counts}, lines, ""
-
-
-def rebuild_table(
-    path: str,
-    *,
-    now_ms: int,
-    engine: str = "local",
-    master: str | None = None,
-    conf: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Make the derived files again and exchange them, while applications go on. A second time nothing is exchanged.
-
-    Spark's executors write what is new into the store's directory. Raises StoreError for a store that another program
-    may write to, and when two halves claim one slot in doubt.
-    """
-    with alone(path, "rebuild"):
-        with spark_for(engine, master, conf) as spark:
-            report = _rebuilt(path) if spark is None else _rebuilt_on_spark(path, spark)
-        kept = keep_report(path, f"rebuild-{now_ms}.json", {"now_ms": now_ms, **report}, latest="rebuild-latest.json")
-    return {name: report[name] for name in ("applied", "counts", "records", "seconds")} | {"report": kept}
-
-
-def _rebuilt(path: str) -> dict[str, Any]:
-    from recovery.rebuild.rebuilder import rebuild
-
-    compared = rebuild(path)
-    return (compared if compared.ok else rebuild(path, apply=True)).as_json()
-
-
-def _rebuilt_on_spark(path: str, spark: Any) -> dict[str, Any]:
-    """The comparison reads only, so that executors need no directory in common for a store in order."""
-    from recovery.spark.rebuilding import rebuild
-
-    report = _verified(path, spark)
-    if any(kind.startswith(_DERIVED) for kind in report["counts"]):
-        return rebuild(spark, path, apply=True).as_json()
-    return {**report, "applied": False, "counts": {}}
 
 
 # Check-back, and what a person decides
@@ -217,6 +124,8 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
     counts = overview(path, now_ms, limit=0).counts
     if not counts["in_doubt"]:
         return {"did": "nothing is in doubt", "in_doubt": 0, "parked": counts["parked"]}
+    if not os.path.exists(Paths(path).store_json):
+        return {"did": "another program wrote it, and its broker checks back", **counts}
     if crashed(path):
         return {"did": "it crashed, and is recovered first", **counts}
     from recovery.checkback.leader import LeaderLock

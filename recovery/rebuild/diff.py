@@ -37,6 +37,19 @@ DIFFERENCES: dict[str, str] = {
 }
 
 
+_SLOTS_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChange:
+    """One slot of the state table that differs: its transaction, the state that is there, the one that the log says."""
+
+    slot: int
+    commitlog_offset: int  # of the half message
+    live: int | None  # a TransactionState as a number; None where there is no slot
+    made: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """So many units, slots or items of one directory are not what the log says."""
@@ -46,6 +59,7 @@ class Difference:
     count: int
     folder: str
     first: int  # the number of the first of them
+    slots: tuple[SlotChange, ...] = ()  # of the state table: the first of them
 
     def as_json(self) -> dict[str, Any]:
         """Its public form."""
@@ -117,6 +131,7 @@ def _of_units(
 ) -> Iterator[Difference]:
     counts = dict.fromkeys(("missing", "extra", "different"), 0)
     first: dict[str, int] = {}
+    slots: dict[str, list[SlotChange]] = {kind: [] for kind in counts}
     for start in range(min(ours.begin, live.begin), max(ours.end, live.end), _AT_ONCE):
         count = min(_AT_ONCE, max(ours.end, live.end) - start)
         made, held = ours.read(start, count), live.read(start, count)
@@ -136,8 +151,18 @@ def _of_units(
             if mask.any():
                 counts[kind] += int(mask.sum())
                 first.setdefault(kind, start + int(np.flatnonzero(mask)[0]))
+                if part == "statetable":
+                    slots[kind] += _slot_changes(kind, start, mask, made, held)
     for kind, number in first.items():
-        yield Difference(part, kind, counts[kind], folder, number)
+        yield Difference(part, kind, counts[kind], folder, number, tuple(slots[kind][:_SLOTS_LISTED]))
+
+
+def _slot_changes(kind: str, start: int, mask: npt.NDArray[np.bool_], made: Rows, held: Rows) -> Iterator[SlotChange]:
+    for row in np.flatnonzero(mask)[:_SLOTS_LISTED].tolist():
+        live = None if kind == "missing" else int(held["state"][row])
+        wanted = None if kind == "extra" else int(made["state"][row])
+        half = (held if wanted is None else made)["commitlog_offset"][row]
+        yield SlotChange(start + row, int(half), live, wanted)
 
 
 def _of_index(build: Build, live: StoreFiles, disk: Disk, end: int) -> Iterator[Difference]:

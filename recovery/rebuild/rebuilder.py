@@ -52,6 +52,7 @@ from recovery.verify.index_files import open_index
 from recovery.verify.index_items import IndexingRule, expected_items
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Accept = Callable[[RebuildReport], None]
 
 _TRIES = 3
 _LEFT_OUT = {
@@ -69,9 +70,11 @@ def rebuild(
     disk: Disk | None = None,
     still_s: float = STILL_S,
     kind: Callable[..., Rebuilding] | None = None,
+    accept: Accept = lambda _report: None,
 ) -> RebuildReport:
     """Build, compare, and with `apply` put in place; `kind` is who reads the log (default: this process).
 
+    `accept` gets what is about to be put in place, under the append lock, and refuses it by raising.
     Raises NotAStore, CorruptStore when the log itself is damaged, and with `apply` StoreError or StoreLocked when
     another program may be at work on the store, or when two halves claim one slot and one is in doubt, and
     NotUnderstood when the store holds what checkback cannot make.
@@ -88,9 +91,9 @@ def rebuild(
     if misfits:  # before a broker is stopped for it in vain
         raise refusal(text, misfits)
     if ours:
-        return make(text, disk, progress, ours=True).apply_to_ours(started)
+        return make(text, disk, progress, ours=True).apply_to_ours(started, accept)
     check_still(text, disk, broker_is_stopped=broker_is_stopped, still_s=still_s)
-    return make(text, disk, progress, ours=False).apply_to_foreign(started)
+    return make(text, disk, progress, ours=False).apply_to_foreign(started, accept)
 
 
 def _compare(
@@ -134,7 +137,7 @@ class Rebuilding:
         finally:
             build.close()
 
-    def apply_to_ours(self, started: float) -> RebuildReport:
+    def apply_to_ours(self, started: float, accept: Accept) -> RebuildReport:
         """Build while others append; then, under the append lock, what they appended meanwhile, and the exchange."""
         store = open_writer(self.path, self.disk, sync="os")
         try:
@@ -148,7 +151,7 @@ class Rebuilding:
                     self._scan(build, StoreFiles.open(self.path), start=self._end, end=store.control[Word.TAIL])
                     self._finish(build)
                     report = self._report(build, StoreFiles.open(self.path), started)
-                    self._refuse(report)
+                    self._refuse(report, accept)
                     made = self._exchange(build, store, report)
             finally:
                 build.close()
@@ -156,7 +159,7 @@ class Rebuilding:
         finally:
             store.close()
 
-    def apply_to_foreign(self, started: float) -> RebuildReport:
+    def apply_to_foreign(self, started: float, accept: Accept) -> RebuildReport:
         """Build, exchange, and leave the store as its broker leaves it when it closes well."""
         lock = StoreLock(self.paths.lock, self.disk)
         if not lock.try_exclusive():
@@ -172,7 +175,7 @@ class Rebuilding:
                 self._read(build, files)
                 self._finish(build)
                 report = self._report(build, files, started)
-                self._refuse(report)
+                self._refuse(report, accept)
                 made = self._exchange_foreign(build, files, report)
             finally:
                 build.close()
@@ -248,11 +251,12 @@ class Rebuilding:
             kept=tuple(replaced.replacements(self.disk, self.paths)),
         )
 
-    def _refuse(self, report: RebuildReport) -> None:
+    def _refuse(self, report: RebuildReport, accept: Accept) -> None:
         if report.misfits:
             raise refusal(self.path, report.misfits)
         if report.refusal:
             raise StoreError(f"{self.path}: {report.refusal}", path=self.path)
+        accept(report)
 
     def _applied(self, report: RebuildReport, made: Replacement | None) -> RebuildReport:
         """The report once all is in place; the copies are hashed now, when no append waits."""

@@ -52,6 +52,10 @@ class Browser:
         self._process.wait(20)
         self._folder.cleanup()
 
+    def size(self, width: int, height: int) -> None:
+        """Show the page as wide as that, narrower than a window can be."""
+        self._do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
     def open(self, url: str) -> None:
         """Go there."""
         self._do("Page.navigate", url=url)
@@ -72,7 +76,8 @@ class Browser:
 
     def picture(self, path: Path) -> None:
         """What it looks like."""
-        path.write_bytes(base64.b64decode(self._do("Page.captureScreenshot", format="png")["data"]))
+        shot = self._do("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
 
     def _address(self) -> str:
         deadline = time.monotonic() + WAIT_S

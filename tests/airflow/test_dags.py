@@ -53,7 +53,7 @@ def probe(count: int) -> tuple[float, int, list[str]]:
 def test_parsing_is_cheap_and_loads_nothing_heavy() -> None:
     """Ten stores: less than half a second of CPU on top of Airflow's import; no Spark, Arrow, NumPy or SQL models."""
     spent, found, heavy = probe(10)
-    assert found == 10 * len(WORK)
+    assert found == 10 * len(WORK) + 1
     assert not heavy
     assert spent < PARSE_S
 
@@ -61,7 +61,7 @@ def test_parsing_is_cheap_and_loads_nothing_heavy() -> None:
 def test_a_hundred_stores_cost_ten_times_as_much_as_ten() -> None:
     """Linear, with room for noise."""
     (ten, _, _), (hundred, found, _) = probe(10), probe(100)
-    assert found == 100 * len(WORK)
+    assert found == 100 * len(WORK) + 1
     assert hundred < 10 * ten + 1.0
 
 
@@ -70,7 +70,7 @@ def test_every_dag_survives_serialization(looked_after: Callable[..., None]) -> 
     looked_after(shop={"path": "/nowhere", "pool": "spark"}, other={"connection": "other"})
     bag = DagBag(dags_folder())
     assert not bag.import_errors
-    assert set(bag.dags) == {f"{store}.{work}" for store in ("shop", "other") for work in WORK}
+    assert set(bag.dags) == {*(f"{store}.{work}" for store in ("shop", "other") for work in WORK), "checkback.doctor"}
     for one in bag.dags.values():
         again = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(one))))
         assert again.max_active_runs == 1
@@ -121,17 +121,52 @@ def test_a_planted_wrong_slot_is_red_and_mended_after_approval(
     rebuild = dag("rebuild_state_table", path=path)
     with somebody(api, lambda question: ("Reject", "")) as person:
         assert run(rebuild)["rebuild"] == "skipped"
-    assert "statetable" in person.questions[0]["body"]
+    body = person.questions[0]["body"]
+    for text in (
+        str(path),
+        "statetable",
+        "slot 3",
+        "`orders`, `3`",
+        "**What cannot be undone**",
+        "**Approve**",
+        "**Reject**",
+    ):
+        assert text in body, body
     assert not tasks.verify(str(path), now_ms=1)["ok"]
     with somebody(api, lambda question: ("Approve", "")):
         assert run(rebuild)["rebuild"] == "success"
     assert tasks.verify(str(path), now_ms=2)["ok"]
+    report = json.loads((path / "checkback/reports/rebuild-latest.json").read_text())
+    assert (report["applied"], report["approved_by"]) == (True, "admin")
+
+
+def test_an_approval_of_a_rebuild_is_for_the_differences_that_were_shown(
+    dag: Callable[..., DAG], tmp_path: Path, api: TestClient
+) -> None:
+    """Another slot is wrong by the time of the answer: nothing is exchanged, the run is red, and it is asked again."""
+    path = shop(tmp_path / "shop")
+    spoil_slot(path, 3)
+
+    def answer(_question: dict[str, Any]) -> tuple[str, str]:
+        spoil_slot(path, 4)
+        return "Approve", ""
+
+    rebuild = dag("rebuild_state_table", path=path)
+    with somebody(api, answer) as person:
+        states = run(rebuild)
+    assert (states["rebuild"], states["done"], states["run"]) == ("failed", "upstream_failed", "failed")
+    assert states["ask_again"] == "success"
+    assert tasks.verify(str(path), now_ms=1)["counts"] == {"slot-wrong-state": 2}
+    (again,) = api.get("/api/v2/dags/shop.rebuild_state_table/dagRuns?state=queued").json()["dag_runs"]
+    assert again["conf"] == {}
+    assert len(person.questions) == 1
 
 
 def test_a_rebuild_without_a_difference_is_green_and_does_nothing(dag: Callable[..., DAG], tmp_path: Path) -> None:
     """What follows the comparison is skipped."""
     states = run(dag("rebuild_state_table", path=shop(tmp_path / "shop")))
-    assert states == {"compare": "success", "approve": "skipped", "rebuild": "skipped", "run": "success"}
+    skipped = dict.fromkeys(("approve", "rebuild", "ask_again", "done"), "skipped")
+    assert states == {"compare": "success", **skipped, "run": "success"}
 
 
 def test_a_killed_store_is_recovered_asked_about_and_verified(dag: Callable[..., DAG], tmp_path: Path) -> None:
@@ -139,6 +174,7 @@ def test_a_killed_store_is_recovered_asked_about_and_verified(dag: Callable[...,
     path = killed_shop(tmp_path / "shop")
     recover = dag("recover_after_crash", path=path, policy={"*": {"first_check_after": "0s"}})
     states = run(recover, {"ask": False})
+    assert states.pop("ask_again") == "skipped"
     assert set(states.values()) == {"success"}
     assert tasks.crashed(str(path)) is None
     assert sorted(bodies(path)) == sorted(b"order %d" % number for number in (0, 2, 4, 6, 8, 11))
@@ -180,7 +216,7 @@ def test_a_mistake_in_one_store_stops_no_other(looked_after: Callable[..., None]
     looked_after(shop={"path": "/nowhere"}, typo={"path": "/nowhere/else", "ask": "true"})
     bag = DagBag(dags_folder())
     assert not bag.import_errors
-    assert set(bag.dags) == {*(f"shop.{work}" for work in WORK), "typo.settings"}
+    assert set(bag.dags) == {*(f"shop.{work}" for work in WORK), "typo.settings", "checkback.doctor"}
     assert run(bag.dags["typo.settings"]) == {"check": "failed", "run": "failed"}
 
 

@@ -188,7 +188,9 @@ def test_a_sensor_defers_with_where_the_queues_end(tmp_path: Path, connection: C
     """Nothing falls between the task and its trigger; the event is the task's result."""
     with broker.open(str(tmp_path / "shop"), layout=SMALL) as store:
         store.append(broker.Message("news", b"old"))
-    sensor = MessageSensor(task_id="wait", connection=connection("shop", path=tmp_path / "shop"), topic="news")
+    sensor = MessageSensor(
+        task_id="wait", connection=connection("shop", path=tmp_path / "shop"), topic="news", deferrable=True
+    )
     with pytest.raises(TaskDeferred) as deferred:
         sensor.execute({})  # type: ignore[typeddict-item]
     trigger = deferred.value.trigger
@@ -216,3 +218,35 @@ def test_watching_a_hundred_stores_is_cheap(tmp_path: Path) -> None:
     for _ in range(100):
         assert crashed(path) is None
     assert time.process_time() - began < 0.5
+
+
+def test_check_back_starts_when_a_transaction_is_due_and_not_before(tmp_path: Path) -> None:
+    """An idle store has no event; one in doubt has one when the policy says; answered, there is none again."""
+    from recovery.airflow.triggers import DueTrigger
+    from recovery.jobs import tasks
+    from recovery.jobs.due import DueWatch
+    from tests.jobs.shops import ANSWERS, LATE_MS
+
+    path = str(shop(tmp_path / "shop", orders=3))
+    now = time.time_ns() // 1_000_000
+    watch = DueWatch(path)
+    assert watch.look(now, {}).event is None, "no transaction is six seconds old"
+    assert watch.look(now, {"*": {"first_check_after": "0s"}}).event["due"] == 3  # type: ignore[index]
+    late = watch.look(now + LATE_MS, {})
+    assert late.event["due"] == 3  # type: ignore[index]
+    assert (late.gauges["in_doubt"], late.gauges["crashed"]) == (3, 0)
+    assert late.gauges["oldest_in_doubt_s"] >= LATE_MS / 1000
+    tasks.check_back(path, now_ms=now + LATE_MS, resolver="tests.jobs.shops:knows_nothing")
+    assert watch.look(now + LATE_MS, {}).event is None, "they were queried, and wait for their next turn"
+    assert DueWatch(path).look(now + LATE_MS, None).event["due"] == 3, "without the policy each counts"  # type: ignore[index]
+    tasks.check_back(path, now_ms=now + 3 * LATE_MS, resolver=ANSWERS)
+    assert DueWatch(path).look(now + 9 * LATE_MS, None).event is None
+    assert type(again(DueTrigger(path=path, policy={}, metrics_as="shop"))) is DueTrigger
+
+
+def test_a_crashed_store_is_not_due_and_says_so(tmp_path: Path) -> None:
+    """Its recovery comes first."""
+    from recovery.jobs.due import due_now
+
+    found = due_now(str(killed_shop(tmp_path / "shop")), time.time_ns() // 1_000_000, None)
+    assert (found.event, found.gauges["crashed"], found.gauges["in_doubt"]) == (None, 1, 10)

@@ -78,9 +78,9 @@ def test_airflow_starts_and_knows_the_provider(run: Airflow) -> None:
 
 
 def test_the_dags_come_with_the_wheel(run: Airflow, python: Path) -> None:
-    """The bundle finds all six where the wheel put them."""
-    module, folder, *dags = run("-c", DAGS).splitlines()[-8:]
+    """The bundle finds all seven where the wheel put them."""
+    module, folder, *dags = run("-c", DAGS).splitlines()[-9:]
     environment = python.parent.parent
     assert Path(module).is_relative_to(environment)
     assert Path(folder).is_relative_to(environment)
-    assert len(dags) == 6
+    assert len(dags) == 7

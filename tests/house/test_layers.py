@@ -54,6 +54,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     "recovery": (
         {"cli"},
         {"airflow"},
+        {"page"},  # what both hosts of the operations page show
         {"jobs"},
         {"spark"},
         {"pipeline"},  # a judgement in stages, for whichever executor runs them
@@ -83,8 +84,9 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.run.answer", "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics",
-    "recovery.cli.run.serve", "recovery.cli.run.up", "recovery.cli.run.follow", "recovery.cli.run.work",
+    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics",
+    "recovery.cli.run.answer", "recovery.cli.run.follow", "recovery.cli.run.page", "recovery.cli.run.serve",
+    "recovery.cli.run.up", "recovery.cli.run.work",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -132,6 +134,7 @@ OUTSIDE = {
         "recovery.checkback.catalog": "the catalog is a database",
         "recovery.checkback.config": "opens the ledger's database",
         "recovery.cli.ledger": "opens the ledger's database",
+        "recovery.airflow.operating": "reads the database of Airflow",
         "recovery.jobs.checks": "whether the databases of the settings answer",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",
     },
@@ -139,6 +142,8 @@ OUTSIDE = {
         "recovery.checkback.ledger_resolver": "a database that is briefly away",
         "recovery.checkback.http_resolver": "an endpoint that is briefly away",
     },
+    "starlette": {"recovery.page.app": "the page that runs alone"},
+    "uvicorn": {"recovery.page.serving": "the page that runs alone"},
     "httpx": {"recovery.checkback.http_resolver": "asks an endpoint of the application"},
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},

@@ -53,7 +53,7 @@ with DAG("on_news", schedule=[arrived]):
     read()
 
 with DAG("waits_for_news", schedule=None):
-    MessageSensor(task_id="wait", path=STORE, topic="news", poke_interval=0.5)
+    MessageSensor(task_id="wait", path=STORE, topic="news", poke_interval=0.5, deferrable=True)
 """
 
 

@@ -1,4 +1,4 @@
-"""The verbs about Airflow: `up` starts it with our DAGs on this machine, `settings` checks the file of stores."""
+"""The verbs about Airflow: `up` starts it with our DAGs here, `settings` and `airflow doctor` check one of yours."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recovery.cli.shared import DEFECT, USAGE, AsJson, examples, fail, listing
-from recovery.cli.terminal.output import print_json
+from recovery.cli.shared import DEFECT, FINDINGS, USAGE, AsJson, examples, fail, listing, secret
+from recovery.cli.terminal.output import print_json, show
 
 if TYPE_CHECKING:
     from recovery.airflow.local.demo import Sale
@@ -103,6 +103,38 @@ def settings(
             typer.echo(f"wrong  {wrong.name}: {wrong.why}")
     if found.broken:
         raise typer.Exit(USAGE)
+
+
+TOKEN = "CHECKBACK_AIRFLOW_TOKEN"  # noqa: S105 - the name of a variable
+
+
+def doctor(
+    seconds: Annotated[
+        float, typer.Option(min=0, metavar="N", help="How long workers and triggerer may take to look; 0: do not ask.")
+    ] = 90.0,
+    url: Annotated[str, typer.Option(metavar="URL", help="The API server; by default [api] base_url of Airflow.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check an Airflow with our DAGs: settings, connections, ledgers, who sees the stores, pools, Java, paused DAGs.
+
+    Run it where Airflow's scheduler runs, with its environment. With a token of Airflow's API in
+    CHECKBACK_AIRFLOW_TOKEN the API server is asked, too. Exits with 1 when something is wrong; each line says what to
+    do next.
+    """
+    from recovery.airflow.local.preflight import check_airflow
+
+    check_airflow()
+    from recovery.airflow.operating.doctor import OK, WRONG, examine
+
+    found = []
+    for one in examine(run_s=seconds, url=url, token=secret(TOKEN) or ""):
+        found.append(one)
+        if not as_json:
+            show([f"{one.state:<5}  {one.what}", *([f"       next: {one.next_step}"] if one.state != OK else [])])
+    if as_json:
+        print_json([one.as_json() for one in found])
+    if any(one.state == WRONG for one in found):
+        raise typer.Exit(FINDINGS)
 
 
 def _says_java(is_there: bool) -> bool:
@@ -212,3 +244,6 @@ def register(app: typer.Typer) -> None:
     """Put these verbs on the command line."""
     app.command(epilog=_EPILOG, **listing("up"))(up)
     app.command(epilog=examples("settings --check /etc/checkback/stores.toml"), **listing("settings"))(settings)
+    airflow = typer.Typer(help="An Airflow with our DAGs.", no_args_is_help=True)
+    airflow.command("doctor", epilog=examples("airflow doctor", "airflow doctor --seconds 0 --json"))(doctor)
+    app.add_typer(airflow, name="airflow", **listing("airflow"))

@@ -1,0 +1,1 @@
+"""What operators of Airflow look at: metrics, links beside a task, and `checkback airflow doctor`."""

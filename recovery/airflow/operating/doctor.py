@@ -1,0 +1,269 @@
+"""What `checkback airflow doctor` checks, where Airflow's configuration and database are: each with the next step.
+
+    for one in examine(run_s=90): print(one.state, one.what, one.next_step)
+
+Settings, connections with a round trip to the ledgers, components that run, paused DAGs, pools, Java; and which process
+sees each store's directory: this one, a worker and the triggerer (by the DAG `checkback.doctor`), and the API server.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import airflow
+
+from broker.errors import BrokerError
+from recovery.airflow.hook import CheckbackHook, with_secrets
+from recovery.airflow.operating.sight import sight_of
+from recovery.airflow.operating.standing import standing_of
+from recovery.airflow.operators import spark_connection
+from recovery.airflow.settings import WHOLE_FILE, StoreSettings, configured
+from recovery.airflow.versions import AirflowException, check_version, conf
+
+OK, WARN, WRONG = "ok", "warn", "wrong"
+JOBS = {"SchedulerJob": "scheduler", "DagProcessorJob": "DAG processor", "TriggererJob": "triggerer"}
+_FRESH_S = 60.0
+_POLL_S = 1.0
+_HTTP_S = 10.0
+_BUNDLE = "recovery.airflow.bundle.CheckbackDagBundle"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One thing that was checked."""
+
+    state: str  # ok, warn, wrong
+    what: str
+    next_step: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _verdict(is_ok: bool, what: str, next_step: str) -> Examined:
+    """Fine, or wrong with the next step."""
+    return Examined(OK, what) if is_ok else Examined(WRONG, what, next_step)
+
+
+def examine(*, run_s: float = 90.0, url: str = "", token: str = "") -> Iterator[Examined]:
+    """Everything, in the order in which it is to be repaired.
+
+    `run_s` is how long the DAG `checkback.doctor` may take, 0 leaves it out; with `token`, a token of Airflow's API,
+    the API server at `url` is asked what it sees.
+    """
+    check_version()
+    yield Examined(OK, f"Airflow {airflow.__version__}")
+    listed = configured()
+    yield from _settings(listed.stores, listed.broken)
+    try:
+        yield from _components()
+        yield from _dags(listed.stores)
+        yield from _pools(listed.stores)
+        is_reached = True
+    except Exception as error:  # noqa: BLE001 - whatever the driver of Airflow's database raises
+        step = "run this where the scheduler runs, with its environment; `airflow db check` says more"
+        yield Examined(WRONG, f"Airflow's database cannot be read: {' '.join(str(error).split()):.200}", step)
+        is_reached = False
+    for store in listed.stores:
+        yield from _store(store)
+    yield from _engines(listed.stores)
+    if run_s and is_reached and listed.stores:
+        yield from _sights(run_s)
+    yield from _api_server(listed.stores, url or conf.get("api", "base_url", fallback="") or "", token)
+
+
+def _settings(stores: Sequence[StoreSettings], broken: Sequence[Any]) -> Iterator[Examined]:
+    where = (conf.get("checkback", "stores", fallback="") or "").strip()
+    if not where:
+        step = "set AIRFLOW__CHECKBACK__STORES to the path of a TOML file, for every component of Airflow"
+        yield Examined(WRONG, "the setting [checkback] stores is empty: no store is looked after", step)
+        return
+    for one in broken:
+        step = "correct it; `checkback settings --check FILE` checks the file before it is installed"
+        yield Examined(WRONG, f"{'the file' if one.name == WHOLE_FILE else one.name}: {one.why}", step)
+    shown = "JSON" if where.startswith("{") else where
+    yield Examined(OK if stores else WARN, f"settings: {shown}, {len(stores)} stores")
+    if _BUNDLE not in (conf.get("dag_processor", "dag_bundle_config_list", fallback="") or ""):
+        step = "add it to AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST (docs/airflow.md), or use StoreDags"
+        yield Examined(WARN, "the DAG bundle of checkback is not configured here", step)
+
+
+def _components() -> Iterator[Examined]:
+    """Whether scheduler, DAG processor and triggerer run, by their heartbeats."""
+    from airflow.jobs.job import Job
+    from airflow.utils.session import create_session
+    from sqlalchemy import func, select
+
+    with create_session() as session:
+        query = select(Job.job_type, func.max(Job.latest_heartbeat)).where(Job.state == "running")
+        rows = session.execute(query.group_by(Job.job_type)).all()
+    beats: dict[str, datetime] = {str(kind): beat for kind, beat in rows}
+    for kind, name in JOBS.items():
+        beat = beats.get(kind)
+        is_fresh = beat is not None and datetime.now(UTC) - beat < timedelta(seconds=_FRESH_S)
+        step = f"start `airflow {name.lower().replace(' ', '-')}`"
+        yield Examined(
+            OK if is_fresh else WRONG, f"{name}: {'runs' if is_fresh else 'has no heartbeat'}", "" if is_fresh else step
+        )
+
+
+def _dags(stores: Sequence[StoreSettings]) -> Iterator[Examined]:
+    for name, standing in standing_of([store.name for store in stores]).items():
+        if standing["unknown"]:
+            step = (
+                "wait until the DAG processor has read the files; `airflow dags list-import-errors` says why it cannot"
+            )
+            yield Examined(WARN, f"{name}: Airflow does not know {', '.join(standing['unknown'])}", step)
+        if standing["paused"]:
+            step = f"`airflow dags unpause --treat-dag-id-as-regex --yes '^{name}[.]'`, or the button on the page"
+            yield Examined(WARN, f"{name}: paused, so they do not run: {', '.join(standing['paused'])}", step)
+        if standing["asks"]:
+            yield Examined(
+                WARN, f"{name}: {standing['asks']} questions wait for an answer", "see Required Actions in Airflow"
+            )
+
+
+def _pools(stores: Sequence[StoreSettings]) -> Iterator[Examined]:
+    from airflow.models.pool import Pool
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    wanted = {store.pool for store in stores if store.pool}
+    with create_session() as session:
+        slots = {str(name): int(count) for name, count in session.execute(select(Pool.pool, Pool.slots)).all()}
+    for name in sorted(wanted):
+        step = (
+            ""
+            if name in slots
+            else f"`airflow pools set {name} 1 'one Spark job at a time'`: its tasks wait until then"
+        )
+        yield Examined(OK if name in slots else WRONG, f"pool {name}: {slots.get(name, 'missing')} slots", step)
+
+
+def _store(store: StoreSettings) -> Iterator[Examined]:
+    """What this process sees of a store, and the round trip to what answers for its transactions."""
+    from recovery.jobs.checks import check_settings
+
+    names = ("ledger", "ledger_connection", "resolver", "resolver_connection", "resolvers", "catalog", "policy")
+    given = {name: value for name in names if (value := getattr(store, name))}
+    try:
+        found = CheckbackHook(store.connection).settings if store.connection else {}
+        asked = with_secrets({**found, **given, **({"path": store.path} if store.path else {})})
+        began = time.monotonic()
+        sentence = check_settings(**asked)
+        took_ms = (time.monotonic() - began) * 1000
+    except (BrokerError, OSError, AirflowException) as error:
+        step = "correct the settings or the connection; the button Test of the connection checks the same"
+        yield Examined(WRONG, f"{store.name}: {error}", step)
+        return
+    yield Examined(OK, f"{store.name}: {sentence} ({took_ms:.0f} ms)")
+    if not any(asked.get(name) for name in ("ledger", "resolver", "resolvers")):
+        step = "give its settings a ledger_connection, a ledger or a resolver"
+        yield Examined(WARN, f"{store.name}: nobody is named who answers for its transactions", step)
+    why = sight_of(str(asked["path"]))["why"]
+    if why:
+        yield Examined(WRONG, f"{store.name}, this process: {why}", "give this user the right to read and write there")
+
+
+def _engines(stores: Sequence[StoreSettings]) -> Iterator[Examined]:
+    from recovery.spark.sessions import SparkNotReady, check_java
+
+    master, _ = spark_connection("auto")
+    must = [store.name for store in stores if store.engine == "spark"]
+    if not must and master is None:
+        yield Examined(OK, "engine: local; no connection checkback_spark")
+        return
+    try:
+        check_java()
+        yield Examined(OK, f"engine: Spark at {master or 'local[*]'}")
+    except SparkNotReady as error:
+        step = 'install Java 17 or newer on the workers, or set engine = "local"'
+        yield Examined(WRONG if must else WARN, f"engine: {error}", step)
+
+
+def _sights(run_s: float) -> Iterator[Examined]:
+    """What workers and the triggerer see, by a run of the DAG `checkback.doctor`."""
+    from airflow.api.common.trigger_dag import trigger_dag
+    from airflow.utils.types import DagRunTriggeredByType
+
+    from recovery.airflow.workflows.doctor import DAG_ID
+
+    step = "the worker or the triggerer must mount that directory at the same path, with the same user"
+    try:
+        run = trigger_dag(DAG_ID, triggered_by=DagRunTriggeredByType.CLI)
+    except AirflowException as error:
+        yield Examined(WARN, f"workers and triggerer: {error}", "configure the DAG bundle, and run this again")
+        return
+    seen = _finished(DAG_ID, str(run.run_id), run_s) if run is not None else None
+    if seen is None:
+        late = f"the run of {DAG_ID} did not end in {run_s:.0f} s"
+        yield Examined(
+            WARN, f"workers and triggerer: {late}", f"look at it in Airflow: is {DAG_ID} paused, is a worker free?"
+        )
+        return
+    for task, sight in seen.items():
+        store, _, component = task.rpartition(".")
+        if sight is None:
+            yield Examined(WRONG, f"{store}, {component}: its task failed", f"read the log of {task} in {DAG_ID}")
+            continue
+        facts = f"{store}, {component} on {sight['host']}, user {sight['uid']}"
+        yield Examined(
+            WRONG if sight["why"] else OK, f"{facts}: {sight['why'] or 'sees it'}", step if sight["why"] else ""
+        )
+
+
+def _finished(dag_id: str, run_id: str, run_s: float) -> dict[str, Any] | None:
+    """What each task of a run saw, when the run is over; None for a task that failed, and when it takes too long."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    deadline = time.monotonic() + run_s
+    while time.monotonic() < deadline:
+        with create_session() as session:
+            state = session.scalar(select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
+            if state in ("success", "failed"):
+                tasks = session.scalars(
+                    select(TaskInstance.task_id).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
+                ).all()
+                rows = session.execute(
+                    select(XComModel.task_id, XComModel.value).where(
+                        XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == "return_value"
+                    )
+                ).all()
+                found = {task: json.loads(value) if isinstance(value, str) else value for task, value in rows}
+                return {task: found.get(task) for task in sorted(tasks)}
+        time.sleep(_POLL_S)
+    return None
+
+
+def _api_server(stores: Sequence[StoreSettings], url: str, token: str) -> Iterator[Examined]:
+    """What the API server sees: it shows the page."""
+    if not token:
+        step = f"open {url.rstrip('/') or 'the API server'}/checkback/, or give CHECKBACK_AIRFLOW_TOKEN"
+        yield Examined(WARN, "API server: not asked what it sees", step)
+        return
+    address = f"{url.rstrip('/')}/checkback/api/stores"
+    if not address.startswith(("http://", "https://")):
+        yield Examined(WRONG, f"API server: {address} is not an http(s) URL", "give --url, as http://127.0.0.1:8080")
+        return
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=_HTTP_S) as answer:  # noqa: S310 - the scheme was checked
+            lines = {line["name"]: line["error"] for line in json.load(answer)}
+    except (OSError, ValueError) as error:
+        yield Examined(WRONG, f"API server at {url}: {error}", "is it running, and is the token of a user of it?")
+        return
+    step = "the API server must mount the directory at the same path"
+    for store in stores:
+        why = lines.get(store.name, "it does not show the store: other settings, or this user may not read its DAGs")
+        yield _verdict(not why, f"{store.name}, API server: {why or 'sees it'}", step)

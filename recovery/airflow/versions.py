@@ -1,0 +1,101 @@
+"""What this version of Airflow has, and what takes its place where it has not: 3.0 to 3.3 differ in what DAGs may use.
+
+| since | what | before |
+|---|---|---|
+| 3.1 | approvals, a link to the page | an approval is a red task that names the command to run; `checkback page` |
+| 3.2 | deadlines that call a function | no alert for a run that takes too long |
+| 3.3 | retry policies | three retries whatever the error |
+| 3.3 | state of assets and of tasks | a triggerer that starts again reports once more what it sees |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import airflow
+from airflow.providers.common.compat.sdk import AirflowException as AirflowException
+from airflow.providers.common.compat.sdk import AirflowFailException as AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowNotFoundException as AirflowNotFoundException
+from airflow.providers.common.compat.sdk import AirflowSkipException as AirflowSkipException
+from airflow.providers.common.compat.sdk import conf as conf
+from airflow.sdk import Asset
+
+from broker.errors import BrokerError
+
+OLDEST = (3, 0)
+
+
+def version() -> tuple[int, int]:
+    """Of Airflow: (3, 3)."""
+    major, minor = airflow.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+HAS_APPROVALS = version() >= (3, 1)
+HAS_DEADLINES = version() >= (3, 2)
+HAS_RETRY_POLICIES = version() >= (3, 3)
+
+
+def mask(secret: str) -> None:
+    """Airflow's logs, and what it renders, show *** instead of it."""
+    _masker()(secret)
+
+
+def _masker() -> Callable[[str], None]:
+    try:
+        from airflow.sdk.log import mask_secret
+    except ImportError:  # 3.0
+        from airflow.sdk.execution_time.secrets_masker import mask_secret
+    masker: Callable[[str], None] = mask_secret
+    return masker
+
+
+def asset_or_every(asset: Asset, every: timedelta) -> Any:
+    """A schedule: when an asset has an event, and in any case after so long."""
+    if version() >= (3, 2):
+        from airflow.sdk import AssetOrTimeSchedule, DeltaTriggerTimetable
+    else:
+        from airflow.timetables.assets import AssetOrTimeSchedule
+        from airflow.timetables.trigger import DeltaTriggerTimetable
+    return AssetOrTimeSchedule(timetable=DeltaTriggerTimetable(every), assets=[asset])
+
+
+def retry_policy() -> dict[str, Any]:
+    """The argument of tasks that says which errors are worth another attempt; none where Airflow has no policies."""
+    if not HAS_RETRY_POLICIES:
+        return {}
+    from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+
+    rules = [
+        RetryRule("broker.errors.StoreLocked", RetryAction.RETRY, timedelta(seconds=30), "the store is locked"),
+        RetryRule("broker.errors.StoreFull", RetryAction.RETRY, timedelta(minutes=5), "the disk is full"),
+        RetryRule("broker.errors.CorruptStore", RetryAction.FAIL, None, "the store is corrupt"),
+        RetryRule("broker.errors.BrokerError", RetryAction.FAIL, None, "trying again would not help"),
+    ]
+    return {"retry_policy": ExceptionRetryPolicy(rules)}
+
+
+def deadline(within: timedelta, callback: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The argument of a DAG that calls a function when a run takes longer; none where Airflow cannot."""
+    if not HAS_DEADLINES:
+        return {}
+    from airflow.sdk.definitions.callback import SyncCallback
+    from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
+
+    late = SyncCallback(callback, arguments)
+    return {"deadline": DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, within, late)}
+
+
+def check_version() -> None:
+    """Raises BrokerError for an Airflow that is too old."""
+    if version() < OLDEST:
+        raise BrokerError(f"Airflow {airflow.__version__} is too old: 3.0 or newer is needed")
+
+
+def stats() -> Any:
+    """Airflow's metrics: an object, or since 3.3 a module, with `gauge` and `incr`."""
+    from airflow.providers.common.compat.sdk import Stats
+
+    return Stats

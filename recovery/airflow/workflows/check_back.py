@@ -1,0 +1,53 @@
+"""### Check-back
+
+Asks how the transactions in doubt ended: the application's ledger, or the resolver that the store's settings name, and
+ends them. Starts when a transaction is due: the triggerer looks every 30 seconds unless the settings say otherwise, and
+an idle store has no runs but one an hour, in case that the triggerer does not look. One task works through all that are
+due, in batches; a pass that finds nothing writes nothing.
+
+**It fails**: the next pass is the retry. Red for minutes: look at the log of `check_back`. Mostly the application's
+database does not answer, or the store is locked by a recovery. Transactions wait meanwhile; nothing is lost.
+
+**It is green, and some stay in doubt**: nobody knows how they ended. After the policy's limit they are parked:
+trigger `resolve_parked`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, Asset, AssetWatcher
+
+from recovery.airflow.operators import CheckBackOperator
+from recovery.airflow.settings import StoreSettings
+from recovery.airflow.triggers import DueTrigger
+from recovery.airflow.versions import asset_or_every
+from recovery.airflow.wiring import shared
+
+
+def make(store: StoreSettings, **overrides: Any) -> DAG:
+    """The DAG of a store; `overrides` are arguments of `DAG`."""
+    # No retries: the next pass comes sooner. A pass that hangs for ten minutes waits for something that never comes.
+    wiring = shared(store, "check_back", retries=0, most=timedelta(minutes=10), within=timedelta(minutes=5))
+    with DAG(**{"schedule": schedule(store), "doc_md": __doc__, **wiring, **overrides}) as dag:
+        CheckBackOperator(task_id="check_back", **store.target())
+    return dag
+
+
+def schedule(store: StoreSettings) -> Any:
+    """When something is due, and every `backstop_s` seconds; every `check_back_every_s` seconds without a watcher.
+
+    A watcher needs the path itself: a connection is not read while a DAG file is parsed.
+    """
+    if not (store.watch and store.path):
+        return timedelta(seconds=store.check_back_every_s)
+    knows = not (store.connection or store.catalog)  # which policy counts, and what was asked already
+    due = DueTrigger(
+        path=store.path,
+        policy=dict(store.policy) if knows else None,
+        poll_s=store.check_back_every_s,
+        metrics_as=store.name,
+    )
+    asset = Asset(f"checkback://{store.name}/due", watchers=[AssetWatcher(name=f"{store.name} due", trigger=due)])
+    return asset_or_every(asset, timedelta(seconds=store.backstop_s))

@@ -1,0 +1,55 @@
+"""### Rebuild of the state table
+
+Weekly and on demand: makes the state table again from the CommitLog, beside the real one (`compare`), asks for approval
+when they differ (`approve`), and exchanges the two while applications go on (`rebuild`). Without a difference what
+follows is skipped, and the run is green.
+
+**`approve` waits**: the differences stand on the page of required actions, and the store's alert says so. A difference
+means that bytes on the disk changed, or a defect: keep the report before you approve, and look at the disk. The
+approval is for the differences that are shown.
+
+**`rebuild` is red**: other differences came out than those that were approved; nothing was done, and `ask_again` has
+started this DAG again. Or two half messages claim one slot while either is in doubt: the log says which; settle them
+first.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, Param
+
+from recovery.airflow.approval import AskAgainOperator, AskOperator, DoneOperator
+from recovery.airflow.assets import rebuilt
+from recovery.airflow.operators import CompareTableOperator, RebuildOperator
+from recovery.airflow.settings import StoreSettings
+from recovery.airflow.wiring import answering, engine_pool, shared
+
+ASK = Param(True, type="boolean", title="Ask first", description="Wait for approval before the table is exchanged.")
+
+
+def make(store: StoreSettings, **overrides: Any) -> DAG:
+    """The DAG of a store; `overrides` are arguments of `DAG`."""
+    wiring = {"schedule": store.rebuild_schedule, **shared(store, "rebuild_state_table", within=timedelta(hours=12))}
+    with DAG(**{"doc_md": __doc__, "params": {"ask": ASK}, **wiring, **overrides}) as dag:
+        target = store.target()
+        compare = CompareTableOperator(task_id="compare", ask="{{ params.ask }}", **engine_pool(store), **target)
+        approve = AskOperator(
+            task_id="approve",
+            question="{{ ti.xcom_pull('compare')['question'] }}",
+            subject=f"Exchange derived files of {store.name}?",
+            body="{{ ti.xcom_pull('compare')['text'] }}",
+            defaults="Reject",
+            **answering(store),
+        )
+        rebuild = RebuildOperator(
+            task_id="rebuild",
+            expected="{{ ti.xcom_pull('compare')['plan_id'] }}",
+            answer=approve.output,
+            outlets=[rebuilt(store.name)],
+            **engine_pool(store),
+            **target,
+        )
+        compare >> approve >> rebuild >> [AskAgainOperator(planned_by="rebuild"), DoneOperator()]
+    return dag

@@ -1,0 +1,74 @@
+"""The DAGs of one store in a DAG file of your own, where arguments of DAGs can be changed.
+
+from recovery.airflow.workflows.store_dags import StoreDags
+
+StoreDags("shop", path="/srv/shop.store", ledger_connection="shop_db",
+          dags={"verify_store": {"schedule": "0 3 * * *"}}, only=["check_back", "verify_store"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import DAG
+
+from recovery.airflow.settings import BadSettings, StoreSettings, one_store, stores
+from recovery.airflow.versions import HAS_APPROVALS
+from recovery.airflow.workflows import (
+    check_back,
+    rebuild_state_table,
+    recover_after_crash,
+    resolve_parked,
+    retention,
+    verify_store,
+)
+
+WORKFLOWS = {
+    "check_back": check_back.make,
+    "recover_after_crash": recover_after_crash.make,
+    "rebuild_state_table": rebuild_state_table.make,
+    "verify_store": verify_store.make,
+    "retention": retention.make,
+    **({"resolve_parked": resolve_parked.make} if HAS_APPROVALS else {}),
+}
+
+
+class StoreDags(Mapping[str, DAG]):
+    """The DAGs of a store, by their work. Give it a name at module level: Airflow collects what a file makes.
+
+    `settings` are those of a table in the file of stores; without any the table with this name is taken. `dags` has
+    arguments of `DAG` for single DAGs, and `only` the DAGs that are made. Do not make a DAG here and by the bundle:
+    both would have one name. Raises BadSettings.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dags: Mapping[str, Mapping[str, Any]] | None = None,
+        only: Sequence[str] | None = None,
+        **settings: Any,
+    ) -> None:
+        store = one_store(name, settings, f"StoreDags({name!r})") if settings else _configured(name)
+        for work in (*(dags or {}), *(only or ())):
+            if work not in WORKFLOWS:
+                raise BadSettings(f"StoreDags({name!r}): there is no DAG {work!r}; there are {', '.join(WORKFLOWS)}")
+        chosen = [work for work in WORKFLOWS if only is None or work in only]
+        self._dags = {work: WORKFLOWS[work](store, **(dags or {}).get(work, {})) for work in chosen}
+
+    def __getitem__(self, work: str) -> DAG:
+        return self._dags[work]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dags)
+
+    def __len__(self) -> int:
+        return len(self._dags)
+
+
+def _configured(name: str) -> StoreSettings:
+    for store in stores():
+        if store.name == name:
+            return store
+    raise BadSettings(f"StoreDags({name!r}): the setting [checkback] stores has no such table; give path=... here")

@@ -1,0 +1,132 @@
+"""The verb that shows stores in a browser, without Airflow: `page`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recovery.cli.shared import examples, listing, secret
+
+if TYPE_CHECKING:
+    from recovery.page.app import PageStore
+
+TOKEN = "CHECKBACK_PAGE_TOKEN"  # noqa: S105 - the name of a variable
+Stores = Annotated[list[str] | None, typer.Argument(metavar="STORE...", help="The directories of the stores.")]
+Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="The address to listen on; port 0 takes a free one.")]
+Settings = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The stores of Airflow's file of stores (TOML), with their ledgers.")
+]
+Ledger = Annotated[
+    str | None,
+    typer.Option(metavar="URL", envvar="CHECKBACK_LEDGER", help="The ledger of STORE..., asked before a decision."),
+]
+Names = Annotated[
+    list[str] | None, typer.Option("--host-name", metavar="NAME", help="A name by which browsers reach it; repeatable.")
+]
+Certificate = Annotated[str | None, typer.Option("--cert", metavar="FILE", help="A certificate (PEM): TLS.")]
+Key = Annotated[str | None, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")]
+
+
+def page(
+    stores: Stores = None,
+    listen: Listen = "127.0.0.1:8090",
+    settings: Settings = None,
+    ledger: Ledger = None,
+    host_names: Names = None,
+    certificate: Certificate = None,
+    private_key: Key = None,
+    insecure: Insecure = False,
+) -> None:
+    """Show stores in a browser: in doubt, parked, consumers, dead letters, the last verification, one transaction.
+
+    It listens on this machine only and prints a link with a token, made at each start unless CHECKBACK_PAGE_TOKEN has
+    one. It reads; parked transactions are resolved and dead letters resent there, each with a reason. Ctrl-C stops it.
+    """
+    from broker.errors import BrokerError
+
+    try:
+        from recovery.page.serving import bound, check_token, is_loopback, new_token, serve
+    except ModuleNotFoundError as error:
+        raise BrokerError(f"the page needs {error.name}: pip install 'checkback[page]'") from None
+
+    shown = [*_given(stores or [], ledger), *_configured(settings)]
+    if not shown:
+        raise typer.BadParameter("give the directory of a store, or --settings", param_hint="STORE...")
+    host, port = _address(listen)
+    if not (is_loopback(host) or certificate or insecure):
+        text = f"{host} is reached from other machines, and without TLS the token could be read on the way"
+        raise typer.BadParameter(f"{text}: give --cert and --key, or --insecure behind a proxy", param_hint="--listen")
+    if (certificate is None) != (private_key is None):
+        raise typer.BadParameter("give --cert and --key together")
+    token = check_token(secret(TOKEN) or new_token())
+    with bound(host, port) as listening:
+        scheme, port = "https" if certificate else "http", listening.getsockname()[1]
+        typer.echo(f"{len(shown)} stores: {scheme}://{_shown(host)}:{port}/#token={token}   Ctrl-C stops it.")
+        names = [host, "localhost", "127.0.0.1", "::1", "[::1]", *(host_names or [])]
+        files = {"certificate": certificate, "private_key": private_key}
+        serve(listening, _named_apart(shown), token=token, hosts=names, **files)
+
+
+def _given(paths: Sequence[str], ledger: str | None) -> Iterator[PageStore]:
+    """The stores of the command line. Raises NotAStore."""
+    import broker
+    from recovery.page.app import PageStore
+
+    for path in paths:
+        broker.open(path, read_only=True).close()
+        name = os.path.basename(os.path.abspath(path))
+        yield PageStore(name, os.path.abspath(path), {"ledger": ledger} if ledger else {})
+
+
+def _configured(file: str | None) -> Iterator[PageStore]:
+    """The stores of Airflow's file; what its connections say is known to Airflow alone. Raises BadSettings."""
+    if file is None:
+        return
+    from recovery.airflow.settings import BadSettings, read_stores
+    from recovery.page.app import PageStore
+
+    found = read_stores(file)
+    for wrong in found.broken:
+        raise BadSettings(wrong.why)
+    for store in found.stores:
+        if not store.path:
+            raise BadSettings(f"{file}: stores.{store.name} has no path but a connection, which only Airflow can read")
+        asked = {name: getattr(store, name) for name in ("ledger", "resolver", "catalog") if getattr(store, name)}
+        resolvers: dict[str, Any] = {"resolvers": store.resolvers} if store.resolvers else {}
+        yield PageStore(store.name, store.path, {**asked, **resolvers})
+
+
+def _named_apart(stores: Sequence[PageStore]) -> list[PageStore]:
+    """Each with a name of its own: the second `store` is `store-2`."""
+    from dataclasses import replace
+
+    found: dict[str, PageStore] = {}
+    for store in stores:
+        name, number = store.name, 1
+        while name in found:
+            number += 1
+            name = f"{store.name}-{number}"
+        found[name] = replace(store, name=name)
+    return list(found.values())
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise typer.BadParameter(f"{listen!r} is not HOST:PORT, as 127.0.0.1:8090", param_hint="--listen")
+    return host.strip("[]"), int(port)
+
+
+def _shown(host: str) -> str:
+    """As it is in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def register(app: typer.Typer) -> None:
+    """Give the command line its verb."""
+    lines = examples("page shop.store", "page shop.store billing.store --listen 127.0.0.1:8091")
+    app.command(epilog=lines, **listing("page"))(page)

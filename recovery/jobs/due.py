@@ -1,0 +1,99 @@
+"""Whether check-back has something to do: what a watcher looks at every few seconds, cheaply.
+
+    due_now("shop.store", now_ms, {"*": {"interval": "30s"}})       how many are due, and the gauges of the store
+
+A store to which nothing was appended since the last look is not read again: no transaction began or ended there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import broker
+from broker.format import properties as names
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from recovery.checkback.policy import Policy, Standing, Verdict, decide, parse_policy
+from recovery.jobs.recovering import crashed
+from recovery.views.overview import Overview, attempts_at, overview
+
+READ_AT_ONCE = 1_000  # transactions in doubt that one look reads; what is beyond counts as due
+
+
+@dataclass(frozen=True, slots=True)
+class DueNow:
+    """What one look found. `event` is None when a round of check-back would find nothing to do."""
+
+    event: dict[str, Any] | None
+    gauges: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class DueWatch:
+    """The looks at one store: what the last one read is kept while nothing is appended."""
+
+    path: str
+    _end: int = -1
+    _read_ms: int = 0
+    _seen: Overview | None = None
+
+    def look(self, now_ms: int, policy: Mapping[str, Any] | None) -> DueNow:
+        """What is due at a time. `policy` are the rules by topic; None: each transaction in doubt counts as due."""
+        seen = self._overview(now_ms)
+        late_s = (now_ms - self._read_ms) / 1000  # ages grow while nothing is read
+        is_crashed = crashed(self.path) is not None
+        counts = {name: float(seen.counts.get(name, 0)) for name in ("in_doubt", "parked")}
+        oldest_s = seen.oldest_s + late_s if seen.in_doubt else 0.0
+        gauges = {**counts, "oldest_in_doubt_s": oldest_s, "crashed": float(is_crashed)}
+        if is_crashed or not seen.in_doubt or not _is_ours(self.path) or _is_led(self.path):
+            return DueNow(None, gauges)
+        due = self._due(seen, now_ms, None if policy is None else parse_policy(policy))
+        event = {"due": len(due) + seen.omitted, "commitlog_offset": min(due, default=-1)}
+        return DueNow(event if event["due"] else None, gauges)
+
+    def _overview(self, now_ms: int) -> Overview:
+        with broker.open(self.path, read_only=True) as store:
+            end = store.end_offset
+        if self._seen is None or end != self._end:
+            self._seen, self._end, self._read_ms = overview(self.path, now_ms, limit=READ_AT_ONCE), end, now_ms
+        return self._seen
+
+    def _due(self, seen: Overview, now_ms: int, policy: Policy | None) -> list[int]:
+        offsets = {one.commitlog_offset: one for one in seen.in_doubt}
+        if policy is None:
+            return list(offsets)
+        known, due = attempts_at(self.path), []
+        with broker.open(self.path, read_only=True) as store:
+            for commitlog_offset, one in offsets.items():
+                if (attempt := known.get(commitlog_offset)) is not None:
+                    standing = Standing(attempt.stored_ms, None, attempt.checks, attempt.next_ms)
+                else:
+                    stored_ms = self._read_ms - int(one.age_s * 1000)
+                    standing = Standing(stored_ms, _immunity(store, commitlog_offset))
+                if decide(standing, policy.rule(one.topic), now_ms).verdict is not Verdict.WAIT:
+                    due.append(commitlog_offset)
+        return due
+
+
+def due_now(path: str, now_ms: int, policy: Mapping[str, Any] | None = None) -> DueNow:
+    """One look. Raises StoreError where there is no store."""
+    return DueWatch(path).look(now_ms, policy)
+
+
+def _immunity(store: broker.Store, commitlog_offset: int) -> str | None:
+    """The time that a producer gave its transaction, in seconds, as it is in the half message."""
+    record = store.record(commitlog_offset)
+    return record.property_map.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS) if record is not None else None
+
+
+def _is_ours(path: str) -> bool:
+    return Disk().entry(Paths(path).store_json) is not None
+
+
+def _is_led(path: str) -> bool:
+    """Whether a process leads the check-back of the store: it does what is due."""
+    from recovery.checkback.leader import LeaderLock
+
+    return bool(LeaderLock(path).leader())

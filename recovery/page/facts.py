@@ -1,0 +1,121 @@
+"""What the page shows, as JSON: the same for both hosts. Everything is read; no store is opened for writing.
+
+Keys and properties of messages are shown, never their bodies.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import broker
+from broker.errors import BrokerError
+from broker.format.topics import HALF_TOPIC, OP_TOPIC
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.maintain.retention_registry import read_history
+from recovery.jobs.recovering import crashed
+from recovery.jobs.setup import LATEST_RETENTION, last_report
+from recovery.views.consumer_lag import GroupPosition, positions
+from recovery.views.dead_letters import dead_letters, groups
+from recovery.views.overview import overview, story
+
+LISTED = 200
+FINDINGS_LISTED = 20
+UNREADABLE = (BrokerError, OSError)
+_OF_BROKERS = (HALF_TOPIC, OP_TOPIC)  # their consumer is the broker: what is unread there is in doubt, or ended
+_PAGE = Path(__file__).with_name("page.html")
+
+
+def page(host: Mapping[str, Any], nonce: str = "") -> str:
+    """The one file of HTML; its script asks for the rest. `host` says where it is shown: {"kind": "airflow"}."""
+    text = _PAGE.read_text(encoding="utf-8")
+    return text.replace("__NONCE__", nonce).replace("__HOST__", json.dumps(host).replace("<", "\\u003c"))
+
+
+def line_of(name: str, path: str) -> dict[str, Any]:
+    """One store in a line of the list; `error` is a sentence when it cannot be read."""
+    line: dict[str, Any] = {"name": name, "path": path, "error": None}
+    try:
+        seen, report = overview(path, now_ms(), limit=LISTED), last_report(path)
+        lag = sum(one["lag"] for one in _consumers(path))
+        facts = {"counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path)), "lag": lag}
+        return {**line, **facts, "report": report and _short(report)}
+    except UNREADABLE as error:
+        return {**line, "error": str(error)}
+
+
+def store_of(name: str, path: str) -> dict[str, Any]:
+    """One store: waiting transactions, consumers, dead letters, the last verification, retention.
+
+    Raises BrokerError, OSError when it cannot be read.
+    """
+    seen = overview(path, now_ms(), limit=LISTED).as_json()
+    report = last_report(path)
+    with broker.open(path, read_only=True) as store:
+        dead = groups(store)
+    facts = {"consumers": _consumers(path), "dead_letters": dead, "crashed": bool(crashed(path))}
+    return {
+        "name": name,
+        "path": path,
+        **seen,
+        **facts,
+        "report": report and _short(report),
+        "retention": _retained(path),
+    }
+
+
+def transaction_of(name: str, path: str, commitlog_offset: int) -> dict[str, Any] | None:
+    """All that the store says about one transaction, in order; None where no half message begins there."""
+    steps = story(path, commitlog_offset)
+    return {"name": name, "commitlog_offset": commitlog_offset, "steps": steps} if steps else None
+
+
+def report_of(path: str) -> dict[str, Any] | None:
+    """The whole report of the last verification; None where there was none."""
+    return last_report(path)
+
+
+def dead_letters_of(name: str, path: str, group: str) -> dict[str, Any]:
+    """The dead letters of a consumer group, the newest `LISTED` of them."""
+    with broker.open(path, read_only=True) as store:
+        found = [one.as_json() for one in dead_letters(store, group)]
+    newest = found[::-1][:LISTED]
+    return {"name": name, "group": group, "letters": newest, "omitted": len(found) - len(newest)}
+
+
+def now_ms() -> int:
+    """The time of this look."""
+    return time.time_ns() // 1_000_000
+
+
+def _consumers(path: str) -> list[dict[str, Any]]:
+    """Each group and topic: its queues, and how many messages it has yet to acknowledge; the longest lag first."""
+    with broker.open(path, read_only=True) as store:
+        found = list(_by_topic(one for one in positions(store) if one.topic not in _OF_BROKERS))
+    return sorted(found, key=lambda one: -one["lag"])[:LISTED]
+
+
+def _by_topic(queues: Iterable[GroupPosition]) -> Iterable[dict[str, Any]]:
+    together: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in queues:
+        key = one.group, one.topic
+        line = together.setdefault(key, {"group": one.group, "topic": one.topic, "queues": 0, "lag": 0})
+        line["queues"] += 1
+        line["lag"] += one.lag
+    return together.values()
+
+
+def _retained(path: str) -> dict[str, Any]:
+    """What retention did last, who has yet to read what, what pins segments that are due; and what went unread ever."""
+    last, history = last_report(path, LATEST_RETENTION) or {}, read_history(Disk(), Paths(path))
+    shown = {name: last.get(name, [])[:LISTED] for name in ("pins", "unread")}
+    removed = {"now_ms": last.get("now_ms"), "segments": len(last.get("segments", [])), "bytes": last.get("bytes", 0)}
+    return {**removed, **shown, "removed_unread": history.get("unread", {}), "removed_bytes": history.get("bytes", 0)}
+
+
+def _short(report: dict[str, Any]) -> dict[str, Any]:
+    return {**report, "findings": report["findings"][:FINDINGS_LISTED]}

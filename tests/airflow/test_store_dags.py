@@ -1,0 +1,43 @@
+"""DAGs of a store in a DAG file of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from recovery.airflow.settings import BadSettings
+from recovery.airflow.workflows.store_dags import StoreDags
+
+WORK = {"check_back", "recover_after_crash", "rebuild_state_table", "resolve_parked", "retention", "verify_store"}
+
+
+def test_a_store_of_ones_own_has_all_dags_and_what_is_changed() -> None:
+    """With settings as in the file of stores; arguments of DAGs go over ours."""
+    made = StoreDags("own", path="/srv/own.store", queue="disk1", dags={"verify_store": {"schedule": "0 3 * * *"}})
+    assert set(made) == WORK
+    assert made["verify_store"].dag_id == "own.verify_store"
+    assert made["verify_store"].schedule == "0 3 * * *"
+    assert made["check_back"].get_task("check_back").queue == "disk1"
+    assert set(StoreDags("own", path="/x", only=["check_back"])) == {"check_back"}
+
+
+def test_check_back_waits_for_a_watcher_with_a_schedule_behind_it(looked_after: Callable[..., None]) -> None:
+    """An idle store has a run an hour; without a watcher, or with a connection, there is one every 30 s."""
+    due = StoreDags("own", path="/srv/own.store", only=["check_back"])["check_back"].schedule
+    assert type(due).__name__ == "AssetOrTimeSchedule"
+    for settings in ({"path": "/srv/own.store", "watch": False}, {"connection": "own"}):
+        assert StoreDags("own", only=["check_back"], **settings)["check_back"].schedule == timedelta(seconds=30)
+    looked_after(shop={"path": "/srv/shop.store", "watch": False, "check_back_every_s": 5})
+    assert StoreDags("shop", only=["check_back"])["check_back"].schedule == timedelta(seconds=5)
+
+
+def test_a_mistake_is_one_sentence() -> None:
+    """That names the call."""
+    with pytest.raises(BadSettings, match=r"StoreDags\('own'\): stores.own has no setting 'pth'"):
+        StoreDags("own", pth="/x")
+    with pytest.raises(BadSettings, match="there is no DAG 'verify'"):
+        StoreDags("own", path="/x", only=["verify"])
+    with pytest.raises(BadSettings, match="has no such table"):
+        StoreDags("nobody")

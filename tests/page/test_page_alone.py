@@ -1,0 +1,206 @@
+"""The page without Airflow: who may read, what may write, what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from recovery.cli.run import page as verbs_page
+from recovery.page.app import OperationsPage, PageStore, make_page_app
+from recovery.page.sessions import SESSIONS_MAX, PageRefusal, Sessions
+from recovery.views.overview import overview, story
+from tests.jobs.shops import bodies, tree
+from tests.page.asgi import TestClient
+from tests.page.shown_shop import HOSTILE, shown_shop
+
+TOKEN = "a-token-for-this-test"  # noqa: S105
+URL = "http://127.0.0.1:8090"
+GROUP = "/api/stores/shop/dlq/billing"
+
+
+@pytest.fixture(params=["state-table", "half-op"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return shown_shop(tmp_path / "shop", request.param)
+
+
+@pytest.fixture
+def client(path: Path) -> TestClient:
+    page = OperationsPage([PageStore("shop", str(path))], Sessions(TOKEN), cookie="checkback_page_8090")
+    return TestClient(make_page_app(page, ["127.0.0.1"]), base_url=URL)
+
+
+def logged_in(client: TestClient) -> dict[str, str]:
+    """The headers of the page's own requests."""
+    answer = client.post("/api/login", json={"token": TOKEN}, headers={"Origin": URL})
+    assert answer.status_code == 200, answer.text
+    return {"Origin": URL, "X-Checkback-CSRF": answer.json()["csrf"]}
+
+
+def parked(client: TestClient) -> int:
+    return int(client.get("/api/stores/shop").json()["parked"][0]["commitlog_offset"])
+
+
+def test_nothing_is_read_without_the_token(client: TestClient) -> None:
+    """The page itself holds no data; each other route asks."""
+    assert "shop" not in client.get("/").text.lower().split("<script")[0]
+    for route in ("session", "stores", "stores/shop", "stores/shop/transactions/0", "stores/shop/dlq/billing"):
+        assert client.get(f"/api/{route}").status_code == 401, route
+    for token in ("", "wrong", TOKEN[:-1], None, 1, ["x"]):
+        assert client.post("/api/login", json={"token": token}, headers={"Origin": URL}).status_code == 401
+    assert client.get("/api/stores", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert client.get("/api/stores", headers={"Authorization": f"Basic {TOKEN}"}).status_code == 401
+
+
+def test_another_site_and_another_name_are_refused(client: TestClient, path: Path) -> None:
+    """A form, a fetch of another site, DNS that leads here: nothing is done."""
+    headers, before = logged_in(client), tree(path)
+    route, body = f"/api/stores/shop/transactions/{parked(client)}/decision", {"decision": "commit", "why": "x"}
+    wrong: list[tuple[dict[str, str], int]] = [
+        ({**headers, "X-Checkback-CSRF": "forged"}, 403),
+        ({"Origin": URL}, 403),
+        ({**headers, "Origin": "http://evil.example"}, 403),
+        ({**headers, "Origin": "null"}, 403),
+        ({"X-Checkback-CSRF": headers["X-Checkback-CSRF"]}, 403),
+        ({**headers, "Content-Type": "text/plain"}, 415),
+        ({**headers, "Host": "evil.example"}, 400),
+    ]
+    for given, status in wrong:
+        answer = client.post(route, content=json.dumps(body), headers={"Content-Type": "application/json", **given})
+        assert answer.status_code == status, (given, answer.text)
+    form = {"Content-Type": "application/x-www-form-urlencoded", "Origin": URL}
+    assert client.post("/api/login", content=f"token={TOKEN}", headers=form).status_code == 415
+    assert client.get(route).status_code == 405
+    assert tree(path) == before
+
+
+def test_the_cookie_and_the_page_are_closed(client: TestClient) -> None:
+    """No script reads the cookie, no other site sends it, no foreign script runs, nothing is kept or framed."""
+    answer = client.post("/api/login", json={"token": TOKEN}, headers={"Origin": URL})
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    page = client.get("/")
+    policy = page.headers["content-security-policy"]
+    nonce = policy.split("'nonce-")[1].split("'")[0]
+    assert f'<script nonce="{nonce}">' in page.text
+    assert "script-src 'nonce-" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert page.headers["cache-control"] == "no-store"
+    assert "https://" not in page.text
+    assert client.get("/").headers["content-security-policy"] != policy, "a nonce is used once"
+
+
+def test_sessions_end(client: TestClient) -> None:
+    """By logging out, and the oldest when there are too many."""
+    headers = logged_in(client)
+    assert client.get("/api/session").json()["csrf"] == headers["X-Checkback-CSRF"]
+    assert client.post("/api/logout", headers=headers).status_code == 200
+    assert client.get("/api/stores").status_code == 401
+    sessions = Sessions(TOKEN)
+    first, _ = sessions.log_in(TOKEN)
+    for _ in range(SESSIONS_MAX):
+        sessions.log_in(TOKEN)
+    with pytest.raises(PageRefusal):
+        sessions.check_reads(first, None)
+
+
+def test_it_shows_everything_and_changes_nothing(client: TestClient, path: Path) -> None:
+    """Counts, waiting ones, lag, dead letters, the verification, the story of one; never a body."""
+    logged_in(client)
+    before = tree(path)
+    (line,) = client.get("/api/stores").json()
+    assert (line["counts"]["in_doubt"], line["counts"]["parked"], line["error"]) == (3, 2, None)
+    assert line["lag"] == 3
+    shown = client.get("/api/stores/shop")
+    store = shown.json()
+    assert store["dead_letters"] == {"billing": 1}
+    assert {(one["group"], one["topic"]): one["lag"] for one in store["consumers"]}["billing", "paid"] == 3
+    assert store["report"]["ok"]
+    assert {one["why"] for one in store["parked"]} == {"asked 15 times: the till was closed"}
+    steps = client.get(f"/api/stores/shop/transactions/{parked(client)}").json()["steps"]
+    assert [step["what"] for step in steps] == ["prepared", "parked"]
+    letters = client.get(GROUP).json()["letters"]
+    assert [(one["topic"], one["keys"], one["resent"]) for one in letters] == [("paid", ["paid-0"], False)]
+    assert "a body" not in shown.text
+    assert client.get("/api/stores/nobody").status_code == 404
+    assert client.get("/api/stores/shop/transactions/1").status_code == 404
+    assert tree(path) == before
+
+
+def test_a_decision_needs_its_reason_and_is_done_once(client: TestClient, path: Path) -> None:
+    """Reason and author are in the record that ends it; a contrary decision is refused."""
+    headers = logged_in(client)
+    commitlog_offset = parked(client)
+    route = f"/api/stores/shop/transactions/{commitlog_offset}/decision"
+
+    def decide(**body: Any) -> Any:
+        return client.post(route, json=body, headers=headers)
+
+    for body in ({"decision": "commit"}, {"decision": "commit", "why": "  "}, {"decision": "leave", "why": "x"}, {}):
+        assert decide(**body).status_code == 400, body
+    assert overview(str(path), 0).counts["parked"] == 2
+    assert decide(decision="commit", why="paid in cash", by="ada").json()["result"] == "committed"
+    assert decide(decision="rollback", why="no").json()["result"] == "refused"
+    assert bodies(path) == [b"order 100"]
+    end = story(str(path), commitlog_offset)[-1]
+    assert end["why"] == "paid in cash"
+    assert end["by"].startswith("page:ada (")
+    as_json = {**headers, "Content-Type": "application/json"}
+    assert client.post(route, content="x" * 70_000, headers=as_json).status_code == 413
+    assert client.post(route, content="[]", headers=as_json).status_code == 400
+
+
+def test_dead_letters_are_sent_again_once(client: TestClient, path: Path) -> None:
+    """With a reason, which a report keeps."""
+    headers = logged_in(client)
+    (letter,) = client.get(GROUP).json()["letters"]
+    assert client.post(f"{GROUP}/resend", json={"ids": []}, headers=headers).status_code == 400
+    assert client.post(f"{GROUP}/resend", json={"ids": ["nobody"], "why": "x"}, headers=headers).status_code == 409
+    body = {"ids": [letter["message_id"]], "why": "the till works again", "by": "ada"}
+    assert client.post(f"{GROUP}/resend", json=body, headers=headers).json()["resent"] == 1
+    assert client.post(f"{GROUP}/resend", json={"why": "again"}, headers=headers).json()["resent"] == 0
+    assert client.get(GROUP).json()["letters"][0]["resent"]
+    (first, _) = sorted((path / "checkback/reports").glob("resend-1*.json"))
+    assert json.loads(first.read_text())["why"] == "the till works again"
+
+
+def test_a_store_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    """And hides no other."""
+    page = OperationsPage([PageStore("gone", str(tmp_path / "gone"))], Sessions(TOKEN), cookie="c")
+    client = TestClient(make_page_app(page, ["127.0.0.1"]), base_url=URL)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert "no such directory" in client.get("/api/stores", headers=headers).json()[0]["error"]
+    assert client.get("/api/stores/gone", headers=headers).status_code == 409
+
+
+def test_the_verb_refuses_before_it_listens(tmp_path: Path) -> None:
+    """No store, an open address without TLS, half a certificate, a weak token: a sentence each."""
+    app = typer.Typer()
+    verbs_page.register(app)
+    app.command("other")(lambda: None)
+    shop = str(shown_shop(tmp_path / "shop"))
+    for words, sentence in (
+        ([], "give the directory of a store"),
+        ([shop, "--listen", "0.0.0.0:0"], "without TLS the token could be read"),
+        ([shop, "--cert", "x"], "give --cert and --key together"),
+        ([shop, "--listen", "8090"], "is not HOST:PORT"),
+    ):
+        ran = CliRunner().invoke(app, ["page", *words])
+        assert ran.exit_code == 2, ran.output
+        assert sentence in " ".join(ran.output.replace("│", " ").split()), ran.output
+    ran = CliRunner().invoke(app, ["page", shop], env={"CHECKBACK_PAGE_TOKEN": "short"})
+    assert "at least 16" in str(ran.exception)
+
+
+def test_markup_in_keys_stays_text(client: TestClient) -> None:
+    """The script appends text nodes only: the page has no way to write HTML."""
+    logged_in(client)
+    assert HOSTILE in json.dumps(client.get("/api/stores/shop").json())
+    script = client.get("/").text
+    for danger in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert danger not in script
