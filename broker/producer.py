@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from broker.destination import Destinations, SendResult
 from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
 from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom
@@ -31,7 +30,8 @@ from broker.ledger import Ledger
 from broker.ledger_binding import LEDGER_BINDING
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
-from broker.send_arguments import check_group, check_message, checked_batch, checked_topics, order_and_delay
+from broker.producing.destination import Destinations, SendResult
+from broker.producing.send_arguments import check_group, check_message, checked_batch, checked_topics, order_and_delay
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 

@@ -52,7 +52,7 @@ class AnswerReport:
         return asdict(self)
 
 
-class _Waiting(NamedTuple):
+class _PendingCheck(NamedTuple):
     question: Question
     decision: Future[LocalTransactionState]
 
@@ -72,7 +72,7 @@ class Answerer:
         self._cluster, self._group, self._resolver, self._on_topic = cluster, group, resolver, on_topic
         self.report = AnswerReport(group)
         self.last_check_s = time.monotonic()
-        self._questions: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[_PendingCheck | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="checkback-answer", daemon=True)
 
     def __enter__(self) -> Self:
@@ -98,7 +98,7 @@ class Answerer:
     def _submit(self, half: Half, read: Callable[[], ReceivedMessage]) -> Future[LocalTransactionState]:
         """Put a check into the next batch."""
         decision: Future[LocalTransactionState] = Future()
-        self._questions.put(_Waiting(Question(half, read), decision))
+        self._questions.put(_PendingCheck(Question(half, read), decision))
         return decision
 
     def _work(self) -> None:
@@ -108,7 +108,7 @@ class Answerer:
             if is_last:
                 return
 
-    def _batch(self, first: _Waiting) -> tuple[list[_Waiting], bool]:
+    def _batch(self, first: _PendingCheck) -> tuple[list[_PendingCheck], bool]:
         """What came within a moment: one proof and one SELECT serve all of it."""
         batch, deadline_s = [first], time.monotonic() + _COLLECT_S
         while len(batch) < _BATCH and (left_s := deadline_s - time.monotonic()) > 0:
@@ -121,7 +121,7 @@ class Answerer:
             batch.append(one)
         return batch, False
 
-    def _answer(self, batch: list[_Waiting]) -> None:
+    def _answer(self, batch: list[_PendingCheck]) -> None:
         for one in batch:
             self._on_topic(one.question.half.topic)
         questions = [one.question for one in batch]

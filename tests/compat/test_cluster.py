@@ -208,6 +208,7 @@ def test_answer_settles_what_foreign_producers_left(
             while len(found) < len(committed) and time.monotonic() < deadline:
                 found += drained(consumer, 1.0)
             assert awaited(lambda: answerer.report.rolled_back >= 10, CHECK_S)
+        print("DUPLICATES", len(found) - len(set(found)), answerer.report)
         assert sorted(set(found)) == sorted(committed)
         assert drained(consumer, 5.0) == []
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.publishing.queue_choice import FAILED_MS, FaultTable, choose
-from broker.destination import STORED, place_of
 from broker.errors import ClusterError, MessageRejected
 from broker.format import properties as names
 from broker.format.sysflag import TransactionType
 from broker.format.topics import AUTO_CREATE_TOPIC
 from broker.message import Message
+from broker.producing.destination import STORED, place_of
 from broker.remoting.bodies import MessageQueue
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
