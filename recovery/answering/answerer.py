@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from broker.cluster.live_cluster import LiveCluster
+from broker.cluster.publishing.transactions import Check
 from broker.message import ReceivedMessage
 from broker.transaction.service import Half, LocalTransactionState
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver
@@ -72,6 +73,7 @@ class Answerer:
         self._cluster, self._group, self._resolver, self._on_topic = cluster, group, resolver, on_topic
         self.report = AnswerReport(group)
         self.last_check_s = time.monotonic()
+        self._before: Check | None = None  # what answered for the group before
         self._questions: queue.SimpleQueue[_PendingCheck | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="checkback-answer", daemon=True)
 
@@ -87,11 +89,12 @@ class Answerer:
     def start(self) -> None:
         """Join the group: from now on its brokers' checks come here, too. Raises ClusterError."""
         self._thread.start()
-        self._cluster.half_messages.answer_for(self._group, self._submit)
+        self._before = self._cluster.half_messages.answer_for(self._group, self._submit)
         self._cluster.join(self._group)
 
     def stop(self) -> None:
         """Answer what was asked, and no more. The group is left when the cluster is closed."""
+        self._cluster.half_messages.answer_for(self._group, self._before)
         self._questions.put(None)
         self._thread.join()
 
