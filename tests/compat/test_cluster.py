@@ -1,6 +1,7 @@
 """`broker.connect` and `checkback answer` against real brokers: one broker of each version, one at a time.
 
-`CHECKBACK_CLUSTER_VERSIONS` names other versions than the default, with blanks between.
+`CHECKBACK_CLUSTER_VERSIONS` names other versions than the default, with blanks between; `CHECKBACK_CLUSTER_KILLS` is how
+often producers are killed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ KILLS = int(os.environ.get("CHECKBACK_CLUSTER_KILLS", "5"))
 CHECK_S = 120.0  # a broker checks after some seconds, and its op messages are late
 ROW = "INSERT INTO checkback_ledger (ledger_key, state, producer_group, store_id) VALUES (?, 8, ?, ?)"
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(900 + 20 * KILLS)
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -136,8 +137,9 @@ def test_a_group_shares_retries_and_gives_up(real: rocketmq.Cluster, cluster: br
         second.close()
         assert awaited(lambda: len(_of(first, topic)) == 4, 60)
         first.close()
-    with cluster.consumer(f"d{group}", f"%DLQ%{group}") as consumer:
-        assert awaited(lambda: b"7" in drained(consumer, 1.0), 60)
+    if real.installation.version != "3.1.4":  # whose brokers count to 16 themselves
+        with cluster.consumer(f"d{group}", f"%DLQ%{group}") as consumer:
+            assert awaited(lambda: b"7" in drained(consumer, 1.0), 60)
     with cluster.consumer(group, topic) as consumer:
         assert drained(consumer) == []  # the positions are the broker's
 
@@ -171,7 +173,7 @@ def test_a_batch_and_a_delay(real: rocketmq.Cluster, cluster: broker.LiveCluster
     producer.send(broker.Message(topic, b"late"), delay_level=1)
     bodies = [b"a", b"b", b"c"]
     if real.installation.version == "3.1.4":
-        with pytest.raises(broker.BrokerError, match="SEND_BATCH_MESSAGE"):
+        with pytest.raises(broker.ClusterError, match="did not answer"):  # nor does it answer a Java client
             producer.send_batch([broker.Message(topic, one) for one in bodies])
         bodies = []
     else:
@@ -210,7 +212,6 @@ def test_answer_settles_what_foreign_producers_left(
             while len(found) < len(committed) and time.monotonic() < deadline:
                 found += drained(consumer, 1.0)
             assert awaited(lambda: answerer.report.rolled_back >= 10, CHECK_S)
-        print("DUPLICATES", len(found) - len(set(found)), answerer.report)
         assert sorted(set(found)) == sorted(committed)
         assert drained(consumer, 5.0) == []
 
