@@ -1,7 +1,7 @@
 """`broker.connect` and `checkback answer` against real brokers: one broker of each version, one at a time.
 
-`CHECKBACK_CLUSTER_VERSIONS` names other versions than the default, with blanks between; `CHECKBACK_CLUSTER_KILLS` is how
-often producers are killed.
+`CHECKBACK_CLUSTER_VERSIONS` names other versions than the default, with blanks between; `CHECKBACK_CLUSTER_KILLS` is
+how often producers are killed.
 """
 
 from __future__ import annotations
