@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from broker.cluster.live_cluster import LiveCluster
     from broker.consumer import Consumer
     from broker.database.dedup import Processed
-    from broker.destination import SendResult
     from broker.ledger import Ledger
     from broker.live import LiveStore
     from broker.message import Message, ReceivedMessage
     from broker.producer import Producer
+    from broker.producing.destination import SendResult
     from broker.retainer import RetentionReport
     from broker.server.running import Server
     from broker.server.settings import ServeOptions
@@ -133,8 +133,8 @@ _HOMES = {
     "ReceivedMessage": "broker.message",
     "Retention": "broker.store.maintain.retention",
     "RetentionReport": "broker.retainer",
-    "SendResult": "broker.destination",
     "Retry": "broker.app.retry",
+    "SendResult": "broker.producing.destination",
     "Server": "broker.server.running",
     "Store": "broker.store.read.store",
     "StoreLayout": "broker.store.read.layout",

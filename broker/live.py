@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError
 from broker.format.topics import CHECK_GROUP
+from broker.producing.store_destination import StoreDestination
 from broker.retainer import Retainer, RetentionReport
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import path_of_store
@@ -26,7 +27,6 @@ from broker.store.maintain.retention import Retention
 from broker.store.maintain.retention_registry import read_history
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import Word
-from broker.store_destination import StoreDestination
 from broker.transaction.check_progress import check_positions
 from broker.writable_store import WritableStore
 

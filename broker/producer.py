@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from broker.database.ledger_binding import LEDGER_BINDING
-from broker.destination import Destinations, SendResult
 from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
 from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom
@@ -33,7 +32,14 @@ from broker.format import properties as names
 from broker.ledger import Ledger
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.message import Message
-from broker.send_arguments import SendOptions, check_group, check_message, checked_batch, checked_topics
+from broker.producing.destination import Destinations, SendResult
+from broker.producing.send_arguments import (
+    SendOptions,
+    check_group,
+    check_message,
+    checked_batch,
+    checked_topics,
+)
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 

@@ -33,13 +33,13 @@ from broker.app.scope import Scopes
 from broker.app.sent_keys import SentKeys
 from broker.database.dedup import Processed
 from broker.database.tables import make_tables
-from broker.destination import SendResult
 from broker.errors import BrokerError, MessageRejected, TransactionError
 from broker.format.topics import check_send_topic
 from broker.ledger import Ledger
 from broker.live import LiveStore, open_live
 from broker.producer import Producer
-from broker.send_arguments import check_group, checked_topics
+from broker.producing.destination import SendResult
+from broker.producing.send_arguments import check_group, checked_topics
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData

@@ -140,15 +140,15 @@ class EndTransactionRequestHeader(Header, codes=(RequestCode.END_TRANSACTION,)):
 
 @dataclass(frozen=True)
 class CheckTransactionStateRequestHeader(Header, codes=(RequestCode.CHECK_TRANSACTION_STATE,)):
-    """Asks a producer how its local transaction ended; the message is the body."""
+    """Asks a producer how its local transaction ended; the message is the body. 5.x alone names a topic, its own."""
 
-    topic: text
     tran_state_table_offset: i64
     commit_log_offset: i64
     msg_id: text | None = None
     transaction_id: text | None = None
     offset_msg_id: text | None = None
     bname: text | None = None
+    topic: text | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from broker.cluster.live_cluster import LiveCluster
+from broker.cluster.publishing.transactions import Check
 from broker.message import ReceivedMessage
 from broker.transaction.service import Half, LocalTransactionState
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver
@@ -52,7 +53,7 @@ class AnswerReport:
         return asdict(self)
 
 
-class _OpenCheck(NamedTuple):
+class _PendingCheck(NamedTuple):
     question: Question
     decision: Future[LocalTransactionState]
 
@@ -72,7 +73,8 @@ class Answerer:
         self._cluster, self._group, self._resolver, self._on_topic = cluster, group, resolver, on_topic
         self.report = AnswerReport(group)
         self.last_check_s = time.monotonic()
-        self._questions: queue.SimpleQueue[_OpenCheck | None] = queue.SimpleQueue()
+        self._before: Check | None = None  # what answered for the group before
+        self._questions: queue.SimpleQueue[_PendingCheck | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="checkback-answer", daemon=True)
 
     def __enter__(self) -> Self:
@@ -87,18 +89,19 @@ class Answerer:
     def start(self) -> None:
         """Join the group: from now on its brokers' checks come here, too. Raises ClusterError."""
         self._thread.start()
-        self._cluster.half_messages.answer_for(self._group, self._submit)
+        self._before = self._cluster.half_messages.answer_for(self._group, self._submit)
         self._cluster.join(self._group)
 
     def stop(self) -> None:
         """Answer what was asked, and no more. The group is left when the cluster is closed."""
+        self._cluster.half_messages.answer_for(self._group, self._before)
         self._questions.put(None)
         self._thread.join()
 
     def _submit(self, half: Half, read: Callable[[], ReceivedMessage]) -> Future[LocalTransactionState]:
         """Put a check into the next batch."""
         decision: Future[LocalTransactionState] = Future()
-        self._questions.put(_OpenCheck(Question(half, read), decision))
+        self._questions.put(_PendingCheck(Question(half, read), decision))
         return decision
 
     def _work(self) -> None:
@@ -108,7 +111,7 @@ class Answerer:
             if is_last:
                 return
 
-    def _batch(self, first: _OpenCheck) -> tuple[list[_OpenCheck], bool]:
+    def _batch(self, first: _PendingCheck) -> tuple[list[_PendingCheck], bool]:
         """What came within a moment: one proof and one SELECT serve all of it."""
         batch, deadline_s = [first], time.monotonic() + _COLLECT_S
         while len(batch) < _BATCH and (left_s := deadline_s - time.monotonic()) > 0:
@@ -121,7 +124,7 @@ class Answerer:
             batch.append(one)
         return batch, False
 
-    def _answer(self, batch: list[_OpenCheck]) -> None:
+    def _answer(self, batch: list[_PendingCheck]) -> None:
         for one in batch:
             self._on_topic(one.question.half.topic)
         questions = [one.question for one in batch]

@@ -144,6 +144,15 @@ def _fetch_jars(version: str, place: Path) -> None:
     (place / "complete").touch()
 
 
+def jdbc_driver(cache: Path = CACHE) -> Path:
+    """The directory with the jar of a driver for SQLite. Raises `NotToBeHad`."""
+    place = cache / "jdbc"
+    place.mkdir(parents=True, exist_ok=True)
+    if not (place / "complete").exists():
+        _fetch_jars("jdbc", place)
+    return place / "lib"
+
+
 def free_port(neighbours: range = range(-2, 2)) -> int:
     """A port on 127.0.0.1 that is free together with its neighbours (a broker opens four in a row)."""
     for _ in range(100):
@@ -259,12 +268,15 @@ class Cluster:
         self.broker.await_text("boot success", BOOT_SECONDS)
         return self.broker
 
-    def start(self, program: str, truth: Path, **options: object) -> Java:
+    def start(self, program: str, truth: Path, *, more_jars: Path | None = None, **options: object) -> Java:
         """Start one of our programs of tests/compat/java against this cluster."""
         given = {"namesrv": self.namesrv, "broker": f"127.0.0.1:{self.broker_port}", "truth": truth, **options}
         words = [f"{name}={value}" for name, value in given.items()]
         installation = self.installation.client or self.installation
-        java = Java(program, installation.command(self.home, program, *words, heap="256m"), self.home)
+        command = installation.command(self.home, program, *words, heap="256m")
+        if more_jars is not None:
+            command = [f"{word}:{more_jars}/*" if word.endswith(f"{installation.lib}/*") else word for word in command]
+        java = Java(program, command, self.home)
         self._others.append(java)
         return java
 

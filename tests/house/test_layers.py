@@ -26,7 +26,7 @@ LAYERS: dict[str, set[str]] = {
     "broker.cluster": {
         "broker.consuming",
         "broker.database.dedup",
-        "broker.destination",
+        "broker.producing.destination",
         "broker.errors",
         "broker.format",
         "broker.ledger",
@@ -35,7 +35,7 @@ LAYERS: dict[str, set[str]] = {
         "broker.producer",
         "broker.receiving",
         "broker.remoting",
-        "broker.send_arguments",
+        "broker.producing.send_arguments",
         "broker.store.write.uniquekey",
         "broker.transaction",
     },

@@ -6,26 +6,10 @@ from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from broker.database.ledger_binding import Binding, KnownLedger
+from broker.database.ledger_binding import RememberedLedgers
 from broker.ledger import Ledger
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import CommittedKey, LedgerEvidence
-
-
-class Memory:
-    """What `KnownLedgers` keeps in files."""
-
-    def __init__(self) -> None:
-        self.ledgers: dict[str, KnownLedger] = {}
-
-    def all(self) -> list[KnownLedger]:
-        return list(self.ledgers.values())
-
-    def get(self, binding_id: str) -> KnownLedger | None:
-        return self.ledgers.get(binding_id)
-
-    def remember(self, binding: Binding, table: str) -> None:
-        self.ledgers[binding.binding_id] = KnownLedger(binding, table)
 
 
 class NoStore(LedgerEvidence):
@@ -33,7 +17,7 @@ class NoStore(LedgerEvidence):
 
     def __init__(self, store_id: str) -> None:
         self.store_id = store_id
-        self.known = Memory()  # type: ignore[assignment]
+        self.known = RememberedLedgers()
 
     def committed(self, _binding_id: str) -> list[CommittedKey]:
         return []

@@ -93,13 +93,13 @@ class Desk:
 
 
 @contextmanager
-def desk_of(url: URL, path: Path) -> Iterator[Desk]:
+def desk_of(url: URL, path: Path, kind: type[Shop] = Shop) -> Iterator[Desk]:
     """A desk with an empty database and a new store."""
     engine, other = create_engine(url), create_engine(url)
     ledger = Ledger(engine)
     ledger.create_all()
     Base.metadata.create_all(engine)
-    desk = Desk(Shop(path / "store", ledger, Ledger(other)), url)
+    desk = Desk(kind(path / "store", ledger, Ledger(other)), url)
     try:
         yield desk
     finally:

@@ -20,16 +20,30 @@ from broker.errors import MessageRejected, TransactionError, UnknownOutcome
 from broker.ledger import Ledger
 from broker.testing.fixtures import lose_the_commit
 from broker.transaction.events import BY
+from tests.checkback.shop import Shop
 from tests.producer.desk import Case, Cases, Desk, database, desk_of
+from tests.producer.served_shop import ServedShop
 
 cases = Cases()
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
+KINDS = [("sqlite", Shop), ("postgres", Shop), ("mariadb", Shop), ("sqlite", ServedShop), ("postgres", ServedShop)]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda one: f"{one[0]}-{one[1].__name__}")
 def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    path = tmp_path_factory.mktemp("desk")
-    with database(request.param, request, path) as url, desk_of(url, path) as desk:
+    """Over a store of this process, and over `broker.connect` to one that is served."""
+    path, (base, kind) = tmp_path_factory.mktemp("desk"), request.param
+    with database(base, request, path) as url, desk_of(url, path, kind) as desk:
         yield desk
+
+
+@pytest.fixture
+def desk_of_a_store(desk: Desk) -> Desk:
+    """For what a person decides in the store itself."""
+    if isinstance(desk.shop, ServedShop):
+        pytest.skip("the broker of a cluster parks and decides")
+    return desk
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -504,8 +518,9 @@ def begun_by_a_block(desk: Desk, number: int) -> None:
         desk.buy(session, number, through=transaction)
 
 
-def test_a_commit_by_the_driver_is_found_out(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_commit_by_the_driver_is_found_out(desk_of_a_store: Desk, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing sees it before the end. A row that is there tells; SQLite has none yet, so a person decides."""
+    desk = desk_of_a_store
     desk.next_case()
     with Session(desk.engine) as session:
         desk.buy(session, 1)
@@ -524,7 +539,8 @@ def test_a_commit_by_the_driver_is_found_out(desk: Desk, caplog: pytest.LogCaptu
     desk.shop.store.transactions.commit(half, extra_properties={BY: "a person"})
 
 
-def test_what_comes_after_a_commit_by_the_driver_is_refused(desk: Desk) -> None:
+def test_what_comes_after_a_commit_by_the_driver_is_refused(desk_of_a_store: Desk) -> None:
+    desk = desk_of_a_store
     desk.next_case()
     with Session(desk.engine) as session:
         desk.buy(session, 1)
@@ -541,8 +557,9 @@ def test_what_comes_after_a_commit_by_the_driver_is_refused(desk: Desk) -> None:
     assert desk.judge() == ({1}, {1})
 
 
-def test_check_back_is_faster_than_a_commit_on_sqlite(desk: Desk) -> None:
+def test_check_back_is_faster_than_a_commit_on_sqlite(desk_of_a_store: Desk) -> None:
     """Its tombstone is there when the session commits: AlreadyEnded, and nothing is saved."""
+    desk = desk_of_a_store
     if desk.shop.ledger.holds_a_lock:
         pytest.skip("there the row protects a running transaction")
     desk.next_case()

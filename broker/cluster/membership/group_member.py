@@ -179,6 +179,7 @@ class GroupMember:
     # Pulls
 
     async def _pull_on(self, held: HeldQueue) -> None:
+        is_failing = False
         while not held.is_dropped:
             is_locked = time.monotonic() < held.locked_until_s
             if held.is_full or held.is_draining or not is_locked:
@@ -189,10 +190,12 @@ class GroupMember:
             try:
                 found = await self._calls.pull(held.queue, window.next, subscription, self._selection)
             except BrokerError as error:
-                if not held.is_dropped:
-                    _log.warning("no pull of %s from %s: %s", held.queue.topic, held.queue.broker_name, error)
+                if not is_failing:
+                    _warn_of_pull(held, error)
+                is_failing = True
                 await asyncio.sleep(_AFTER_FAILURE_S)
                 continue
+            is_failing = False
             if found.is_moved:
                 self._holdings.move(held, found.next_offset)
             else:
@@ -220,3 +223,10 @@ class GroupMember:
             with contextlib.suppress(BrokerError):  # what is not locked again is not handed out when its time is over
                 for queue in await self._calls.lock(held):
                     held[queue].locked_until_s = now_s + LOCK_VALID_S
+
+
+def _warn_of_pull(held: HeldQueue, error: BrokerError) -> None:
+    """Once, until the queue can be pulled again; of a queue that was given up meanwhile, nothing."""
+    if not held.is_dropped:
+        place = f"{held.queue.topic} from {held.queue.broker_name}"
+        _log.warning("no pull of %s, until it is there again: %s", place, error)

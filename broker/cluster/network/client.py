@@ -44,6 +44,7 @@ class ClusterClient:
         self._wake = asyncio.Event()
         self._lost: set[str] = set()  # addresses of brokers whose connection is to be opened again
         self._fresh: set[str] = set()  # addresses that have not heard of this client yet
+        self._silent: set[str] = set()  # addresses whose failure was logged
         self._tasks: set[asyncio.Task[None]] = set()
 
     def answers(self, code: RequestCode, answerer: Answerer) -> None:
@@ -84,12 +85,10 @@ class ClusterClient:
 
     def _changed(self, address: str, is_open: bool) -> None:
         """A broker forgets a client whose connection is gone: one that is open again is greeted at once."""
-        if is_open:
-            self._fresh.add(address)
-            self._lost.discard(address)
-        elif address in self.routes.masters:
-            self._lost.add(address)
-        self._wake.set()
+        self._lost.discard(address)
+        if address in self.routes.masters:
+            (self._fresh if is_open else self._lost).add(address)
+            self._wake.set()
 
     @property
     def _is_registered(self) -> bool:
@@ -124,11 +123,11 @@ class ClusterClient:
             return
         consumers = () if self.consumer is None else (self.consumer(),)
         body = HeartbeatData(self.client_id, tuple(sorted(self.producer_groups)), consumers).encode()
-        for address, failure in zip(
-            addresses, await asyncio.gather(*(self._greet(one, body) for one in addresses)), strict=True
-        ):
-            if failure:
-                _log.warning("no heartbeat to %s: %s", address, failure)
+        failures = await asyncio.gather(*(self._greet(one, body) for one in addresses))
+        for address, failure in zip(addresses, failures, strict=True):
+            if failure and address not in self._silent:
+                _log.warning("no heartbeat to %s, until it is there again: %s", address, failure)
+            (self._silent.add if failure else self._silent.discard)(address)
 
     async def _greet(self, address: str, body: bytes) -> str:
         """One heartbeat; why it failed."""

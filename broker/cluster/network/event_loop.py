@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from broker.errors import ClusterError
@@ -43,7 +43,10 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """The value of a coroutine, which bounds its own waiting. From any thread but the loop's."""
-        return self.start(work).result()
+        try:
+            return self.start(work).result()
+        except CancelledError:
+            raise ClusterError("the connection to the cluster was closed meanwhile", was_sent=True) from None
 
     def start(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Begin a coroutine."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Iterator
 
 from broker.cluster.network.channels import Channels, checked
@@ -25,7 +26,8 @@ class RouteTable:
     def __init__(self, settings: ClientSettings, channels: Channels) -> None:
         self._settings, self._channels = settings, channels
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
-        self._brokers: dict[str, BrokerData] = {}
+        self._members: tuple[BrokerData, ...] = ()  # of the cluster, where it was asked for
+        self._brokers: dict[str, BrokerData] = {}  # those of all routes, and of the cluster
         self._first = 0  # the name server that answered last
         self._cluster = settings.cluster or ""
 
@@ -48,17 +50,34 @@ class RouteTable:
             return held[1]
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             self._routes.pop(topic, None)
+            self._collect()
             return None
         found = decode_route(checked(answer, RequestCode.GET_ROUTEINFO_BY_TOPIC, "the name server").body)
         self._routes[topic] = (now_s, found)
-        self._brokers.update(found.brokers)
+        self._collect()
         return found
+
+    def expire(self, topic: str) -> None:
+        """Nothing that its route names could be reached: the next use asks a name server."""
+        held = self._routes.get(topic)
+        if held is not None:
+            self._routes[topic] = (-math.inf, held[1])
+
+    def _collect(self) -> None:
+        """The brokers that are named now; those that left are forgotten."""
+        found = {one.name: one for one in self._members}
+        for _, route in sorted(self._routes.values(), key=lambda held: held[0]):  # the newest counts
+            found.update(route.brokers)
+        self._brokers = found
 
     async def refresh(self) -> None:
         """Ask again about every topic whose route is old; what does not answer stays as it is."""
         for topic in list(self._routes):
             with contextlib.suppress(ClusterError, ProtocolError):
                 await self.route(topic)
+        if self._members:
+            with contextlib.suppress(ClusterError, ProtocolError):
+                await self.cluster()
 
     async def cluster(self) -> tuple[str, tuple[BrokerData, ...]]:
         """The name of the cluster and its brokers.
@@ -77,8 +96,8 @@ class RouteTable:
             wanted = f"there is no cluster {name!r}" if name else "which one is meant is not said"
             text = f"{self._settings.url} has the clusters {', '.join(sorted(clusters))}, and {wanted}"
             raise ClusterError(f"{text}: broker.connect(..., cluster=NAME)")
-        self._cluster = name
-        self._brokers.update({one.name: one for one in clusters[name]})
+        self._cluster, self._members = name, clusters[name]
+        self._collect()
         return name, clusters[name]
 
     def broker(self, name: str) -> BrokerData:

@@ -12,12 +12,12 @@ from broker.cluster.publishing.sending import Placed, Sender, checked_batch_topi
 from broker.cluster.publishing.topics import TopicAdmin
 from broker.cluster.publishing.transactions import Check, ClusterHalf, ClusterTransactions
 from broker.database.ledger_binding import RememberedLedgers
-from broker.destination import STORED, Destination, SendResult
 from broker.errors import BrokerError, NotInCluster, SyncFailed, TransactionError
 from broker.format import properties as names
 from broker.format.java import decode_message_id
 from broker.format.topics import AUTO_CREATE_TOPIC
 from broker.message import Message, ReceivedMessage
+from broker.producing.destination import STORED, Destination, SendResult
 from broker.remoting.bodies import BatchedMessage
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.events import TransactionState

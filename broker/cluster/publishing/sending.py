@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.publishing.queue_choice import FAILED_MS, FaultTable, choose
-from broker.destination import STORED, place_of
 from broker.errors import ClusterError, MessageRejected
 from broker.format import properties as names
 from broker.format.sysflag import TransactionType
 from broker.format.topics import AUTO_CREATE_TOPIC
 from broker.message import Message
+from broker.producing.destination import STORED, place_of
 from broker.remoting.bodies import MessageQueue
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
@@ -98,6 +98,7 @@ class Sender:
                 placed = _placed(answer, code, address, queue)
             except ClusterError as error:
                 self._faults.note(queue.broker_name, FAILED_MS, loop.time() * 1000)
+                self._client.routes.expire(topic)
                 failure, failed = error, failed | {queue.broker_name}
                 if not _may_try_again(error, is_half=is_half):
                     raise
@@ -137,10 +138,10 @@ def no_route(topic: str, url: str) -> str:
 
 
 def _placed(answer: RemotingCommand, code: RequestCode, address: str, queue: MessageQueue) -> Placed:
-    status = _STATUSES.get(ResponseCode(answer.code)) if answer.code in _STATUSES else None
-    if status is None:
+    is_stored = answer.code in _STATUSES and "msgId" in answer.ext  # a slave answers SLAVE_NOT_AVAILABLE alone
+    if not is_stored:
         checked(answer, code, address)
-    return Placed(queue, SendMessageResponseHeader.decode(answer.ext), status or STORED)
+    return Placed(queue, SendMessageResponseHeader.decode(answer.ext), _STATUSES[ResponseCode(answer.code)])
 
 
 def _may_try_again(error: ClusterError, *, is_half: bool) -> bool:

@@ -102,9 +102,12 @@ class ClusterTransactions(HalfMessageService):
 
     # Checks
 
-    def answer_for(self, producer_group: str, check: Check) -> None:
-        """Name what answers for a producer group; a later one replaces it."""
-        self._checks[producer_group] = check
+    def answer_for(self, producer_group: str, check: Check | None) -> Check | None:
+        """Name what answers for a producer group, None for nothing; what answered before."""
+        before = self._checks.pop(producer_group, None)
+        if check is not None:
+            self._checks[producer_group] = check
+        return before
 
     async def _checked(self, connection: ClientConnection, command: RemotingCommand) -> None:
         """CHECK_TRANSACTION_STATE: answered on the connection that it came by, as Java does."""

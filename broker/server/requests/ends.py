@@ -136,8 +136,8 @@ class ProducerChecks:
             sys_flag=record.sys_flag & ~TRANSACTION_MASK,
         )  # fmt: skip
         header = CheckTransactionStateRequestHeader(
-            HALF_TOPIC, half.slot, half.commitlog_offset, half.unique_key, half.unique_key,
-            encode_message_id(half.store_host, half.commitlog_offset), self._context.settings.broker_name,
+            half.slot, half.commitlog_offset, half.unique_key, half.unique_key,
+            encode_message_id(half.store_host, half.commitlog_offset), self._context.settings.broker_name, HALF_TOPIC,
         )  # fmt: skip
         command = RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=header.encode(), body=encode(asked))
         self._context.checks[half.commitlog_offset] = times  # first: the answer may come at once

@@ -1,0 +1,1 @@
+"""What producers need: their arguments, and where their messages go."""
