@@ -10,7 +10,16 @@ from typing import Protocol
 from broker.errors import CorruptStore, StoreError
 from broker.remoting.replication import Transfer
 from recovery.following.copied_log import CopiedLog, SegmentSizeWrong
-from recovery.following.decisions import NOT_A_SLAVE, Answer, Search, Verdict, is_silent, request_for, verdict, wider
+from recovery.following.decisions import (
+    NOT_A_SLAVE,
+    Answer,
+    CopyVerdict,
+    Search,
+    is_silent,
+    request_for,
+    verdict,
+    wider,
+)
 from recovery.following.link import MasterAway, MasterLink
 
 _WAIT_S, _IDLE_S = 0.05, 0.5
@@ -209,13 +218,13 @@ class LogReceiver:
         if not differs and same_up_to == request_for(asked):
             self._check_not_expired()
         decided = verdict(answer, is_begin=asked <= boundaries[0])
-        if decided is Verdict.FOREIGN:
+        if decided is CopyVerdict.FOREIGN:
             text = (
                 f"{self._name} has nothing of what the copy in {log.paths.store} has: it is another broker, or its log"
             )
             text += " was replaced. Nothing was changed. Follow it in another directory"
             raise CorruptStore(text, path=log.paths.store)
-        if decided is Verdict.WIDER:
+        if decided is CopyVerdict.WIDER:
             self._asked = wider(asked, boundaries)
             return
         self._asked = None

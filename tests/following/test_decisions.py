@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.following.decisions import Answer, Search, Verdict, is_silent, request_for, verdict, wider
+from recovery.following.decisions import Answer, CopyVerdict, Search, is_silent, request_for, verdict, wider
 from recovery.following.retention import expired_below
 
 
 @pytest.mark.parametrize(
     ("same_up_to", "is_begin", "expected"),
     [
-        (200, False, Verdict.SAME),
-        (199, False, Verdict.CUT),
-        (120, True, Verdict.CUT),
-        (119, False, Verdict.WIDER),
-        (100, False, Verdict.WIDER),
-        (100, True, Verdict.FOREIGN),
+        (200, False, CopyVerdict.SAME),
+        (199, False, CopyVerdict.CUT),
+        (120, True, CopyVerdict.CUT),
+        (119, False, CopyVerdict.WIDER),
+        (100, False, CopyVerdict.WIDER),
+        (100, True, CopyVerdict.FOREIGN),
     ],
 )
 def test_a_difference_counts_behind_a_record_that_is_the_same(
-    same_up_to: int, is_begin: bool, expected: Verdict
+    same_up_to: int, is_begin: bool, expected: CopyVerdict
 ) -> None:
     assert verdict(Answer(100, 120, 200, same_up_to, differs=True), is_begin=is_begin) is expected
 
