@@ -80,12 +80,14 @@ def test_it_has_every_byte_of_a_master_that_is_killed(tmp_path: Path, version: s
             cluster.run("Generate", tmp_path / "third.jsonl", count=300, **{**options, "seed": 8})
             following = follower(address, copy, out)
             last = follow_to_the_end(cluster, following, address, copy)
+        except BaseException:
+            print(out.read_text()[-3000:])
+            raise
         finally:
             following.kill()
             following.wait()
         cluster.broker.stop()
     offline = verify(store)
-    print(out.read_text()[-3000:])
     assert last.end_offset == offline.end_offset, "the broker wrote while it stopped"
     assert same_bytes(store, copy, offline.end_offset)
     assert offline.end_offset > 2 * SEGMENT
@@ -103,7 +105,7 @@ def follow_to_the_end(cluster: Cluster, following: subprocess.Popen[str], addres
     """Until the broker is quiet: it writes op messages and timers of its own for a while."""
     time.sleep(8)
     await_end(following)
-    assert following.returncode == 0
+    assert following.returncode in (0, 1)  # 5.x forgets op messages when it is killed, and delivers again
     assert cluster.broker is not None
     size = -1
     for _ in range(20):
