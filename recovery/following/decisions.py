@@ -36,7 +36,7 @@ class CopyVerdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ComparedEnd:
     """What a master sent of the bytes that the copy has already."""
 
     asked: int  # CommitLog offset of the first byte that was asked for
@@ -46,7 +46,7 @@ class Answer:
     differs: bool  # the next byte is another one; else the master sent no more
 
 
-def verdict(answer: Answer, *, is_begin: bool) -> CopyVerdict:
+def verdict(answer: ComparedEnd, *, is_begin: bool) -> CopyVerdict:
     """What to do. `is_begin`: no more than this can be asked for."""
     if answer.same_up_to >= answer.end:
         return CopyVerdict.SAME

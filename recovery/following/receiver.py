@@ -12,7 +12,7 @@ from broker.remoting.replication import Transfer
 from recovery.following.copied_log import CopiedLog, SegmentSizeWrong
 from recovery.following.decisions import (
     NOT_A_SLAVE,
-    Answer,
+    ComparedEnd,
     CopyVerdict,
     Search,
     is_silent,
@@ -214,7 +214,7 @@ class LogReceiver:
         asked = log.last_record if asked is None else asked
         boundaries = sorted({log.begin, *self._owner.boundaries(), log.last_record})
         boundaries = [at for at in boundaries if log.begin <= at < log.end]
-        answer = Answer(asked, log.first_end(asked), log.end, same_up_to, differs)
+        answer = ComparedEnd(asked, log.first_end(asked), log.end, same_up_to, differs)
         if not differs and same_up_to == request_for(asked):
             self._check_not_expired()
         decided = verdict(answer, is_begin=asked <= boundaries[0])

@@ -59,7 +59,7 @@ def same_bytes(master: Path, copy: Path, end: int) -> bool:
 def test_it_has_every_byte_of_a_master_that_is_killed(tmp_path: Path, version: str) -> None:
     store, copy, out = tmp_path / "master", tmp_path / "copy", tmp_path / "follow.log"
     options = {
-        "group": "order_producer", "seed": 7, "threads": 2, "body": 1500, "plain": 30, "rollback": 20, "unknown": 20,
+        "group": "order_producer", "seed": 7, "threads": 2, "body": 9000, "plain": 30, "rollback": 20, "unknown": 20,
         "topics": "Orders,Payments", "quiet": 5,
     }  # fmt: skip
     with Cluster(rocketmq.install(version), store) as cluster:

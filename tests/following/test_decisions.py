@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.following.decisions import Answer, CopyVerdict, Search, is_silent, request_for, verdict, wider
+from recovery.following.decisions import ComparedEnd, CopyVerdict, Search, is_silent, request_for, verdict, wider
 from recovery.following.retention import expired_below
 
 
@@ -22,7 +22,7 @@ from recovery.following.retention import expired_below
 def test_a_difference_counts_behind_a_record_that_is_the_same(
     same_up_to: int, is_begin: bool, expected: CopyVerdict
 ) -> None:
-    assert verdict(Answer(100, 120, 200, same_up_to, differs=True), is_begin=is_begin) is expected
+    assert verdict(ComparedEnd(100, 120, 200, same_up_to, differs=True), is_begin=is_begin) is expected
 
 
 def test_each_step_back_is_twice_as_long() -> None:

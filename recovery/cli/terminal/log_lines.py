@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from datetime import UTC, datetime
 
 FORMATS = ("text", "json")
@@ -26,7 +25,7 @@ class JsonLines(logging.Formatter):
 
 def log_to_stderr(form: str) -> None:
     """Have what `broker` logs, from level INFO on, on standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler()  # standard error
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)
     logger = logging.getLogger("broker")
