@@ -104,7 +104,8 @@ class Follower:
 
     def boundaries(self) -> Sequence[int]:
         """Offsets at which records begin, ascending."""
-        return self._verifier.book.boundaries()
+        with self._turn:
+            return self._verifier.book.boundaries()
 
     def cut(self, commitlog_offset: int) -> None:
         """Set aside what the master lost, forget it, and let the copy end where the master's log did."""

@@ -34,11 +34,6 @@ def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def await_end(process: subprocess.Popen[str], seconds: float = 60) -> None:
-    process.send_signal(signal.SIGTERM)
-    process.wait(seconds)
-
-
 def follower(master: str, copy: Path, out: Path) -> subprocess.Popen[str]:
     """`checkback follow` as an operator runs it."""
     words = [sys.executable, "-m", "recovery.cli", "follow", master, str(copy), "--from", "first", "--every", "1",
@@ -78,7 +73,9 @@ def test_it_has_every_byte_of_a_master_that_is_killed(tmp_path: Path, version: s
             following.kill()  # the copy's turn
             following.wait()
             cluster.run("Generate", tmp_path / "third.jsonl", count=300, **{**options, "seed": 8})
+            known = len(out.read_text())
             following = follower(address, copy, out)
+            await_text(out, known, "up to date")
             last = follow_to_the_end(cluster, following, address, copy)
         except BaseException:
             print(out.read_text()[-3000:])
@@ -101,10 +98,19 @@ def test_it_has_every_byte_of_a_master_that_is_killed(tmp_path: Path, version: s
     assert verify(copy).digest == offline.digest
 
 
+def await_text(file: Path, after: int, text: str, seconds: float = 120) -> None:
+    """Wait until a file has a text behind a position."""
+    deadline = time.monotonic() + seconds
+    while text not in file.read_text()[after:]:
+        assert time.monotonic() < deadline, file.read_text()[after:]
+        time.sleep(0.2)
+
+
 def follow_to_the_end(cluster: Cluster, following: subprocess.Popen[str], address: str, copy: Path) -> FollowerStatus:
     """Until the broker is quiet: it writes op messages and timers of its own for a while."""
     time.sleep(8)
-    await_end(following)
+    following.send_signal(signal.SIGTERM)
+    following.wait(120)
     assert following.returncode in (0, 1)  # 5.x forgets op messages when it is killed, and delivers again
     assert cluster.broker is not None
     size = -1
