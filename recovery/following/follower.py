@@ -163,13 +163,14 @@ class Follower:
                 if not has_more:
                     stopped.wait(ROUND_S)
         finally:
+            was_caught_up = self._receiver.is_caught_up
             self._receiver.stop()
             thread.join()
         if self._receiver.failure is not None:
             raise self._receiver.failure
         self._retained_s = -_RETAIN_EVERY_S
         self._round()
-        return self._finished()
+        return replace(self._finished(), is_caught_up=was_caught_up)
 
     @property
     def is_verified(self) -> bool:
@@ -232,7 +233,8 @@ class Follower:
         if self.log.end > self.log.framed_end and self.log.damage_at is None:
             self.log.cut(self.log.framed_end, self.log.last_record)
         findings = [one.as_json() for one in book.findings(_FINDINGS_SHOWN)]
-        return replace(self.status(), digest=book.digest(), findings=findings)
+        trouble = self._receiver.trouble or "stopped"
+        return replace(self.status(), trouble=trouble, digest=book.digest(), findings=findings)
 
     def close(self) -> None:
         """Flush, and release the copy."""
