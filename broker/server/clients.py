@@ -1,6 +1,6 @@
 """Who is connected: producers and consumers by group, and what each group subscribes to. Threads share it.
 
-RocketMQ: ProducerManager, ConsumerManager, RebalanceLockManager (5.3.3).
+RocketMQ: ProducerManager, ConsumerManager (5.3.3).
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.remoting.bodies import ConsumerData, HeartbeatData, MessageQueue, SubscriptionData
+from broker.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from broker.remoting.command import RemotingCommand
 
-LOCK_S = 60.0  # RocketMQ: rocketmq.broker.rebalance.lockMaxLiveTime
 CLUSTERING = "CLUSTERING"
 
 
@@ -90,7 +89,6 @@ class Clients:
         self._lock = threading.Lock()
         self._producers: dict[str, dict[Peer, Channel]] = {}
         self._consumers: dict[str, GroupOfConsumers] = {}
-        self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
 
     # Coming and going
 
@@ -176,6 +174,10 @@ class Clients:
         found = self.consumers(group)
         return [] if found is None else sorted({channel.client_id for channel in found.channels.values()})
 
+    def ids_by_group(self) -> dict[str, list[str]]:
+        """The clients of each consumer group whose queues they share out."""
+        return {group: self.client_ids(group) for group in self.clustered()}
+
     def peer_of(self, client_id: str) -> Peer | None:
         """The connection of a client."""
         with self._lock:
@@ -189,32 +191,6 @@ class Clients:
         """How many producer groups and consumer groups have clients."""
         with self._lock:
             return len(self._producers), len(self._consumers)
-
-    # Queues for one consumer alone
-
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Give a client queues that no other client of its group holds; returns those that it has now.
-
-        RocketMQ: RebalanceLockManager.tryLockBatch (5.3.3).
-        """
-        now, given = time.monotonic(), []
-        with self._lock:
-            for queue in queues:
-                name = (group, queue.topic, queue.queue_id)
-                owner, since = self._locks.get(name, ("", 0.0))
-                if owner in ("", client_id) or now - since > LOCK_S:
-                    self._locks[name] = (client_id, now)
-                    given.append(queue)
-            if len(self._locks) > 1 << 16:
-                self._locks = {name: held for name, held in self._locks.items() if now - held[1] <= LOCK_S}
-        return given
-
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        with self._lock:
-            for queue in queues:
-                name = (group, queue.topic, queue.queue_id)
-                if self._locks.get(name, ("", 0.0))[0] == client_id:
-                    del self._locks[name]
 
 
 def _drop(groups: dict[str, dict[Peer, Channel]], group: str, peer: Peer) -> None:

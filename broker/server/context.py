@@ -15,6 +15,8 @@ from broker.server.counters import Counters
 from broker.server.group_file import GroupFile
 from broker.server.group_positions import GroupPositions
 from broker.server.settings import ServerSettings
+from broker.server.siblings.queue_locks import QueueLocks
+from broker.server.siblings.registry import SiblingRegistry
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -53,10 +55,24 @@ class ServerContext:
     positions: GroupPositions
     groups: GroupFile
     counters: Counters
+    siblings: SiblingRegistry
+    locks: QueueLocks
     properties: dict[str, dict[str, str]] = field(default_factory=dict)  # of the name server, by namespace and key
     checks: dict[int, int] = field(default_factory=dict)  # how often a half message was checked, by its offset
     is_wiped: bool = False  # no topic is offered for writing. RocketMQ: wipeWritePerm
     started_ms: int = 0
+
+    def client_ids(self, group: str) -> list[str]:
+        """The clients of a group, connected to this server or to another one of the store."""
+        return sorted({*self.clients.client_ids(group), *self.siblings.client_ids(group)})
+
+    def meet_siblings(self) -> None:
+        """Tell the other servers of the store who is connected here, and have groups that changed there rebalance."""
+        self.siblings.publish(self.clients.ids_by_group())
+        for group in self.siblings.refresh():
+            found = self.clients.consumers(group)
+            if found is not None:
+                self.notify_members(group, list(found.channels))
 
     def notify_members(self, group: str, peers: list[Any]) -> None:
         """Have the clients of a group divide its queues again."""

@@ -51,7 +51,7 @@ def samples(context: ServerContext) -> Iterator[Sample]:
 def _of_group(context: ServerContext, base: Labels, group: str, ends: dict[tuple[str, int], int]) -> Iterator[Sample]:
     if group == SCHEDULE_GROUP:
         return
-    online = str(len(context.clients.client_ids(group)))
+    online = str(len(context.client_ids(group)))
     positions = context.positions.of_group(group)
     for topic in sorted({topic for topic, _ in positions}):
         queues = {name: at for name, at in positions.items() if name[0] == topic}

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -47,7 +47,9 @@ from broker.server.requests.ends import ProducerChecks, Resolver
 from broker.server.requests.pulls import Held, HeldPulls, look
 from broker.server.requests.relay import TIMEOUT_S, Passed
 from broker.server.settings import ServerSettings, host_and_port, store_host
-from broker.server.store_thread import Stored, StoreThread
+from broker.server.siblings.queue_locks import QueueLocks
+from broker.server.siblings.registry import SiblingRegistry
+from broker.server.store_thread import StoreThread
 from broker.server.tls import server_context
 
 if TYPE_CHECKING:
@@ -145,6 +147,7 @@ class Server:
             raise
         self.context = ServerContext(
             settings, store, advertised, store_host(advertised), Clients(), positions, GroupFile(store), Counters(),
+            SiblingRegistry(store, self._member), QueueLocks(store, positions.table.cells),
             started_ms=time.time_ns() // 1_000_000,
         )  # fmt: skip
         self.held = HeldPulls(self.context, self._look_again)
@@ -260,28 +263,12 @@ class Server:
             self._finish(request, error)
 
     def _store(self, request: Request, work: Callable[[], Any]) -> None:
-        """Have something stored, and where sends wait for slaves, answered when one has it.
-
-        RocketMQ: CommitLog.submitReplicaRequest (4.9.7).
-        """
-        replication, stored = self.replication, list[Stored]()
-        if replication is None or not self.settings.ha_sync:
-            self._store_thread.submit(work, lambda result: self._finish(request, result))
-            return
-
-        def noted() -> Any:
-            result = work()
-            if isinstance(result, Stored) and result.waits_for_slave:
-                stored.append(result)
-            return result
-
-        def durable(result: Any) -> None:
-            if not stored or not isinstance(result, RemotingCommand):
-                self._finish(request, result)
-                return
-            replication.wait(stored[0].end, lambda code: self._finish(request, replace(result, code=int(code))))
-
-        self._store_thread.submit(noted, durable)
+        """Have something stored, and where sends wait for slaves, answered when one has it."""
+        replication = self.replication if self.settings.ha_sync else None
+        finish: Callable[[Any], None] = partial(self._finish, request)
+        if replication is not None:
+            work, finish = replication.waiting(work, finish)
+        self._store_thread.submit(work, finish)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], Any], request: Request) -> None:
         def run() -> None:
@@ -333,6 +320,7 @@ class Server:
             try:
                 self._member.beat()
                 positions.keep(clients.clustered())
+                self.context.meet_siblings()
                 self._leftovers.finish()
                 self._schedule.deliver(store.writer.clock.now_ms())
                 positions.table.exchange.export()
@@ -363,6 +351,7 @@ class Server:
         self._group_thread.shutdown()
         self._readers.shutdown()
         self._schedule.release()
+        self.context.siblings.leave()
         self._member.leave()
         with contextlib.suppress(StoreError):  # the positions themselves stand in the cells
             self.context.positions.close()

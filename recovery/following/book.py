@@ -96,8 +96,9 @@ class FollowedBook(BookReader):
             known = self._one("SELECT count(*) FROM names") or 0
             new = [(number, self.names.encoded(number)) for number in range(known, len(self.names))]
             self._db.executemany("INSERT INTO names VALUES (?, ?)", new)
+            begin = self.begin
             self._touch(self._keep(rows, ops))
-            self._join()
+            self._join(batch.begin if begin is None else begin)
             self._note(b"", findings)
             self._extend(batch)
 
@@ -159,8 +160,11 @@ class FollowedBook(BookReader):
         self._db.execute("DELETE FROM touched")
         self._db.executemany("INSERT OR IGNORE INTO touched VALUES (?)", [(key,) for key in keys])
 
-    def _join(self) -> None:
-        """Replace what is known of the touched transactions by what their events say now."""
+    def _join(self, begin: int) -> None:
+        """Replace what is known of the touched transactions by what their events say now.
+
+        An end whose half message is below `begin`, where the log begins, is not a finding.
+        """
         execute = self._db.execute
         query = f'SELECT key, "offset", row FROM events {_OF_TOUCHED} ORDER BY "offset"'  # noqa: S608
         found = execute(query).fetchall()
@@ -170,7 +174,6 @@ class FollowedBook(BookReader):
         ops = np.array([row[1:] for row in named], OP) if named else np.zeros(0, OP)
         key_of = {row[3]: row[0] for row in named} | {at: key for key, at, _ in found}
         findings = Findings()
-        begin = min(self.begin or 0, int(rows["offset"].min(initial=1 << 62)))
         transactions = Transactions(1, begin, findings, self._place, self._differ)
         transactions.add(rows, ops)
         gone = f"SELECT count(*) FROM outcomes {_OF_TOUCHED} AND outcomes.state = states.state"  # noqa: S608
@@ -216,7 +219,7 @@ class FollowedBook(BookReader):
                 self._db.execute(f'DELETE FROM {table} WHERE "offset" {side} ?', (at,))  # noqa: S608
             self._db.execute(f"DELETE FROM halves WHERE half {side} ?", (at,))  # noqa: S608
             self._db.execute(f"DELETE FROM batches WHERE begin {side} ?", (at,))  # noqa: S608
-            self._join()
+            self._join(self.begin or at)
 
     # What the master lost
 

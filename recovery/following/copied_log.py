@@ -58,7 +58,7 @@ class CopiedLog:
 
     def __init__(self, paths: Paths, disk: Disk, segment_bytes: int) -> None:
         self.paths, self._disk, self.segment_bytes = paths, disk, segment_bytes
-        self._guard = threading.Lock()
+        self._guard, self._flushing = threading.Lock(), threading.Lock()
         self._files: dict[int, int] = {}  # base, descriptor; those that are not flushed, and the last
         self.begin = self.end = -1  # CommitLog offsets; -1: there is no byte as yet
         self.framed_end = -1  # whole records up to here, then part of one, or what is not a record
@@ -161,6 +161,10 @@ class CopiedLog:
 
     def sync(self) -> int:
         """Flush; whole records up to the offset that is returned are on disk."""
+        with self._flushing:
+            return self._sync()
+
+    def _sync(self) -> int:
         with self._guard:
             framed, files = self.framed_end, dict(self._files)
             last = max(files, default=0)
@@ -235,7 +239,7 @@ class CopiedLog:
         self._close_files()
 
     def _close_files(self) -> None:
-        with self._guard:
+        with self._flushing, self._guard:
             for descriptor in self._files.values():
                 os.close(descriptor)
             self._files.clear()

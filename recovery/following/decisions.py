@@ -26,7 +26,7 @@ SILENT_TIMES, SILENT_S = 2, HEARTBEAT_S - 1.0  # heartbeats without data, and ho
 NOT_A_SLAVE = -(1 << 62)  # a report of a slave that is too far behind to count, whatever the master's log holds
 
 
-class CopyMatch(enum.Enum):
+class CopyVerdict(enum.Enum):
     """What the comparison of the copy's end with the master's bytes says."""
 
     SAME = "the master has what the copy has"
@@ -36,7 +36,7 @@ class CopyMatch(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class MasterAnswer:
+class ComparedEnd:
     """What a master sent of the bytes that the copy has already."""
 
     asked: int  # CommitLog offset of the first byte that was asked for
@@ -46,13 +46,13 @@ class MasterAnswer:
     differs: bool  # the next byte is another one; else the master sent no more
 
 
-def verdict(answer: MasterAnswer, *, is_begin: bool) -> CopyMatch:
+def verdict(answer: ComparedEnd, *, is_begin: bool) -> CopyVerdict:
     """What to do. `is_begin`: no more than this can be asked for."""
     if answer.same_up_to >= answer.end:
-        return CopyMatch.SAME
+        return CopyVerdict.SAME
     if answer.same_up_to >= answer.first_end:
-        return CopyMatch.CUT
-    return CopyMatch.FOREIGN if is_begin else CopyMatch.WIDER
+        return CopyVerdict.CUT
+    return CopyVerdict.FOREIGN if is_begin else CopyVerdict.WIDER
 
 
 def wider(asked: int, boundaries: Sequence[int]) -> int:

@@ -104,7 +104,8 @@ class Follower:
 
     def boundaries(self) -> Sequence[int]:
         """Offsets at which records begin, ascending."""
-        return self._verifier.book.boundaries()
+        with self._turn:
+            return self._verifier.book.boundaries()
 
     def cut(self, commitlog_offset: int) -> None:
         """Set aside what the master lost, forget it, and let the copy end where the master's log did."""
@@ -162,13 +163,14 @@ class Follower:
                 if not has_more:
                     stopped.wait(ROUND_S)
         finally:
+            was_caught_up = self._receiver.is_caught_up
             self._receiver.stop()
             thread.join()
         if self._receiver.failure is not None:
             raise self._receiver.failure
         self._retained_s = -_RETAIN_EVERY_S
         self._round()
-        return self._finished()
+        return replace(self._finished(), is_caught_up=was_caught_up)
 
     @property
     def is_verified(self) -> bool:
@@ -231,7 +233,8 @@ class Follower:
         if self.log.end > self.log.framed_end and self.log.damage_at is None:
             self.log.cut(self.log.framed_end, self.log.last_record)
         findings = [one.as_json() for one in book.findings(_FINDINGS_SHOWN)]
-        return replace(self.status(), digest=book.digest(), findings=findings)
+        trouble = self._receiver.trouble or "stopped"
+        return replace(self.status(), trouble=trouble, digest=book.digest(), findings=findings)
 
     def close(self) -> None:
         """Flush, and release the copy."""

@@ -12,8 +12,8 @@ from broker.remoting.replication import Transfer
 from recovery.following.copied_log import CopiedLog, SegmentSizeWrong
 from recovery.following.decisions import (
     NOT_A_SLAVE,
-    CopyMatch,
-    MasterAnswer,
+    ComparedEnd,
+    CopyVerdict,
     Search,
     is_silent,
     request_for,
@@ -95,18 +95,14 @@ class LogReceiver:
         start = self._start
         if start == FIRST_SEGMENT:
             start = self._first_segment()
-        if isinstance(start, int) and start > 0:
+        if isinstance(start, int):
             self._append_first(start)
             return True
         link.ask(0)
-        base = self._first_answer(link)
-        if base is None:
-            return False
-        if start == 0 and base.commitlog_offset > 0:  # it has begun another segment by now
-            self._append(0, b"\0")
-            return False
-        self._append_first(base.commitlog_offset)
-        self._follow(link, base.commitlog_offset, [base])
+        first = self._first_answer(link)
+        if first is not None:
+            self._append_first(first.commitlog_offset)
+            self._follow(link, first.commitlog_offset, [first])
         return False
 
     def _append_first(self, commitlog_offset: int) -> None:
@@ -143,15 +139,23 @@ class LogReceiver:
     def _resume(self, link: MasterLink) -> None:
         """Ask for what the copy has at its end, compare it, and go on behind it."""
         log = self._log
-        if log.end == log.begin and self._asked is None:
-            link.ask(request_for(log.end) if log.end else 0)
-            if log.end == 0:
-                self._append(0, b"")
-            self._follow(link, log.end, [])
+        if log.end == 0:
+            self._resume_at_zero(link)
             return
-        asked = log.last_record if self._asked is None else self._asked
+        asked = max(log.begin, log.last_record) if self._asked is None else self._asked
+        if log.end == log.begin:
+            asked = log.end
         link.ask(request_for(asked))
         self._follow(link, request_for(asked), [], asked)
+
+    def _resume_at_zero(self, link: MasterLink) -> None:
+        """Offset 0 cannot be asked for: a master without a second segment sends it, another one sends the rest."""
+        link.ask(0)
+        first = self._first_answer(link)
+        if first is not None and first.commitlog_offset > 0:
+            self._append(0, b"\0")  # the first byte of a record's size, which is below 16 MiB
+        elif first is not None:
+            self._follow(link, 0, [first])
 
     def _follow(self, link: MasterLink, position: int, first: list[Transfer], asked: int | None = None) -> None:
         """Take what comes, in order, until the connection or this session ends."""
@@ -214,17 +218,17 @@ class LogReceiver:
         asked = log.last_record if asked is None else asked
         boundaries = sorted({log.begin, *self._owner.boundaries(), log.last_record})
         boundaries = [at for at in boundaries if log.begin <= at < log.end]
-        answer = MasterAnswer(asked, log.first_end(asked), log.end, same_up_to, differs)
+        answer = ComparedEnd(asked, log.first_end(asked), log.end, same_up_to, differs)
         if not differs and same_up_to == request_for(asked):
             self._check_not_expired()
         decided = verdict(answer, is_begin=asked <= boundaries[0])
-        if decided is CopyMatch.FOREIGN:
+        if decided is CopyVerdict.FOREIGN:
             text = (
                 f"{self._name} has nothing of what the copy in {log.paths.store} has: it is another broker, or its log"
             )
             text += " was replaced. Nothing was changed. Follow it in another directory"
             raise CorruptStore(text, path=log.paths.store)
-        if decided is CopyMatch.WIDER:
+        if decided is CopyVerdict.WIDER:
             self._asked = wider(asked, boundaries)
             return
         self._asked = None

@@ -54,6 +54,8 @@ class FollowerStatus:
             state = "up to date" if self.is_caught_up else "copying"
         else:
             state = self.trouble or "connecting"
+        if self.end_offset < 0:
+            return f"{state}: there is no record yet"
         parts = [
             f"{state}: {size(max(0, self.end_offset - self.begin_offset))} up to {self.end_offset}",
             f"{self.records:,} records verified",

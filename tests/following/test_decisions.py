@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.following.decisions import CopyMatch, MasterAnswer, Search, is_silent, request_for, verdict, wider
+from recovery.following.decisions import ComparedEnd, CopyVerdict, Search, is_silent, request_for, verdict, wider
 from recovery.following.retention import expired_below
 
 
 @pytest.mark.parametrize(
     ("same_up_to", "is_begin", "expected"),
     [
-        (200, False, CopyMatch.SAME),
-        (199, False, CopyMatch.CUT),
-        (120, True, CopyMatch.CUT),
-        (119, False, CopyMatch.WIDER),
-        (100, False, CopyMatch.WIDER),
-        (100, True, CopyMatch.FOREIGN),
+        (200, False, CopyVerdict.SAME),
+        (199, False, CopyVerdict.CUT),
+        (120, True, CopyVerdict.CUT),
+        (119, False, CopyVerdict.WIDER),
+        (100, False, CopyVerdict.WIDER),
+        (100, True, CopyVerdict.FOREIGN),
     ],
 )
 def test_a_difference_counts_behind_a_record_that_is_the_same(
-    same_up_to: int, is_begin: bool, expected: CopyMatch
+    same_up_to: int, is_begin: bool, expected: CopyVerdict
 ) -> None:
-    assert verdict(MasterAnswer(100, 120, 200, same_up_to, differs=True), is_begin=is_begin) is expected
+    assert verdict(ComparedEnd(100, 120, 200, same_up_to, differs=True), is_begin=is_begin) is expected
 
 
 def test_each_step_back_is_twice_as_long() -> None:

@@ -11,11 +11,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.errors import StoreError
+from broker.remoting.command import RemotingCommand
 from broker.remoting.replication import (
     HEARTBEAT_S,
     SILENCE_S,
@@ -26,6 +29,7 @@ from broker.remoting.replication import (
 )
 from broker.server.replication.acknowledgements import Acknowledgements, Done
 from broker.server.settings import host_and_port
+from broker.server.store_thread import Stored
 from broker.store.read.log_reader import LogReader
 
 if TYPE_CHECKING:
@@ -80,6 +84,29 @@ class ReplicationMaster:
     def wait(self, end: int, done: Done) -> None:
         """See Acknowledgements.wait."""
         self.acknowledgements.wait(end, time.monotonic(), done)
+
+    def waiting(
+        self, work: Callable[[], Any], finish: Callable[[Any], None]
+    ) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+        """The same work and its end, but the end waits for a slave where something was stored that waits.
+
+        RocketMQ: CommitLog.submitReplicaRequest (4.9.7).
+        """
+        stored: list[Stored] = []
+
+        def noted() -> Any:
+            result = work()
+            if isinstance(result, Stored) and result.waits_for_slave:
+                stored.append(result)
+            return result
+
+        def durable(result: Any) -> None:
+            if not stored or not isinstance(result, RemotingCommand):
+                finish(result)
+                return
+            self.wait(stored[0].end, lambda code: finish(replace(result, code=int(code))))
+
+        return noted, durable
 
     async def stop(self) -> None:
         """Close all connections."""

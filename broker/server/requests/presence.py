@@ -57,7 +57,7 @@ def unregister_client(context: ServerContext, request: Request) -> RemotingComma
 def get_consumer_list(context: ServerContext, request: Request) -> RemotingCommand:
     """The clients of a group, the same for all of them: each sorts the list and takes its share of the queues."""
     header = ConsumerGroupRequestHeader.decode(request.command.ext)
-    ids = context.clients.client_ids(header.consumer_group)
+    ids = context.client_ids(header.consumer_group)
     if not ids:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumer_group}")
     return request.answer(body=dumps({"consumerIdList": ids}))
@@ -76,14 +76,14 @@ def check_client_config(context: ServerContext, request: Request) -> RemotingCom
 def lock_batch(context: ServerContext, request: Request) -> RemotingCommand:
     """LOCK_BATCH_MQ: queues of orderly consumers, each for one client at a time."""
     asked = decode_lock_batch(request.command.body)
-    given = context.clients.lock(asked.group, asked.client_id, asked.queues)
+    given = context.locks.lock(asked.group, asked.client_id, asked.queues)
     name = context.settings.broker_name
     return request.answer(body=dumps({"lockOKMQSet": [queue.as_json(name) for queue in given]}))
 
 
 def unlock_batch(context: ServerContext, request: Request) -> RemotingCommand:
     asked = decode_lock_batch(request.command.body)
-    context.clients.unlock(asked.group, asked.client_id, asked.queues)
+    context.locks.unlock(asked.group, asked.client_id, asked.queues)
     return request.answer()
 
 

@@ -144,6 +144,11 @@ class Paths:
         return self._join("checkback", "consumers")
 
     @property
+    def servers(self) -> str:
+        """What the servers of a store tell each other."""
+        return self._join("checkback", "servers")
+
+    @property
     def followed(self) -> str:
         """There in a copy that follows a master: nobody else may write to it; `recovery` makes it."""
         return self._join("checkback", "followed.json")

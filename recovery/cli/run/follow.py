@@ -50,6 +50,9 @@ def follow(
     master lost at a recovery. Run again, it goes on where it was. Ctrl-C or SIGTERM stops it; exit code 1: findings.
     With --json each status is one line of JSON.
     """
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # before what takes long to load
+        signal.signal(number, lambda *_: stopped.set())
     from recovery.following.follower import Follower, FollowOptions
     from recovery.following.metrics_page import MetricsServer
     from recovery.following.status import FollowerStatus
@@ -57,9 +60,6 @@ def follow(
     options = FollowOptions(
         start=_start(start), segment_bytes=_size(segment_bytes), keep_s=_age(keep), acknowledges=acknowledge
     )
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
     if seconds is not None:
         timer = threading.Timer(seconds, stopped.set)
         timer.daemon = True

@@ -1,0 +1,302 @@
+"""Servers of one store, producers and consumers over the wire, in processes of their own that are killed at random.
+
+`kill` runs them and tallies from the clients' own records:
+
+    ledger/KEY    one byte, made once: c or r. Whoever makes it decides; a check of what nobody decided makes it r
+    acked         keys whose plain send was answered with SUCCESS
+    ended         keys whose END_TRANSACTION was answered with SUCCESS
+    contrary      keys whose contrary END_TRANSACTION was answered with SUCCESS: there must be none
+    delivered     keys that a consumer got
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import broker
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from broker.remoting.command import RemotingCommand
+from recovery.verify.verifier import verify
+from tests.server.wire_client import WireClient, sending
+
+TOPIC, GROUP, QUEUES = "orders", "shop", 8
+COMMIT, ROLLBACK = 8, 12
+DONE_S, PROGRESS_S = 180.0, 15.0
+
+
+@dataclass
+class WireTally:
+    """What came of it."""
+
+    kills: Counter[str]
+    lost: set[str]  # acknowledged or committed, and never delivered
+    invented: set[str]  # rolled back, and delivered
+    contrary: set[str]  # decided otherwise afterwards, and answered with SUCCESS
+    unsettled: int
+    findings: dict[str, int]
+    acknowledged: int
+    transactions: int
+    by_check: int  # transactions that a check settled
+
+    @property
+    def adds_up(self) -> bool:
+        return not (self.lost or self.invented or self.contrary or self.unsettled or self.findings)
+
+
+class Records:
+    """Lines of one process in a file of its own: whole, or not there."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._descriptor = os.open(folder / f"{kind}-{uuid.uuid4().hex}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def add(self, key: str) -> None:
+        os.write(self._descriptor, f"{key}\n".encode())
+
+
+def read_records(folder: Path, kind: str) -> set[str]:
+    return {line for file in folder.glob(f"{kind}-*") for line in file.read_text().splitlines()}
+
+
+def decide(folder: Path, key: str, wanted: str) -> str:
+    """Decide a transaction, unless it was decided: the first file counts. A name with a content appears at once."""
+    place, beside = folder / "ledger" / key, folder / f"draft-{uuid.uuid4().hex}"
+    beside.write_text(wanted)
+    with contextlib.suppress(FileExistsError):
+        os.link(beside, place)
+    beside.unlink()
+    return place.read_text()
+
+
+class Program:
+    """What a producer and a consumer share: a connection to any server, until the file `stop` is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, f"{os.getpid()}@probe"
+        self.addresses = json.loads((folder / "servers").read_text())
+        self.is_over: Callable[[], bool] = (folder / "stop").exists
+
+    def run(self, work: Callable[[WireClient], None]) -> None:
+        while not self.is_over():
+            with contextlib.suppress(OSError), WireClient(random.choice(self.addresses), client_id=self.name) as client:
+                work(client)
+            time.sleep(0.05)
+
+
+class Producing(Program):
+    """Sends plain messages and transactions; answers checks from the ledger."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.acked, self.ended, self.contrary, self.checked = (
+            Records(folder, kind) for kind in ("acked", "ended", "contrary", "checked")
+        )
+
+    def work(self, client: WireClient) -> None:
+        beaten_s = 0.0
+        while not self.is_over():
+            if time.monotonic() - beaten_s > 1:
+                beaten_s = time.monotonic()
+                client.heartbeat(producer=GROUP)
+            if (self.folder / "quiet").exists():
+                time.sleep(0.05)
+            else:
+                self.send(client, random.randrange(QUEUES))
+            self.answer_checks(client)
+
+    def send(self, client: WireClient, queue_id: int) -> None:
+        key = uuid.uuid4().hex.upper()
+        if random.random() < 0.3:
+            if client.request(Code.SEND_MESSAGE_V2, sending(TOPIC, queue_id, UNIQ_KEY=key), bytes(200)).code == 0:
+                self.acked.add(key)
+            return
+        fields = sending(TOPIC, queue_id, UNIQ_KEY=key, TRAN_MSG="true", PGROUP=GROUP)
+        half = client.request(Code.SEND_MESSAGE_V2, fields, bytes(200))
+        if half.code != Answer.SUCCESS or random.random() < 0.1:
+            return  # as a producer that dies before it decides
+        decided = decide(self.folder, key, random.choice("ccr"))
+        if random.random() < 0.2:
+            return  # and after it did
+        offset, slot = int(half.ext["msgId"][16:], 16), half.ext["queueOffset"]
+        if self.end(client, offset, slot, decided):
+            self.ended.add(key)
+            if random.random() < 0.1 and self.end(client, offset, slot, "r" if decided == "c" else "c"):
+                self.contrary.add(key)
+
+    def end(self, client: WireClient, offset: int, slot: str, decided: str, *, is_check: bool = False) -> bool:
+        fields = {
+            "producerGroup": GROUP, "tranStateTableOffset": slot, "commitLogOffset": offset,
+            "commitOrRollback": COMMIT if decided == "c" else ROLLBACK, "fromTransactionCheck": str(is_check).lower(),
+        }  # fmt: skip
+        return client.request(Code.END_TRANSACTION, fields).code == Answer.SUCCESS
+
+    def answer_checks(self, client: WireClient) -> None:
+        with contextlib.suppress(TimeoutError):
+            client._receive(time.monotonic())
+        checks: list[RemotingCommand] = [one for one in client.asked if one.code == Code.CHECK_TRANSACTION_STATE]
+        client.asked.clear()
+        for check in checks:
+            key = check.ext["transactionId"]
+            decided = decide(self.folder, key, "r")
+            offset, slot = int(check.ext["commitLogOffset"]), check.ext["tranStateTableOffset"]
+            if self.end(client, offset, slot, decided, is_check=True):
+                self.checked.add(key)
+
+
+class Consuming(Program):
+    """Pulls its share of the queues, as the list of the group's clients gives it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.delivered = Records(folder, "delivered")
+
+    def work(self, client: WireClient) -> None:
+        mine: list[int] = []
+        looked_s = 0.0
+        while not self.is_over():
+            if time.monotonic() - looked_s > 0.5 or client.asked:
+                looked_s = time.monotonic()
+                client.asked.clear()
+                client.heartbeat(consumer="billing", topics={TOPIC: "*"})
+                listed = client.request(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "billing"})
+                ids = json.loads(listed.body)["consumerIdList"] if listed.code == Answer.SUCCESS else []
+                mine = [one for one in range(QUEUES) if ids and ids[one % len(ids)] == self.name]
+            for queue_id in mine:
+                self.pull(client, queue_id)
+            time.sleep(0.02)
+
+    def pull(self, client: WireClient, queue_id: int) -> None:
+        place = {"consumerGroup": "billing", "topic": TOPIC, "queueId": queue_id}
+        known = client.request(Code.QUERY_CONSUMER_OFFSET, {**place, "setZeroIfNotFound": "true"})
+        at = int(known.ext["offset"]) if known.code == Answer.SUCCESS else 0
+        _, records = client.pulled("billing", TOPIC, at, queue_id=queue_id)
+        for record in records:
+            self.delivered.add(str(broker.ReceivedMessage.of(record).unique_key))
+        if records:
+            client.oneway(Code.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": records[-1].queue_offset + 1})
+
+
+class Crowd:
+    """The processes of one run: who is killed comes back."""
+
+    def __init__(self, folder: Path, servers: int) -> None:
+        self.folder, self.kills = folder, Counter[str]()
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        addresses = [self.start(f"server-{number}") for number in range(servers)]
+        (folder / "servers").write_text(json.dumps(addresses))
+        self._ports = {f"server-{number}": address for number, address in enumerate(addresses)}
+
+    def start(self, name: str) -> str:
+        """Start a process; a server's address."""
+        words = [sys.executable, "-m", "tests.server.killed_wire", name.split("-", maxsplit=1)[0], str(self.folder)]
+        if name.startswith("server"):
+            address = self._ports[name] if hasattr(self, "_ports") else "127.0.0.1:0"
+            words = [sys.executable, "-m", "recovery.cli", "serve", str(self.folder / "store"), "--listen", address,
+                     "--check-every", "1", "--check-after", "1", "--check-max", "1000"]  # fmt: skip
+        self._processes[name] = process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        if not name.startswith("server"):
+            return ""
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"on (\S+): name server", line)
+        assert found, line
+        return found[1]
+
+    def kill_one(self, chance: random.Random) -> None:
+        name = chance.choice(sorted(self._processes))
+        self._end(self._processes[name])
+        self.kills[name.split("-")[0]] += 1
+        self.start(name)
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            self._end(process)
+
+    @staticmethod
+    def _end(process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def kill(folder: Path, kills: int, *, engine: str = "state-table", servers: int = 2, seed: int = 1) -> WireTally:
+    """Kill at random so many times, let the living settle everything, and add up."""
+    store, chance = folder / "store", random.Random(seed)
+    (folder / "ledger").mkdir()
+    with broker.open(store, layout=broker.StoreLayout.small(), transactions=engine) as made:
+        made.create_topic(TOPIC, queues=QUEUES, message_type="")
+    crowd = Crowd(folder, servers)
+    try:
+        for name in ("produce-0", "produce-1", "consume-0", "consume-1"):
+            crowd.start(name)
+        for _ in range(kills):
+            if chance.random() < 0.6:
+                _await_progress(folder)
+            time.sleep(chance.uniform(0.0, 0.6))
+            crowd.kill_one(chance)
+        _await_progress(folder)
+        (folder / "quiet").touch()
+        _await_settled(folder, store)
+        (folder / "stop").touch()
+        time.sleep(0.5)
+    finally:
+        crowd.end()
+    return _tally(folder, crowd.kills)
+
+
+def _await_progress(folder: Path) -> None:
+    """Until producers and consumers did something, or for so long: processes that start take their time."""
+    deadline, kinds = time.monotonic() + PROGRESS_S, ("ended", "delivered")
+    before = [len(read_records(folder, kind)) for kind in kinds]
+    while time.monotonic() < deadline:
+        now = [len(read_records(folder, kind)) for kind in kinds]
+        if all(count > was + 5 for count, was in zip(now, before, strict=True)):
+            return
+        time.sleep(0.05)
+
+
+def _await_settled(folder: Path, store: Path) -> None:
+    """Until nothing is in doubt and consumers have everything, or for so long."""
+    deadline = time.monotonic() + DONE_S
+    while time.monotonic() < deadline:
+        time.sleep(1.0)
+        if not verify(store).transactions["in_doubt"] and _expected(folder) <= read_records(folder, "delivered"):
+            return
+
+
+def _decisions(folder: Path) -> dict[str, str]:
+    return {place.name: place.read_text() for place in (folder / "ledger").iterdir()}
+
+
+def _expected(folder: Path) -> set[str]:
+    """What must be delivered: acknowledged plain sends, and halves that were stored and decided to be committed."""
+    return read_records(folder, "acked") | {key for key, decided in _decisions(folder).items() if decided == "c"}
+
+
+def _tally(folder: Path, kills: Counter[str]) -> WireTally:
+    delivered, decisions, report = read_records(folder, "delivered"), _decisions(folder), verify(folder / "store")
+    return WireTally(
+        kills=kills, lost=_expected(folder) - delivered,
+        invented=delivered & {key for key, decided in decisions.items() if decided == "r"},
+        contrary=read_records(folder, "contrary"), unsettled=report.transactions["in_doubt"],
+        findings=dict(report.findings.counts), acknowledged=len(read_records(folder, "acked")),
+        transactions=report.transactions["total"], by_check=len(read_records(folder, "checked")),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    program = Producing(Path(sys.argv[2])) if sys.argv[1] == "produce" else Consuming(Path(sys.argv[2]))
+    program.run(program.work)

@@ -1,0 +1,37 @@
+"""What a server logs as JSON."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from broker.remoting.codes import RequestCode as Code
+from tests.server.wire_client import WireClient
+
+
+def test_each_line_is_an_object_and_holds_no_body(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "recovery.cli", "serve", str(tmp_path / "s"), "--create", "--listen", "127.0.0.1:0",
+             "--log", "json"]  # fmt: skip
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split(" on ")[1].split(":")[:2]
+        with WireClient(f"{address[0]}:{address[1]}") as client:
+            end = {"producerGroup": "shop", "tranStateTableOffset": 7, "commitLogOffset": 4711, "commitOrRollback": 8}
+            client.publish("orders", b"secret")
+            client.request(Code.END_TRANSACTION, end, b"secret")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert {"info", "warning"} <= {line["level"] for line in lines}
+    assert any("END_TRANSACTION of shop" in line["message"] for line in lines)
+    assert "secret" not in err
+
+
+def test_another_form_is_refused(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "recovery.cli", "serve", str(tmp_path / "s"), "--create", "--log", "xml"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert not (tmp_path / "s").exists()

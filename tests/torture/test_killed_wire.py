@@ -1,0 +1,27 @@
+"""300 SIGKILLs of servers, producers and consumers at random, over the wire, for each engine of transactions.
+
+Nothing that was acknowledged is lost, nothing is delivered after a rollback, contrary decisions are refused, and checks
+to producers that live settle everything. CHECKBACK_KILLS says how many.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.server.killed_wire import kill
+
+KILLS = int(os.environ.get("CHECKBACK_KILLS", "300"))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("engine", ["state-table", "half-op"])
+def test_three_hundred_kills(engine: str, tmp_path: Path) -> None:
+    tally = kill(tmp_path, KILLS, engine=engine, servers=3, seed=KILLS)
+    print(tally)
+    assert tally.adds_up, tally
+    assert tally.kills.total() == KILLS
+    assert min(tally.kills[kind] for kind in ("server", "produce", "consume")) > KILLS // 10
+    assert tally.by_check > KILLS // 10
