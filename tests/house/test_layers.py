@@ -66,7 +66,8 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics", "recovery.cli.serve", "recovery.cli.up",
+    "recovery.cli.consumer", "recovery.cli.copies", "recovery.cli.ledger", "recovery.cli.analytics",
+    "recovery.cli.serve", "recovery.cli.up",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
