@@ -83,7 +83,8 @@ SETTINGS = {
         "5.3.3", "a RocksDB of queues", [PLAIN], _PLAIN_QUEUES, {"rocksdbCQDoubleWriteEnable": "true"},
     ),
     "double-write-5.5": Setting(
-        "5.5.0", "a RocksDB of queues", [_MIXED], _PLAIN_QUEUES, {"rocksdbCQDoubleWriteEnable": "true"},
+        "5.5.0", "a RocksDB of queues", [_MIXED], _PLAIN_QUEUES,
+        {"rocksdbCQDoubleWriteEnable": "true", "useSeparateStorePathForRocksdbCQ": "true"},
     ),
     "combined-5.5": Setting(
         "5.5.0", "a RocksDB of queues", **{
