@@ -17,6 +17,7 @@ from broker.errors import BrokerError, CorruptStore, StoreLocked
 from recovery.cli import analytics as verbs_spark
 from recovery.cli import checkback as verbs_check
 from recovery.cli import consumer as verbs_consume
+from recovery.cli import copies as verbs_copy
 from recovery.cli import ledger as verbs_ledger
 from recovery.cli import read as verbs_read
 from recovery.cli import repair as verbs_repair
@@ -100,6 +101,7 @@ for _room in (
     verbs_read,
     verbs_write,
     verbs_repair,
+    verbs_copy,
     verbs_check,
     verbs_answer,
     verbs_ledger,

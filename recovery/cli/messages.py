@@ -82,6 +82,7 @@ def tail(
             yield from sorted(fresh, key=lambda message: message.commitlog_offset)
             if not fresh:
                 nap(_NAP_S)
+                store.every_queue.close()  # queues in a RocksDB are those of the moment at which it was opened
 
 
 def _positions(store: broker.Store, topic: str, begin: str) -> dict[int, int]:

@@ -194,7 +194,7 @@ def dump(
         return
     if what in (What.TIMERS, What.POPPED):
         from recovery.cli.terminal.tables_waiting import popped_lines, timer_lines
-        from recovery.views.waiting import popped, timers
+        from recovery.views.messages.waiting import popped, timers
 
         if what is What.TIMERS:
             waiting = timers(store, limit)

@@ -38,7 +38,8 @@ def later_ends(files: StoreFiles) -> Rows:
     if mark is None:
         return no_later_ends()
     listing = files.commitlog_now()
-    tail = mark.tail if mark.is_copy else published(files.path, files.disk)[0]
+    # The slots of a copy may be newer than its page, and its log is newer than they are.
+    tail = listing.end if mark.is_copy else published(files.path, files.disk)[0]
     upto: Watermark = replace(mark, dispatched=max(tail, mark.dispatched), is_at_rest=False)
     parts: list[Rows] = [no_later_ends()]
     for records in Scan(judged_part(listing, upto, files.path), mark.dispatched):

@@ -30,7 +30,7 @@ from recovery.scan.store_files import StoreFiles
 from recovery.transactions.tracker import TransactionTracker
 from recovery.verify.index_files import open_index
 from recovery.verify.kinds.batch_queues import offsets_of
-from recovery.views.waiting import count_timers
+from recovery.views.messages.waiting import count_timers
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 

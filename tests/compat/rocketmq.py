@@ -24,7 +24,8 @@ HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("CHECKBACK_ROCKETMQ", HERE.parents[1] / ".cache" / "rocketmq"))
 VERSIONS = ("3.1.4", "5.3.3")
 _PROGRAMS = {"5.4.0": "5.3.3", "5.5.0": "5.3.3"}  # whose Java programs a version runs, where it has none of its own
-_CLIENTS = {"4.9.7": "5.3.3"}  # whose installation runs the programs, where a version's own client lacks what they use
+# Whose installation runs the programs, where a version's own client lacks what they use.
+_CLIENTS = {"4.9.7": "5.3.3", "5.0.0": "5.3.3", "5.1.4": "5.3.3"}
 NAME_SERVER = "5.3.3"  # serves both generations; that of 3.1.4 is not in Maven Central
 
 STATE_TABLE_PROPERTIES: dict[str, object] = {

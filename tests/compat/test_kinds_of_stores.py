@@ -82,9 +82,32 @@ SETTINGS = {
     "double-write": Setting(
         "5.3.3", "a RocksDB of queues", [PLAIN], _PLAIN_QUEUES, {"rocksdbCQDoubleWriteEnable": "true"},
     ),
+    "double-write-5.5": Setting(
+        "5.5.0", "a RocksDB of queues", [_MIXED], _PLAIN_QUEUES,
+        {"rocksdbCQDoubleWriteEnable": "true", "useSeparateStorePathForRocksdbCQ": "true"},
+    ),
+    "combined-5.5": Setting(
+        "5.5.0", "a RocksDB of queues", **{
+            **_LIGHT, "understood": False, "properties": {
+                **_LIGHT["properties"], "rocksdbCQDoubleWriteEnable": "true", "combineCQUseRocksdbForLmq": "true",
+                "useSeparateStorePathForRocksdbCQ": "true",
+            },
+        },
+    ),
+    "rocksdb-lmq": Setting(
+        "5.3.3", "a RocksDB of queues", **{
+            **_LIGHT, "understood": False, "properties": {**_LIGHT["properties"], "storeType": "defaultRocksDB"},
+        },
+    ),
+    "config-v2-5.5": Setting("5.5.0", "", **_MIXED_ONLY, properties={"configManagerVersion": "v2"}),
+    "timers-5.5": Setting(
+        "5.5.0", "", [{"topic": "Plain", "later": 300_000, "transactions": 9}], _PLAIN_QUEUES, understood=True,
+    ),
     "ext": Setting("5.3.3", "a ConsumeQueueExt", **_FILTERS),
     "ext-5.5": Setting("5.5.0", "a ConsumeQueueExt", **_FILTERS),
     "plain-4.9": Setting("4.9.7", "", **_MIXED_ONLY),
+    "plain-5.0": Setting("5.0.0", "", **_MIXED_ONLY),
+    "plain-5.1": Setting("5.1.4", "", **_MIXED_ONLY),
     "plain-5.3": Setting("5.3.3", "", **_MIXED_ONLY),
     "plain-5.4": Setting("5.4.0", "items for tags", **_MIXED_ONLY),
     "plain-5.5": Setting("5.5.0", "items for tags", **_MIXED_ONLY),

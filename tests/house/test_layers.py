@@ -84,7 +84,7 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 # A module for each kind of work.
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.ledger", "recovery.cli.analytics",
+    "recovery.cli.consumer", "recovery.cli.copies", "recovery.cli.ledger", "recovery.cli.analytics",
     "recovery.cli.run.answer", "recovery.cli.run.follow", "recovery.cli.run.page", "recovery.cli.run.serve",
     "recovery.cli.run.up", "recovery.cli.run.work",
 }  # fmt: skip

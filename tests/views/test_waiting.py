@@ -11,7 +11,7 @@ import pytest
 from broker.format.kinds.timer import TimerCheck, TimerSlot, TimerUnit
 from recovery.verify.verifier import verify
 from recovery.views.info import look
-from recovery.views.waiting import popped, timers
+from recovery.views.messages.waiting import popped, timers
 from tests.cli.command import command
 from tests.spark.inline import comparable, verify_inline
 

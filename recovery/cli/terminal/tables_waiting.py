@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from recovery.humanize import moment, printable
-from recovery.views.waiting import PoppedMessages, WaitingMessage
+from recovery.views.messages.waiting import PoppedMessages, WaitingMessage
 
 
 def timer_lines(waiting: Sequence[WaitingMessage]) -> Iterator[str]:

@@ -74,15 +74,18 @@ class RocksDB:
         column = self._families.get(family)
         if column is None:
             return
-        cursor = self._checked(column.iter)
-        self._checked(cursor.seek, max(start, prefix))
-        while cursor.valid():
-            key = bytes(cursor.key())
+        last = max(start, prefix)
+        # One call for each key, where a cursor takes four; but a damaged table only ends it.
+        for key, value in self._checked(column.items, from_key=last):
             if not key.startswith(prefix):
                 return
-            yield key, bytes(cursor.value())
-            cursor.next()
-        self._checked(cursor.status)  # a damaged table ends the walk, too
+            yield key, value
+            last = key
+        cursor = self._checked(column.iter)
+        self._checked(cursor.seek, last)
+        if cursor.valid():
+            self._checked(cursor.next)
+        self._checked(cursor.status)
 
     def last(self, family: str, prefix: bytes) -> tuple[bytes, bytes] | None:
         """The last key that begins with `prefix`, and its value; None where no key does."""
@@ -96,9 +99,9 @@ class RocksDB:
             return None
         return bytes(cursor.key()), bytes(cursor.value())
 
-    def _checked(self, call: Any, *arguments: Any) -> Any:
+    def _checked(self, call: Any, *arguments: Any, **options: Any) -> Any:
         try:
-            return call(*arguments)
+            return call(*arguments, **options)
         except Exception as error:
             if type(error) is not Exception:  # rocksdict raises nothing more exact
                 raise

@@ -22,7 +22,8 @@ import java.util.Map;
  * Sends plain messages of which a broker keeps more than a ConsumeQueue. Options: namesrv broker truth topic count
  * queues batch (messages of one send) attributes (a topic's, as +queue.type:BatchCQ) lmq (queues that get each message
  * as well: %LMQ%a,%LMQ%b) sql (a filter that a consumer subscribes with before the first message is sent) transactions
- * (so many more: of three one is rolled back, two are committed) delay (of those, in milliseconds).
+ * (so many more: of three one is rolled back, two are committed) delay (of those, in milliseconds) later (how long every
+ * other plain message waits, in milliseconds).
  */
 public final class Kinds {
     private final Options options;
@@ -104,7 +105,11 @@ public final class Kinds {
             MessageQueue queue = new MessageQueue(topic, "broker-a", number % options.number("queues", 2));
             List<Message> messages = new ArrayList<>();
             for (int part = 0; part < options.number("batch", 1); part++) {
-                messages.add(message(topic, topic + "-" + number + "." + part, number));
+                Message message = message(topic, topic + "-" + number + "." + part, number);
+                if (number % 2 == 1 && options.number("later", 0) > 0) {
+                    message.setDelayTimeMs(options.number("later", 0) + number * 1000);
+                }
+                messages.add(message);
             }
             SendResult sent = messages.size() == 1 ? producer.send(messages.get(0), queue) : producer.send(messages, queue);
             for (Message message : messages) {

@@ -1,0 +1,177 @@
+"""The verbs that look messages up and carry them elsewhere: `find copy export replay`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
+from recovery.cli.terminal.output import Bar, print_json, print_json_list, show
+from recovery.humanize import moment, printable, size
+
+if TYPE_CHECKING:
+    from recovery.views.messages.find import Query
+
+Identifier = Annotated[
+    str, typer.Option("--id", metavar="ID", help="A CommitLog offset, or an offset message id.", show_default=False)
+]
+UniqueKey = Annotated[str, typer.Option("--unique-key", metavar="KEY", help="The id that the producer gave it.")]
+Key = Annotated[str, typer.Option("--key", metavar="KEY", help="One of its keys.")]
+Topic = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")]
+Since = Annotated[str, typer.Option("--since", metavar="TIME", help="Stored at or after (ISO 8601, UTC) or ms.")]
+Until = Annotated[str, typer.Option("--until", metavar="TIME", help="Stored before.")]
+Limit = Annotated[int | None, typer.Option(min=0, metavar="N", help="At most N messages.")]
+
+
+def find(
+    store: Store,
+    identifier: Identifier = "",
+    unique_key: UniqueKey = "",
+    key: Key = "",
+    topic: Topic = "",
+    since: Since = "",
+    until: Until = "",
+    limit: Limit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find messages by id, unique key, key, topic or time; all that is given must hold.
+
+    Half messages are among them. Changes nothing on disk; a broker may be running. Exits with 1 when nothing is found.
+    """
+    from recovery.cli.messages import message_json, message_line
+    from recovery.views.messages.find import find as look_up
+    from recovery.views.messages.find import found_json
+
+    messages = look_up(store, _query(identifier, unique_key, key, topic, since, until), limit)
+    found = 0
+    if as_json:
+        values = [{**found_json(message), **message_json(message)} for message in messages]
+        print_json_list(iter(values))
+        found = len(values)
+    else:
+        for message in messages:
+            what = f"{found_json(message)['what']} at {message.commitlog_offset}"
+            show([printable(f"{message.topic}  {what}  {message.unique_key or ''}"), f"  {message_line(message)}"])
+            found += 1
+    raise typer.Exit(WELL if found else FINDINGS)
+
+
+def copy(
+    store: Store,
+    to: Annotated[str, typer.Argument(metavar="TO", help="A directory that does not exist.")],
+    link: Annotated[bool, typer.Option("--link", help="Hard links for full segments; for reading only.")] = False,
+    with_ledgers: Annotated[
+        bool, typer.Option("--with-ledgers", help="The copy takes the place of the original, which is gone.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a store while it is in use. The copy verifies without findings, and opens as after a power cut.
+
+    STORE is only read. Of a running RocketMQ broker's store the derived files are made from the copied log. Check-back
+    refuses the copy, because its transactions are the original's, unless --with-ledgers is given.
+    """
+    from recovery.repair.copying import copy_store
+
+    with Bar("Copying") as progress:
+        report = copy_store(store, to, link=link, with_ledgers=with_ledgers, progress=progress)
+    if as_json:
+        print_json(report.as_json())
+        return
+    how = ", taken while it was in use" if report.was_live else ""
+    made = "; derived files were made from the copied log" if report.is_rebuilt else ""
+    links = f", {report.linked:,} of them links" if report.linked else ""
+    show([f"Copied {report.files:,} files ({size(report.bytes)}){links} to {printable(report.out)}{how}{made}"])
+
+
+def export(
+    store: Store,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file that does not exist.")],
+    identifier: Identifier = "",
+    unique_key: UniqueKey = "",
+    key: Key = "",
+    topic: Topic = "",
+    since: Since = "",
+    until: Until = "",
+    limit: Limit = None,
+) -> None:
+    """Write messages to a file, a line of JSON each, for checkback replay. Half messages are left out.
+
+    Changes nothing in the store. Exits with 1 when nothing is found; then the file holds its first line only.
+    """
+    from recovery.views.messages.export import export as write
+
+    count = write(store, _query(identifier, unique_key, key, topic, since, until), file, limit)
+    show([f"{count:,} messages written to {printable(file)}"])
+    raise typer.Exit(WELL if count else FINDINGS)
+
+
+def replay(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What checkback export wrote.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="The store that they are sent to.")],
+    topic: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Send them to this topic instead.")] = "",
+    apply: Annotated[bool, typer.Option("--apply", help="Send them. Without it nothing is sent.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send exported messages again, as new messages; without --apply say what would be sent.
+
+    The file is read whole before the first message is sent. A run that was killed goes on where it was.
+    """
+    from recovery.repair.replaying import plan_replay
+    from recovery.repair.replaying import replay as send
+
+    if apply:
+        with Bar("Sending") as progress:
+            plan = send(file, store, topic, progress)
+    else:
+        plan = plan_replay(file, store, topic)
+    if as_json:
+        print_json(plan.as_json())
+        return
+    verb = "Sent" if apply else "Would send"
+    for name, count in sorted(plan.topics.items()):
+        show([printable(f"{verb} {count:,} messages to {name}")])
+    if plan.done:
+        show([f"{plan.done:,} messages were sent by an earlier run"])
+    if plan.total:
+        show([f"stored {moment(plan.first_stored_ms)} to {moment(plan.last_stored_ms)} UTC at first"])
+        if not apply:
+            show([f"Nothing was sent. To send: checkback replay {printable(file)} {printable(store)} --apply"])
+    else:
+        show(["Nothing is left to send."])
+
+
+def _query(identifier: str, unique_key: str, key: str, topic: str, since: str, until: str) -> Query:
+    from recovery.cli.messages import moment_of
+    from recovery.views.messages.find import Query
+
+    if not (identifier or unique_key or key or topic or since or until):
+        raise typer.BadParameter("give at least one of --id --unique-key --key --topic --since --until")
+    times = {}
+    for option, text in (("--since", since), ("--until", until)):
+        try:
+            times[option] = moment_of(text) if text else None
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=option) from None
+    query = Query(identifier, unique_key, key, topic, times["--since"] or 0)
+    until_ms = times["--until"]
+    return query if until_ms is None else Query(identifier, unique_key, key, topic, query.since_ms, until_ms)
+
+
+_EXAMPLES: dict[Callable[..., None], str] = {
+    find: examples(
+        "find shop.store --key 4711",
+        "find shop.store --id 7F00000100002A9F0000000000000064 --json",
+        "find shop.store --topic orders --since 2026-11-21T10:00 --until 2026-11-21T10:05",
+    ),
+    copy: examples("copy shop.store /backup/shop.store", "copy shop.store /tmp/look --link"),
+    export: examples("export shop.store lost.jsonl --topic orders --since 2026-11-21T10:00 --until 2026-11-21T10:05"),
+    replay: examples("replay lost.jsonl shop.store", "replay lost.jsonl shop.store --apply"),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Put these verbs on the command line."""
+    for verb, epilog in _EXAMPLES.items():
+        app.command(epilog=epilog, **listing(verb.__name__))(verb)

@@ -1,0 +1,1 @@
+"""Messages for people: those that are looked for, those that wait, and those that are carried elsewhere."""

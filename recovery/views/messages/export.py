@@ -1,0 +1,99 @@
+"""Messages as lines of JSON that `checkback replay` sends again: one header, then one message a line.
+
+    export("shop.store", Query(topic="orders"), "orders.jsonl")
+
+Bodies are in Base64, so that any bytes survive. The format is ours; `version` says which.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import broker
+from broker.errors import BrokerError, StoreError
+from broker.format import properties as names
+from broker.message import ReceivedMessage
+from recovery.views.messages.find import Query, find
+
+VERSION = 1
+_WHAT = "checkback messages"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedMessage:
+    """One line of an export."""
+
+    message: broker.Message
+    queue_id: int
+    commitlog_offset: int  # in the store that it comes from
+    message_id: str
+    store_timestamp_ms: int
+    unique_key: str
+
+
+def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
+    """Write the messages that a query means; returns how many. `out` must not be there. Raises StoreError."""
+    beside = f"{out}.unfinished"
+    if os.path.lexists(out):
+        raise StoreError(f"{out} is there already. Give another file", path=out)
+    count = 0
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(json.dumps({"what": _WHAT, "version": VERSION, "store": os.path.abspath(path)}) + "\n")
+            for message in find(path, replace(query, is_delivered_only=True), limit):
+                file.write(json.dumps(_line(message)) + "\n")
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(beside, out)
+    finally:
+        if os.path.lexists(beside):
+            os.remove(beside)
+    return count
+
+
+def _line(message: ReceivedMessage) -> dict[str, Any]:
+    own = {name: value for name, value in message.properties.items() if name not in names.RESERVED}
+    return {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "tag": message.tag,
+        "keys": list(message.keys),
+        "properties": own,
+        "body": base64.b64encode(message.body).decode(),
+        "commitlog_offset": message.commitlog_offset,
+        "message_id": message.message_id,
+        "store_timestamp_ms": message.store_timestamp_ms,
+        "unique_key": message.unique_key or "",
+    }
+
+
+def exported(file: str) -> Iterator[ExportedMessage]:
+    """The messages of an export. Raises StoreError that names the line for anything else."""
+    with open(file, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                value = json.loads(line)
+                if number == 1:
+                    if (value.get("what"), value.get("version")) != (_WHAT, VERSION):
+                        raise ValueError("it does not begin as an export of this version does")
+                    continue
+                yield _message(value)
+            except (ValueError, KeyError, TypeError, AttributeError, binascii.Error, BrokerError) as error:
+                text = f"{file}, line {number}, is not a message of checkback export: {error}"
+                raise StoreError(text, path=file) from error
+
+
+def _message(value: dict[str, Any]) -> ExportedMessage:
+    body = base64.b64decode(value["body"], validate=True)
+    message = broker.Message(value["topic"], body, value["tag"], value["keys"], value["properties"])
+    return ExportedMessage(
+        message, int(value["queue_id"]), int(value["commitlog_offset"]), str(value["message_id"]),
+        int(value["store_timestamp_ms"]), str(value["unique_key"]),
+    )  # fmt: skip

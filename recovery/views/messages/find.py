@@ -1,0 +1,105 @@
+"""Messages by what operators know of them: an id, a unique key, a key, a topic, when they were stored.
+
+    for record in find("shop.store", Query(key="4711", since_ms=...)): ...
+
+Ids and keys go through the index; what has none of them, and a store without an index, is read from the moment on at
+which the query begins. RocketMQ: MQAdminImpl.queryMessage, viewMessage (5.3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import broker
+from broker.format import properties as names
+from broker.format.commitlog import Record
+from broker.format.record.innerbatch import inner_records
+from broker.format.sysflag import INNER_BATCH, TransactionType
+from broker.format.topics import HALF_TOPIC, PARK_TOPIC, SYSTEM_PREFIX
+from broker.message import ReceivedMessage
+from recovery.views.lookup import records_of
+
+_TIME_MAX_MS = (1 << 63) - 1
+_FAR_MS = 1 << 60
+_DELIVERED = (TransactionType.NONE, TransactionType.COMMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked for; all that is given must hold."""
+
+    identifier: str = ""  # a CommitLog offset or an offset message id
+    unique_key: str = ""
+    key: str = ""
+    topic: str = ""
+    since_ms: int = 0
+    until_ms: int = _TIME_MAX_MS  # exclusive
+    is_delivered_only: bool = False  # without half messages, their ends, and what RocketMQ writes for itself
+
+    def holds(self, record: Record) -> bool:
+        """Whether a record is asked for."""
+        properties = record.property_map
+        return (
+            self.since_ms <= record.store_timestamp_ms < self.until_ms
+            and (not self.topic or self.topic in (record.topic, properties.get(names.REAL_TOPIC)))
+            and (not self.unique_key or properties.get(names.UNIQ_KEY) == self.unique_key)
+            and (not self.key or self.key in names.keys(properties))
+            and (not self.is_delivered_only or is_delivered(record))
+        )
+
+
+def is_delivered(record: Record) -> bool:
+    """Whether a record is a message that consumers of an application's topic get."""
+    own = record.topic.startswith((SYSTEM_PREFIX, SYSTEM_PREFIX.upper())) or record.topic in (HALF_TOPIC, PARK_TOPIC)
+    return record.transaction_type in _DELIVERED and not own
+
+
+def find(path: str, query: Query, limit: int | None = None) -> Iterator[ReceivedMessage]:
+    """The messages that a query means, in log order, each message of a batch by itself. Raises NotAStore."""
+    with broker.open(path, read_only=True) as store:
+        found = (message for record in _records(store, query) for message in _messages(record, query))
+        yield from islice(found, limit)
+
+
+def _records(store: broker.Store, query: Query) -> Iterator[Record]:
+    if query.identifier:
+        yield from filter(query.holds, records_of(store, query.identifier))
+    elif (query.unique_key or query.key) and store.index.files():
+        yield from filter(query.holds, _indexed(store, query))
+    else:
+        until = min(query.until_ms, _FAR_MS)
+        in_time = query.since_ms or query.until_ms != _TIME_MAX_MS
+        candidates = store.records_between(query.since_ms, until) if in_time else store.records()
+        yield from (record for record in candidates if record.sys_flag & INNER_BATCH or query.holds(record))
+
+
+def _indexed(store: broker.Store, query: Query) -> list[Record]:
+    """The records that the index names; half messages are indexed by the topic that they are for, or by their own."""
+    topics = [query.topic] if query.topic else store.topics()
+    offsets: set[int] = set()
+    for topic in dict.fromkeys((*topics, HALF_TOPIC, PARK_TOPIC)):
+        if query.unique_key:
+            offsets.update(one.commitlog_offset for one in store.by_unique_key(topic, query.unique_key))
+        else:
+            found = store.by_key(topic, query.key, query.since_ms, query.until_ms)
+            offsets.update(one.commitlog_offset for one in found)
+    records = (store.record(offset) for offset in sorted(offsets))
+    return [record for record in records if record is not None]
+
+
+def _messages(record: Record, query: Query) -> Iterator[ReceivedMessage]:
+    if record.sys_flag & INNER_BATCH:
+        inside = list(inner_records(record))
+        yield from (ReceivedMessage.of(one) for one in inside if query.identifier or query.holds(one))
+    else:
+        yield ReceivedMessage.of(record)
+
+
+def found_json(message: ReceivedMessage) -> dict[str, Any]:
+    """What `find` prints of a message besides the message itself."""
+    state = {TransactionType.PREPARED: "half message", TransactionType.ROLLBACK: "rollback"}
+    own = "half message" if message.topic == HALF_TOPIC else "message"
+    return {"what": state.get(message.transaction_type, own), "message_id": message.message_id}
