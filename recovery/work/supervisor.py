@@ -169,7 +169,9 @@ class Supervisor:
         finished = True
         for child in self._children:
             try:
-                finished &= child.process.wait(max(0.0, deadline_s - time.monotonic())) == 0
+                code = child.process.wait(max(0.0, deadline_s - time.monotonic()))
+                child.listen()
+                finished &= code == 0 or not child.is_ready  # one that was still starting had nothing in process
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
