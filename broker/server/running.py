@@ -37,7 +37,6 @@ from broker.server.connection import Connection
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import Counters
 from broker.server.dispatch import Lane, admitted, refusal
-from broker.server.group_file import GroupFile
 from broker.server.group_positions import GroupPositions
 from broker.server.metrics import MetricsPage, Sample
 from broker.server.requests.ends import ProducerChecks, Resolver
@@ -46,6 +45,7 @@ from broker.server.requests.relay import TIMEOUT_S, Passed
 from broker.server.settings import ServerSettings, host_and_port, store_host
 from broker.server.store_thread import StoreThread
 from broker.server.tls import server_context
+from broker.store.shared.group_file import GroupFile
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -126,8 +126,9 @@ class Server:
         except BaseException:
             positions.table.close()
             raise
+        groups = GroupFile(store.path, store.writer.disk, store.writer.append_lock)
         self.context = ServerContext(
-            settings, store, advertised, store_host(advertised), Clients(), positions, GroupFile(store), Counters(),
+            settings, store, advertised, store_host(advertised), Clients(), positions, groups, Counters(),
             started_ms=time.time_ns() // 1_000_000,
         )  # fmt: skip
         self.held = HeldPulls(self.context, self._look_again)
