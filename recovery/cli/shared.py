@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "dump": (LOOK, "Print a file of the store, record by record."),
     "trace": (LOOK, "Show one transaction from its half message to its delivery."),
     "tail": (LOOK, "Print the messages of a topic, and follow it."),
+    "metrics": (LOOK, "Print what is to be watched, for Prometheus."),
     "send": (WRITE, "Send one message."),
     "topic": (WRITE, "List, show or create topics."),
     "consumer": (WRITE, "Show or reset the positions of consumer groups."),

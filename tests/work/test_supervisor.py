@@ -146,6 +146,20 @@ def test_a_process_that_is_still_starting_had_nothing_to_finish(tmp_path: Path) 
     assert it.code == 0
 
 
+def test_a_process_may_take_its_time_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a starved machine it would be killed again and again; but not for ever."""
+    monkeypatch.setattr(room, "_SILENT_S", 0.05)
+    monkeypatch.setattr(room, "_START_S", 1.5)
+    set_mode(tmp_path, "starts")
+    with running(tmp_path, 1) as it:
+        until(it.all_pids)
+        first = it.all_pids()
+        time.sleep(0.5)
+        assert it.all_pids() == first
+        until(lambda: it.all_pids() != first)
+        assert sum("said nothing for 2 s and is killed" in line for line in it.said) == len(it.all_pids()) - 1
+
+
 def test_a_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_SILENT_S", 1.0)
     with running(tmp_path, 1) as it:
