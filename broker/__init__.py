@@ -159,6 +159,7 @@ def open(
     transactions: str | None = None,
     create: bool = True,
     retention: Retention | None = None,
+    in_doubt_max: int | None = None,
 ) -> LiveStore: ...
 
 
@@ -177,6 +178,7 @@ def open(
     transactions: str | None = None,
     create: bool = True,
     retention: Retention | None = None,
+    in_doubt_max: int | None = None,
 ) -> Store:
     """Open the store in a directory; one that is not there, or an empty one, becomes a new store.
 
@@ -186,7 +188,7 @@ def open(
     `sync` says what a send waits for: `each` fsyncs every record, `group` fsyncs once for all that wait, `os`
     leaves it to the operating system (a power cut loses the last seconds). `layout` are the file sizes of a new store:
     `StoreLayout.default()`, `.small()` or `.rocketmq()`. `retention` says when old messages may go; without it nothing
-    is ever removed by this process.
+    is ever removed by this process. While `in_doubt_max` transactions are in doubt, half messages are refused.
     A store of role `slave` refuses sends and ends; `reject_transactions` refuses half messages. `transactions` says how
     a new store records them: "state-table" (the default), which RocketMQ 3.0 to 3.1.4 reads on, or "half-op", which
     4.3 and later do; an old store keeps what it has. Any other name is that of an implementation in the entry point
@@ -208,7 +210,7 @@ def open(
 
     return open_live(
         path, sync=sync, layout=layout, role=role, reject_transactions=reject_transactions, transactions=transactions,
-        create=create, retention=retention,
+        create=create, retention=retention, in_doubt_max=in_doubt_max,
     )  # fmt: skip
 
 

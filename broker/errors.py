@@ -103,7 +103,7 @@ class BodyError(BrokerError):
 class NotPermitted(BrokerError):
     """The store does not take this by the way it was opened or by its topic's configuration; nothing was written.
 
-    `code` is what RocketMQ answers: NO_PERMISSION or SLAVE_NOT_AVAILABLE.
+    `code` is what RocketMQ answers: NO_PERMISSION, SLAVE_NOT_AVAILABLE or SYSTEM_BUSY.
     """
 
     def __init__(self, message: str, *, code: str = "NO_PERMISSION") -> None:

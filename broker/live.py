@@ -27,6 +27,7 @@ from broker.store.maintain.retention import Retention
 from broker.store.maintain.retention_registry import read_history
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import Word
+from broker.store.shared.group_file import GroupFile
 from broker.transaction.check_progress import check_positions
 from broker.writable_store import WritableStore
 
@@ -54,10 +55,11 @@ class LiveStore(WritableStore):
         transactions: str | None = None,
         create: bool = True,
         retention: Retention | None = None,
+        in_doubt_max: int | None = None,
     ) -> None:
         super().__init__(
             path, disk, sync=sync, layout=layout, role=role, reject_transactions=reject_transactions,
-            transactions=transactions, create=create,
+            transactions=transactions, create=create, in_doubt_max=in_doubt_max,
         )  # fmt: skip
         try:
             self._clamp_positions()
@@ -154,6 +156,23 @@ class LiveStore(WritableStore):
         finally:
             positions.close()
 
+    # Groups
+
+    def pause_group(self, group: str) -> None:
+        """Give a consumer group no messages any more, within half a second, in every process and over the network.
+
+        What is in process is finished and acknowledged. The pause is `consumeEnable` in config/subscriptionGroup.json,
+        which RocketMQ's brokers obey, too. Raises MessageRejected.
+        """
+        self._group_file().pause(group)
+
+    def resume_group(self, group: str) -> None:
+        """Give a paused group its messages again, from where it stood."""
+        self._group_file().pause(group, paused=False)
+
+    def _group_file(self) -> GroupFile:
+        return GroupFile(self.path, self.writer.disk, self.writer.append_lock)
+
     # What is old
 
     def retain(
@@ -188,6 +207,7 @@ def open_live(
     transactions: str | None = None,
     create: bool = True,
     retention: Retention | None = None,
+    in_doubt_max: int | None = None,
 ) -> LiveStore:
     """Open a store for writing, on a disk of one's choice. See `broker.open`."""
     return LiveStore(
@@ -200,4 +220,5 @@ def open_live(
         transactions=transactions,
         create=create,
         retention=retention,
+        in_doubt_max=in_doubt_max,
     )

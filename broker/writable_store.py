@@ -26,6 +26,7 @@ from broker.store.write.admission import Admission
 from broker.store.write.compose import Origin, compose, compose_batch
 from broker.store.write.pending_record import Appended
 from broker.store.writer import open_writer
+from broker.transaction.backpressure import InDoubtLimit
 from broker.transaction.foreign import check_may_write
 from broker.transaction.loading import load_service
 from broker.transaction.service import TransactionalMessageBridge, TransactionalMessageService
@@ -48,6 +49,7 @@ class WritableStore(Store):
         reject_transactions: bool = False,
         transactions: str | None = None,
         create: bool = True,
+        in_doubt_max: int | None = None,
     ) -> None:
         path = path_of_store(path)
         check_place(path, disk, create=create)
@@ -66,6 +68,8 @@ class WritableStore(Store):
             service = self.writer.dispatcher.engine.name if transactions is None else transactions
             self.transactions: TransactionalMessageService = load_service(service, bridge)
             self.transactions.open()
+            if in_doubt_max is not None:
+                self._admission.limit = InDoubtLimit(in_doubt_max, self._in_doubt, path)
         except BaseException:
             self.writer.close()
             raise
@@ -77,6 +81,10 @@ class WritableStore(Store):
             self.transactions.close()
             self.writer.close()
             super().close()
+
+    def _in_doubt(self) -> int:
+        """How many transactions wait for check-back; parked ones wait for a person and do not count."""
+        return len(self.transactions.in_doubt_slots()) - len(self.transactions.parked())
 
     # Send
 

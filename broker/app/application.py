@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from broker.app.worker import Workers
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_OPTIONS = {"sync", "layout", "transactions", "create", "retention", "in_doubt_max"}  # of broker.open
 _MIXED = "MIXED"  # a topic that takes plain, delayed, ordered and transactional messages
 
 
@@ -73,6 +74,9 @@ class App:
         that `topic()` and `on()` name: a send to any other is refused. `create_tables=False` leaves the tables to a
         migration (`metadata`). Other options are those of `broker.open`. Raises BrokerError.
         """
+        if unknown := options.keys() - _OPTIONS:
+            known = ", ".join(sorted(_OPTIONS))
+            raise BrokerError(f"broker.App has no option {min(unknown)!r}; besides its own it takes {known}")
         self.path, self.engine, self.async_engine = os.fspath(path), engine, async_engine
         self.name = Path(self.path).stem if name is None else name
         check_group(self.name)

@@ -19,6 +19,7 @@ from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError, MessageRejected, StoreError, StoreFull
 from broker.message import ReceivedMessage
 from broker.store.shared.control import Word
+from broker.store.shared.group_file import GroupFile
 
 if TYPE_CHECKING:
     from broker.writable_store import WritableStore
@@ -42,6 +43,7 @@ class ConsumerWorker:
         self._balanced_ms = -_REBALANCE_MS
         self._seen: tuple[int, int] = (-1, -1)
         self._leftovers = Leftovers(store)
+        self._groups, self._group = GroupFile(store.path, store.writer.disk, store.writer.append_lock), member.group
         self._thread = threading.Thread(target=self._work, name="checkback-consumer", daemon=True)
 
     def start(self) -> None:
@@ -72,6 +74,7 @@ class ConsumerWorker:
         """Everything that is due now."""
         now_ms = monotonic_ms()
         self._member.beat()
+        self._leases.paused = self._groups.is_paused(self._group)
         seen = self._positions.cells.changes, self._store.writer.control[Word.QUEUES]
         if seen != self._seen or now_ms - self._balanced_ms >= _REBALANCE_MS:
             self._seen, self._balanced_ms = seen, now_ms

@@ -77,6 +77,7 @@ class Leases:
         self._hands: dict[int, InHand] = {}  # by CommitLog offset
         self._turn: list[Lease] = []
         self._next = 0
+        self.paused = False  # nothing more is handed out
 
     # Which queues are ours
 
@@ -141,7 +142,9 @@ class Leases:
     # Which message is next
 
     def take(self, readable_end: int) -> ReceivedMessage | None:
-        """The next message of any of our queues, by turns; None when there is none below the end."""
+        """The next message of any of our queues, by turns; None when there is none below the end, or while paused."""
+        if self.paused:
+            return None
         with self.mutex:
             now_ms = monotonic_ms()
             for step in range(len(self._turn)):

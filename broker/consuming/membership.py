@@ -39,7 +39,7 @@ class Membership:
         `remote` says that a server consumes for clients elsewhere, which divide the queues among themselves: such a
         group has no other members than servers.
         """
-        self._cells, self._name = cells, group
+        self._cells, self.group = cells, group
         self._folder = os.path.join(cells.folder, "members")
         if cells.disk.entry(self._folder) is None:
             cells.disk.create_folder(self._folder)
@@ -112,7 +112,7 @@ class Membership:
     def see(self, topics: Iterable[str]) -> None:
         """Say for retention that the group is at these topics, too."""
         with self._cells.lock:
-            self._subscribed = [self._cells.make(self._name, topic, -1, 0) for topic in topics]
+            self._subscribed = [self._cells.make(self.group, topic, -1, 0) for topic in topics]
 
     def _others(self, *, same_topics: bool) -> dict[int, int]:
         """The number of each living member of the group but this one, and its place."""

@@ -71,7 +71,7 @@ def _dead_letter(record: Record, group: str, properties: dict[str, str], reason:
     """The record in the dead letters; without the reason where both do not fit."""
     properties[names.DELAY] = "0"
     times = record.reconsume_times + 1
-    if reason := _NOT_IN_A_PROPERTY.sub(" ", reason).strip()[:_REASON_SIZE]:
+    if reason := " ".join(_NOT_IN_A_PROPERTY.sub(" ", reason).split())[:_REASON_SIZE]:
         try:
             return _copy(record, dlq_topic(group), 0, {**properties, WHY: reason}, times)
         except MessageRejected:

@@ -12,11 +12,11 @@ from broker.remoting.command import RemotingCommand
 from broker.server.acl import Account
 from broker.server.clients import Clients, Peer
 from broker.server.counters import Counters
-from broker.server.group_file import GroupFile
 from broker.server.group_positions import GroupPositions
 from broker.server.settings import ServerSettings
 from broker.server.siblings.queue_locks import QueueLocks
 from broker.server.siblings.registry import SiblingRegistry
+from broker.store.shared.group_file import GroupFile
 
 if TYPE_CHECKING:
     from broker.live import LiveStore

@@ -68,8 +68,13 @@ def exposition(found: Iterator[Sample]) -> str:
     for name, kind, labels, value in found:
         block = lines.setdefault(name, [f"# TYPE {name} {kind}"])
         shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        block.append(f"{name}{{{shown}}} {value:g}")
+        block.append(f"{name}{{{shown}}} {_number(value)}")
     return "".join(f"{line}\n" for block in lines.values() for line in block)
+
+
+def _number(value: float) -> str:
+    """Whole numbers whole: a rounded offset would hide the messages of the last minutes."""
+    return str(int(value)) if value == int(value) else repr(float(value))
 
 
 def _escaped(text: str) -> str:

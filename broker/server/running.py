@@ -38,7 +38,6 @@ from broker.server.connection import Connection
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import Counters
 from broker.server.dispatch import Lane, admitted, refusal
-from broker.server.group_file import GroupFile
 from broker.server.group_positions import GroupPositions
 from broker.server.metrics import MetricsPage, Sample
 from broker.server.registration import Registration
@@ -51,6 +50,7 @@ from broker.server.siblings.queue_locks import QueueLocks
 from broker.server.siblings.registry import SiblingRegistry
 from broker.server.store_thread import StoreThread
 from broker.server.tls import server_context
+from broker.store.shared.group_file import GroupFile
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -145,8 +145,9 @@ class Server:
         except BaseException:
             positions.table.close()
             raise
+        groups = GroupFile(store.path, store.writer.disk, store.writer.append_lock)
         self.context = ServerContext(
-            settings, store, advertised, store_host(advertised), Clients(), positions, GroupFile(store), Counters(),
+            settings, store, advertised, store_host(advertised), Clients(), positions, groups, Counters(),
             SiblingRegistry(store, self._member), QueueLocks(store, positions.table.cells),
             started_ms=time.time_ns() // 1_000_000,
         )  # fmt: skip

@@ -68,16 +68,26 @@ def consumer(
         ),
     ] = None,
     queue: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --reset: only this queue.")] = None,
+    pause: Annotated[
+        bool | None,
+        typer.Option("--pause/--resume", help="Give the group no messages any more, or again. Writes to the store."),
+    ] = None,
 ) -> None:
-    """Show the positions and the lag of consumer groups, or reset one.
+    """Show the positions and the lag of consumer groups, reset one, or pause one.
 
     Reads config/consumerOffset.json, which consumers write every 5 s. A reset reaches running consumers within a
-    second; messages in process are delivered again if they are beyond the new position.
+    second; messages in process are delivered again if they are beyond the new position. A group is paused as in
+    RocketMQ, by consumeEnable in config/subscriptionGroup.json, in every process; what is in process is finished.
     """
     import broker
     from recovery.cli.terminal import tables_consumer as screen_consume
     from recovery.views import consumer_lag as group_positions
 
+    if pause is not None:
+        if group is None or reset is not None:
+            raise typer.BadParameter("--pause and --resume need a GROUP, and no --reset", param_hint="--pause")
+        with broker.open(store, create=False) as live:
+            live.pause_group(group) if pause else live.resume_group(group)
     if reset is None:
         with broker.open(store, read_only=True) as opened:
             found = list(group_positions.positions(opened, group, topic))
@@ -146,6 +156,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
         "consumer shop.store",
         "consumer shop.store billing --topic orders --reset first",
         "consumer shop.store billing --topic orders --reset 2026-11-21T08:00Z --json",
+        "consumer shop.store billing --pause",
     ),
     demo: examples(
         "demo", "demo --seed 7 --json", "demo --database postgresql+psycopg:///shop", "demo --without dedup"

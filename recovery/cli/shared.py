@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "find": (LOOK, "Find messages by id, key, topic or time."),
     "trace": (LOOK, "Show one transaction from its half message to its delivery."),
     "tail": (LOOK, "Print the messages of a topic, and follow it."),
+    "metrics": (LOOK, "Print what is to be watched, for Prometheus."),
     "send": (WRITE, "Send one message."),
     "topic": (WRITE, "List, show or create topics."),
     "consumer": (WRITE, "Show or reset the positions of consumer groups."),

@@ -10,6 +10,9 @@ from typing import Any
 from broker.consuming.positions import Positions, Start
 from broker.errors import BrokerError
 from broker.live import LiveStore
+from broker.store.disk.files import Disk
+from broker.store.read.config import read_subscription_groups
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.store import Store
 
 
@@ -23,6 +26,7 @@ class GroupPosition:
     position: int  # the queue offset of the lowest message that is not acknowledged
     begin: int
     end: int
+    paused: bool = False  # the group gets no messages
 
     @property
     def lag(self) -> int:
@@ -35,12 +39,18 @@ class GroupPosition:
 
 def positions(store: Store, group: str | None = None, topic: str | None = None) -> Iterator[GroupPosition]:
     """From config/consumerOffset.json, which consumers write every 5 s and when they close."""
-    positions = store.consumer_offsets().positions
+    positions, paused = store.consumer_offsets().positions, paused_groups(store)
     for of_topic, of_group in sorted(positions, key=lambda key: (key[1], key[0])):
         if group in (None, of_group) and topic in (None, of_topic):
             for queue_id, position in sorted(positions[of_topic, of_group].items()):
                 begin, end = store.queue_range(of_topic, queue_id)
-                yield GroupPosition(of_group, of_topic, queue_id, position, begin, end)
+                yield GroupPosition(of_group, of_topic, queue_id, position, begin, end, of_group in paused)
+
+
+def paused_groups(store: Store) -> set[str]:
+    """The groups that are paused, by config/subscriptionGroup.json."""
+    groups = read_subscription_groups(StoreDirectory(store.path, Disk())).groups
+    return {name for name, group in groups.items() if not group.consume_enable}
 
 
 def place(text: str) -> Start | int:

@@ -20,22 +20,24 @@ class LivenessFile:
         """Raises BrokerError when it cannot be written."""
         self.path = path
         self._written_s = float("-inf")
-        self.beat({})
-
-    def beat(self, state: dict[str, object]) -> None:
-        """Say that all is well now."""
-        now_s = time.monotonic()
-        if now_s - self._written_s < 1:
-            return
-        text = json.dumps({"pid": os.getpid(), "time_ms": time.time_ns() // 1_000_000, **state})
-        temporary = f"{self.path}.{os.getpid()}"
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(temporary, self.path)
+            self._write({})
         except OSError as error:
             raise BrokerError(f"the liveness file {self.path} cannot be written: {error.strerror}") from None
-        self._written_s = now_s
+
+    def beat(self, state: dict[str, object]) -> None:
+        """Say that all is well now. What cannot be written makes the file old, and ends no worker."""
+        if time.monotonic() - self._written_s >= 1:
+            with contextlib.suppress(OSError):
+                self._write(state)
+
+    def _write(self, state: dict[str, object]) -> None:
+        text = json.dumps({"pid": os.getpid(), "time_ms": time.time_ns() // 1_000_000, **state})
+        temporary = f"{self.path}.{os.getpid()}"
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(temporary, self.path)
+        self._written_s = time.monotonic()
 
     def remove(self) -> None:
         """The workers end."""

@@ -20,6 +20,7 @@ from recovery.work.reload import SourceFiles
 _LOOK_S = 0.1
 _RELOAD_S = 0.5
 _SILENT_S = 60.0  # as a consumer that is silent loses its queues
+_START_S = 600.0  # a starved machine, or a database that recovers
 _LATE_S = 10.0  # a process that was silent for so long makes the liveness file old
 _PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before a process is started again that did not live long
 _LONG_S = 30.0
@@ -47,6 +48,15 @@ class Child:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             if self._socket.recv(4096):
                 self.is_ready, self.heard_s = True, time.monotonic()
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may be silent; while it starts it has no way to say anything."""
+        return _SILENT_S if self.is_ready else _START_S
+
+    def hangs(self, now_s: float) -> bool:
+        """Whether it was silent for too long."""
+        return now_s - self.heard_s > self.patience_s
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if it is there."""
@@ -103,9 +113,10 @@ class Supervisor:
             if child.process.poll() is not None:
                 if (code := self._ended(child)) is not None:
                     return code
-            elif time.monotonic() - child.heard_s > _SILENT_S:
-                self._say(f"process {child.process.pid} said nothing for {_SILENT_S:.0f} s and is killed")
+            elif child.hangs(time.monotonic()):
+                self._say(f"process {child.process.pid} said nothing for {child.patience_s:.0f} s and is killed")
                 child.process.kill()
+                child.process.wait()
         self._start_due()
         if self._liveness is not None and self._all_alive():
             self._liveness.beat({"processes": [child.process.pid for child in self._children]})
@@ -169,7 +180,9 @@ class Supervisor:
         finished = True
         for child in self._children:
             try:
-                finished &= child.process.wait(max(0.0, deadline_s - time.monotonic())) == 0
+                code = child.process.wait(max(0.0, deadline_s - time.monotonic()))
+                child.listen()
+                finished &= code == 0 or not child.is_ready  # one that was still starting had nothing in process
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()

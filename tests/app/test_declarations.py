@@ -105,6 +105,11 @@ def test_without_a_database_sends_are_plain_and_handlers_at_least_once(tmp_path:
     assert sorted(map(str, seen)) == ["('text', 'visits')", "({'page': '/'}, 'visits')"]
 
 
+def test_an_option_that_is_misspelled_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BrokerError, match="has no option 'retension'; besides its own it takes create, in_doubt_max"):
+        broker.App(tmp_path / "store", retension=None)
+
+
 def test_engines_of_two_databases_are_refused(tmp_path: Path) -> None:
     one, other = (
         create_engine(f"sqlite:///{tmp_path}/a.db"),

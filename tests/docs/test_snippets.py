@@ -56,6 +56,7 @@ consumer = store.consumer("invoices", "orders")
 message = consumer.receive(timeout_s=10)
 """,
     ],
+    "docs/applications.md": [""],
     "docs/howto/arrow.md": [STORE],
     "docs/layouts-and-retention.md": ["import broker"],
     "docs/spark.md": [STORE],

@@ -4,7 +4,7 @@ import time
 
 from tests.work.killed_shop import place
 
-PAUSE_S = 0.05  # the handlers keep up with it
+PAUSE_S = 0.15  # the handlers keep up with it
 
 if __name__ == "__main__":
     while True:

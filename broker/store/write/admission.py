@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 from broker.errors import BrokerError, MessageRejected, NotPermitted
 from broker.format import properties as names
@@ -87,6 +88,12 @@ def timer_level(left_ms: int, delays_ms: Sequence[int] = tuple(parse_delay_level
     return max(fitting, default=1)
 
 
+class HalfLimit(Protocol):
+    """May refuse a half message for now."""
+
+    def check(self) -> None: ...
+
+
 class Admission:
     """The gate before the log. `lock` is the append lock, under which a topic is made on first use."""
 
@@ -97,6 +104,7 @@ class Admission:
             raise BrokerError(f"role is one of {', '.join(ROLES)}, not {role!r}")
         self.topics, self._lock = topics, lock
         self.is_slave, self._reject_transactions = role == "slave", reject_transactions
+        self.limit: HalfLimit | None = None
 
     def check_role(self) -> None:
         """Raises NotPermitted in a store that was opened as a slave."""
@@ -105,10 +113,12 @@ class Admission:
             raise NotPermitted(text, code="SLAVE_NOT_AVAILABLE")
 
     def check_transactions(self) -> None:
-        """Raises NotPermitted where transactional messages are refused. RocketMQ: rejectTransactionMessage."""
+        """Raises NotPermitted where half messages are refused, always or now. RocketMQ: rejectTransactionMessage."""
         if self._reject_transactions:
             text = "this store takes no transactional messages: it was opened with reject_transactions=True"
             raise NotPermitted(text)
+        if self.limit is not None:
+            self.limit.check()
 
     def admit(
         self,

@@ -1,9 +1,10 @@
-"""The verb that serves a store to RocketMQ clients: `serve`."""
+"""The verbs that face other programs: `serve` for RocketMQ's clients, `metrics` for Prometheus."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import Annotated, Any
 
 import typer
@@ -120,13 +121,32 @@ def serve(
         stopped.wait(seconds)
 
 
+def metrics(store: Store) -> None:
+    """Print what is to be watched of a store, in the text format of Prometheus: for node_exporter's textfile collector.
+
+    Transactions in doubt, parked, and the age of the oldest; lag, pauses and dead letters by group; disk. Opens the
+    store beside the processes that use it, and writes nothing to its log.
+    """
+    import broker
+    from broker.server.metrics import exposition
+    from recovery.views.store_metrics import samples
+
+    with broker.open(store, create=False) as opened:
+        text = exposition(samples(opened, time.time_ns() // 1_000_000))
+    typer.echo(text, nl=False)
+
+
 def _sync(mode: str) -> Any:
     """The sync mode; `broker.open` refuses one that is unknown."""
     return mode
 
 
 def register(app: typer.Typer) -> None:
-    """Give the command line its verb."""
+    """Give the command line its verbs."""
+    app.command(
+        **listing("metrics"),
+        epilog=examples("metrics shop.store", "metrics shop.store > /var/lib/node_exporter/shop.prom"),
+    )(metrics)
     app.command(
         **listing("serve"),
         epilog=examples(

@@ -63,8 +63,11 @@ def group_positions(found: Sequence[GroupPosition]) -> Iterator[Shown]:
     if not found:
         yield "No group has a position here."
         return
-    rows = [(one.group, one.topic, one.queue_id, one.position, one.end, one.lag) for one in found]
-    yield table(("group", "topic", "queue", "position", "end", "lag"), rows, right=("queue", "position", "end", "lag"))
+    rows = [
+        (one.group, one.topic, one.queue_id, one.position, one.end, one.lag, "paused" * one.paused) for one in found
+    ]
+    right = ("queue", "position", "end", "lag")
+    yield table(("group", "topic", "queue", "position", "end", "lag", ""), rows, right=right)
 
 
 def reconciliation(result: Reconciliation) -> Iterator[Shown]:

@@ -7,36 +7,60 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from broker.errors import MessageRejected
 from broker.format.config import DataVersion, SubscriptionGroup, SubscriptionGroups, encode_subscription_groups
 from broker.format.topics import check_topic_name, retry_topic
+from broker.store.disk.files import Disk
 from broker.store.read.config import read_subscription_groups
 from broker.store.read.directory import StoreDirectory
 
-if TYPE_CHECKING:
-    from broker.live import LiveStore
-
 _NAME = "subscriptionGroup.json"
+_LOOK_S = 0.25
 _GROUP_SIZE_MAX = 119  # its retry topic must fit in a record
 GROUPS_MAX = 16_384
 
 
 class GroupFile:
-    """The groups of a store. Threads share it; other servers of the store may change the file, too."""
+    """The groups of a store. Threads share it; other processes change the file, too: it is looked at again."""
 
-    def __init__(self, store: LiveStore) -> None:
-        self._store, self._lock = store, threading.Lock()
-        self._folder = StoreDirectory(store.path, store.writer.disk)
-        self._held = read_subscription_groups(self._folder)
+    def __init__(self, path: str, disk: Disk, append_lock: AbstractContextManager[None]) -> None:
+        """Of the store at a path; changes are made under its append lock."""
+        self._append_lock, self._lock = append_lock, threading.Lock()
+        self._folder = StoreDirectory(path, disk)
+        self._path = self._folder.paths.config(_NAME)
+        self._held, self._seen, self._looked_s = SubscriptionGroups(), (0, 0, -1), float("-inf")
+        self._look()
+
+    def _look(self) -> SubscriptionGroups:
+        """The groups; the file is read when it is another one than at the last look. Raises CorruptRecord."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            entry = self._folder.disk.entry(self._path)
+            seen = (0, 0, 0) if entry is None else (entry.inode, entry.changed_ns, entry.size)
+            if seen != self._seen:
+                self._held, self._seen = read_subscription_groups(self._folder), seen
+        return self._held
 
     def get(self, name: str) -> SubscriptionGroup | None:
-        return self._held.groups.get(name)
+        """The settings of a group; None when it has none of its own."""
+        return self._look().groups.get(name)
+
+    def is_paused(self, name: str) -> bool:
+        """Whether the group gets no messages: its consumeEnable is false, here and for RocketMQ's brokers."""
+        found = self.get(name)
+        return found is not None and not found.consume_enable
+
+    def pause(self, name: str, *, paused: bool = True) -> None:
+        """Give the group no messages any more, or give them again. Raises MessageRejected for an impossible name."""
+        self.put(replace(self.get(name) or SubscriptionGroup(name), consume_enable=not paused))
 
     def all(self) -> SubscriptionGroups:
-        return self._held
+        """The settings of all groups."""
+        return self._look()
 
     def ensure(self, name: str) -> SubscriptionGroup:
         """The group, made with RocketMQ's settings when it is new. Raises MessageRejected for a name that cannot be."""
@@ -54,12 +78,13 @@ class GroupFile:
         self._change({name: None})
 
     def _change(self, changes: dict[str, SubscriptionGroup | None]) -> None:
-        disk, paths = self._store.writer.disk, self._store.writer.paths
-        with self._lock, self._store.writer.append_lock:
+        disk, paths = self._folder.disk, self._folder.paths
+        with self._lock, self._append_lock:
             found = read_subscription_groups(self._folder)
             groups = {name: group for name, group in {**found.groups, **changes}.items() if group is not None}
             if len(groups) > GROUPS_MAX:
                 raise MessageRejected(f"a store has room for {GROUPS_MAX} consumer groups, and all are taken")
+            self._looked_s = float("-inf")
             version = DataVersion(found.version.counter + 1, time.time_ns() // 1_000_000, found.version.state_version)
             self._held = replace(found, groups=groups, version=version)
             if disk.entry(paths.config("")) is None:

@@ -1,0 +1,101 @@
+"""`checkback metrics`: what it prints is the text format of Prometheus, with right numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.server.metrics import exposition
+from broker.testing.fixtures import SMALL
+from tests.cli.command import command
+from tests.house.tree import ROOT
+
+NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+TYPE = re.compile(rf"# TYPE ({NAME}) (counter|gauge)")
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"')
+SAMPLE = re.compile(rf"({NAME})\{{((?:{LABEL.pattern},?)*)\}} (-?[0-9.e+-]+)")
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def parse(text: str) -> dict[tuple[str, Labels], float]:
+    """The samples of an exposition, by its grammar; anything else fails. Of each name there is one block."""
+    found: dict[tuple[str, Labels], float] = {}
+    typed: list[str] = []
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if head := TYPE.fullmatch(line):
+            assert head[1] not in typed, f"{head[1]} has two blocks"
+            typed.append(head[1])
+            assert head[2] == "gauge" or head[1].endswith(("_total", "_offset")), line
+            continue
+        sample = SAMPLE.fullmatch(line)
+        assert sample, line
+        assert sample[1] == typed[-1], f"{line} is not below its type"
+        key = (sample[1], tuple(sorted(LABEL.findall(sample[2]))))
+        assert key not in found, f"{line} is there twice"
+        found[key] = float(sample[5])
+    return found
+
+
+def test_the_numbers_are_those_of_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], each_engine: str
+) -> None:
+    path = tmp_path / "store"
+    with broker.open(path, layout=SMALL) as store:
+        for _ in range(3):
+            store.append(broker.Message("orders", b"secret-body", keys=["secret-key"]))
+        halves = [store.transactions.prepare(broker.Message("orders", b"x"), "shop") for _ in range(4)]
+        store.transactions.commit(halves[0])
+        store.transactions.park(halves[1], "a test")
+        with store.consumer("billing", "orders", max_retries=0) as consumer:
+            first, second = consumer.receive(20), consumer.receive(20)
+            assert first is not None
+            assert second is not None
+            consumer.ack(first)
+            consumer.retry(second, reason="no")
+        store.pause_group("billing")
+    ran = command(capsys, "metrics", path)
+    assert ran.code == 0, ran.err
+    found = parse(ran.out)
+    billing, orders = ("group", "billing"), ("topic", "orders")
+    assert found["checkback_transactions_in_doubt", ()] == 3
+    assert found["checkback_transactions_parked", ()] == 1
+    assert found["checkback_transactions_total", ()] == 4
+    assert 0 <= found["checkback_in_doubt_oldest_seconds", ()] < 300
+    assert found["rocketmq_producer_offset", (orders,)] == 4
+    assert found["rocketmq_group_diff", (billing, orders)] == 2
+    assert found["rocketmq_consumer_offset", (billing, orders)] == 2
+    assert found["checkback_group_paused", (billing,)] == 1
+    assert found["checkback_dead_letters", (billing,)] == 1
+    assert found["checkback_not_durable_bytes", ()] == 0
+    assert found["checkback_store_bytes", ()] > 1 << 20
+    assert "secret" not in ran.out
+    asked = re.findall(
+        rf"\b(?:checkback|rocketmq)_{NAME}",
+        " ".join(target["expr"] for panel in _dashboard()["panels"] for target in panel["targets"]),
+    )
+    assert len(asked) >= len(_dashboard()["panels"])
+    assert set(asked) <= {name for name, _ in found}, "the dashboard asks for what is not measured"
+
+
+def _dashboard() -> dict[str, list[dict[str, list[dict[str, str]]]]]:
+    found: dict[str, list[dict[str, list[dict[str, str]]]]] = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    return found
+
+
+def test_large_numbers_are_exact() -> None:
+    """A queue offset of seven digits is not rounded to six."""
+    text = exposition(iter([("a_total", "counter", {}, 12_345_678_901), ("b", "gauge", {}, 0.1)]))
+    assert parse(text) == {("a_total", ()): 12_345_678_901.0, ("b", ()): 0.1}
+    assert "12345678901" in text
+
+
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = command(capsys, "metrics", tmp_path / "none")
+    assert (ran.code, ran.out) == (2, "")
+    assert not (tmp_path / "none").exists()
