@@ -19,6 +19,9 @@ from airflow.providers.common.compat.sdk import AirflowException as AirflowExcep
 from airflow.providers.common.compat.sdk import AirflowFailException as AirflowFailException
 from airflow.providers.common.compat.sdk import AirflowNotFoundException as AirflowNotFoundException
 from airflow.providers.common.compat.sdk import AirflowSkipException as AirflowSkipException
+from airflow.providers.common.compat.sdk import BaseHook as BaseHook
+from airflow.providers.common.compat.sdk import BaseSensorOperator as BaseSensorOperator
+from airflow.providers.common.compat.sdk import PokeReturnValue as PokeReturnValue
 from airflow.providers.common.compat.sdk import conf as conf
 from airflow.sdk import Asset
 
