@@ -10,4 +10,6 @@ except ModuleNotFoundError:
 try:
     from airflow.serialization.serialized_objects import DagSerialization as DagSerialization
 except ImportError:
-    pass
+    from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
+
+__all__ = ["DagBag", "DagSerialization"]
