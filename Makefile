@@ -5,13 +5,15 @@ BIN := .venv/bin
 READY := .venv/ready-for-checkback
 # The extras that the lock covers.
 EXTRAS := sql http spark airflow page rocksdb fast dev docs
+# Those of the image: no tools for tests.
+IMAGE := sql http spark airflow page rocksdb fast
 GOLDEN := build/golden
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run judge docs test lint format compat torture bench oldest lock clean
+.PHONY: help setup run judge docs test lint format airflow-matrix compat torture bench oldest lock clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with exactly what requirements.lock says, and this project in it
 
@@ -56,6 +58,9 @@ format: setup ## Put the code in form
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+airflow-matrix: setup ## Run the core of tests/airflow with the Airflows of tests/compat/airflow_matrix.py
+	$(BIN)/python -m tests.compat.airflow_matrix
+
 compat: setup ## Compare with real RocketMQ brokers (Java 17, Maven)
 	$(BIN)/python -m pytest tests/compat
 
@@ -75,11 +80,15 @@ oldest: setup ## Run the tests with the oldest dependencies that pyproject.toml 
 	$(BIN)/uv pip sync --quiet --python build/oldest build/oldest.txt
 	build/oldest/bin/python -m pytest
 
-lock: setup ## Write requirements.lock and constraints.txt again, with the newest versions
+lock: setup ## Write requirements.lock, constraints.txt and docker/requirements.lock again, with the newest versions
+	@mkdir -p build
 	$(BIN)/uv pip compile --quiet --universal --upgrade --no-header --no-annotate --generate-hashes \
 		$(EXTRAS:%=--extra %) pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --upgrade --no-header --no-annotate --constraint requirements.lock \
 		$(EXTRAS:%=--extra %) pyproject.toml -o constraints.txt
+	printf 'psycopg[binary]\nsetuptools==84.2.1\n' > build/image.in
+	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes \
+		--constraint requirements.lock $(IMAGE:%=--extra %) pyproject.toml build/image.in -o docker/requirements.lock
 
 clean: ## Remove what this Makefile made
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,7 +12,9 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow.sdk import BaseHook, BaseNotifier, Context
+from airflow.sdk import BaseNotifier, Context
+
+from recovery.airflow.versions import BaseHook
 
 _TIMEOUT_S = 10.0
 _SCHEMES = ("http", "https")

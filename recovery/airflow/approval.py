@@ -10,13 +10,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-from airflow.sdk import Context, Param
+from airflow.sdk import BaseOperator, Context, Param
 
 from recovery.airflow.operating.links import HalfMessageLink, StorePageLink
 from recovery.airflow.operators import PLAN_CHANGED, StoreOperator, now_ms, who_answered
-from recovery.airflow.versions import AirflowSkipException
+from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException, AirflowSkipException
+
+if HAS_APPROVALS:
+    from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
+else:
+
+    class NoApprovalOperator(BaseOperator):
+        """Takes the place of an approval in Airflow 3.0, which has none: red, with what to do instead."""
+
+        template_fields: Sequence[str] = ("subject", "body")
+
+        def __init__(self, *, subject: str = "", body: str = "", defaults: Any = None, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.subject, self.body = subject, body
+
+        def execute(self, context: Context) -> Any:
+            """Raises AirflowFailException."""
+            text = "this Airflow has no approvals, 3.1 and newer have: do it by `checkback recover STORE --apply`, or"
+            raise AirflowFailException(f"{self.subject} {text} `checkback rebuild STORE --apply`.\n{self.body}")
+
+    ApprovalOperator = HITLOperator = NoApprovalOperator
 
 COMMIT, ROLLBACK, ASK_AGAIN, LEAVE = "Commit", "Roll back", "Ask again", "Leave"
 

@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from airflow.sdk import BaseHook
-
 from recovery.airflow.settings import BadSettings
-from recovery.airflow.versions import AirflowNotFoundException, mask
+from recovery.airflow.versions import AirflowNotFoundException, BaseHook, mask
 
 if TYPE_CHECKING:
     import broker

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow.sdk import Asset, BaseHook, BaseOperator, Context
+from airflow.sdk import Asset, BaseOperator, Context
 
 from recovery.airflow.hook import CheckbackHook, with_secrets
 from recovery.airflow.operating.links import ReportLink, SparkUiLink, StorePageLink
-from recovery.airflow.versions import AirflowFailException, AirflowNotFoundException
+from recovery.airflow.versions import AirflowFailException, AirflowNotFoundException, BaseHook
 
 SECRETS = ("ledger", "resolver", "resolvers", "catalog")  # URLs: never rendered, so never in Airflow's database
 SETTINGS = ("path", "policy", "ledger_connection", "resolver_connection", *SECRETS)

@@ -14,13 +14,20 @@ def get_provider_info() -> dict[str, Any]:
         "name": "checkback",
         "description": "Check-back, recovery, rebuild and verification of stores of transactional messages.",
         "integrations": [{"integration-name": "checkback", "external-doc-url": "https://rocketmq.apache.org/"}],
-        "operators": [_modules("recovery.airflow.operators", "recovery.airflow.approval")],
+        "operators": [
+            _modules("recovery.airflow.operators", "recovery.airflow.approval", "recovery.airflow.operating.sight")
+        ],
         "sensors": [_modules("recovery.airflow.sensors")],
         "hooks": [_modules("recovery.airflow.hook")],
-        "triggers": [_modules("recovery.airflow.triggers")],
+        "triggers": [_modules("recovery.airflow.triggers", "recovery.airflow.operating.sight")],
+        "extra-links": [
+            f"recovery.airflow.operating.links.{name}"
+            for name in ("StorePageLink", "ReportLink", "SparkUiLink", "HalfMessageLink")
+        ],
+        "plugins": [{"name": "checkback", "plugin-class": "recovery.airflow.plugin.CheckbackPlugin"}],
         "bundles": [_modules("recovery.airflow.bundle")],
         "connection-types": [_connection_type()],
-        "notifications": ["recovery.airflow.alerts.StoreAlert"],
+        "notifications": ["recovery.airflow.alerts.StoreAlert", "recovery.airflow.alerts.ApprovalAlert"],
         "asset-uris": [
             {
                 "schemes": ["checkback"],

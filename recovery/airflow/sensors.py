@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
+from airflow.sdk import Context
 
 from recovery.airflow.hook import CheckbackHook
 from recovery.airflow.triggers import CrashTrigger, InDoubtTrigger, MessageTrigger, StoreTrigger
-from recovery.airflow.versions import conf
+from recovery.airflow.versions import BaseSensorOperator, PokeReturnValue, conf
 
 
 class StoreSensor(BaseSensorOperator):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _POSITIONS = "positions:"
 _REPORTED = "reported"
+_DUE_AGAIN_S, _DUE_AGAIN_LOOKS = 60.0, 4
 
 
 class StoreTrigger(BaseEventTrigger):
@@ -157,8 +158,10 @@ class DueTrigger(StoreTrigger):
     """A transaction in doubt is due to be queried: it starts check-back.
 
     `policy` are the rules by topic that check-back follows; None when another process knows them (a connection, a
-    catalog in a database): then each transaction in doubt counts as due. While it stays so it is reported at every
-    look: a round that failed left it due. While a process leads the check-back of the store nothing is: it will do it.
+    catalog in a database): then each transaction in doubt counts as due. While the oldest stays so it is reported
+    again after a minute or four looks: a round may have failed. One round does all that is due, so that what becomes
+    due while it waits for a worker needs no other. While a process leads the check-back of the store nothing is
+    reported: that process does it.
 
     The gauges of the store are sent with each look: `recovery.airflow.operating.metrics`.
     """
@@ -175,7 +178,7 @@ class DueTrigger(StoreTrigger):
         super().__init__(path=path, poll_s=poll_s, once=once)
         self.policy, self.metrics_as = policy, metrics_as
         self._watch: DueWatch | None = None
-        self.again_s = poll_s / 2  # at the next look, although that may come a little early
+        self.again_s = max(_DUE_AGAIN_S, _DUE_AGAIN_LOOKS * poll_s)
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `__init__`."""
@@ -191,6 +194,10 @@ class DueTrigger(StoreTrigger):
         if self.metrics_as:
             send_gauges(self.metrics_as, found.gauges)
         return found.event
+
+    def key(self, found: dict[str, Any]) -> Any:
+        """The oldest that is due."""
+        return found["commitlog_offset"]
 
 
 class MessageTrigger(BaseEventTrigger):

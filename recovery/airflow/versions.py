@@ -19,12 +19,16 @@ from airflow.providers.common.compat.sdk import AirflowException as AirflowExcep
 from airflow.providers.common.compat.sdk import AirflowFailException as AirflowFailException
 from airflow.providers.common.compat.sdk import AirflowNotFoundException as AirflowNotFoundException
 from airflow.providers.common.compat.sdk import AirflowSkipException as AirflowSkipException
+from airflow.providers.common.compat.sdk import BaseHook as BaseHook
+from airflow.providers.common.compat.sdk import BaseSensorOperator as BaseSensorOperator
+from airflow.providers.common.compat.sdk import PokeReturnValue as PokeReturnValue
 from airflow.providers.common.compat.sdk import conf as conf
 from airflow.sdk import Asset
 
 from broker.errors import BrokerError
 
 OLDEST = (3, 0)
+_HOUR_S = 3_600.0
 
 
 def version() -> tuple[int, int]:
@@ -52,14 +56,19 @@ def _masker() -> Callable[[str], None]:
     return masker
 
 
-def asset_or_every(asset: Asset, every: timedelta) -> Any:
-    """A schedule: when an asset has an event, and in any case after so long."""
+def asset_or_every(asset: Asset, every_s: float, spread: int) -> Any:
+    """A schedule: when an asset has an event, and in any case every so many seconds.
+
+    An hour begins at minute `spread` of 60, so that many stores do not start at once.
+    """
     if version() >= (3, 2):
-        from airflow.sdk import AssetOrTimeSchedule, DeltaTriggerTimetable
+        from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable, DeltaTriggerTimetable
     else:
         from airflow.timetables.assets import AssetOrTimeSchedule
-        from airflow.timetables.trigger import DeltaTriggerTimetable
-    return AssetOrTimeSchedule(timetable=DeltaTriggerTimetable(every), assets=[asset])
+        from airflow.timetables.trigger import CronTriggerTimetable, DeltaTriggerTimetable
+    hourly = every_s == _HOUR_S
+    cron = CronTriggerTimetable(f"{spread % 60} * * * *", timezone="UTC") if hourly else None
+    return AssetOrTimeSchedule(timetable=cron or DeltaTriggerTimetable(timedelta(seconds=every_s)), assets=[asset])
 
 
 def retry_policy() -> dict[str, Any]:

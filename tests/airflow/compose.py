@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from typing import Any
 
 import yaml
@@ -17,3 +18,9 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 
 PARTS = {"airflow-api", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"}
+
+
+def made_secrets(ledger_url: str = "") -> dict[str, str]:
+    """What docker/make_secrets.py would write, by the names of the files."""
+    made: dict[str, str] = runpy.run_path(str(DOCKER / "make_secrets.py"))["wanted"](ledger_url)
+    return made

@@ -55,9 +55,8 @@ def logging_kept() -> Iterator[None]:
 
 with warnings.catch_warnings(), logging_kept():
     warnings.simplefilter("ignore")  # Airflow's own, of its own dependencies
-    import airflow.api_fastapi.app
-    import airflow.dag_processing.dagbag
-    import airflow.models  # noqa: F401
+
+    import tests.airflow.bags  # noqa: F401
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -141,9 +140,8 @@ def quiet() -> Iterator[None]:
 @pytest.fixture
 def dag(database: None, looked_after: Callable[..., None]) -> Callable[..., DAG]:
     """`dag("verify_store", path=...)` is that DAG for a store called shop."""
-    from airflow.dag_processing.dagbag import DagBag
-
     from recovery.airflow.bundle import dags_folder
+    from tests.airflow.bags import DagBag
     from tests.jobs.shops import ANSWERS
 
     def load(work: str, **settings: Any) -> DAG:

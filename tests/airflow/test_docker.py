@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
+import yaml
 
 from recovery.airflow.bundle import CheckbackDagBundle
 from recovery.airflow.local.standalone import BUNDLES
 from recovery.airflow.settings import read_stores
-from tests.airflow.compose import COMPOSE, DOCKER, DOCKERFILE, PARTS, SERVICES
+from tests.airflow.compose import COMPOSE, DOCKER, DOCKERFILE, PARTS, SERVICES, made_secrets
 from tests.house.tree import ROOT
 
 
 def test_every_part_is_there() -> None:
-    """PostgreSQL, the four parts of Airflow and what makes its tables, a Spark master and two workers."""
-    assert set(SERVICES) == PARTS | {"postgres", "airflow-init", "spark-master", "spark-worker-1", "spark-worker-2"}
+    """PostgreSQL, the four parts of Airflow and what makes its tables, Spark, and a store that is served."""
+    spark = {"spark-master", "spark-worker-1", "spark-worker-2"}
+    assert set(SERVICES) == PARTS | spark | {"postgres", "airflow-init", "serve"}
     commands = {" ".join(SERVICES[name]["command"]) for name in PARTS}
     assert commands == {"airflow api-server", "airflow scheduler", "airflow dag-processor", "airflow triggerer"}
 
@@ -46,8 +51,9 @@ def test_nothing_floats_and_nothing_is_open(name: str) -> None:
     for port in service.get("ports", []):
         assert port.startswith("127.0.0.1:")
     for key, value in service.get("environment", {}).items():
-        if re.search("PASSWORD|SECRET|KEY", key):
-            assert re.fullmatch(r"\$\{\w+(:\?[^}]+)?\}", value), key
+        if re.search("PASSWORD|_SECRET_|KEY|CONN_CMD", key):
+            assert "/run/secrets/" in value or value.startswith("/opt/airflow/state/"), key
+        assert "${" not in value, f"{key}: what Compose would put in would be seen by docker inspect"
 
 
 def test_what_airflow_is_told_is_right() -> None:
@@ -56,17 +62,68 @@ def test_what_airflow_is_told_is_right() -> None:
     assert json.loads(told["AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"]) == BUNDLES[:1]
     assert BUNDLES[0]["classpath"] == f"{CheckbackDagBundle.__module__}.{CheckbackDagBundle.__name__}"
     (store,) = read_stores(str(DOCKER / "stores.toml")).stores
-    connections = {name: json.loads(value) for name, value in told.items() if name.startswith("AIRFLOW_CONN_")}
-    assert connections[f"AIRFLOW_CONN_{str(store.connection).upper()}"]["extra"]["path"] == store.path
-    assert connections["AIRFLOW_CONN_CHECKBACK_SPARK"]["host"] == "spark://spark-master"
+    connections = json.loads(made_secrets()["connections.json"])
+    assert connections[str(store.connection)]["extra"]["path"] == store.path
+    assert json.loads(told["AIRFLOW_CONN_CHECKBACK_SPARK"])["host"] == "spark://spark-master"
     assert store.pool in SERVICES["airflow-init"]["command"][-1].split()
-    wanted = set(re.findall(r"\$\{(\w+)", (DOCKER / "compose.yaml").read_text(encoding="utf-8")))
-    offered = set(re.findall(r"^(\w+)=", (DOCKER / "example.env").read_text(encoding="utf-8"), re.MULTILINE))
-    assert wanted == offered
+
+
+def test_the_secrets_are_files_that_the_script_makes(tmp_path: Path) -> None:
+    """Each is named in the compose file, used by a service, made once, and closed to other users."""
+    files = {name: entry["file"] for name, entry in COMPOSE["secrets"].items()}
+    assert {Path(file).name for file in files.values()} == set(made_secrets()) == set(files)
+    used = {name for service in SERVICES.values() for name in service.get("secrets", [])}
+    assert used == set(files)
+    script = tmp_path / "make_secrets.py"
+    script.write_text((DOCKER / "make_secrets.py").read_text(encoding="utf-8"))
+
+    def run() -> str:
+        return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+
+    first = run()
+    kept = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    assert kept["postgres_password"] in kept["sql_alchemy_conn"]
+    assert json.loads(kept["airflow_passwords.json"])["admin"] in first
+    (tmp_path / "secrets/jwt_secret").unlink()
+    run()
+    again = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    assert {name for name in kept if kept[name] != again[name]} == {"jwt_secret"}
+    assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0o011
+
+
+def test_the_image_has_what_runs_and_no_tools() -> None:
+    """Its lock has the same versions as that of the tree, the driver of the database, and nothing for tests."""
+
+    def pins(path: str) -> dict[str, str]:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        return dict(re.findall(r"^([a-z0-9-]+)(?:\[[^]]*\])?==(\S+)", text, re.MULTILINE))
+
+    image, tree = pins("docker/requirements.lock"), pins("requirements.lock")
+    assert image.items() <= tree.items()
+    assert {"apache-airflow", "pyspark", "psycopg", "sqlalchemy", "uvicorn", "setuptools"} <= set(image)
+    assert not {"pytest", "mypy", "ruff", "hypothesis", "uv", "mkdocs-material"} & set(image)
+
+
+def test_the_kubernetes_values_are_the_compose_files(tmp_path: Path) -> None:
+    """The same bundle, the same file of stores, and one claim for all that touches a store."""
+    values = yaml.safe_load((DOCKER / "kubernetes/values.yaml").read_text(encoding="utf-8"))
+    told = {one["name"]: one["value"] for one in values["env"]}
+    assert json.loads(told["AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"]) == BUNDLES[:1]
+    claims = [one["persistentVolumeClaim"]["claimName"] for one in values["volumes"] if "persistentVolumeClaim" in one]
+    manifests = list(yaml.safe_load_all((DOCKER / "kubernetes/stores.yaml").read_text(encoding="utf-8")))
+    kinds = {one["kind"]: one for one in manifests}
+    assert claims == [kinds["PersistentVolumeClaim"]["metadata"]["name"]]
+    file = tmp_path / "stores.toml"
+    file.write_text(kinds["ConfigMap"]["data"]["stores.toml"])
+    (store,) = read_stores(str(file)).stores
+    mounts = [one["mountPath"] for one in values["volumeMounts"]]
+    assert any(store.path.startswith(mount) for mount in mounts)
+    assert told["AIRFLOW__CHECKBACK__STORES"].startswith(tuple(mounts))
 
 
 def test_the_image_is_built_from_the_lock() -> None:
     """With hashes; every folder and file that is copied exists, and all packages of the wheel are among them."""
+    assert "COPY docker/requirements.lock ./" in DOCKERFILE
     assert "--require-hashes --requirement requirements.lock" in DOCKERFILE
     assert re.search(r"^FROM \S+:\d+\.\d+\.\d+", DOCKERFILE, re.MULTILINE)
     copied = {word for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE) for word in line.split()}

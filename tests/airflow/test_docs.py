@@ -8,11 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from airflow.dag_processing.dagbag import DagBag
 
 from recovery.airflow.bundle import dags_folder
 from recovery.airflow.local.standalone import BUNDLES
 from recovery.airflow.settings import StoreSettings, read_stores
+from tests.airflow.bags import DagBag
 from tests.house.tree import ROOT
 
 PAGE = (ROOT / "docs/airflow.md").read_text(encoding="utf-8")
@@ -50,3 +50,15 @@ def test_an_example_is_a_dag(number: int, tmp_path: Path) -> None:
     assert not bag.import_errors
     (dag,) = bag.dags.values()
     assert dag.tasks
+
+
+def test_the_examples_of_the_package_are_dags() -> None:
+    """They parse, and each file has tasks."""
+    folder = ROOT / "recovery/airflow/example_dags"
+    bag = DagBag(folder)
+    assert not bag.import_errors
+    names = {"example_after_verification", "example_on_messages"}
+    assert set(bag.dags) == names | {
+        f"example.{work}" for work in ("check_back", "recover_after_crash", "verify_store")
+    }
+    assert all(dag.tasks for dag in bag.dags.values())

@@ -72,7 +72,9 @@ def test_every_class_that_it_names_is_there() -> None:
         for one in info[room]:
             for module in one["python-modules"]:
                 __import__(module)
-    for name in (*info["notifications"], *info["queues"], info["asset-uris"][0]["handler"]):
+    plugins = [one["plugin-class"] for one in info["plugins"]]
+    named = (*info["notifications"], *info["queues"], *info["extra-links"], *plugins, info["asset-uris"][0]["handler"])
+    for name in named:
         assert callable(import_string(name))
 
 

@@ -8,9 +8,11 @@ from datetime import timedelta
 import pytest
 
 from recovery.airflow.settings import BadSettings
+from recovery.airflow.versions import HAS_APPROVALS
 from recovery.airflow.workflows.store_dags import StoreDags
 
-WORK = {"check_back", "recover_after_crash", "rebuild_state_table", "resolve_parked", "retention", "verify_store"}
+WORK = {"check_back", "recover_after_crash", "rebuild_state_table", "retention", "verify_store"}
+WORK |= {"resolve_parked"} if HAS_APPROVALS else set()
 
 
 def test_a_store_of_ones_own_has_all_dags_and_what_is_changed() -> None:

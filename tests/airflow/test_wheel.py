@@ -21,7 +21,7 @@ Airflow = Callable[..., str]
 OURS = ("checkback", "__editable__")
 
 DAGS = """
-from airflow.dag_processing.dagbag import DagBag
+from tests.airflow.bags import DagBag
 import recovery
 from recovery.airflow.bundle import dags_folder
 bag = DagBag(dags_folder())

@@ -25,6 +25,8 @@ SHADOWS = {"broker", "recovery", "dags", "docker"}
 SPEAKERS: dict[str, str] = {
     "examples.flash_sale.one_sale": "a program of its own",
     "examples.spark_in_doubt": "a program of its own",
+    "docker.make_secrets": "a program of its own",
+    "recovery.airflow.example_dags.example_after_verification": "prints into the log of its task",
     "recovery.cli.app": "the command line",
     "recovery.cli.shared": "how a verb ends",
     "recovery.cli.terminal.output": "what the command line writes, and where",

@@ -133,6 +133,12 @@ class Deployment:
         self.parts[part].wait(30)
         self.start(part)
 
+    def stop(self) -> None:
+        """End all parts, and take note of their ends."""
+        self.airflow.stop()
+        for process in self.parts.values():
+            process.wait(60)
+
     def kill_a_task(self, chance: random.Random) -> bool:
         """SIGKILL for a process of the scheduler's session other than the scheduler: a worker, mostly with a task."""
         leader = self.parts["scheduler"].pid

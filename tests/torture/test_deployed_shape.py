@@ -7,9 +7,9 @@ by REST and runs on the cluster. What the compose file says is taken from it: co
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
-import secrets
 import shutil
 import signal
 import socket
@@ -21,12 +21,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from cryptography.fernet import Fernet
 
 from recovery.airflow.local.rest import NoAnswer, Rest
 from recovery.airflow.local.standalone import Standalone
 from recovery.jobs import tasks
-from tests.airflow.compose import DOCKER, PARTS, SERVICES
+from tests.airflow.compose import DOCKER, PARTS, SERVICES, made_secrets
 from tests.jobs.shops import park, shop
 from tests.ledger import postgres
 
@@ -74,7 +73,13 @@ class Shape:
         told = (DOCKER / "stores.toml").read_text(encoding="utf-8").replace("/stores/", f"{self.stores}/")
         (folder / "stores.toml").write_text(told)
         self.database = f"postgresql+psycopg://shop@/postgres?host={quote(str(socket_folder))}"
-        self.secrets = {"FERNET_KEY": Fernet.generate_key().decode(), "JWT_SECRET": secrets.token_hex(32)}
+        self.secrets, self.state = folder / "secrets", folder / "state"
+        self.secrets.mkdir()
+        self.state.mkdir()
+        made = made_secrets() | {"sql_alchemy_conn": self.database}
+        for name, text in made.items():
+            (self.secrets / name).write_text(self.here(text))
+        self.login = ("admin", json.loads(made["airflow_passwords.json"])["admin"])
         self._started: list[subprocess.Popen[bytes]] = []
         environment = {name: self.here(value) for name, value in SERVICES["airflow-api"]["environment"].items()}
         stores = environment.pop("AIRFLOW__CHECKBACK__STORES")
@@ -82,9 +87,7 @@ class Shape:
 
     def here(self, text: str) -> str:
         """A text of the compose file, with the hosts, folders and secrets of this machine."""
-        if text.startswith("postgresql"):
-            return self.database
-        text = re.sub(r"\$\{(\w+)[^}]*\}", lambda found: self.secrets.get(found[1], ""), text)
+        text = text.replace("/run/secrets", str(self.secrets)).replace("/opt/airflow/state", str(self.state))
         text = text.replace("airflow-api:8080", f"127.0.0.1:{self.api_port}")
         text = text.replace("spark-master", "127.0.0.1").replace("7077", str(self.spark_port))
         return text.replace("/stores/", f"{self.stores}/").replace("/etc/checkback", str(self.folder))
@@ -149,11 +152,10 @@ def test_a_verification_by_rest_runs_on_the_cluster(shape: Shape) -> None:
     until(lambda: shape.is_open(shape.spark_port), READY_S, shape.logs)
     for name in (*SPARK[1:], *sorted(PARTS)):
         shape.start(name)
-    rest = Rest(shape.airflow.url, shape.airflow.login)
+    rest = Rest(shape.airflow.url, lambda: shape.login)
     until(lambda: not rest.unhealthy() and shape.workers_are_there(), READY_S, shape.logs)
     until(lambda: "shop.verify_store" in rest.dag_ids(), READY_S, shape.logs)
     assert rest.ask("GET", "/api/v2/pools/spark")["slots"] == 1
-    rest.ask("PATCH", "/api/v2/dags/shop.verify_store", {"is_paused": False})
     run = rest.trigger("shop.verify_store")
     assert rest.wait("shop.verify_store", run, RUN_S).state == "success"
     task = f"/api/v2/dags/shop.verify_store/dagRuns/{quote(run, safe='')}/taskInstances/verify"

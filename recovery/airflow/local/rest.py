@@ -21,6 +21,7 @@ COMPONENTS = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 ASKS = "awaiting_input"  # of a task; Airflow calls its run "running"
 _TIMEOUT_S = 30.0
 _POLL_S = 0.5
+_PAGE = 100  # [api] maximum_page_limit, by default
 
 
 class NoAnswer(BrokerError):
@@ -58,8 +59,11 @@ class Rest:
         return [name for name in COMPONENTS if found.get(name, {}).get("status") != "healthy"]
 
     def dag_ids(self) -> list[str]:
-        """The DAGs that are known by now."""
-        return [dag["dag_id"] for dag in self.ask("GET", "/api/v2/dags?limit=500")["dags"]]
+        """The DAGs that are known by now; Airflow gives a page of them at a time, of a size that it chooses."""
+        found: list[str] = []
+        while page := self.ask("GET", f"/api/v2/dags?limit={_PAGE}&offset={len(found)}&order_by=dag_id")["dags"]:
+            found += [dag["dag_id"] for dag in page]
+        return found
 
     def trigger(self, dag_id: str, conf: dict[str, Any] | None = None) -> str:
         """Start a run; its id."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from zlib import crc32
 
 from airflow.sdk import DAG, Asset, AssetWatcher
 
@@ -50,4 +51,4 @@ def schedule(store: StoreSettings) -> Any:
         metrics_as=store.name,
     )
     asset = Asset(f"checkback://{store.name}/due", watchers=[AssetWatcher(name=f"{store.name} due", trigger=due)])
-    return asset_or_every(asset, timedelta(seconds=store.backstop_s))
+    return asset_or_every(asset, store.backstop_s, crc32(store.name.encode()))

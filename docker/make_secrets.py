@@ -1,0 +1,57 @@
+"""Makes the secrets of the compose file, each a file in docker/secrets: `python docker/make_secrets.py [LEDGER_URL]`.
+
+A file that is there is left as it is. The files are readable by this machine's users, as the containers' user must read
+them; the directory is closed to all others.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "secrets"
+ACL = """accounts:
+  - accessKey: shop
+    secretKey: {secret}
+    defaultTopicPerm: PUB|SUB
+    defaultGroupPerm: SUB
+"""
+
+
+def wanted(ledger_url: str) -> dict[str, str]:
+    """What each file holds; no two runs make the same."""
+    password, admin = secrets.token_hex(24), secrets.token_urlsafe(12)
+    shop = {"conn_type": "checkback", "password": ledger_url, "extra": {"path": "/stores/shop.store"}}
+    return {
+        "fernet_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+        "jwt_secret": secrets.token_hex(32),
+        "postgres_password": password,
+        "sql_alchemy_conn": f"postgresql+psycopg://airflow:{password}@postgres/airflow",
+        "airflow_passwords.json": json.dumps({"admin": admin}),
+        "connections.json": json.dumps({"shop": shop}),
+        "plain_acl.yml": ACL.format(secret=secrets.token_hex(16)),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Write the files that are missing, and say how to log in."""
+    FOLDER.mkdir(mode=0o711, exist_ok=True)
+    files = wanted(arguments[0] if arguments else "")
+    together = {"postgres_password", "sql_alchemy_conn"}  # one password: made together, or not at all
+    if any((FOLDER / name).exists() for name in together):
+        files = {name: text for name, text in files.items() if name not in together}
+    for name, text in files.items():
+        path = FOLDER / name
+        if not path.exists():
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o444)
+    login = json.loads((FOLDER / "airflow_passwords.json").read_text(encoding="utf-8"))
+    print(f"Airflow: http://127.0.0.1:8080   user admin, password {login['admin']}")
+    print("The accounts of `checkback serve` are in docker/secrets/plain_acl.yml")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,53 @@
+"""The core of tests/airflow with older Airflows: `python -m tests.compat.airflow_matrix [VERSION...]`.
+
+Each version gets an environment in build/airflow-VERSION, from the registry; a file of constraints, as Airflow
+publishes one for each version, may be given as VERSION=FILE. What a version lacks is in recovery/airflow/versions.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.house.tree import ROOT
+
+VERSIONS = ("3.0.6", "3.1.8", "3.2.2")
+PINS = {"3.0.6": ["pyjwt==2.10.1"]}  # as its constraints say: with a newer one its API server answers no request
+CORE = ("tests/airflow/test_core.py", "tests/airflow/test_store_dags.py", "tests/airflow/test_settings.py")
+TOOLS = (
+    "numpy>=1.26", "pyarrow>=19", "rich", "typer", "tenacity", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml",
+    "jsonschema", "hypothesis", "httpx", "setuptools==84.2.1",
+)  # fmt: skip
+
+
+def environment(version: str, constraints: str) -> Path:
+    """A Python with that Airflow and this tree; made once."""
+    folder = ROOT / "build" / f"airflow-{version}"
+    python = folder / "bin/python"
+    uv = Path(sys.executable).with_name("uv")
+    if not python.exists():
+        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
+    install = [uv, "pip", "install", "--quiet", "--python", python]
+    bounds = ["--constraint", constraints] if constraints else []
+    subprocess.run([*install, *bounds, f"apache-airflow=={version}"], check=True)
+    subprocess.run([*install, f"apache-airflow=={version}", *PINS.get(version, []), *TOOLS], check=True)
+    subprocess.run([*install, "--no-deps", "--no-build-isolation", "--editable", ROOT], check=True)
+    return python
+
+
+def main(words: list[str]) -> int:
+    """0 when every version passed."""
+    failed = []
+    for word in words or VERSIONS:
+        version, _, constraints = word.partition("=")
+        python = environment(version, constraints)
+        pytest = ["-m", "pytest", "-q", "-o", "filterwarnings=", "-p", "no:cacheprovider", *CORE]
+        if subprocess.run([python, *pytest], cwd=ROOT, check=False).returncode:
+            failed.append(version)
+    print(f"failed: {', '.join(failed)}" if failed else "all versions passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
