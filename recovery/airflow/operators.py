@@ -8,6 +8,7 @@ The result is JSON, small enough for XCom. `now` is the time at which the run wa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,10 +117,11 @@ class CheckBackOperator(StoreOperator):
     """One round of check-back: everything that is due is checked, in batches. Finding nothing writes nothing."""
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """What the round did, in numbers."""
+        """What the round did, in numbers. It has no retries: what became due while it waited for a worker is due."""
         from recovery.jobs import tasks
 
-        found = tasks.check_back(**self.settings(), now_ms=now_ms(context))
+        when = max(now_ms(context), time.time_ns() // 1_000_000)
+        found = tasks.check_back(**self.settings(), now_ms=when)
         if self.store:
             from recovery.airflow.operating.metrics import count_round
 

@@ -55,6 +55,9 @@ def logging_kept() -> Iterator[None]:
 
 with warnings.catch_warnings(), logging_kept():
     warnings.simplefilter("ignore")  # Airflow's own, of its own dependencies
+    import airflow.api_fastapi.app
+    import airflow.models  # noqa: F401
+    import fastapi.testclient  # noqa: F401
 
     import tests.airflow.bags  # noqa: F401
 
