@@ -1,7 +1,5 @@
 """However a session is used, an order and its message are both there in the end, or neither is: a table of cases.
 
-pytestmark = pytest.mark.usefixtures("each_engine")
-
 Each case is what an ordinary program might do. It is judged after check-back has run, on SQLite, PostgreSQL, MariaDB.
 """
 
@@ -18,6 +16,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import broker
 from broker.errors import MessageRejected, TransactionError, UnknownOutcome
 from broker.ledger import Ledger
+from broker.store import engines
 from broker.testing.fixtures import lose_the_commit
 from broker.transaction.events import BY
 from tests.checkback.shop import Shop
@@ -27,15 +26,21 @@ from tests.producer.served_shop import ServedShop
 cases = Cases()
 
 
-KINDS = [("sqlite", Shop), ("postgres", Shop), ("mariadb", Shop), ("sqlite", ServedShop), ("postgres", ServedShop)]
+KINDS: list[tuple[str, type[Shop | ServedShop], str]] = [
+    *[(base, Shop, "state-table") for base in ("sqlite", "postgres", "mariadb")],
+    *[(base, ServedShop, "state-table") for base in ("sqlite", "postgres")],
+    ("sqlite", Shop, "half-op"),
+]
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda one: f"{one[0]}-{one[1].__name__}")
+@pytest.fixture(scope="module", params=KINDS, ids=lambda one: f"{one[0]}-{one[1].__name__}-{one[2]}")
 def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """Over a store of this process, and over `broker.connect` to one that is served."""
-    path, (base, kind) = tmp_path_factory.mktemp("desk"), request.param
-    with database(base, request, path) as url, desk_of(url, path, kind) as desk:
-        yield desk
+    """Over a store of this process with each engine, and over `broker.connect` to one that is served."""
+    path, (base, kind, engine) = tmp_path_factory.mktemp("desk"), request.param
+    with pytest.MonkeyPatch.context() as patched, database(base, request, path) as url:
+        patched.setattr(engines, "default", engine)
+        with desk_of(url, path, kind) as desk:
+            yield desk
 
 
 @pytest.fixture
