@@ -1,4 +1,4 @@
-"""The records that end one transaction, found by the redo log; of generations that have one."""
+"""The records that end one transaction: found by the redo log, or, where halves are moved aside, by the index."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.consumequeue import Unit
 from broker.format.sysflag import TransactionType
+from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from broker.store.read.store import Store
+from broker.transaction.events import target_topic
 from recovery.scan.store_files import StoreFiles
 from recovery.scan.units import UnitFile
 
@@ -21,9 +24,14 @@ _ENDS = (TransactionType.COMMIT, TransactionType.ROLLBACK)
 def ends_of(path: str, store: Store, commitlog_offset: int) -> Iterator[Record]:
     """The ends of the half message at a CommitLog offset, in the order in which they were stored.
 
-    The unit of an end in the redo log carries the CommitLog offset of its half message as its tag. Raises StoreError,
-    CorruptRecord.
+    The unit of an end in the redo log carries the CommitLog offset of its half message as its tag. RocketMQ 4.3 and
+    later has no such log: there a delivery has the unique key of its half message; a rollback is an op message, which
+    this does not look for. Raises StoreError, CorruptRecord.
     """
+    half = store.record(commitlog_offset)
+    if half is not None and half.topic == HALF_TOPIC:
+        yield from _deliveries_of(store, half)
+        return
     units = UnitFile(StoreFiles.open(path).redo_log, _UNIT)
     for first in range(units.begin, units.end, _AT_ONCE):
         rows = units.read(first, min(_AT_ONCE, units.end - first))
@@ -38,3 +46,13 @@ def ends_of(path: str, store: Store, commitlog_offset: int) -> Iterator[Record]:
                 and end.prepared_transaction_offset == commitlog_offset
             ):
                 yield end
+
+
+def _deliveries_of(store: Store, half: Record) -> Iterator[Record]:
+    properties = half.property_map
+    unique_key = properties.get(names.UNIQ_KEY, "")
+    for topic in (target_topic(half.topic, properties), SCHEDULE_TOPIC):  # at once, or after a delay
+        for message in store.by_unique_key(topic, unique_key):
+            record = store.record(message.commitlog_offset)
+            if record is not None and record.prepared_transaction_offset == half.commitlog_offset:
+                yield record
