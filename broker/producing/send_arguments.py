@@ -36,6 +36,8 @@ class SendOptions(NamedTuple):
 
     def properties(self) -> dict[str, str]:
         """The properties that RocketMQ keeps an order and a delay in. Raises MessageRejected for what is neither."""
+        if self == _NONE:  # most sends
+            return {}
         extra = {}
         key, level = self.sharding_key, self.delay_level
         if key is not None:
@@ -73,6 +75,9 @@ class SendOptions(NamedTuple):
                 f"deliver_at is a datetime with a time zone or milliseconds since 1970, not {at!r:.60}"
             )
         return at
+
+
+_NONE = SendOptions()
 
 
 def check_message(message: Message) -> None:
