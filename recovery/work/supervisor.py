@@ -174,7 +174,8 @@ class Supervisor:
 
     def _stop_all(self) -> bool:
         """Stop all processes; whether each finished what it was doing. What is killed is delivered again."""
-        for child in self._children:
+        stopped = [child for child in self._children if child.process.poll() is None]
+        for child in stopped:
             child.signal(signal.SIGTERM)
         deadline_s = time.monotonic() + self._grace_s + _BEYOND_GRACE_S
         finished = True
@@ -182,7 +183,8 @@ class Supervisor:
             try:
                 code = child.process.wait(max(0.0, deadline_s - time.monotonic()))
                 child.listen()
-                finished &= code == 0 or not child.is_ready  # one that was still starting had nothing in process
+                was_idle = not child.is_ready or child not in stopped  # still starting, or had ended before
+                finished &= code == 0 or was_idle
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()

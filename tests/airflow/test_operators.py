@@ -97,7 +97,7 @@ def test_passwords_come_from_connections_and_are_rendered_nowhere(
     web = {"conn_type": "http", "host": "billing", "port": 8080, "login": "x", "password": SECRET}
     monkeypatch.setenv("AIRFLOW_CONN_BILLING", json.dumps({**web, "extra": '{"endpoint": "/check"}'}))
     masked: list[str] = []
-    monkeypatch.setattr("recovery.airflow.hook.mask_secret", masked.append)
+    monkeypatch.setattr("recovery.airflow.hook.mask", masked.append)
     with DAG("shop") as dag:
         given = CheckBackOperator(
             task_id="ask",

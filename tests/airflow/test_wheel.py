@@ -21,7 +21,10 @@ Airflow = Callable[..., str]
 OURS = ("checkback", "__editable__")
 
 DAGS = """
-from tests.airflow.bags import DagBag
+try:
+    from airflow.dag_processing.dagbag import DagBag
+except ModuleNotFoundError:
+    from airflow.models.dagbag import DagBag
 import recovery
 from recovery.airflow.bundle import dags_folder
 bag = DagBag(dags_folder())

@@ -157,8 +157,8 @@ def test_which_topics_take_a_delayed_transaction(tmp_path: Path) -> None:
         schedule = store.topic(SCHEDULE)
         assert schedule is not None
         assert schedule.write_queue_count == 18
-        for wrong in ({"DELAY": "soon"}, {"TIMER_DELAY_MS": "5"}):
-            with pytest.raises(broker.MessageRejected, match="level"):
+        for wrong, why in (({"DELAY": "soon"}, "level"), ({"TIMER_DELAY_MS": "soon"}, "TIMER_DELAY_MS")):
+            with pytest.raises(broker.MessageRejected, match=why):
                 store.transactions.prepare(broker.Message("TMIXED", b"x"), "shop", extra_properties=wrong)
         assert store.transactions.in_doubt_slots() == [0, 1, 2]
 
