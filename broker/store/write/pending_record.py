@@ -78,6 +78,12 @@ def _front_code(topic: str, front: str) -> int:
 
 
 @lru_cache(maxsize=4096)
+def _topic_code(topic: str) -> int:
+    """The hash of TOPIC#, in 32 bits without a sign."""
+    return string_hash(f"{topic}#") & _MASK
+
+
+@lru_cache(maxsize=4096)
 def topic_field(topic: str) -> bytes:
     """The length of a topic, and the topic."""
     raw = topic.encode()
@@ -94,9 +100,14 @@ def index_code(topic: str, key: str) -> int:
     remembered.
     """
     raw = key.encode()
-    if len(raw) != len(key) or len(raw) < 4:  # not ASCII, or very short
+    if len(raw) != len(key):  # not ASCII
         return key_hash(topic, key)
-    code = (_front_code(topic, key[:-4]) + ((raw[-4] * 31 + raw[-3]) * 31 + raw[-2]) * 31 + raw[-1]) & _MASK
+    if len(raw) < 4:
+        code = _topic_code(topic)
+        for unit in raw:
+            code = (31 * code + unit) & _MASK
+    else:
+        code = (_front_code(topic, key[:-4]) + ((raw[-4] * 31 + raw[-3]) * 31 + raw[-2]) * 31 + raw[-1]) & _MASK
     if code & 0x80000000:
         code = (1 << 32) - code
         return 0 if code == 1 << 31 else code
