@@ -93,7 +93,9 @@ def decode_clusters(body: bytes) -> dict[str, tuple[BrokerData, ...]]:
     if not isinstance(brokers, dict) or not isinstance(clusters, dict):
         raise ProtocolError("the name server's answer lacks brokerAddrTable or clusterAddrTable")
     return {
-        str(cluster): tuple(_broker(brokers[name]) for name in names if isinstance(brokers.get(name), dict))
+        str(cluster): tuple(
+            _broker(brokers[name]) for name in names if isinstance(name, str) and isinstance(brokers.get(name), dict)
+        )
         for cluster, names in clusters.items()
         if isinstance(names, list)
     }

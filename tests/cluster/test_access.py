@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import broker
@@ -143,6 +143,7 @@ QUEUES = st.fixed_dictionaries({"brokerName": JSON, "readQueueNums": JSON, "writ
     "brokerDatas": st.lists(BROKER, max_size=2) | JSON, "queueDatas": st.lists(QUEUES, max_size=2) | JSON,
     "brokerAddrTable": JSON, "clusterAddrTable": JSON,
 })))  # fmt: skip
+@example(b'{"brokerAddrTable":{},"clusterAddrTable":{"c":[[]]}}')  # a name that is not text
 def test_any_bytes_are_a_route_or_refused(body: bytes) -> None:
     for decode in (decode_route, decode_clusters):
         try:
