@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import socket
 import threading
@@ -17,7 +18,7 @@ from broker.remoting.frames import FrameSplitter
 Change = Callable[[RemotingCommand], RemotingCommand | None]
 
 
-class _Listener:
+class _Listener(abc.ABC):
     """Accepts connections on a free port of 127.0.0.1, each in a thread."""
 
     def __init__(self) -> None:
@@ -41,8 +42,9 @@ class _Listener:
             self._serve(accepted)
         accepted.close()
 
+    @abc.abstractmethod
     def _serve(self, accepted: socket.socket) -> None:
-        raise NotImplementedError
+        """Speak with one client until it leaves."""
 
     def cut(self) -> None:
         """Close every connection; new ones are taken."""
