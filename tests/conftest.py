@@ -15,7 +15,11 @@ from hypothesis import settings
 
 from broker.store import engines
 from tests.golden import unpack
+from tests.ledger.databases import mariadb_socket, postgres_socket
 from tests.scan.effort import EFFORT
+
+# One server of each kind for all rooms.
+__all__ = ["mariadb_socket", "postgres_socket"]
 
 # Time limits for one example fail by chance on a busy machine; pytest's own limit catches what hangs.
 settings.register_profile("checkback", deadline=None, print_blob=True, derandomize=EFFORT == 1)

@@ -11,9 +11,9 @@ from sqlalchemy import URL
 import broker
 from broker.testing.pytest_plugin import checkback_clock
 from tests.app.shop import shop_app
-from tests.ledger.databases import mariadb_socket, mariadb_url, postgres_socket, postgres_url, sqlite_url, url
+from tests.ledger.databases import mariadb_url, postgres_url, sqlite_url, url
 
-__all__ = ["checkback_clock", "mariadb_socket", "mariadb_url", "postgres_socket", "postgres_url", "sqlite_url", "url"]
+__all__ = ["checkback_clock", "mariadb_url", "postgres_url", "sqlite_url", "url"]
 
 
 @pytest.fixture

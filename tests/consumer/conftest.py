@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from broker.testing.pytest_plugin import checkback_clock, checkback_store, crash_between_commit_and_end, lose_the_commit
-from tests.ledger.databases import mariadb_socket, mariadb_url, postgres_socket, postgres_url, sqlite_url, url
+from tests.ledger.databases import mariadb_url, postgres_url, sqlite_url, url
 
 __all__ = [
-    "checkback_clock", "checkback_store", "crash_between_commit_and_end", "lose_the_commit", "mariadb_socket",
-    "mariadb_url", "postgres_socket", "postgres_url", "sqlite_url", "url",
+    "checkback_clock", "checkback_store", "crash_between_commit_and_end", "lose_the_commit",
+    "mariadb_url", "postgres_url", "sqlite_url", "url",
 ]  # fmt: skip

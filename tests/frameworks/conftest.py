@@ -1,5 +1,5 @@
 """The databases of this room."""
 
-from tests.ledger.databases import postgres_socket, postgres_url, sqlite_url
+from tests.ledger.databases import postgres_url, sqlite_url
 
-__all__ = ["postgres_socket", "postgres_url", "sqlite_url"]
+__all__ = ["postgres_url", "sqlite_url"]

@@ -3,16 +3,14 @@
 from tests.ledger.databases import (
     engine,
     ledger,
-    mariadb_socket,
     mariadb_url,
     other_engine,
-    postgres_socket,
     postgres_url,
     sqlite_url,
     url,
 )  # fmt: skip
 
 __all__ = [
-    "engine", "ledger", "mariadb_socket", "mariadb_url", "other_engine", "postgres_socket", "postgres_url",
+    "engine", "ledger", "mariadb_url", "other_engine", "postgres_url",
     "sqlite_url", "url",
 ]  # fmt: skip

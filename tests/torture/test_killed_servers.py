@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.killed_shops import SHOPS, kill
-from tests.ledger.databases import postgres_socket, postgres_url, sqlite_url
+from tests.ledger.databases import postgres_url, sqlite_url
 
-__all__ = ["postgres_socket", "postgres_url", "sqlite_url"]
+__all__ = ["postgres_url", "sqlite_url"]
 
 KILLS = 200
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL
 
-from tests.ledger.databases import postgres_socket, postgres_url, sqlite_url
+from tests.ledger.databases import postgres_url, sqlite_url
 from tests.work.killing import run_and_kill
 
-__all__ = ["postgres_socket", "postgres_url", "sqlite_url"]
+__all__ = ["postgres_url", "sqlite_url"]
 
 KILLS = 200
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.ledger.databases import postgres_socket, postgres_url, sqlite_url
+from tests.ledger.databases import postgres_url, sqlite_url
 
-__all__ = ["postgres_socket", "postgres_url", "sqlite_url"]
+__all__ = ["postgres_url", "sqlite_url"]
