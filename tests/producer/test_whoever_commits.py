@@ -38,11 +38,11 @@ def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Over a store of this process with each engine, and over `broker.connect` to one that is served."""
     path, (base, kind, engine) = tmp_path_factory.mktemp("desk"), request.param
     gc.freeze()  # what the tests before have imported need not be searched after each case
-    request.addfinalizer(gc.unfreeze)
     with pytest.MonkeyPatch.context() as patched, database(base, request, path) as url:
         patched.setattr(engines, "default", engine)
         with desk_of(url, path, kind) as desk:
             yield desk
+    gc.unfreeze()
 
 
 @pytest.fixture
