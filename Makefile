@@ -8,6 +8,8 @@ EXTRAS := sql http spark airflow page rocksdb fast dev docs
 # Those of the image: no tools for tests.
 IMAGE := sql http spark airflow page rocksdb fast
 GOLDEN := build/golden
+# Many tests wait for the disk or for another process: two for each processor.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run judge docs test lint format airflow-matrix compat torture bench oldest lock clean
@@ -47,7 +49,7 @@ docs: setup ## Build the documentation site in build/site, warnings as errors
 	@echo "build/site/index.html"
 
 test: lint ## Lint, then run every test that needs nothing but Python
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
 lint: setup ## Check style, format and types
 	$(BIN)/ruff check .
