@@ -8,6 +8,8 @@ files what it served before, and `undo` brings the old ones back.
 from __future__ import annotations
 
 import hashlib
+import os
+import random
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -36,6 +38,7 @@ SMALL: dict[str, object] = {
     "maxIndexNum": 200,
 }
 PLAIN: dict[str, object] = {"topic": "Plain"}
+SEED = int(os.environ.get("CHECKBACK_SEED", "0"))
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -143,12 +146,21 @@ def served(cluster: Cluster, queues: str, truth: Path) -> list[dict[str, Any]]:
     return rocketmq.read_truth(truth)
 
 
+def seeded(options: dict[str, object]) -> dict[str, object]:
+    """With CHECKBACK_SEED=N: other bodies, tags and decisions, and more of them."""
+    if not SEED:
+        return options
+    chance = random.Random(f"{SEED} {options['topic']}")
+    transactions = {"transactions": chance.randint(6, 30)} if "transactions" in options else {}
+    return {**options, **transactions, "count": chance.randint(20, 90), "seed": SEED}
+
+
 def made(setting: Setting, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     """A store that a broker closed, and what it served before."""
     store = folder / "store"
     with running(installed(setting.version), store, **{**SMALL, **setting.properties}) as cluster:
         for options in setting.sends:
-            cluster.run("Kinds", folder / "sent.jsonl", **options)
+            cluster.run("Kinds", folder / "sent.jsonl", **seeded(options))
         before = served(cluster, setting.queues, folder / "before.jsonl")
         assert cluster.broker is not None
         cluster.broker.stop()

@@ -17,21 +17,24 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Random;
 
 /**
  * Sends plain messages of which a broker keeps more than a ConsumeQueue. Options: namesrv broker truth topic count
  * queues batch (messages of one send) attributes (a topic's, as +queue.type:BatchCQ) lmq (queues that get each message
  * as well: %LMQ%a,%LMQ%b) sql (a filter that a consumer subscribes with before the first message is sent) transactions
  * (so many more: of three one is rolled back, two are committed) delay (of those, in milliseconds) later (how long every
- * other plain message waits, in milliseconds).
+ * other plain message waits, in milliseconds) seed (0: the same bodies, tags and decisions each time).
  */
 public final class Kinds {
     private final Options options;
+    private final int seed;
     private final Truth truth;
     private final DefaultMQProducer producer = new DefaultMQProducer("kinds");
 
     private Kinds(Options options) throws Exception {
         this.options = options;
+        this.seed = options.number("seed", 0);
         this.truth = new Truth(options.text("truth"));
     }
 
@@ -151,12 +154,25 @@ public final class Kinds {
         Thread.sleep(8000);
     }
 
-    private static LocalTransactionState decision(int number) {
-        return number % 3 == 2 ? LocalTransactionState.ROLLBACK_MESSAGE : LocalTransactionState.COMMIT_MESSAGE;
+    private LocalTransactionState decision(int number) {
+        boolean rolledBack = seed == 0 ? number % 3 == 2 : random(number).nextInt(3) == 2;
+        return rolledBack ? LocalTransactionState.ROLLBACK_MESSAGE : LocalTransactionState.COMMIT_MESSAGE;
+    }
+
+    private Random random(int number) {
+        return new Random(seed * 1_000_003L + number);
     }
 
     private Message message(String topic, String key, int number) {
-        Message message = new Message(topic, "Tag" + number % 3, key, ("body of " + key).getBytes());
+        byte[] body = ("body of " + key).getBytes();
+        String tag = "Tag" + number % 3;
+        if (seed != 0) {
+            Random random = random(number);
+            body = new byte[1 + random.nextInt(3000)];
+            random.nextBytes(body);
+            tag = random.nextBoolean() ? Integer.toString(random.nextInt(), 36) : tag;
+        }
+        Message message = new Message(topic, tag, key, body);
         message.putUserProperty("number", String.valueOf(number));
         if (!options.text("lmq", "").isEmpty()) {
             MessageAccessor.putProperty(message, "INNER_MULTI_DISPATCH", options.text("lmq"));
