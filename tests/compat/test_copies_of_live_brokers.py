@@ -1,0 +1,48 @@
+"""`checkback copy` beside a real broker that is written to: each copy verifies without findings and is served."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from recovery.repair.copying import copy_store
+from recovery.verify.verifier import verify
+from tests.compat import rocketmq
+from tests.compat.rocketmq import running
+from tests.compat.test_kinds_of_stores import SMALL, installed, served
+
+COPIES, PAUSE_S = 5, 1.5
+QUEUES = "Plain:0,Plain:1"
+EXPLAINED = {"delivered-twice", "double-end"}  # by check-backs under load
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.3.3", "5.5.0"])
+def test_copies_of_a_store_in_use(version: str, tmp_path: Path) -> None:
+    brokers, store, sent = installed(version), tmp_path / "store", tmp_path / "sent.jsonl"
+    with running(brokers, store, **SMALL) as cluster:
+        cluster.run("Kinds", sent, topic="Plain", transactions=3, count=5)
+        before = len(rocketmq.read_truth(sent))
+        sending = cluster.start("Kinds", sent, topic="Plain", transactions=2000, count=4000, seed=1)
+        rocketmq.await_events(sent, lambda events: len(events) > before)
+        for number in range(COPIES):
+            acknowledged = len(rocketmq.read_truth(sent))
+            report = copy_store(str(store), str(tmp_path / f"copy-{number}"))
+            assert report.was_live
+            copy = verify(tmp_path / f"copy-{number}")
+            assert set(copy.findings.counts) <= EXPLAINED, [str(one) for one in copy.findings][:5]
+            assert not copy.not_judged
+            assert copy.records >= acknowledged  # a half message has an end, too
+            time.sleep(PAUSE_S)
+        assert sending.process.poll() is None  # or the last copies were taken of an idle broker
+        sending.kill()
+        assert cluster.broker is not None
+        cluster.broker.stop()
+    with running(brokers, tmp_path / f"copy-{COPIES - 1}", **SMALL) as cluster:
+        again = served(cluster, QUEUES, tmp_path / "served.jsonl")
+        plain = {event["key"] for event in again if event["event"] == "pulled"}
+    events = [event for event in rocketmq.read_truth(sent)[:acknowledged] if event["event"] == "plain"]
+    assert {event["key"] for event in events} <= plain
