@@ -1,6 +1,6 @@
 """Measures transactions: how fast check-back settles, what a round over a settled table costs, what one purchase costs.
 
-    python -m tests.bench.transactions [settle|round|purchase ...] [--count 100000]
+    python -m tests.bench.transactions [engines|settle|round|purchase ...] [--count 100000]
 
 Each figure is measured side by side with its yardstick, in alternation, and the best of several counts. Measures, and
 never fails a build.
@@ -9,6 +9,7 @@ never fails a build.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import shutil
@@ -29,6 +30,9 @@ from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.producer import Producer
+from broker.store.engines import ENGINES
+from broker.store.engines.half_op import HALF_OP
+from broker.store.engines.state_table import STATE_TABLE
 from recovery.checkback.catalog import Catalog
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import LedgerEvidence
@@ -150,6 +154,29 @@ class _Unknown:
         return [Answer(Outcome.UNKNOWN, "nobody knows")] * len(questions)
 
 
+def by_engine(chunks: int = 100, at_once: int = 200) -> None:
+    """Prepare and commit, 1 KiB, mode `os`, by each engine in turn: CPU time of the calling thread."""
+    message = broker.Message("orders", bytes(1024), keys=["order-4711"])
+    took: dict[str, list[float]] = {name: [] for name in ENGINES}
+    with folder() as path, contextlib.ExitStack() as stack:
+        layout = broker.StoreLayout.rocketmq()
+        stores = {
+            name: stack.enter_context(broker.open(path / name, sync="os", layout=layout, transactions=name))
+            for name in ENGINES
+        }
+        for store in stores.values():
+            store.create_topic("orders", message_type="TRANSACTION")
+        for _ in range(chunks):
+            for name, store in stores.items():
+                calls, start = store.transactions, time.thread_time()
+                for _ in range(at_once):
+                    calls.commit(calls.prepare(message, "shop", queue_id=0))
+                took[name].append((time.thread_time() - start) / at_once * 1e6)
+    low = {name: sorted(times)[chunks // 10] for name, times in took.items()}  # the best tenth: the machine was quiet
+    texts = ", ".join([f"{name} {low_us:.1f} µs" for name, low_us in low.items()])
+    print(f"prepare and commit by engine: {texts}; ratio {low[STATE_TABLE.name] / low[HALF_OP.name]:.2f}")
+
+
 def purchase(seconds: float) -> None:
     """An order and its announcement, against the same with an outbox row and no message."""
     for threads in (1, 4):
@@ -252,11 +279,13 @@ def pace(work: Callable[[], None], threads: int, seconds: float) -> Pace:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", default=["settle", "round", "purchase"])
+    parser.add_argument("what", nargs="*", default=["engines", "settle", "round", "purchase"])
     parser.add_argument("--count", type=int, default=100_000, help="in-doubt transactions to settle")
     parser.add_argument("--slots", type=int, default=1_000_000, help="settled slots of the table")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement of purchases")
     arguments = parser.parse_args()
+    if "engines" in arguments.what:
+        by_engine()
     if "settle" in arguments.what:
         settle(arguments.count)
     if "round" in arguments.what:

@@ -96,6 +96,7 @@ OUTSIDE = {
         "broker.remoting.command": "the head of a frame",
         "broker.store.shared.queue_offsets": "our own file, in native words",
         "broker.store.shared.control": "our own file, in native words",
+        "broker.store.engines.half_op": "patches single fields of a half message, and of an op message",
         "broker.store.write.pending_record": "patches single fields of a record under the append lock",
         "broker.store.write.indexwriter": "patches single fields of an index under the append lock",
         "recovery.transactions.digest": "what is hashed is no layout on disk",

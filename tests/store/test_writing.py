@@ -14,11 +14,12 @@ import pytest
 import broker
 from broker.errors import StoreError
 from broker.format.index import key_hash
+from broker.format.java import string_hash
 from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk
 from broker.store.shared.control import Word
 from broker.store.write import fast_append
-from broker.store.write.pending_record import draft, end_draft, index_code
+from broker.store.write.pending_record import draft, end_draft, index_code, index_codes, index_codes_of_both
 from broker.store.writer import open_writer
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
@@ -153,6 +154,16 @@ def test_the_hash_of_a_key_is_the_formats() -> None:
         topic = "".join(chance.choices(letters[:11], k=chance.randint(1, 30)))
         key = "".join(chance.choices(letters[: chance.choice([11, 13])], k=chance.choice([1, 3, 4, 5, 8, 33, 300])))
         assert index_code(topic, key) == key_hash(topic, key), (topic, key)
+        two = index_codes(topic, "k", key), index_codes("other", "k", key)
+        assert index_codes_of_both(topic, "other", "k", key) == two, (topic, key)
+
+
+def test_a_hash_that_has_no_absolute_value_counts_as_zero() -> None:
+    """Java's Math.abs leaves the smallest number negative. RocketMQ: IndexFile.indexKeyHashMethod (5.3.3)."""
+    topic, key = "t", "qolygtg"
+    assert string_hash(f"{topic}#{key}") == -(1 << 31)
+    assert key_hash(topic, key) == index_code(topic, key) == 0
+    assert index_codes_of_both("o", topic, key, None)[1] == (0,)
 
 
 def test_a_store_of_another_program_is_not_written_to(tmp_path: Path, golden_copy: object) -> None:

@@ -13,6 +13,7 @@ RocketMQ: TransactionalMessageBridge.parseHalfMessageInner, EndTransactionProces
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +37,8 @@ from broker.store.write.pending_record import (
     crc32,
     draft,
     draft_of,
-    index_code,
+    index_codes,
+    index_codes_of_both,
     topic_field,
     with_texts,
 )
@@ -55,9 +57,14 @@ _LEVELS = len(parse_delay_levels())
 _CRC_AT, _BORN_AT = RecordHead.OFFSET["body_crc"], RecordHead.OFFSET["born_timestamp_ms"]
 _OP = draft(OP_TOPIC, b"", {names.WAIT: "true", names.TAGS: OP_TAG}, queue_id=QUEUE, born_timestamp_ms=0)
 _OP_SIZE = len(_OP.raw)
-_OP_PARTS = (  # of an op message, what lies between its size, CRC, born time, the length of its body and the body
+# Of an op message: its size, CRC, born time and the length of its body, and what lies between and behind them.
+_pack_op = struct.Struct(f">i{_CRC_AT - 4}sI{_BORN_AT - _CRC_AT - 4}sq{_BODY_LENGTH_AT - _BORN_AT - 8}si").pack
+_OP_1, _OP_2, _OP_3, _OP_REST = (
     _OP.raw[4:_CRC_AT], _OP.raw[_CRC_AT + 4 : _BORN_AT], _OP.raw[_BORN_AT + 8 : _BODY_LENGTH_AT], _OP.raw[_BODY_AT:],
 )  # fmt: skip
+_OP_TAGS, _OP_GROUP = _OP.tags_code, _OP.group_hash
+_HALF_FIELD = len(topic_field(HALF_TOPIC))
+_pack_int, _pack_long = struct.Struct(">i").pack_into, struct.Struct(">q").pack_into
 
 
 class HalfOpEngine(TransactionEngine):
@@ -83,10 +90,10 @@ class HalfOpEngine(TransactionEngine):
         properties[names.REAL_TOPIC], properties[names.REAL_QID] = topic, str(queue_id)
         if names.DELAY in properties:
             properties[HALF_DELAY] = properties.pop(names.DELAY)
-        made = draft(HALF_TOPIC, body, properties, queue_id=QUEUE, **sender)
-        made.target = _target(properties) if HALF_DELAY in properties else _new_tuple(
-            DeliveryTarget, (topic, queue_id, _keys(unique_key, properties.get(names.KEYS)), 0)
-        )  # fmt: skip
+        codes, target_codes = index_codes_of_both(HALF_TOPIC, topic, unique_key, properties.get(names.KEYS))
+        made = draft(HALF_TOPIC, body, properties, queue_id=QUEUE, index_codes=codes, **sender)
+        level = _delay_level(properties) if HALF_DELAY in properties else 0
+        made.target = _new_tuple(DeliveryTarget, (topic, queue_id, target_codes, level))
         return made
 
     def ends(
@@ -146,11 +153,8 @@ def op_record(slot: int, now_ms: int) -> PendingRecord:
     """
     body = b"%d" % slot
     length = len(body)
-    raw = b"".join((
-        (_OP_SIZE + length).to_bytes(4, "big"), _OP_PARTS[0], crc32(body).to_bytes(4, "big"), _OP_PARTS[1],
-        now_ms.to_bytes(8, "big"), _OP_PARTS[2], length.to_bytes(4, "big"), body, _OP_PARTS[3],
-    ))  # fmt: skip
-    return PendingRecord(raw, OP_TOPIC, QUEUE, _NONE, _OP.tags_code, _OP.group_hash, (), ended=(slot,))
+    raw = _pack_op(_OP_SIZE + length, _OP_1, crc32(body), _OP_2, now_ms, _OP_3, length) + body + _OP_REST
+    return PendingRecord(raw, OP_TOPIC, QUEUE, _NONE, _OP_TAGS, _OP_GROUP, (), 0, -1, -1, None, (slot,))
 
 
 def _ended(body: bytes) -> tuple[int, ...]:
@@ -167,15 +171,16 @@ def _target(properties: Mapping[str, str]) -> DeliveryTarget | None:
     topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "")
     if not topic or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10):
         return None
+    return DeliveryTarget(topic, int(queue_id), _codes(topic, properties), _delay_level(properties))
+
+
+def _delay_level(properties: Mapping[str, str]) -> int:
     level = properties.get(HALF_DELAY)
-    found = _keys(properties.get(names.UNIQ_KEY, ""), properties.get(names.KEYS))
-    return DeliveryTarget(topic, int(queue_id), found, min(int(level), _LEVELS) if level and level.isdigit() else 0)
+    return min(int(level), _LEVELS) if level and level.isdigit() else 0
 
 
-def _keys(unique_key: str, keys: str | None) -> tuple[str, ...]:
-    """What a message is indexed by."""
-    found = (unique_key,) if unique_key else ()
-    return found + tuple([key for key in keys.split(names.KEY_SEPARATOR) if key]) if keys else found
+def _codes(topic: str, properties: Mapping[str, str]) -> tuple[int, ...]:
+    return index_codes(topic, properties.get(names.UNIQ_KEY), properties.get(names.KEYS))
 
 
 def _commit(half: PendingRecord, half_offset: int, slot: int) -> PendingRecord:
@@ -185,19 +190,21 @@ def _commit(half: PendingRecord, half_offset: int, slot: int) -> PendingRecord:
     """
     target, raw = half.target, half.raw
     assert target is not None
-    topic, queue_id = (SCHEDULE_TOPIC, target.delay_level - 1) if target.delay_level else target[:2]
-    topic_at = _BODY_AT + int.from_bytes(raw[_BODY_LENGTH_AT:_BODY_AT], "big")
-    rest_at, field = topic_at + 1 + raw[topic_at], topic_field(topic)
-    whole = b"".join((
-        (len(raw) - rest_at + topic_at + len(field)).to_bytes(4, "big"), raw[4:_QUEUE_ID_AT],
-        queue_id.to_bytes(4, "big"), raw[_QUEUE_ID_AT + 4 : _LAST_OF_TYPE_AT],
-        (raw[_LAST_OF_TYPE_AT] & ~0xC | _COMMIT).to_bytes(), raw[_LAST_OF_TYPE_AT + 1 : _PREPARED_AT],
-        half_offset.to_bytes(8, "big"), raw[_PREPARED_AT + 8 : topic_at], field, raw[rest_at:],
-    ))  # fmt: skip
-    codes = tuple([index_code(topic, key) for key in target.keys])
-    if target.delay_level:
-        level = f"{names.DELAY}\x01{target.delay_level}\x02".encode()
-        whole = with_texts(decode(whole, check_crc=False), level)
+    topic, queue_id, codes, delay_level = target
+    if delay_level:
+        topic, queue_id = SCHEDULE_TOPIC, delay_level - 1
+    topic_at = _BODY_AT + int.from_bytes(raw[_BODY_LENGTH_AT:_BODY_AT])
+    field = topic_field(topic)
+    head = bytearray(raw[:_BODY_AT])
+    _pack_int(head, 0, len(raw) - _HALF_FIELD + len(field))
+    _pack_int(head, _QUEUE_ID_AT, queue_id)
+    head[_LAST_OF_TYPE_AT] = head[_LAST_OF_TYPE_AT] & ~0xC | _COMMIT
+    _pack_long(head, _PREPARED_AT, half_offset)
+    whole = b"".join((head, raw[_BODY_AT:topic_at], field, raw[topic_at + _HALF_FIELD :]))
+    if delay_level:
+        known = decode(whole, check_crc=False)
+        codes = _codes(topic, known.property_map)
+        whole = with_texts(known, f"{names.DELAY}\x01{delay_level}\x02".encode())
     return PendingRecord(
         whole, topic, queue_id, _COMMIT, half.tags_code, half.group_hash, codes, half_offset, slot
     )  # fmt: skip

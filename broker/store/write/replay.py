@@ -122,7 +122,7 @@ class Replay:
             slot, _, half_properties, known, crc, born = half
             same = kind == _ROLLBACK or (crc == body_crc and born == born_ms)
             if _alike(half_properties, raw_properties):
-                codes = () if kind == _ROLLBACK else _codes(known)
+                codes = () if kind == _ROLLBACK else (known.target or known).index_codes
                 return PendingRecord(raw, self._engine.target(known), queue_id, kind_name, known.tags_code,
                              known.group_hash, codes, prepared_offset, slot if same and slot >= 0 else -1)  # fmt: skip
         made = self._parsed(raw, raw_topic, raw_properties, queue_id, kind_name)
@@ -175,13 +175,6 @@ class Replay:
         own = self._engine.opens_slot(half) and names_it
         same = end.kind is _ROLLBACK or (record.body_crc, record.born_timestamp_ms) == (body_crc, born_ms)
         return record.queue_offset if own and same else -1
-
-
-def _codes(half: PendingRecord) -> tuple[int, ...]:
-    """What the index holds for the message of a half message."""
-    if half.target is None:
-        return half.index_codes
-    return tuple([index_code(half.target.topic, key) for key in half.target.keys])
 
 
 _STORE_MS, _SLOTS, _DISPATCHED = int(Word.STORE_MS), int(Word.SLOTS), int(Word.DISPATCHED)
