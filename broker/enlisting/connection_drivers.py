@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _WANTED = "a connection of sqlite3 or psycopg"
 _SQLITE_TRANSACTION = 22  # the action code of an authorizer. SQLite: SQLITE_TRANSACTION (sqlite3.h)
 _UNDEFINED_TABLE = "42P01"  # SQLSTATE
+_MISSING = "the ledger's table is not in the connection's database: call ledger.create_all() when the program starts"
+_READ_ONLY = "the connection is read-only: the ledger's row is written in its transaction, so use one that can write"
 
 
 class Status(enum.Enum):
@@ -73,8 +75,8 @@ class Driver(abc.ABC):
         """After the ROLLBACK."""
 
     @abc.abstractmethod
-    def is_missing_table(self, error: BaseException) -> bool:
-        """Whether an error says that the ledger's table is not there."""
+    def refusal(self, error: BaseException) -> str:
+        """What to say of an error that the ledger's row met; empty for one that says enough by itself."""
 
     @abc.abstractmethod
     def was_refused(self, connection: Any, error: BaseException) -> bool:
@@ -121,9 +123,11 @@ class SqliteDriver(Driver):
 
     def execute(self, connection: sqlite3.Connection, statement: Sql) -> list[tuple[Any, ...]]:
         cursor = sqlite3.Cursor(connection)  # not connection.cursor(): a factory or a row_factory is the user's
+        theirs, connection.text_factory = connection.text_factory, str
         try:
             return cursor.execute(statement.text, statement.values).fetchall()
         finally:
+            connection.text_factory = theirs
             cursor.close()
 
     def make_commit_impossible(self, connection: sqlite3.Connection) -> None:
@@ -133,8 +137,9 @@ class SqliteDriver(Driver):
     def allow_commit(self, connection: sqlite3.Connection) -> None:
         connection.set_authorizer(None)
 
-    def is_missing_table(self, error: BaseException) -> bool:
-        return isinstance(error, sqlite3.OperationalError) and "no such table" in str(error)
+    def refusal(self, error: BaseException) -> str:
+        text = str(error)
+        return _MISSING if "no such table" in text else _READ_ONLY if "readonly database" in text else ""
 
     def was_refused(self, connection: sqlite3.Connection, error: BaseException) -> bool:
         """SQLite keeps the transaction open when it refuses: locked by a reader, or a deferred foreign key."""
@@ -185,8 +190,7 @@ class PsycopgDriver(Driver):
         ((read_only,),) = self.execute(connection, Sql("SHOW transaction_read_only"))  # psycopg begins by itself
         if read_only == "on":
             self.rollback(connection)
-            text = "the connection's transaction is read-only, or the server is a standby"
-            raise TransactionError(f"{text}: the ledger's row is written in it, so use one that can write")
+            raise TransactionError(_READ_ONLY)
 
     def commit(self, connection: psycopg.Connection[Any]) -> None:
         connection.commit()
@@ -217,8 +221,8 @@ class PsycopgDriver(Driver):
     def allow_commit(self, connection: psycopg.Connection[Any]) -> None:
         """A ROLLBACK is all it takes."""
 
-    def is_missing_table(self, error: BaseException) -> bool:
-        return getattr(error, "sqlstate", None) == _UNDEFINED_TABLE
+    def refusal(self, error: BaseException) -> str:
+        return _MISSING if getattr(error, "sqlstate", None) == _UNDEFINED_TABLE else ""
 
     def was_refused(self, connection: psycopg.Connection[Any], error: BaseException) -> bool:
         """An error with a SQLSTATE is the server's own, and it rolled back: a deferred constraint, a serialization."""

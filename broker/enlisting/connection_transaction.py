@@ -45,7 +45,6 @@ class ConnectionRows:
         self._returns_id = driver.dialect == "postgresql"
         returning = " RETURNING CAST(tableoid AS bigint)" if self._returns_id else ""
         self._insert = f"INSERT INTO {table} {columns}{returning}"
-        # No text in the answer: a text_factory is the user's.
         self._select = f"SELECT 1 FROM {table} WHERE ledger_key = :key"  # noqa: S608 - ours
         self._home: int | None = None  # PostgreSQL's id of the table that check-back reads
 
@@ -55,9 +54,8 @@ class ConnectionRows:
         try:
             found = self._driver.execute(connection, Sql(self._insert, row))
         except Exception as error:
-            if self._driver.is_missing_table(error):
-                text = f"the database has no table {self._table} of the ledger"
-                raise TransactionError(f"{text}: call ledger.create_all() when the program starts") from error
+            if text := self._driver.refusal(error):
+                raise TransactionError(text) from error
             raise
         if self._returns_id and (table_id := int(found[0][0])) != self._home:
             self._check_home(connection, table_id)
@@ -93,7 +91,12 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
         self._enlistment = Enlistment()
         self._doom: BaseException | None = None
         ledger.check_connection(connection, driver)
-        driver.begin(connection)
+        try:
+            driver.begin(connection)
+        except Exception as error:
+            if text := driver.refusal(error):
+                raise TransactionError(text) from error
+            raise
         _open[id(connection)] = self
 
     @property
@@ -184,12 +187,10 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
 
     def _check_commit(self, status: Status) -> None:
         """Raises TransactionError when the transaction can only be rolled back."""
-        is_doomed = self._doom is not None and (self._driver.dialect == "sqlite" or status is Status.FAILED)
-        if is_doomed:
+        # PostgreSQL: a ROLLBACK TO takes a send that failed back, and the transaction is active again.
+        if self._doom is not None and (self._driver.dialect == "sqlite" or status is not Status.ACTIVE):
             cause = f"{type(self._doom).__name__}: {self._doom}"
-            text = (
-                f"the transaction was rolled back: a message could not be sent, and its error was swallowed ({cause})"
-            )
+            text = f"a message could not be sent, and its error was swallowed: the transaction is rolled back ({cause})"
             raise TransactionError(text) from self._doom
         if status is Status.FAILED:
             text = "nothing was saved: a statement of the transaction failed, and its error was swallowed"
