@@ -18,8 +18,6 @@ from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
     from broker.enlisting.enlistment import JoinableTransaction
-    from broker.ledger import Ledger
-    from broker.local_transaction import LocalTransaction
 
 COMMITTED, ROLLED_BACK = int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK)
 
@@ -74,8 +72,8 @@ class BoundLedger(abc.ABC):
         """
 
     @abc.abstractmethod
-    def with_engine(self) -> Ledger:
-        """The same ledger by SQLAlchemy, as check-back needs it."""
+    def with_engine(self) -> Any:
+        """The same ledger as a `broker.Ledger`, by SQLAlchemy, as check-back needs it."""
 
     def running_transaction(self) -> JoinableTransaction | None:
         """The database transaction that the calling thread is in, where the ledger can find it without a session.
@@ -84,8 +82,8 @@ class BoundLedger(abc.ABC):
         """
         return None
 
-    def begin(self, target: Any, producer_group: str, immunity_s: int | None) -> LocalTransaction | None:  # noqa: ARG002 - for those that can
-        """Begin a transaction of messages on what only this kind of ledger knows; None for anything else.
+    def begin(self, target: Any, producer_group: str, immunity_s: int | None) -> Any:  # noqa: ARG002 - for those that can
+        """Begin a LocalTransaction on what only this kind of ledger knows; None for anything else.
 
         Raises TransactionError.
         """

@@ -27,7 +27,7 @@ _MISSING = "the ledger's table is not in the connection's database: call ledger.
 _READ_ONLY = "the connection is read-only: the ledger's row is written in its transaction, so use one that can write"
 
 
-class Status(enum.Enum):
+class ConnectionStatus(enum.Enum):
     """What a connection is doing, as its driver knows it."""
 
     IDLE = "in no transaction"
@@ -43,7 +43,7 @@ class Driver(abc.ABC):
     dialect: ClassVar[str]
 
     @abc.abstractmethod
-    def status(self, connection: Any) -> Status:
+    def status(self, connection: Any) -> ConnectionStatus:
         """What the connection is doing."""
 
     @abc.abstractmethod
@@ -88,11 +88,11 @@ class SqliteDriver(Driver):
 
     dialect = "sqlite"
 
-    def status(self, connection: sqlite3.Connection) -> Status:
+    def status(self, connection: sqlite3.Connection) -> ConnectionStatus:
         try:
-            return Status.ACTIVE if connection.in_transaction else Status.IDLE
+            return ConnectionStatus.ACTIVE if connection.in_transaction else ConnectionStatus.IDLE
         except sqlite3.ProgrammingError:
-            return Status.CLOSED
+            return ConnectionStatus.CLOSED
 
     def refuse(self, connection: sqlite3.Connection) -> None:
         files = {str(name): str(path or "") for _, name, path in self.execute(connection, Sql("PRAGMA database_list"))}
@@ -156,18 +156,18 @@ class PsycopgDriver(Driver):
 
     dialect = "postgresql"
 
-    def status(self, connection: psycopg.Connection[Any]) -> Status:
+    def status(self, connection: psycopg.Connection[Any]) -> ConnectionStatus:
         from psycopg.pq import TransactionStatus
 
         if connection.closed:
-            return Status.CLOSED
+            return ConnectionStatus.CLOSED
         known = {
-            TransactionStatus.IDLE: Status.IDLE,
-            TransactionStatus.INTRANS: Status.ACTIVE,
-            TransactionStatus.INERROR: Status.FAILED,
-            TransactionStatus.ACTIVE: Status.BUSY,
+            TransactionStatus.IDLE: ConnectionStatus.IDLE,
+            TransactionStatus.INTRANS: ConnectionStatus.ACTIVE,
+            TransactionStatus.INERROR: ConnectionStatus.FAILED,
+            TransactionStatus.ACTIVE: ConnectionStatus.BUSY,
         }
-        return known.get(connection.info.transaction_status, Status.CLOSED)
+        return known.get(connection.info.transaction_status, ConnectionStatus.CLOSED)
 
     def refuse(self, connection: psycopg.Connection[Any]) -> None:
         if connection.info.pipeline_status:
@@ -183,7 +183,7 @@ class PsycopgDriver(Driver):
             )
 
     def begin(self, connection: psycopg.Connection[Any]) -> None:
-        if connection.autocommit and self.status(connection) is Status.IDLE:
+        if connection.autocommit and self.status(connection) is ConnectionStatus.IDLE:
             level = connection.isolation_level
             level_text = f" ISOLATION LEVEL {level.name.replace('_', ' ')}" if level is not None else ""
             self.execute(connection, Sql(f"BEGIN{level_text}"))
@@ -211,7 +211,7 @@ class PsycopgDriver(Driver):
         """By an error in the transaction, or in its savepoint: PostgreSQL commits nothing after one."""
         import psycopg
 
-        if self.status(connection) is Status.ACTIVE:
+        if self.status(connection) is ConnectionStatus.ACTIVE:
             reason = "DO $$BEGIN RAISE EXCEPTION 'checkback: a message could not be sent in this transaction'; END$$"
             try:
                 self.execute(connection, Sql(reason))
@@ -227,7 +227,7 @@ class PsycopgDriver(Driver):
     def was_refused(self, connection: psycopg.Connection[Any], error: BaseException) -> bool:
         """An error with a SQLSTATE is the server's own, and it rolled back: a deferred constraint, a serialization."""
         answered = getattr(error, "sqlstate", None) is not None
-        return answered and self.status(connection) is Status.IDLE
+        return answered and self.status(connection) is ConnectionStatus.IDLE
 
 
 def driver_of(connection: object) -> Driver | None:

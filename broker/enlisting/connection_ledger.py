@@ -24,7 +24,7 @@ from broker.database.bound_ledger import BoundLedger, advice
 from broker.database.ledger_binding import Binding, KnownLedgers
 from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference, observe
 from broker.database.statements import Sql, quoted
-from broker.enlisting.connection_drivers import Driver, Status, driver_of
+from broker.enlisting.connection_drivers import ConnectionStatus, Driver, driver_of
 from broker.enlisting.connection_transaction import ConnectionRows, ConnectionTransaction, open_transaction
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError, TransactionError
@@ -211,8 +211,8 @@ class ConnectionLedger(BoundLedger):
     def check_connection(self, connection: Any, driver: Driver) -> None:
         """Raises TransactionError for a connection that no message can join."""
         status = driver.status(connection)
-        if status not in (Status.IDLE, Status.ACTIVE):
-            step = "roll it back first" if status is Status.FAILED else "open another one"
+        if status not in (ConnectionStatus.IDLE, ConnectionStatus.ACTIVE):
+            step = "roll it back first" if status is ConnectionStatus.FAILED else "open another one"
             raise TransactionError(f"the connection is {status.value}, so no message can join it: {step}")
         driver.refuse(connection)
         if driver is not self._driver:
@@ -223,7 +223,7 @@ class ConnectionLedger(BoundLedger):
         actual = observe(
             partial(driver.execute, connection), driver.dialect, self._name(self._table), self._schema
         ).identity
-        if status is Status.IDLE:
+        if status is ConnectionStatus.IDLE:
             driver.rollback(connection)  # psycopg began a transaction to ask
         if what := difference(self._home, actual):
             text = f"the connection leads to {actual}, and the ledger is in {self._home} ({what})"
@@ -241,7 +241,10 @@ class ConnectionLedger(BoundLedger):
             raise BrokerError(
                 f"a ledger's connect() returns a connection of sqlite3 or psycopg, not {connection!r:.60}"
             )
-        if driver.status(connection) is not Status.IDLE and getattr(connection, "autocommit", None) is not False:
+        if (
+            driver.status(connection) is not ConnectionStatus.IDLE
+            and getattr(connection, "autocommit", None) is not False
+        ):
             text = f"the ledger's connect() returned a connection that is {driver.status(connection).value}"
             raise BrokerError(f"{text}: it must return a new one each time, which the ledger closes")
         try:

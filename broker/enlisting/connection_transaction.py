@@ -12,20 +12,17 @@ import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from broker.database.bound_ledger import COMMITTED
 from broker.database.statements import Sql
-from broker.enlisting.connection_drivers import Driver, Status
+from broker.enlisting.connection_drivers import ConnectionStatus, Driver
 from broker.enlisting.enlistment import Branch, Enlistment, JoinableTransaction, Stage
 from broker.enlisting.search_path import table_elsewhere
 from broker.enlisting.sqlalchemy_events import unknown_outcome
 from broker.errors import TransactionError
 from broker.local_transaction import LocalTransaction
 from broker.transaction.service import HalfMessageService
-
-if TYPE_CHECKING:
-    from broker.enlisting.connection_ledger import ConnectionLedger
 
 _places = itertools.count(1)
 
@@ -73,6 +70,15 @@ class ConnectionRows:
         self._home = table_id
 
 
+class RowsOfConnections(Protocol):
+    """What a transaction needs of its ledger: `ConnectionLedger`."""
+
+    @property
+    def connection_rows(self) -> ConnectionRows: ...
+    def check_connection(self, connection: Any, driver: Driver) -> None: ...
+    def are_committed(self, keys: Sequence[str]) -> bool: ...
+
+
 class ConnectionTransaction(LocalTransaction, JoinableTransaction):
     """A transaction that ends as a connection's does: `with producer.begin_transaction(connection) as transaction:`.
 
@@ -84,7 +90,7 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
     waits_for_disk: ClassVar[bool] = True
 
     def __init__(
-        self, ledger: ConnectionLedger, connection: Any, driver: Driver, group: str, immunity_s: int | None
+        self, ledger: RowsOfConnections, connection: Any, driver: Driver, group: str, immunity_s: int | None
     ) -> None:
         super().__init__(group, immunity_s)
         self._ledger, self._connection, self._driver = ledger, connection, driver
@@ -113,7 +119,7 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
         if not self._is_over:
             self.commit() if error is None else self.rollback()
 
-    def belongs_to(self, ledger: ConnectionLedger) -> bool:
+    def belongs_to(self, ledger: object) -> bool:
         """Whether its rows go into a ledger."""
         return self._ledger is ledger
 
@@ -124,9 +130,9 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
         try:
             self.check_active()
             status = self._driver.status(self._connection)
-            if status is not Status.ACTIVE:
+            if status is not ConnectionStatus.ACTIVE:
                 text = f"the connection is {status.value}: its transaction was ended inside the block"
-                if status is Status.FAILED:
+                if status is ConnectionStatus.FAILED:
                     text = "a statement of the transaction failed, and its error was swallowed"
                 raise TransactionError(f"{text}, so no message can join it. Send before commit(), in the same block")
             yield
@@ -161,7 +167,7 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
         try:
             status = driver.status(connection)
             self._check_commit(status)
-            if status is not Status.ACTIVE:  # the application ended it
+            if status is not ConnectionStatus.ACTIVE:  # the application ended it
                 self._settle(status)
                 return
             self._enlistment.seal(connection)
@@ -185,26 +191,26 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
         self._is_over = True
         _open.pop(id(self._connection), None)
 
-    def _check_commit(self, status: Status) -> None:
+    def _check_commit(self, status: ConnectionStatus) -> None:
         """Raises TransactionError when the transaction can only be rolled back."""
         # PostgreSQL: a ROLLBACK TO takes a send that failed back, and the transaction is active again.
-        if self._doom is not None and (self._driver.dialect == "sqlite" or status is not Status.ACTIVE):
+        if self._doom is not None and (self._driver.dialect == "sqlite" or status is not ConnectionStatus.ACTIVE):
             cause = f"{type(self._doom).__name__}: {self._doom}"
             text = f"a message could not be sent, and its error was swallowed: the transaction is rolled back ({cause})"
             raise TransactionError(text) from self._doom
-        if status is Status.FAILED:
+        if status is ConnectionStatus.FAILED:
             text = "nothing was saved: a statement of the transaction failed, and its error was swallowed"
             raise TransactionError(f"{text}. Put what may fail into a savepoint, `with connection.transaction():`")
-        if status is Status.BUSY:
+        if status is ConnectionStatus.BUSY:
             raise TransactionError("nothing was saved: the connection is in the middle of a statement (a COPY?)")
 
     def _roll_back(self) -> None:
         connection, driver = self._connection, self._driver
         try:
             status = driver.status(connection)
-            if status is not Status.CLOSED:
+            if status is not ConnectionStatus.CLOSED:
                 driver.rollback(connection)
-                status = Status.IDLE
+                status = ConnectionStatus.IDLE
             self._settle(status)
         except Exception as error:  # noqa: BLE001 - a broken connection; each driver has errors of its own
             self._enlistment.leave(f"the database does not say whether the transaction was rolled back ({error})")
@@ -213,9 +219,9 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
                 with contextlib.suppress(Exception):
                     driver.allow_commit(connection)
 
-    def _settle(self, status: Status) -> None:
+    def _settle(self, status: ConnectionStatus) -> None:
         """End the messages by what the database says of their rows, when the transaction is over."""
-        if status is Status.CLOSED:
+        if status is ConnectionStatus.CLOSED:
             if not self._ledger.are_committed([branch.key for branch in self._enlistment.branches]):
                 self._enlistment.leave("the connection was closed inside the block")
             else:
@@ -226,7 +232,7 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
 
     def _commit_failed(self, error: BaseException) -> None:
         """After an error of COMMIT: a refusal is a rollback, anything else leaves the outcome open."""
-        if self._driver.status(self._connection) is not Status.CLOSED and self._driver.was_refused(
+        if self._driver.status(self._connection) is not ConnectionStatus.CLOSED and self._driver.was_refused(
             self._connection, error
         ):
             self._roll_back()
