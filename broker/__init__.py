@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from broker.cluster.live_cluster import LiveCluster
     from broker.consumer import Consumer
     from broker.database.dedup import Processed
+    from broker.enlisting.connection_ledger import ConnectionLedger
     from broker.ledger import Ledger
     from broker.live import LiveStore
     from broker.message import Message, ReceivedMessage
@@ -76,6 +77,7 @@ __all__ = [
     "CheckListener",
     "ClusterConsumer",
     "ClusterError",
+    "ConnectionLedger",
     "Consumer",
     "CorruptRecord",
     "CorruptStore",
@@ -119,6 +121,7 @@ _HOMES = {
     "BodyCodec": "broker.app.bodies",
     "CheckListener": "broker.transaction.service",
     "ClusterConsumer": "broker.cluster.cluster_consumer",
+    "ConnectionLedger": "broker.enlisting.connection_ledger",
     "Consumer": "broker.consumer",
     "Ended": "broker.transaction.service",
     "Half": "broker.transaction.service",

@@ -22,12 +22,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from broker.database.ledger_binding import Binding, KnownLedgers, bind, binding_table
+from broker.database.bound_ledger import COMMITTED, ROLLED_BACK, BoundLedger, advice
+from broker.database.ledger_binding import Binding, KnownLedgers, Transaction, binding_table
 from broker.database.ledger_identity import Execute, Observed, observe
+from broker.database.statements import Sql
 from broker.database.tables import make_tables, make_tables_async
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY
 from broker.errors import BrokerError, TransactionError
@@ -38,15 +39,15 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import Session
 
-    from broker.enlisting.enlistment import JoinableTransaction
 
-COMMITTED, ROLLED_BACK = int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK)
+__all__ = ["COMMITTED", "ROLLED_BACK", "Ledger", "executor"]
+
 _SQLITE = "sqlite"
 _TURN_S = 1.0
 _log = logging.getLogger("broker")
 
 
-class Ledger:
+class Ledger(BoundLedger):
     """The table `checkback_ledger` in the application's database.
 
     `engine` is the SQLAlchemy engine (or async engine) of the database that the application's sessions use; `schema`
@@ -60,14 +61,13 @@ class Ledger:
         if not hasattr(engine, "dialect"):
             text = f"a ledger takes an engine, Ledger(create_engine(...)), not {engine!r:.80}"
             raise BrokerError(text)
+        super().__init__()
         self.is_async = hasattr(engine, "sync_engine")
         self._engine: Engine = engine.sync_engine if hasattr(engine, "sync_engine") else engine
         if self.dialect == _SQLITE and self._engine.url.database in (None, "", ":memory:"):
             raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
         self.metadata, self.rows, self.marks = _tables(table, schema)
         self.bindings = binding_table(self.metadata, table)
-        self._bound: dict[str, Binding] = {}  # by store id
-        self._known: dict[str, KnownLedgers] = {}
         self._insert = self.rows.insert()
         self._turn = threading.RLock()
 
@@ -98,6 +98,20 @@ class Ledger:
             raise BrokerError(text)
         return self._engine
 
+    def with_engine(self) -> Ledger:
+        """See BoundLedger."""
+        return self
+
+    @property
+    def table(self) -> str:
+        """See BoundLedger."""
+        return self.rows.name
+
+    @property
+    def bindings_name(self) -> str:
+        """The table of the bindings as SQL names it."""
+        return str(self._engine.dialect.identifier_preparer.format_table(self.bindings))
+
     @property
     def holds_a_lock(self) -> bool:
         """Whether a running transaction holds the lock of its row, so that nobody can answer for it."""
@@ -115,17 +129,8 @@ class Ledger:
         await make_tables_async(self.metadata, AsyncEngine(self._engine))
         self._bind_again()
 
-    def _bind_again(self) -> None:
-        """For producers that were made before the tables: within a transaction of SQLite's it would be too late."""
-        for store_id, known in list(self._known.items()):
-            self.bind(store_id, known)
-
     def bind(self, store_id: str, known: KnownLedgers) -> None:
-        """Bind a store and this database to each other, or verify that they are, before the first half message.
-
-        `known` is where the store remembers it. A database that cannot be asked now, or only in an event loop, is asked
-        before the first transaction. Raises TransactionError when the database is another one than it was.
-        """
+        """See BoundLedger."""
         from sqlalchemy.exc import SQLAlchemyError
 
         self._known[store_id] = known
@@ -135,7 +140,7 @@ class Ledger:
         if self.is_async and self.dialect != _SQLITE:
             return
         try:
-            self._bind(store_id, self._without_loop())
+            self._bind(store_id, _transactions(self._without_loop()))
         except SQLAlchemyError as error:
             _log.warning("%r cannot be asked whose ledger it is; the first transaction asks again: %s", self, error)
 
@@ -150,31 +155,15 @@ class Ledger:
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            return self._bind(store_id, self._engine)
+            return self._bind(store_id, _transactions(self._engine))
         except SQLAlchemyError as error:
             cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-            raise TransactionError(
-                f"{self!r} cannot be asked whose ledger it is ({cause}). {_advice(cause)}"
-            ) from error
+            raise TransactionError(f"{self!r} cannot be asked whose ledger it is ({cause}). {advice(cause)}") from error
 
     def look(self, execute: Execute) -> Observed:
         """Which database this is, asked on a connection."""
         name = self._engine.dialect.identifier_preparer.format_table(self.rows)
         return observe(execute, self.dialect, name, self.rows.schema)
-
-    def _bind(self, store_id: str, engine: Engine) -> Binding:
-        @contextlib.contextmanager
-        def transaction() -> Iterator[Execute]:
-            with engine.begin() as connection:
-                yield executor(connection)
-
-        known = self._known.get(store_id)
-        steps = KnownLedgers.steps if known is None else known.steps
-        found = bind(transaction, self.bindings, store_id, self.look, time.time_ns() // 1_000_000, steps)
-        if known is not None:
-            known.remember(found, self.rows.name)
-        self._bound[store_id] = found
-        return found
 
     def _without_loop(self) -> Engine:
         """An engine that needs no event loop. Python brings a driver of SQLite, so an async one can be replaced."""
@@ -183,13 +172,6 @@ class Ledger:
         from sqlalchemy import NullPool, create_engine
 
         return create_engine(self._engine.url.set(drivername=_SQLITE), poolclass=NullPool)
-
-    def running_transaction(self) -> JoinableTransaction | None:
-        """The database transaction that the calling thread is in, where the ledger can find it without a session.
-
-        None here: with SQLAlchemy a send names its session or connection. Raises TransactionError.
-        """
-        return None
 
     def state_of(self, properties: Mapping[str, str]) -> TransactionState | None:
         """What the row says that a half message with these properties names; None without one, or without an answer.
@@ -233,19 +215,25 @@ class Ledger:
                 self._turn = threading.RLock()
 
 
-def _advice(cause: str) -> str:
-    """The next step where a database does not say whose ledger it is."""
-    if "locked" in cause:  # SQLite: perhaps by the very transaction that the message is sent in
-        return "A transaction holds SQLite's lock: make the producer when the program starts, before any transaction"
-    return (
-        "Are its tables there? ledger.create_all() makes what is missing, with Alembic a migration by ledger.metadata"
-    )
+def _transactions(engine: Engine) -> Transaction:
+    """What begins transactions of an engine."""
+
+    @contextlib.contextmanager
+    def transaction() -> Iterator[Execute]:
+        with engine.begin() as connection:
+            yield executor(connection)
+
+    return transaction
 
 
 def executor(connection: Connection) -> Execute:
     """What executes a statement on a connection of SQLAlchemy and returns its rows, if it has any."""
 
+    from sqlalchemy import text
+
     def execute(statement: Any) -> list[Any]:
+        if isinstance(statement, Sql):
+            statement = text(statement.text).bindparams(**statement.values)
         found = connection.execute(statement)
         return list(found) if found.returns_rows else []
 

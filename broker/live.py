@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from broker.consumer import Consumer
+    from broker.database.bound_ledger import BoundLedger
     from broker.database.dedup import Processed
-    from broker.ledger import Ledger
     from broker.producer import Producer
 
 
@@ -92,7 +92,7 @@ class LiveStore(WritableStore):
     # Doors
 
     def producer(
-        self, group: str, *, topics: Sequence[str] = (), ledger: Ledger | None = None, resolver: Any = None
+        self, group: str, *, topics: Sequence[str] = (), ledger: BoundLedger | None = None, resolver: Any = None
     ) -> Producer:
         """What an application sends with; with a ledger or a resolver, together with its local transactions.
 

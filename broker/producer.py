@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from broker.database.bound_ledger import BoundLedger
 from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
@@ -44,12 +45,17 @@ from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 
 if TYPE_CHECKING:
+    import sqlite3
+
+    import psycopg
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
+    from broker.enlisting.connection_transaction import ConnectionTransaction
     from broker.enlisting.targets import AsyncTarget, SyncTarget, Target
 
+    PlainConnection = sqlite3.Connection | psycopg.Connection[Any]
 
 _log = logging.getLogger("broker")
 
@@ -69,14 +75,14 @@ class Producer:
         group: str,
         *,
         topics: Sequence[str] = (),
-        ledger: Ledger | None = None,
+        ledger: BoundLedger | None = None,
         resolver: Any = None,
     ) -> None:
         check_group(group)
         self.store, self.group, self.ledger, self.resolver = store, group, ledger, resolver
         self.topics = checked_topics(topics)
         self._destination = store.destination(group)
-        if ledger is not None and not isinstance(cast(object, ledger), Ledger):
+        if ledger is not None and not isinstance(cast(object, ledger), BoundLedger):
             text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
             raise TransactionError(f"{text}, not {ledger!r:.60}")
         if self.is_transactional:
@@ -84,7 +90,7 @@ class Producer:
                 text = "name the topics that the transactional producer sends to"
                 raise TransactionError(f"{text}: store.producer(group, topics=[...], ...)")
             self._destination.open_transactional(self.topics, ledger, resolver)
-            if ledger is not None:
+            if isinstance(ledger, Ledger):
                 watch(ledger.session_engine)
         else:
             self._destination.open_plain()
@@ -101,7 +107,7 @@ class Producer:
     def send(
         self,
         message: Message,
-        transaction: LocalTransaction | Target | None = None,
+        transaction: LocalTransaction | Target | PlainConnection | None = None,
         *,
         sharding_key: str | None = None,
         delay_level: int | None = None,
@@ -113,7 +119,8 @@ class Producer:
         With a `transaction` it is a half message, which is delivered when that commits. This is a SQLAlchemy session or
         connection, or what `begin_transaction` returned: the message joins the transaction that the session is in,
         whichever code commits it, is fsynced just before COMMIT, and goes when it is rolled back, to a savepoint too.
-        If the send fails, that transaction (or savepoint) can only be rolled back.
+        If the send fails, that transaction (or savepoint) can only be rolled back. A plain connection of sqlite3 or
+        psycopg stands for the transaction that `begin_transaction` began on it.
 
         Messages with the same `sharding_key` go to the same queue and are consumed in the order of sending;
         transactional ones in the order of their commits. `deliver_at` (a datetime with a time zone, or milliseconds)
@@ -134,7 +141,7 @@ class Producer:
     async def send_async(
         self,
         message: Message,
-        transaction: LocalTransaction | Target | None = None,
+        transaction: LocalTransaction | Target | PlainConnection | None = None,
         *,
         sharding_key: str | None = None,
         delay_level: int | None = None,
@@ -143,10 +150,12 @@ class Producer:
     ) -> SendResult:
         """The same without blocking the event loop while the disk writes; for AsyncSession and AsyncConnection."""
         options = SendOptions(sharding_key, delay_level, deliver_at, delay)
+        if self._joined(transaction) is not None:
+            return self.send(message, transaction, **options._asdict())  # its connection belongs to this thread
         if transaction is None or isinstance(transaction, PlainTransaction):
             return await asyncio.to_thread(partial(self.send, message, transaction, **options._asdict()))
         begun = transaction if isinstance(transaction, LocalTransaction) else None
-        target = _target_of(transaction)
+        target = _target_of(cast("LocalTransaction | Target", transaction))
         if not is_async(target):
             return self.send(message, transaction, **options._asdict())
 
@@ -182,18 +191,27 @@ class Producer:
         immunity_s: int | None = None,
     ) -> AsyncTransaction: ...
 
+    @overload
+    def begin_transaction(
+        self, session: PlainConnection, *, immunity_s: int | None = None
+    ) -> ConnectionTransaction: ...
+
     def begin_transaction(self, session: Any = None, *, immunity_s: int | None = None) -> LocalTransaction:
         """Begin a transaction of messages that ends as a database session's does: leave the block, and both commit.
 
         With a session it is sugar over `send(message, session)`: leaving the block calls the session's commit() or
-        rollback(). Without a session call `commit()` or `rollback()`, or leave the block; check-back asks the resolver
-        then. `immunity_s` keeps check-back away from its messages for so long. Raises TransactionError when the
-        producer has no ledger (with a session) or no resolver (without).
+        rollback(). With a plain connection of sqlite3 or psycopg, and a ConnectionLedger, it is the only way. Without
+        either call `commit()` or `rollback()`, or leave the block; check-back asks the resolver then. `immunity_s`
+        keeps check-back away from its messages for so long. Raises TransactionError when the producer has no ledger
+        (with a session) or no resolver (without), and for a connection that no message can join.
         """
         if session is None:
             self._check_resolver("begin_transaction() without a session")
             return PlainTransaction(self._destination.transactions, self.group, immunity_s)
-        ledger, target = self._ledger_of_sessions(), target_of(session)
+        bound = self._ledger_of_sessions()
+        if (begun := bound.begin(session, self.group, immunity_s)) is not None:
+            return begun
+        ledger, target = _of_sqlalchemy(bound), target_of(session)
         if is_async(target):
             return AsyncTransaction(self.group, immunity_s, ledger, cast("AsyncTarget", target))
         return SessionTransaction(self.group, immunity_s, ledger, cast("SyncTarget", target))
@@ -229,7 +247,7 @@ class Producer:
     def _send_half(
         self,
         message: Message,
-        transaction: LocalTransaction | JoinableTransaction | Target,
+        transaction: LocalTransaction | JoinableTransaction | Target | PlainConnection,
         options: SendOptions,
     ) -> Half:
         if isinstance(transaction, PlainTransaction):
@@ -239,11 +257,13 @@ class Producer:
                 half = self._destination.prepare(message, extra, options.sharding_key, wait=True)
             transaction.halves.append(half)
             return half
-        if isinstance(transaction, JoinableTransaction):
-            return self._send_in(message, transaction, None, options)
+        joined = self._joined(transaction)
+        if joined is not None:
+            own = transaction if isinstance(transaction, LocalTransaction) else None
+            return self._send_in(message, joined, own, options)
         if not isinstance(transaction, LocalTransaction) and isinstance(cast(object, message), str):
             check_message(message)  # send("topic", b"body")
-        target = _target_of(transaction)
+        target = _target_of(cast("LocalTransaction | Target", transaction))
         if is_async(target):
             text = f"{type(target).__name__} is async: await producer.send_async(message, session)"
             doom(sync_part(cast("AsyncTarget", target)), text)
@@ -251,13 +271,19 @@ class Producer:
         begun = transaction if isinstance(transaction, LocalTransaction) else None
         return self._send_in(message, self._joinable(cast("SyncTarget", target)), begun, options)
 
+    def _joined(self, transaction: object) -> JoinableTransaction | None:
+        """The transaction itself, where it was begun or is known to the ledger; None for what is SQLAlchemy's."""
+        if self.ledger is not None and (found := self.ledger.joinable(transaction)) is not None:
+            return found
+        return transaction if isinstance(transaction, JoinableTransaction) else None
+
     def _joinable(self, target: SyncTarget) -> JoinableTransaction:
-        """The transaction of a session or a connection. Without a ledger it cannot be committed any more."""
-        if self.ledger is None:
-            text = "a message in a session's transaction needs a ledger: store.producer(ledger=...)"
-            doom(target, f"TransactionError: {text}")
-            raise TransactionError(text)
-        return SqlalchemyTransaction(target, self.ledger)
+        """The transaction of a session or a connection. Without its ledger it cannot be committed any more."""
+        try:
+            return SqlalchemyTransaction(target, _of_sqlalchemy(self._ledger_of_sessions()))
+        except TransactionError as error:
+            doom(target, f"TransactionError: {error}")
+            raise
 
     def _send_in(
         self,
@@ -300,7 +326,7 @@ class Producer:
             text = f"{what} needs someone who can say later how it ended: store.producer(group, resolver=...)"
             raise TransactionError(text)
 
-    def _ledger_of_sessions(self) -> Ledger:
+    def _ledger_of_sessions(self) -> BoundLedger:
         if self.ledger is None:
             raise TransactionError("a message in a session's transaction needs a ledger: store.producer(ledger=...)")
         return self.ledger
@@ -314,6 +340,14 @@ class Producer:
         if message.topic not in self.topics:
             bound = ", ".join(sorted(self.topics))
             raise TransactionError(f"the topic {message.topic} is not one that the producer was made for: {bound}")
+
+
+def _of_sqlalchemy(ledger: BoundLedger) -> Ledger:
+    """Raises TransactionError for a ledger that knows no sessions."""
+    if not isinstance(ledger, Ledger):
+        text = "the producer's ledger is for plain connections of sqlite3 and psycopg"
+        raise TransactionError(f"{text}: give it broker.Ledger(engine) for sessions of SQLAlchemy")
+    return ledger
 
 
 def _target_of(transaction: LocalTransaction | Target) -> SyncTarget | AsyncTarget:

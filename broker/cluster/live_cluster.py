@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import ssl
     from datetime import datetime
 
+    from broker.database.bound_ledger import BoundLedger
     from broker.database.dedup import Processed
-    from broker.ledger import Ledger
 
 _OF_A_STORE = {
     "append": "send with cluster.producer(group)",
@@ -110,7 +110,7 @@ class LiveCluster:
     # Doors
 
     def producer(
-        self, group: str, *, topics: Sequence[str] = (), ledger: Ledger | None = None, resolver: Any = None
+        self, group: str, *, topics: Sequence[str] = (), ledger: BoundLedger | None = None, resolver: Any = None
     ) -> Producer:
         """What an application sends with; with a ledger or a resolver, together with its local transactions.
 

@@ -10,7 +10,7 @@ from "this is another database". The row states the identity of the database tha
 producer raises `opened`, there first and then in the store: a database that has a lower number than the store knows was
 put back from a backup.
 
-The functions take `execute`, which executes a statement of SQLAlchemy Core on whatever connection there is.
+The functions take `execute`, which executes an `Sql` on whatever connection there is, and the table as SQL names it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference
+from broker.database.statements import Sql
 from broker.errors import StoreError, TransactionError
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
@@ -96,26 +97,23 @@ def binding_table(metadata: MetaData, table: str) -> Table:
     )
 
 
-def read_binding(execute: Execute, bindings: Table, store_id: str) -> Binding | None:
+def read_binding(execute: Execute, bindings: str, store_id: str) -> Binding | None:
     """The binding of a store in a database; None when it has none. Raises TransactionError for one that is damaged."""
-    from sqlalchemy import select
-
-    columns = bindings.c
-    wanted = select(columns.binding_id, columns.identity, columns.opened, columns.made_ms)
-    found = execute(wanted.where(columns.store_id == store_id))
+    wanted = f"SELECT binding_id, identity, opened, made_ms FROM {bindings} WHERE store_id = :store_id"  # noqa: S608 - ours
+    found = execute(Sql(wanted, {"store_id": store_id}))
     if not found:
         return None
     ((binding_id, identity, opened, made_ms),) = found
     try:
         known = DatabaseIdentity.from_json(json.loads(identity))
     except (ValueError, AttributeError) as error:
-        raise TransactionError(f"the row of {store_id} in {bindings.name} is damaged: {error}") from error
+        raise TransactionError(f"the row of {store_id} in {bindings} is damaged: {error}") from error
     return Binding(str(binding_id), store_id, known, int(opened), int(made_ms))
 
 
 def bind(
     transaction: Transaction,
-    bindings: Table,
+    bindings: str,
     store_id: str,
     look: Callable[[Execute], Observed],
     now_ms: int,
@@ -136,7 +134,7 @@ def bind(
         made = Binding(secrets.token_hex(ID_SIZE // 2), store_id, observed.identity, 1, now_ms)
         try:
             with transaction() as execute:
-                execute(bindings.insert().values(_row(made)))
+                execute(_insert(bindings, made))
             return made
         except Exception:
             if attempt == _ATTEMPTS - 1:
@@ -153,15 +151,13 @@ def mismatch(bound: Binding, actual: DatabaseIdentity) -> str:
     return f"the ledger was bound to {bound.identity}, and this is {actual}"
 
 
-def _counted(transaction: Transaction, bindings: Table, found: Binding) -> Binding:
+def _counted(transaction: Transaction, bindings: str, found: Binding) -> Binding:
     """Raise the count, which is a help and no condition: a database that is locked at the moment stays as it is."""
-    from sqlalchemy import update
-
-    mine = bindings.c.store_id == found.store_id
+    count = f"UPDATE {bindings} SET opened = opened + 1, identity = :identity WHERE store_id = :store_id"  # noqa: S608 - ours
     seen = _row(found)["identity"]  # a file may have another path or device than before
     try:
         with transaction() as execute, _impatient(execute, found.identity.dialect):
-            execute(update(bindings).where(mine).values(opened=bindings.c.opened + 1, identity=seen))
+            execute(Sql(count, {"identity": seen, "store_id": found.store_id}))
             now = read_binding(execute, bindings, found.store_id)
     except Exception:  # noqa: BLE001 - each driver has its own error for a lock
         return found
@@ -174,22 +170,24 @@ def _impatient(execute: Execute, dialect: str) -> Iterator[None]:
     if dialect != "sqlite":
         yield
         return
-    from sqlalchemy import text
-
-    ((before,),) = execute(text("PRAGMA busy_timeout"))
-    execute(text(f"PRAGMA busy_timeout = {_WAIT_MS}"))
+    ((before,),) = execute(Sql("PRAGMA busy_timeout"))
+    execute(Sql(f"PRAGMA busy_timeout = {_WAIT_MS}"))
     try:
         yield
     finally:
-        execute(text(f"PRAGMA busy_timeout = {int(before)}"))
+        execute(Sql(f"PRAGMA busy_timeout = {int(before)}"))
 
 
-def put_binding(execute: Execute, bindings: Table, binding: Binding) -> None:
+def put_binding(execute: Execute, bindings: str, binding: Binding) -> None:
     """Put a binding in place of the one that the store has there, if any: an operator decided it."""
-    from sqlalchemy import delete
+    execute(Sql(f"DELETE FROM {bindings} WHERE store_id = :store_id", {"store_id": binding.store_id}))  # noqa: S608 - ours
+    execute(_insert(bindings, binding))
 
-    execute(delete(bindings).where(bindings.c.store_id == binding.store_id))
-    execute(bindings.insert().values(_row(binding)))
+
+def _insert(bindings: str, binding: Binding) -> Sql:
+    row = _row(binding)
+    places = ", ".join(f":{name}" for name in row)
+    return Sql(f"INSERT INTO {bindings} ({', '.join(row)}) VALUES ({places})", row)  # noqa: S608 - ours
 
 
 def _row(binding: Binding) -> dict[str, Any]:

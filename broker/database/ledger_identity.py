@@ -22,10 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
+from broker.database.statements import Sql
 from broker.errors import TransactionError
 
 Execute = Callable[[Any], Sequence[Sequence[Any]]]
-"""Executes one statement of SQLAlchemy Core on some connection and returns its rows."""
+"""Executes one statement on some connection and returns its rows: `Sql`, and with SQLAlchemy also one of its Core."""
 
 _POSTGRESQL, _SQLITE = "postgresql", "sqlite"
 _MYSQL = ("mysql", "mariadb")
@@ -98,10 +99,8 @@ def observe(execute: Execute, dialect: str, table: str, schema: str | None) -> O
 
 
 def _postgresql(execute: Execute, table: str) -> Observed:
-    from sqlalchemy import text
-
-    ((database, oid, schema, port, standby, read_only, permitted),) = execute(text(_PG).bindparams(name=table))
-    ((server, timeline),) = execute(text(_PG_SYSTEM)) if permitted else (("", ""),)
+    ((database, oid, schema, port, standby, read_only, permitted),) = execute(Sql(_PG, {"name": table}))
+    ((server, timeline),) = execute(Sql(_PG_SYSTEM)) if permitted else (("", ""),)
     identity = DatabaseIdentity(
         _POSTGRESQL, server, port, database=database, number=oid, schema=schema or "", timeline=timeline
     )
@@ -110,10 +109,8 @@ def _postgresql(execute: Execute, table: str) -> Observed:
 
 
 def _mysql(execute: Execute, dialect: str, schema: str | None) -> Observed:
-    from sqlalchemy import text
-
-    variables = {str(name).lower(): str(value) for name, value, *_ in execute(text(_MY))}
-    ((database,),) = execute(text("SELECT DATABASE()"))
+    variables = {str(name).lower(): str(value) for name, value, *_ in execute(Sql(_MY))}
+    ((database,),) = execute(Sql("SELECT DATABASE()"))
     place = f"{variables.get('hostname', '')}:{variables.get('port', '')}{variables.get('datadir', '')}"
     named = schema or str(database or "")
     identity = DatabaseIdentity(dialect, variables.get("server_uuid") or place, database=named, schema=schema or "")
@@ -122,9 +119,7 @@ def _mysql(execute: Execute, dialect: str, schema: str | None) -> Observed:
 
 
 def _sqlite(execute: Execute, schema: str | None) -> Observed:
-    from sqlalchemy import text
-
-    files = {str(name): str(path or "") for _, name, path in execute(text("PRAGMA database_list"))}
+    files = {str(name): str(path or "") for _, name, path in execute(Sql("PRAGMA database_list"))}
     path = files.get(schema or "main", "")
     if not path:  # in memory, which only the runner of Django's tests may have: it is this process's own
         in_memory = DatabaseIdentity(_SQLITE, database=":memory:", number=str(os.getpid()), schema=schema or "")

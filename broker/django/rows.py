@@ -7,12 +7,13 @@ from typing import Any
 
 from django.db import Error
 
+from broker.database.statements import Sql, pyformat
+from broker.enlisting.search_path import table_elsewhere
 from broker.errors import TransactionError
 from broker.ledger import COMMITTED
 
 _BATCH = 500  # keys in one SELECT: any database takes so many parameters
 _UNDEFINED_TABLE = "42P01"  # SQLSTATE
-_PATHS = "SELECT current_setting('search_path'), reset_val FROM pg_settings WHERE name = 'search_path'"
 
 
 class DjangoRows:
@@ -58,22 +59,17 @@ class DjangoRows:
         return found
 
     def _check_home(self, cursor: Any, table_id: int) -> None:
-        """Raises TransactionError when the search_path, of a tenant say, leads to another table than check-back's.
+        """Raises TransactionError when the search_path, of a tenant say, leads to another table than check-back's."""
 
-        Check-back connects with the same settings, so it has the search_path that a new connection gets: what
-        PostgreSQL calls the reset value.
-        """
-        cursor.execute(_PATHS)
-        current, default = cursor.fetchone()
-        if current != default:
-            cursor.execute("SELECT set_config('search_path', %s, true)", [default])
-            cursor.execute("SELECT to_regclass(%s)::oid::bigint", [self._table])
-            home = cursor.fetchone()[0]
-            cursor.execute("SELECT set_config('search_path', %s, true)", [current])
-            if home != table_id:
-                text = f"the search_path {current!r} leads to another table {self._table} than the one that"
-                text = f"{text} check-back reads, with search_path {default!r}"
-                raise TransactionError(f"{text}: keep the ledger in a schema that all tenants share")
+        def execute(statement: Sql) -> list[tuple[Any, ...]]:
+            cursor.execute(pyformat(statement.text), statement.values)
+            return list(cursor.fetchall())
+
+        paths = table_elsewhere(execute, self._table, table_id)
+        if paths is not None:
+            text = f"the search_path {paths.current!r} leads to another table {self._table} than the one that"
+            text = f"{text} check-back reads, with search_path {paths.default!r}"
+            raise TransactionError(f"{text}: keep the ledger in a schema that all tenants share")
         self._home = table_id
 
     def _quoted(self, connection: Any) -> str:

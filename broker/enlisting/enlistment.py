@@ -252,6 +252,16 @@ class Enlistment:
             for branch in self.branches:
                 _discard(branch) if branch in vanished else _deliver(branch)
 
+    def ended_by_application(self, connection: Any) -> None:
+        """The same where the application may end its transaction without the adapter: by its rows, whichever way.
+
+        Ask on a connection that is in no transaction of its own any more.
+        """
+        vanished = self._vanished(connection)
+        if self._ends(Stage.ROLLED_BACK if len(vanished) == len(self.branches) else Stage.COMMITTED):
+            for branch in self.branches:
+                _discard(branch) if branch in vanished else _deliver(branch)
+
     def leave(self, why: str) -> None:
         """Let check-back find out how the transaction ended."""
         if self._ends(Stage.LEFT) and self.halves:

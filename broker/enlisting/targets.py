@@ -41,7 +41,11 @@ def target_of(value: object) -> SyncTarget | AsyncTarget:
             return cast("AsyncTarget", value)
         if isinstance(value, asynchronous.async_scoped_session):
             return target_of(value())
-    raise TransactionError(f"{_WANTED}, not {type(value).__module__}.{type(value).__qualname__}")
+    module = type(value).__module__
+    if module.partition(".")[0] in ("sqlite3", "psycopg"):
+        text = f"a plain connection of {module.partition('.')[0]} needs a ledger of its kind"
+        raise TransactionError(f"{text}: store.producer(group, topics=[...], ledger=broker.ConnectionLedger(connect))")
+    raise TransactionError(f"{_WANTED}, not {module}.{type(value).__qualname__}")
 
 
 def is_async(target: SyncTarget | AsyncTarget) -> bool:

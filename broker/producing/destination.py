@@ -16,7 +16,7 @@ from broker.message import Message
 from broker.transaction.service import Half, HalfMessageService, LocalTransactionState
 
 if TYPE_CHECKING:
-    from broker.ledger import Ledger
+    from broker.database.bound_ledger import BoundLedger
 
 STORED = "SEND_OK"
 
@@ -64,7 +64,7 @@ class Destination(abc.ABC):
         """Get ready for a producer that sends no half messages. Raises TransactionError for a transactional group."""
 
     @abc.abstractmethod
-    def open_transactional(self, topics: frozenset[str], ledger: Ledger | None, resolver: Any) -> None:
+    def open_transactional(self, topics: frozenset[str], ledger: BoundLedger | None, resolver: Any) -> None:
         """Get ready for half messages: the topics are there, the group is remembered, the ledger is bound.
 
         Raises TransactionError.

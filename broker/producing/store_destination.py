@@ -20,7 +20,7 @@ from broker.store.write.pending_record import LOCAL_HOST, Appended
 from broker.transaction.service import Half, HalfMessageService
 
 if TYPE_CHECKING:
-    from broker.ledger import Ledger
+    from broker.database.bound_ledger import BoundLedger
     from broker.writable_store import WritableStore
 
 _TRANSACTIONAL = b"transactional\n"
@@ -59,7 +59,7 @@ class StoreDestination(Destination):
             text = f"the producer group {self._group} is transactional: take another one for other messages"
             raise TransactionError(text)
 
-    def open_transactional(self, topics: frozenset[str], ledger: Ledger | None, resolver: Any) -> None:  # noqa: ARG002
+    def open_transactional(self, topics: frozenset[str], ledger: BoundLedger | None, resolver: Any) -> None:  # noqa: ARG002
         """Check-back asks the resolver; here nothing needs to know it."""
         if ledger is not None:
             ledger.bind(self.store_id, KnownLedgers(self._store.path, self._store.writer.disk))

@@ -46,11 +46,11 @@ def rebind(cluster: LiveCluster, ledger: Ledger) -> Binding:
     with ledger.engine.begin() as connection:
         execute = executor(connection)
         observed = ledger.look(execute)
-        found = read_binding(execute, ledger.bindings, cluster.store_id) if observed.has_table else None
+        found = read_binding(execute, ledger.bindings_name, cluster.store_id) if observed.has_table else None
         if found is None:
             raise BrokerError(f"{observed.identity} holds no binding of the cluster {cluster.store_id}: use --bind")
         bound = replace(found, identity=observed.identity)
-        put_binding(execute, ledger.bindings, bound)
+        put_binding(execute, ledger.bindings_name, bound)
     return bound
 
 
@@ -90,7 +90,7 @@ def for_producers(cluster: LiveCluster, producers: Sequence[Producer]) -> Iterat
         for group in dict.fromkeys(one.group for one in producers):
             of_group = [one for one in producers if one.group == group]
             evidence = ClusterEvidence(cluster, group)
-            ledgers = [LedgerResolver(one.ledger, evidence) for one in of_group if one.ledger is not None]
+            ledgers = [LedgerResolver(one.ledger.with_engine(), evidence) for one in of_group if one.ledger]
             asked = [CallableResolver(one.resolver) for one in of_group if one.resolver is not None]
             default: Resolver | None = Breaker(asked[0]) if asked else None
             by_ledger = {group: Breaker(Bounded(Ledgers(ledgers)))} if ledgers else {}

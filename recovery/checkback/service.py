@@ -154,7 +154,7 @@ def for_producers(
     of_group: dict[str, list[LedgerResolver]] = {}
     for one in producers:
         if one.ledger is not None:
-            of_group.setdefault(one.group, []).append(LedgerResolver(one.ledger, evidence))
+            of_group.setdefault(one.group, []).append(LedgerResolver(one.ledger.with_engine(), evidence))
     ledgers = [ledger for each in of_group.values() for ledger in each]
     by_ledger = {group: Breaker(Bounded(Ledgers(each))) for group, each in of_group.items()}
     asked = {one.group: Breaker(CallableResolver(one.resolver)) for one in producers if one.resolver is not None}

@@ -19,6 +19,10 @@ SHOPS = [
     ("fastapi_async", "postgres", ""),
     ("django", "sqlite", ""),
     ("django", "postgres", "--preload"),
+    ("starlette", "sqlite", ""),
+    ("starlette", "postgres", ""),
+    ("plain", "sqlite", "--preload"),
+    ("plain", "postgres", ""),
 ]
 
 

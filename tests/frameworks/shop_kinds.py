@@ -52,6 +52,26 @@ def fastapi_async(folder: Path, url: URL, *options: str) -> Shop:
     return Shop(command, environment, ("fail", "savepoint", "kept", "twice"))
 
 
+def starlette(folder: Path, url: URL, *options: str) -> Shop:
+    """Starlette with an AsyncSession: the endpoint commits, by `async_sessionmaker.begin()`."""
+    driver = _ASYNC_DRIVERS[url.get_backend_name()]
+    environment = _environment(folder, _sqlalchemy(url.set(drivername=driver)))
+    _make(folder, environment, "-m", f"{SHOPS}.starlette_shop")
+    command = uvicorn(f"{SHOPS}.starlette_routes:app", *options)
+    return Shop(command, environment, ("fail", "savepoint", "twice"))
+
+
+def plain(folder: Path, url: URL, *options: str) -> Shop:
+    """Flask with connections of sqlite3 or psycopg, without SQLAlchemy: `begin_transaction(connection)` commits."""
+    module, database, wishes = "sqlite3", str(url.database), ("fail", "savepoint", "twice")
+    if url.get_backend_name() != "sqlite":
+        module, wishes = "psycopg", (*wishes, "kept")
+        database = f"host={url.query['host']} user={url.username} dbname={url.database}"
+    environment = _environment(folder, database)
+    _make(folder, environment, "-m", f"{SHOPS}.{module}_shop")
+    return Shop(gunicorn(f"{SHOPS}.{module}_routes:app", *THREADS, *options), environment, wishes)
+
+
 def django(folder: Path, url: URL, *options: str) -> Shop:
     """Django: `transaction.atomic`, nested, and ATOMIC_REQUESTS."""
     environment = _environment(folder, json.dumps(django_database(url)))

@@ -25,6 +25,7 @@ LAYERS: dict[str, set[str]] = {
     # A client of brokers elsewhere; what serves them is not below it.
     "broker.cluster": {
         "broker.consuming",
+        "broker.database.bound_ledger",
         "broker.database.dedup",
         "broker.producing.destination",
         "broker.errors",

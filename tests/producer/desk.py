@@ -75,8 +75,14 @@ class Desk:
 
     def judge(self) -> tuple[set[int], set[int]]:
         """The orders of this case that are there and those that were announced, after check-back."""
+        self.check_back()
+        return self.there()
+
+    def check_back(self) -> None:
         for later in (1, 2, 3):
             self.shop.check_back(86_400_000 * later)
+
+    def there(self) -> tuple[set[int], set[int]]:
         return self._mine(self.shop.orders()), self._mine(self.shop.announced())
 
     def _mine(self, numbers: list[int]) -> set[int]:

@@ -24,7 +24,7 @@ from broker.transaction.events import TransactionState
 from broker.transaction.service import Half, HalfMessageService, LocalTransactionState
 
 if TYPE_CHECKING:
-    from broker.ledger import Ledger
+    from broker.database.bound_ledger import BoundLedger
 
 _ID_SIZE = 32  # of the column store_id
 _WORDS = {state.value: state for state in LocalTransactionState}
@@ -72,7 +72,7 @@ class ClusterDestination(Destination):
             raise TransactionError(text)
         self._client.loop.run(self._register())
 
-    def open_transactional(self, topics: frozenset[str], ledger: Ledger | None, resolver: Any) -> None:
+    def open_transactional(self, topics: frozenset[str], ledger: BoundLedger | None, resolver: Any) -> None:
         for topic in sorted(topics):
             self._client.loop.run(self._make(topic))
         if ledger is not None:
@@ -147,7 +147,7 @@ class ClusterDestination(Destination):
         return half
 
 
-def answers_of(ledger: Ledger | None, resolver: Any) -> Check:
+def answers_of(ledger: BoundLedger | None, resolver: Any) -> Check:
     """What a producer's own process answers to a check: its ledger's row first, then its resolver.
 
     A row that is missing means "unknown" here: the transaction may still run. `recovery.answering` also decides those.

@@ -202,7 +202,7 @@ def rebind(
         opened = max(bound.opened, known.binding.opened if known else 0)
         made = Binding(target, evidence.store_id, facts.actual, opened, bound.made_ms)
         with ledger.engine.begin() as connection:
-            put_binding(executor(connection), ledger.bindings, made)
+            put_binding(executor(connection), ledger.bindings_name, made)
         step = _step_of("rebind", before, facts.actual, why, by, now_ms)
         old = known or KnownLedger(made, ledger.rows.name)
         evidence.known.put(replace(old, binding=made, history=(*old.history, step)))

@@ -191,7 +191,7 @@ def gather(transaction: Transaction, ledger: Ledger, evidence: Evidence) -> Ledg
     row = None
     try:
         with transaction() as execute:
-            row = read_binding(execute, ledger.bindings, evidence.store_id) if has_table else None
+            row = read_binding(execute, ledger.bindings_name, evidence.store_id) if has_table else None
     except DBAPIError as error:
         if not is_missing_table(error):
             raise

@@ -1,0 +1,117 @@
+"""What every ledger is to a producer, whichever library reads and writes its rows: a database that a store is bound to.
+
+Ledger              by SQLAlchemy: sessions and connections
+DjangoLedger        by Django: the connection of an alias
+ConnectionLedger    by the driver alone: connections of sqlite3 and psycopg
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from broker.database.ledger_binding import Binding, KnownLedgers, Transaction, bind
+from broker.database.ledger_identity import Execute, Observed
+from broker.transaction.events import TransactionState
+
+if TYPE_CHECKING:
+    from broker.enlisting.enlistment import JoinableTransaction
+
+COMMITTED, ROLLED_BACK = int(TransactionState.COMMITTED), int(TransactionState.ROLLED_BACK)
+
+
+class BoundLedger(abc.ABC):
+    """A ledger's table in the application's database, bound to the stores whose transactions it settles."""
+
+    def __init__(self) -> None:
+        self._bound: dict[str, Binding] = {}  # by store id
+        self._known: dict[str, KnownLedgers] = {}
+
+    @property
+    @abc.abstractmethod
+    def dialect(self) -> str:
+        """The kind of database, as SQLAlchemy names it: sqlite, postgresql, mysql, mariadb."""
+
+    @property
+    @abc.abstractmethod
+    def bindings_name(self) -> str:
+        """The table of the bindings as SQL names it."""
+
+    @property
+    @abc.abstractmethod
+    def table(self) -> str:
+        """The plain name of the ledger's table."""
+
+    @abc.abstractmethod
+    def look(self, execute: Execute) -> Observed:
+        """Which database this is, asked on a connection."""
+
+    @abc.abstractmethod
+    def create_all(self) -> None:
+        """Make the tables, where they are not there yet; other processes may do so at the same moment."""
+
+    @abc.abstractmethod
+    def bind(self, store_id: str, known: KnownLedgers) -> None:
+        """Bind a store and this database to each other, or verify that they are, before the first half message.
+
+        `known` is where the store remembers it. A database that cannot be asked now, or only in an event loop, is asked
+        before the first transaction. Raises TransactionError when the database is another one than it was.
+        """
+
+    @abc.abstractmethod
+    def binding(self, store_id: str) -> Binding:
+        """The binding of a store and this database. Raises TransactionError when it is not to be had."""
+
+    @abc.abstractmethod
+    def state_of(self, properties: Mapping[str, str]) -> TransactionState | None:
+        """What the row says that a half message with these properties names; None without one, or without an answer.
+
+        Raises what the database raises.
+        """
+
+    @abc.abstractmethod
+    def with_engine(self) -> Any:
+        """The same ledger as a `broker.Ledger`, by SQLAlchemy, as check-back needs it."""
+
+    def running_transaction(self) -> JoinableTransaction | None:
+        """The database transaction that the calling thread is in, where the ledger can find it without a session.
+
+        None here: a send names its session or connection. Raises TransactionError.
+        """
+        return None
+
+    def begin(self, target: Any, producer_group: str, immunity_s: int | None) -> Any:  # noqa: ARG002 - for those that can
+        """Begin a LocalTransaction on what only this kind of ledger knows; None for anything else.
+
+        Raises TransactionError.
+        """
+        return None
+
+    def joinable(self, target: Any) -> JoinableTransaction | None:  # noqa: ARG002 - likewise
+        """The open transaction of such a target; None for anything else. Raises TransactionError."""
+        return None
+
+    def _bind_again(self) -> None:
+        """For producers that were made before the tables: within a transaction of SQLite's it would be too late."""
+        for store_id, known in list(self._known.items()):
+            self.bind(store_id, known)
+
+    def _bind(self, store_id: str, transaction: Transaction) -> Binding:
+        known = self._known.get(store_id)
+        steps = KnownLedgers.steps if known is None else known.steps
+        found = bind(transaction, self.bindings_name, store_id, self.look, time.time_ns() // 1_000_000, steps)
+        if known is not None:
+            known.remember(found, self.table)
+        self._bound[store_id] = found
+        return found
+
+
+def advice(cause: str) -> str:
+    """The next step where a database does not say whose ledger it is."""
+    if "locked" in cause:  # SQLite: perhaps by the very transaction that the message is sent in
+        return "A transaction holds SQLite's lock: make the producer when the program starts, before any transaction"
+    return (
+        "Are its tables there? ledger.create_all() makes what is missing, with Alembic a migration by ledger.metadata"
+    )

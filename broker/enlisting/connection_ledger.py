@@ -1,0 +1,274 @@
+"""ConnectionLedger: the ledger by the database's driver alone, for applications without SQLAlchemy.
+
+    ledger = broker.ConnectionLedger(lambda: sqlite3.connect("shop.db"))
+    ledger.create_all()
+    producer = store.producer("shop", topics=["orders"], ledger=ledger)
+
+    with producer.begin_transaction(connection) as transaction:
+        connection.execute("INSERT INTO orders (item) VALUES (?)", ("lamp",))
+        producer.send(broker.Message("orders", b"lamp"), transaction)     # both, or neither
+
+The tables are those of `broker.Ledger`, and check-back reads them through SQLAlchemy, in its own process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, cast
+
+from broker.database.bound_ledger import BoundLedger, advice
+from broker.database.ledger_binding import Binding, KnownLedgers
+from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference, observe
+from broker.database.statements import Sql, quoted
+from broker.enlisting.connection_drivers import ConnectionStatus, Driver, driver_of
+from broker.enlisting.connection_transaction import ConnectionRows, ConnectionTransaction, open_transaction
+from broker.enlisting.ledger_key import LEDGER_KEY
+from broker.errors import BrokerError, TransactionError
+from broker.transaction.events import TransactionState
+
+if TYPE_CHECKING:
+    from broker.ledger import Ledger
+
+_log = logging.getLogger("broker")
+
+# The tables of broker.ledger and broker.database.ledger_binding, as SQLAlchemy makes them: a test compares.
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS {ledger} (
+    ledger_key VARCHAR(32) NOT NULL, state SMALLINT NOT NULL, producer_group VARCHAR(255) NOT NULL,
+    store_id VARCHAR(32) NOT NULL, decided_by VARCHAR(255), PRIMARY KEY (ledger_key)){without_rowid}""",
+    """CREATE TABLE IF NOT EXISTS {mark} (
+    store_id VARCHAR(32) NOT NULL, low_water_ms BIGINT NOT NULL, PRIMARY KEY (store_id))""",
+    """CREATE TABLE IF NOT EXISTS {binding} (
+    store_id VARCHAR(32) NOT NULL, binding_id VARCHAR(32) NOT NULL, identity TEXT NOT NULL, opened BIGINT NOT NULL,
+    made_ms BIGINT NOT NULL, PRIMARY KEY (store_id))""",
+)
+
+
+class ConnectionLedger(BoundLedger):
+    """The table `checkback_ledger` in a database of SQLite or PostgreSQL, read and written by its driver.
+
+    `connect` returns a new connection of `sqlite3` or `psycopg` each time, to the database that the application's
+    connections lead to; the ledger closes it. `schema` is PostgreSQL's. Raises BrokerError for anything but a function.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Any], *, table: str = "checkback_ledger", schema: str | None = None
+    ) -> None:
+        if not callable(cast(object, connect)):
+            text = 'ConnectionLedger(lambda: sqlite3.connect("shop.db"))'
+            raise BrokerError(f"a ConnectionLedger takes a function that connects, {text}, not {connect!r:.60}")
+        super().__init__()
+        self._connect, self._table, self._schema = connect, table, schema
+        self._same: weakref.WeakSet[Any] = (
+            weakref.WeakSet()
+        )  # connections of psycopg that lead to the ledger's database
+
+    def __repr__(self) -> str:
+        return f"<broker.ConnectionLedger {self._table!r}>"
+
+    @cached_property
+    def _driver(self) -> Driver:
+        with self._connected() as (_, driver):
+            if driver.dialect == "sqlite" and self._schema is not None:
+                raise BrokerError("a ledger in SQLite has no schema: ConnectionLedger(connect)")
+            return driver
+
+    @cached_property
+    def connection_rows(self) -> ConnectionRows:
+        """The ledger's rows, as connections see them in their transactions."""
+        return ConnectionRows(self._driver, self._name(self._table))
+
+    @cached_property
+    def _home(self) -> DatabaseIdentity:
+        with self._transaction() as execute:
+            return self.look(execute).identity
+
+    @property
+    def dialect(self) -> str:
+        return self._driver.dialect
+
+    @property
+    def table(self) -> str:
+        return self._table
+
+    @property
+    def bindings_name(self) -> str:
+        return self._name(f"{self._table}_binding")
+
+    def create_all(self) -> None:
+        """See BoundLedger. Raises what the database raises."""
+        names = {"ledger": self._table, "mark": f"{self._table}_mark", "binding": f"{self._table}_binding"}
+        names = {key: self._name(name) for key, name in names.items()}
+        without_rowid = " WITHOUT ROWID" if self.dialect == "sqlite" else ""
+        for statement in _TABLES:
+            make = Sql(statement.format(**names, without_rowid=without_rowid))
+            for attempt in range(2):  # PostgreSQL raises when another process makes it at the same moment
+                try:
+                    with self._transaction() as execute:
+                        execute(make)
+                    break
+                except Exception:
+                    if attempt:
+                        raise
+        self._bind_again()
+
+    def bind(self, store_id: str, known: KnownLedgers) -> None:
+        """See BoundLedger."""
+        self._known[store_id] = known
+        found = self._bound.get(store_id)
+        if found is not None and known.get(found.binding_id) is not None:
+            return
+        try:
+            self._bind(store_id, self._transaction)
+        except BrokerError:
+            raise
+        except Exception as error:  # noqa: BLE001 - each driver has errors of its own
+            _log.warning("%r cannot be asked whose ledger it is; the first transaction asks again: %s", self, error)
+
+    def binding(self, store_id: str) -> Binding:
+        """See BoundLedger."""
+        found = self._bound.get(store_id)
+        if found is not None:
+            return found
+        try:
+            return self._bind(store_id, self._transaction)
+        except BrokerError:
+            raise
+        except Exception as error:
+            cause = " ".join(str(error).split())[:200]
+            raise TransactionError(f"{self!r} cannot be asked whose ledger it is ({cause}). {advice(cause)}") from error
+
+    def look(self, execute: Execute) -> Observed:
+        """See BoundLedger."""
+        return observe(execute, self.dialect, self._name(self._table), self._schema)
+
+    def state_of(self, properties: Mapping[str, str]) -> TransactionState | None:
+        """See BoundLedger."""
+        key = properties.get(LEDGER_KEY)
+        if key is None:
+            return None
+        statement = f"SELECT state FROM {self._name(self._table)} WHERE ledger_key = :key"  # noqa: S608 - ours
+        with self._transaction() as execute:
+            found = execute(Sql(statement, {"key": key}))
+        return TransactionState(int(found[0][0])) if found else None
+
+    def with_engine(self) -> Ledger:
+        """See BoundLedger. The engine has no pool: as here, each connection is new and closed after its use."""
+        from sqlalchemy import URL, NullPool, create_engine
+
+        from broker.ledger import Ledger
+
+        if self.dialect == "sqlite":
+            url = URL.create("sqlite", database=self._home.database)
+            return Ledger(create_engine(url, poolclass=NullPool), table=self._table)
+        with self._connected() as (connection, _):
+            info = connection.info
+            url = URL.create("postgresql+psycopg", info.user, None, info.host, info.port, info.dbname)
+        engine = create_engine(url, poolclass=NullPool, creator=self._connect)
+        return Ledger(engine, table=self._table, schema=self._schema)
+
+    def are_committed(self, keys: Sequence[str]) -> bool:
+        """Whether all rows are there, for a connection that was closed; False when the database does not answer."""
+        try:
+            states = [self.state_of({LEDGER_KEY: key}) for key in keys]
+        except Exception as error:  # noqa: BLE001 - each driver has errors of its own
+            _log.warning("%r does not answer: %s", self, error)
+            return False
+        return all(state is TransactionState.COMMITTED for state in states)
+
+    # Transactions of the application's connections
+
+    def begin(self, target: Any, producer_group: str, immunity_s: int | None) -> ConnectionTransaction | None:
+        """See BoundLedger. Raises TransactionError for a connection that no message can join."""
+        driver = driver_of(target)
+        if driver is None:
+            return None
+        if open_transaction(target) is not None:
+            text = "a transaction of messages is open on this connection"
+            raise TransactionError(f"{text}: send with it, producer.send(message, transaction), and end it first")
+        return ConnectionTransaction(self, target, driver, producer_group, immunity_s)
+
+    def joinable(self, target: Any) -> ConnectionTransaction | None:
+        """See BoundLedger."""
+        if isinstance(target, ConnectionTransaction):
+            found: ConnectionTransaction | None = target
+        elif driver_of(target) is None:
+            return None
+        else:
+            found = open_transaction(target)
+        if found is None:
+            text = "a plain connection does not say when it commits"
+            raise TransactionError(f"{text}: send inside `with producer.begin_transaction(connection):`")
+        if not found.belongs_to(self):
+            text = "the transaction was begun by a producer with another ledger, whose rows are elsewhere"
+            raise TransactionError(f"{text}: give both producers the same ConnectionLedger")
+        return found
+
+    def check_connection(self, connection: Any, driver: Driver) -> None:
+        """Raises TransactionError for a connection that no message can join."""
+        status = driver.status(connection)
+        if status not in (ConnectionStatus.IDLE, ConnectionStatus.ACTIVE):
+            step = "roll it back first" if status is ConnectionStatus.FAILED else "open another one"
+            raise TransactionError(f"the connection is {status.value}, so no message can join it: {step}")
+        driver.refuse(connection)
+        if driver is not self._driver:
+            text = f"the connection is one of {driver.dialect}, and the ledger is in {self.dialect}"
+            raise TransactionError(f"{text}: a message and its rows need one COMMIT, so use a connection to that")
+        if driver.dialect == "postgresql" and connection in self._same:
+            return
+        actual = observe(
+            partial(driver.execute, connection), driver.dialect, self._name(self._table), self._schema
+        ).identity
+        if status is ConnectionStatus.IDLE:
+            driver.rollback(connection)  # psycopg began a transaction to ask
+        if what := difference(self._home, actual):
+            text = f"the connection leads to {actual}, and the ledger is in {self._home} ({what})"
+            raise TransactionError(f"{text}: a message and its rows need one COMMIT, so use a connection to that")
+        if driver.dialect == "postgresql":
+            self._same.add(connection)
+
+    # The ledger's own connections
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[tuple[Any, Driver]]:
+        connection = self._connect()
+        driver = driver_of(connection)
+        if driver is None:
+            raise BrokerError(
+                f"a ledger's connect() returns a connection of sqlite3 or psycopg, not {connection!r:.60}"
+            )
+        if (
+            driver.status(connection) is not ConnectionStatus.IDLE
+            and getattr(connection, "autocommit", None) is not False
+        ):
+            text = f"the ledger's connect() returned a connection that is {driver.status(connection).value}"
+            raise BrokerError(f"{text}: it must return a new one each time, which the ledger closes")
+        try:
+            if driver.dialect == "sqlite":
+                _check_file(partial(driver.execute, connection))
+            yield connection, driver
+        finally:
+            connection.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Execute]:
+        with self._connected() as (connection, driver):
+            if driver.dialect == "sqlite" and not connection.in_transaction:
+                driver.execute(connection, Sql("BEGIN"))  # not IMMEDIATE: most of them only read
+            yield partial(driver.execute, connection)
+            driver.commit(connection)
+
+    def _name(self, table: str) -> str:
+        """A table as SQL names it; of SQLite in the main file, where a temporary one of that name does not hide it."""
+        schema = "main" if self.dialect == "sqlite" else self._schema
+        return quoted(table) if schema is None else f"{quoted(schema)}.{quoted(table)}"
+
+
+def _check_file(execute: Execute) -> None:
+    files = {str(name): path for _, name, path in execute(Sql("PRAGMA database_list"))}
+    if not files.get("main"):
+        raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")

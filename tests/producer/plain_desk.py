@@ -1,0 +1,95 @@
+"""A desk that sells on plain connections of sqlite3 and psycopg, in each mode of their transaction control."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import URL
+
+from broker.enlisting.connection_ledger import ConnectionLedger
+from tests.producer.desk import Desk, database, desk_of
+
+SQLITE = ("deferred", "immediate", "none", "row-factory", "own-class")
+POSTGRES = ("plain", "autocommit", "serializable", "dict-row")
+
+
+class OwnConnection(sqlite3.Connection):
+    """A connection as applications make them: its cursors are of another kind."""
+
+    def cursor(self, *_: Any) -> Any:
+        raise AssertionError("the ledger uses a plain cursor")
+
+
+@dataclass
+class PlainDesk(Desk):
+    """A desk whose producer has a ConnectionLedger; check-back asks by SQLAlchemy, as its own process would."""
+
+    mode: str = ""
+    opened: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ledger = ConnectionLedger(lambda: connect(self.url))
+        self.producer = self.shop.store.producer("shop", topics=["orders", "stock"], ledger=ledger)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.get_backend_name() == "sqlite"
+
+    def connection(self, **options: Any) -> Any:
+        made = connect(self.url, self.mode, **options)
+        self.opened.append(made)
+        return made
+
+    def save(self, session: Any, number: int) -> None:
+        self.execute(session, f"INSERT INTO orders (id) VALUES ({self.first + number})")  # noqa: S608 - a number
+
+    def execute(self, connection: Any, statement: str) -> None:
+        cursor = sqlite3.Cursor(connection) if self.is_sqlite else connection.cursor()
+        cursor.execute(statement)
+        cursor.close()
+
+    def close_connections(self) -> None:
+        for one in self.opened:
+            one.close()
+        self.opened.clear()
+
+
+def connect(url: URL, mode: str = "", **options: Any) -> Any:
+    """A connection to the database, as an application in a mode makes it."""
+    if url.get_backend_name() == "sqlite":
+        levels: dict[str, Any] = {"none": None, "immediate": "IMMEDIATE"}
+        kind = OwnConnection if mode == "own-class" else sqlite3.Connection
+        found = sqlite3.connect(str(url.database), isolation_level=levels.get(mode, ""), factory=kind, **options)
+        if mode == "row-factory":
+            found.row_factory, found.text_factory = sqlite3.Row, bytes
+        return found
+    made = psycopg.connect(
+        host=str(url.query["host"]), user=url.username, dbname=url.database, autocommit=mode == "autocommit", **options
+    )
+    if mode == "serializable":
+        made.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+    if mode == "dict-row":
+        made.row_factory = psycopg.rows.dict_row  # type: ignore[assignment]
+    return made
+
+
+@contextmanager
+def plain_desk(kind: str, request: pytest.FixtureRequest, path: Path) -> Iterator[PlainDesk]:
+    """A desk with an empty database and a new store; `kind` is "sqlite" or "postgres"."""
+    with database(kind, request, path) as url, desk_of(url, path) as made:
+        desk = PlainDesk(made.shop, url)
+        try:
+            yield desk
+        finally:
+            desk.close_connections()
+
+
+ends_with = pytest.raises
+"""Around a block of several statements whose end raises."""
