@@ -5,6 +5,7 @@ A store of the generation `gap` or `mixed` is never written: decision 0003.
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 
 from broker.errors import CorruptStore, StoreError
@@ -32,10 +33,28 @@ def check_not_followed(path: str, disk: Disk) -> None:
         raise StoreError(f"{text}. For a store of its own: checkback salvage {path} NEW", path=path)
 
 
+def check_not_moved(path: str, disk: Disk) -> None:
+    """Raises StoreError for a store that was moved to a cluster, or is being moved: a message would be left behind."""
+    file = Paths(path).moved
+    if disk.entry(file) is None:
+        return
+    try:
+        content = json.loads(disk.read(file))
+        url, is_done = str(content["url"]), bool(content["is_done"])
+    except (ValueError, KeyError, TypeError):
+        url, is_done = "a cluster", False
+    if is_done:
+        text = f"{path} was moved to {url}: use broker.connect there, or read here (read_only=True)"
+    else:
+        text = f"{path} is being moved to {url}. To finish that: checkback move {path} {url} --apply"
+    raise StoreError(f"{text}. To write here all the same, unknown to the cluster: remove {file}", path=path)
+
+
 def check_may_write(path: str, disk: Disk) -> None:
     """Raises StoreError for a store that another program wrote, NotAStore for a directory that is something else."""
     entry, paths = disk.entry(path), Paths(path)
     check_not_followed(path, disk)
+    check_not_moved(path, disk)
     if entry is None or (entry.is_folder and not disk.entries(path)):
         return
     if disk.entry(paths.store_json) is not None:

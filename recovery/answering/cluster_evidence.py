@@ -16,6 +16,7 @@ from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger,
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError
 from broker.format import properties as names
+from broker.transaction.events import BY
 from recovery.checkback.ledgers.proof import CommittedKey
 
 _NEWEST = 32  # of each queue
@@ -71,7 +72,8 @@ class ClusterEvidence:
         for message in newest:
             properties = message.properties
             key, binding_id = properties.get(LEDGER_KEY), properties.get(LEDGER_BINDING)
-            if key and binding_id and properties.get(names.PGROUP) == self._group:
+            by_hand = BY in properties  # a person or a policy committed it in the store that it was moved from
+            if key and binding_id and properties.get(names.PGROUP) == self._group and not by_hand:
                 keys[key] = CommittedKey(key, message.commitlog_offset)
                 self._bindings[key] = binding_id
         self._keys[topic] = keys

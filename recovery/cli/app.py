@@ -24,6 +24,7 @@ from recovery.cli import repair as verbs_repair
 from recovery.cli import write as verbs_write
 from recovery.cli.run import answer as verbs_answer
 from recovery.cli.run import follow as verbs_follow
+from recovery.cli.run import move as verbs_move
 from recovery.cli.run import page as verbs_page
 from recovery.cli.run import serve as verbs_serve
 from recovery.cli.run import up as verbs_up
@@ -102,6 +103,7 @@ for _room in (
     verbs_write,
     verbs_repair,
     verbs_copy,
+    verbs_move,
     verbs_check,
     verbs_answer,
     verbs_ledger,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
-from recovery.cli.terminal.output import Bar, print_json, print_json_list, show
+from recovery.cli.terminal.output import Bar, print_json, print_json_list, show, warn
 from recovery.humanize import moment, printable, size
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def find(
             what = f"{found_json(message)['what']} at {message.commitlog_offset}"
             show([printable(f"{message.topic}  {what}  {message.unique_key or ''}"), f"  {message_line(message)}"])
             found += 1
+    if not found and not as_json:
+        warn(f"no message in {printable(store)} is like that")
     raise typer.Exit(WELL if found else FINDINGS)
 
 

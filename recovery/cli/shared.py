@@ -54,6 +54,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "copy": (REPAIR, "Copy a store that is in use; the copy is whole."),
     "export": (REPAIR, "Write messages to a file."),
     "replay": (REPAIR, "Send the messages of such a file again; --apply does it."),
+    "move": (REPAIR, "Carry a store to a RocketMQ cluster; --apply does it."),
     "salvage": (REPAIR, "Copy what is readable into a new store."),
     "transactions": (ANALYSE, "Write one Parquet row for each transaction."),
     "report": (ANALYSE, "Write a verification as one HTML page."),

@@ -26,7 +26,7 @@ from broker.store.disk.store_lock import StoreLock
 from broker.transaction.events import EventKind
 from recovery.findings import Finding
 from recovery.following.copied_log import CopiedLog, FollowedStore
-from recovery.following.link import parse_master
+from recovery.following.link import TRIES, parse_master
 from recovery.following.log_verifier import LogVerifier
 from recovery.following.receiver import LAST_SEGMENT, LogReceiver
 from recovery.following.retention import expired_below
@@ -34,6 +34,7 @@ from recovery.following.status import FollowerStatus
 from recovery.verify.live_writes import LAG_MS
 
 ROUND_S = 0.25
+SEGMENT_BYTES_MIN = 4096
 _IN_DOUBT_SHOWN, _FINDINGS_SHOWN = 100, 1000
 _RETAIN_EVERY_S = 60.0
 _UNFINISHED = frozenset({"committed-without-op"})  # op messages are written seconds after the end that they are about
@@ -47,6 +48,34 @@ class FollowOptions:
     segment_bytes: int | None = None  # of the master's log; those of the copy, else 1 GiB
     keep_s: float | None = None
     acknowledges: bool = False  # counts as a slave that has what is on disk here. RocketMQ: SYNC_MASTER
+
+
+def is_copy(path: str | os.PathLike[str], options: FollowOptions) -> bool:
+    """Whether a copy is at a path; nothing is made. Raises StoreError when it holds anything but such a copy."""
+    known, _ = _admitted(Paths(path_of_store(path)), Disk(), options)
+    return known is not None
+
+
+def _admitted(paths: Paths, disk: Disk, options: FollowOptions) -> tuple[FollowedStore | None, int]:
+    """What is known of the copy, and the size of its segments in bytes. Raises StoreError."""
+    path, wanted = paths.store, options.segment_bytes
+    entry = disk.entry(path)
+    if entry is not None and not entry.is_folder:
+        raise StoreError(f"{path} is a file, and a copy is a directory: name another one", path=path)
+    known = FollowedStore.read(paths, disk)
+    if known is None and entry is not None and disk.entries(path):
+        text = f"{path} is not empty, and not a copy that follows a master: name another directory"
+        raise StoreError(text, path=path)
+    if known is not None and wanted not in (None, known.segment_bytes):
+        text = f"{path} has segments of {known.segment_bytes} bytes, not {wanted}: leave out --segment-bytes"
+        raise StoreError(text, path=path)
+    size = known.segment_bytes if known else SEGMENT_SIZE if wanted is None else wanted
+    if size < SEGMENT_BYTES_MIN:
+        raise StoreError(f"segments of {size} bytes cannot be: a broker's have {SEGMENT_BYTES_MIN} at least", path=path)
+    if known is None and isinstance(options.start, int) and options.start % size:
+        text = f"no segment begins at {options.start}: segments have {size} bytes, so give a multiple of that"
+        raise StoreError(text, path=path)
+    return known, size
 
 
 class Follower:
@@ -77,18 +106,11 @@ class Follower:
 
     def _admit(self) -> int:
         """The size of the copy's segments; directories are made. Raises StoreError."""
-        paths, disk, wanted = self._paths, self._disk, self.options.segment_bytes
-        known = FollowedStore.read(paths, disk)
+        known, segment_bytes = _admitted(self._paths, self._disk, self.options)
         if known is None:
-            if disk.entry(self.path) is not None and disk.entries(self.path):
-                text = f"{self.path} is not empty, and not a copy that follows a master: name another directory"
-                raise StoreError(text, path=self.path)
-            disk.create_folder(paths.own)
-        elif wanted not in (None, known.segment_bytes):
-            text = f"{self.path} has segments of {known.segment_bytes} bytes, not {wanted}: leave out --segment-bytes"
-            raise StoreError(text, path=self.path)
-        disk.create_folder(paths.commitlog)
-        return known.segment_bytes if known else wanted or SEGMENT_SIZE
+            self._disk.create_folder(self._paths.own)
+        self._disk.create_folder(self._paths.commitlog)
+        return segment_bytes
 
     def _resume(self) -> None:
         """Go on behind the whole records that are on disk."""
@@ -147,8 +169,10 @@ class Follower:
     ) -> FollowerStatus:
         """Follow until `stopped` is set; the last status, with digest and findings. Raises StoreError.
 
-        `on_status` gets a status at the beginning and every so many seconds, in this thread.
+        `on_status` gets a status at the beginning and every so many seconds, in this thread. `until_caught_up` also
+        raises MasterAway when the master does not answer for TRIES times in a row.
         """
+        self._receiver.tries = TRIES if until_caught_up else None
         thread = threading.Thread(target=self._receiver.run, name="checkback-follow-receive", daemon=True)
         thread.start()
         told_s = -every_s

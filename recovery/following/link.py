@@ -5,6 +5,8 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections.abc import Callable
+from threading import Event
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +14,11 @@ from broker.errors import BrokerError
 from broker.remoting.replication import HEARTBEAT_S, SILENCE_S, OffsetReport, Transfer, TransferSplitter
 
 CONNECT_S = 5.0
+TRIES = 5
+"""How often a master that does not answer is tried again by a run that has an end."""
 _RECEIVE_BYTES = 1 << 18
+_WAIT_S = 0.05
+_BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class MasterAway(BrokerError):
@@ -28,6 +34,33 @@ def parse_master(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def backoff_s(attempt: int) -> float:
+    """How long to wait before a master is tried again after so many failures, from 1 on."""
+    return _BACKOFF_S[min(attempt, len(_BACKOFF_S)) - 1]
+
+
+def await_master(
+    master: str, stopped: Event, *, tries: int | None = None, on_trouble: Callable[[str], None] = lambda _: None
+) -> bool:
+    """Return True when a master answers, False when `stopped` is set before.
+
+    Raises MasterAway after so many `tries`, BrokerError for what is not HOST:PORT.
+    """
+    address, attempt = parse_master(master), 0
+    while not stopped.is_set():
+        try:
+            with MasterLink(address) as link:
+                link.ask(0)
+                return link.first_answer(stopped.is_set) is not None
+        except MasterAway as error:
+            attempt += 1
+            if tries is not None and attempt >= tries:
+                raise
+            on_trouble(str(error))
+            stopped.wait(backoff_s(attempt))
+    return False
+
+
 class MasterLink:
     """Connected as a slave. Nothing is reported before `ask`: the first report says where the log is wanted from."""
 
@@ -41,6 +74,13 @@ class MasterLink:
             raise MasterAway(f"{self._name} cannot be reached: {error.strerror or error}") from None
         self.heard_s = self._reported_s = time.monotonic()
         self._has_heard = False
+
+    def first_answer(self, is_over: Callable[[], bool]) -> Transfer | None:
+        """What the master sends first; None when `is_over` says so before. Raises MasterAway, ProtocolError."""
+        while not is_over():
+            for transfer in self.receive(_WAIT_S):
+                return transfer
+        return None
 
     def ask(self, commitlog_offset: int) -> None:
         """Want the log from an offset on; 0 means from the master's last segment on. Raises MasterAway."""

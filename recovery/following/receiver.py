@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from threading import Event
 from typing import Protocol
 
-from broker.errors import CorruptStore, StoreError
+from broker.errors import BrokerError, CorruptStore, StoreError
 from broker.remoting.replication import Transfer
 from recovery.following.copied_log import CopiedLog, SegmentSizeWrong
 from recovery.following.decisions import (
@@ -20,10 +20,9 @@ from recovery.following.decisions import (
     verdict,
     wider,
 )
-from recovery.following.link import MasterAway, MasterLink
+from recovery.following.link import MasterAway, MasterLink, backoff_s
 
 _WAIT_S, _IDLE_S = 0.05, 0.5
-_BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 LAST_SEGMENT, FIRST_SEGMENT = "last", "first"
 
 
@@ -52,7 +51,8 @@ class LogReceiver:
         self.is_connected = self.is_caught_up = False
         self.is_complete = False  # a heartbeat said that the master has no more
         self.trouble = ""  # why it is not connected
-        self.failure: StoreError | None = None  # what ended it
+        self.failure: BrokerError | None = None  # what ended it
+        self.tries: int | None = None  # after so many failures in a row that brought nothing it gives up
         self.heard_s = 0.0
         self.received_bytes = 0
 
@@ -68,7 +68,10 @@ class LogReceiver:
             except MasterAway as error:
                 self.trouble = str(error)
                 attempt += 1
-                self._stop.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S)) - 1])
+                if self.tries is not None and attempt >= self.tries:
+                    self.failure = error
+                    self._stop.set()
+                self._stop.wait(backoff_s(attempt))
             except StoreError as error:
                 self.failure = error
                 self._stop.set()
@@ -99,7 +102,7 @@ class LogReceiver:
             self._append_first(start)
             return True
         link.ask(0)
-        first = self._first_answer(link)
+        first = link.first_answer(self._stop.is_set)
         if first is not None:
             self._append_first(first.commitlog_offset)
             self._follow(link, first.commitlog_offset, [first])
@@ -126,13 +129,7 @@ class LogReceiver:
         """What a master sends first when it is asked for something."""
         with MasterLink(self._address) as link:
             link.ask(asked)
-            return self._first_answer(link)
-
-    def _first_answer(self, link: MasterLink) -> Transfer | None:
-        while not self._stop.is_set():
-            for transfer in link.receive(_WAIT_S):
-                return transfer
-        return None
+            return link.first_answer(self._stop.is_set)
 
     # A copy that has something
 
@@ -151,7 +148,7 @@ class LogReceiver:
     def _resume_at_zero(self, link: MasterLink) -> None:
         """Offset 0 cannot be asked for: a master without a second segment sends it, another one sends the rest."""
         link.ask(0)
-        first = self._first_answer(link)
+        first = link.first_answer(self._stop.is_set)
         if first is not None and first.commitlog_offset > 0:
             self._append(0, b"\0")  # the first byte of a record's size, which is below 16 MiB
         elif first is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import broker
 from broker.cluster.network.settings import SCHEME
+from broker.producing.send_arguments import check_group
 from recovery.answering.answerer import Answerer
 from recovery.answering.group_answering import answering, bind, rebind
 from recovery.checkback.config import ledgers_of
@@ -42,6 +43,7 @@ def answer(
     to stop; `on_report` hears of the report once a minute while it changes. Raises WrongLedger when a database is not
     certainly the ledger, ClusterError, BrokerError.
     """
+    check_group(group)
     made = list(ledgers_of({"ledger": list(ledgers), **({"schema": list(schemas)} if schemas else {})}))
     ends_s = None if for_s is None else time.monotonic() + for_s
     with (

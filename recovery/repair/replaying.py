@@ -47,7 +47,11 @@ class ReplayPlan:
 
 
 def plan_replay(file: str, store: str, topic: str = "") -> ReplayPlan:
-    """Read the whole file. Raises StoreError for a line that cannot be sent, and for a run into another store."""
+    """Read the whole file. Raises StoreError for a line that cannot be sent, and for a run into another store.
+
+    Raises NotAStore where there is none to send to.
+    """
+    broker.open(store, read_only=True).close()
     done, topics = _done(file, store, topic), Counter[str]()
     first_ms = last_ms = 0
     for number, one in enumerate(exported(file)):

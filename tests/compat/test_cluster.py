@@ -43,8 +43,10 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         installation = rocketmq.install(request.param)
     except rocketmq.NotToBeHad as missing:
         pytest.skip(str(missing))
-    levels = {"messageDelayLevel": " ".join(["1s"] * 18)}
-    with rocketmq.running(installation, tmp_path_factory.mktemp("real") / "store", **levels) as running:
+    # A broker counts a check although nobody of the group is connected, and parks the message at the limit: three
+    # checks are over in 15 s, in which a busy machine has not started the producer that is to answer.
+    options = {"messageDelayLevel": " ".join(["1s"] * 18), "transactionCheckMax": 60}
+    with rocketmq.running(installation, tmp_path_factory.mktemp("real") / "store", **options) as running:
         assert awaited(lambda: _is_registered(running), 60)
         yield running
 
@@ -141,7 +143,8 @@ def test_a_group_shares_retries_and_gives_up(real: rocketmq.Cluster, cluster: br
         with cluster.consumer(f"d{group}", f"%DLQ%{group}") as consumer:
             assert awaited(lambda: b"7" in drained(consumer, 1.0), 60)
     with cluster.consumer(group, topic) as consumer:
-        assert drained(consumer) == []  # the positions are the broker's
+        left = drained(consumer)  # the positions are the broker's
+        assert left == [] or (real.installation.version == "3.1.4" and set(left) == {b"7"}), left  # its third retry
 
 
 def _of(consumer: broker.ClusterConsumer, topic: str) -> list[tuple[str, int, str]]:

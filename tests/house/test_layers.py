@@ -60,7 +60,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"spark"},
         {"pipeline"},  # a judgement in stages, for whichever executor runs them
         {"repair"},
-        {"rebuild", "views", "following"},
+        {"rebuild", "views", "following", "moving"},
         {"verify"},
         {"transactions", "demo", "answering", "work"},
         {"checkback"},
@@ -86,8 +86,8 @@ TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
     "recovery.cli.consumer", "recovery.cli.copies", "recovery.cli.ledger", "recovery.cli.analytics",
-    "recovery.cli.run.answer", "recovery.cli.run.follow", "recovery.cli.run.page", "recovery.cli.run.serve",
-    "recovery.cli.run.up", "recovery.cli.run.work",
+    "recovery.cli.run.answer", "recovery.cli.run.follow", "recovery.cli.run.move", "recovery.cli.run.page",
+    "recovery.cli.run.serve", "recovery.cli.run.up", "recovery.cli.run.work",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -136,6 +136,7 @@ OUTSIDE = {
         "recovery.checkback.catalog": "the catalog is a database",
         "recovery.checkback.config": "opens the ledger's database",
         "recovery.cli.ledger": "opens the ledger's database",
+        "recovery.moving.ledger_carry": "binds the ledger to the cluster",
         "recovery.airflow.operating": "reads the database of Airflow",
         "recovery.jobs.checks": "whether the databases of the settings answer",
         "recovery.cli.checkback": "a ledger that does not answer is left for the next time",

@@ -102,7 +102,7 @@ class GroupCalls:
             checked(answer, code, address)
         ext = PullMessageResponseHeader.decode(answer.ext)
         self._suggested[queue] = ext.suggest_which_broker_id
-        messages = _messages(answer.body, address) if answer.code == ResponseCode.SUCCESS else []
+        messages = decode_messages(answer.body, address) if answer.code == ResponseCode.SUCCESS else []
         if queue.topic.startswith(RETRY_PREFIX):
             messages = [(at, as_sent(message)) for at, message in messages]
         else:  # two tags may share a hash
@@ -162,7 +162,7 @@ def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
     return found
 
 
-def _messages(body: bytes, address: str) -> list[tuple[int, ReceivedMessage]]:
+def decode_messages(body: bytes, address: str) -> list[tuple[int, ReceivedMessage]]:
     """The records in a body, as messages. Raises ClusterError for one that is damaged."""
     found: list[tuple[int, ReceivedMessage]] = []
     at = 0

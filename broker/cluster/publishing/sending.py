@@ -95,7 +95,7 @@ class Sender:
             try:
                 address = self._client.routes.master(queue.broker_name)
                 answer = await self._client.channels.request(address, code, header, body, timeout_s=left_s)
-                placed = _placed(answer, code, address, queue)
+                placed = placed_by(answer, code, address, queue)
             except ClusterError as error:
                 self._faults.note(queue.broker_name, FAILED_MS, loop.time() * 1000)
                 self._client.routes.expire(topic)
@@ -137,7 +137,8 @@ def no_route(topic: str, url: str) -> str:
     return f"no broker of {url} has the topic {topic}: make it, cluster.create_topic({topic!r}), or mqadmin updateTopic"
 
 
-def _placed(answer: RemotingCommand, code: RequestCode, address: str, queue: MessageQueue) -> Placed:
+def placed_by(answer: RemotingCommand, code: RequestCode, address: str, queue: MessageQueue) -> Placed:
+    """Where an answer says that a message is. Raises ClusterError, MessageRejected, NotPermitted."""
     is_stored = answer.code in _STATUSES and "msgId" in answer.ext  # a slave answers SLAVE_NOT_AVAILABLE alone
     if not is_stored:
         checked(answer, code, address)

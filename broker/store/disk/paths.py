@@ -164,6 +164,16 @@ class Paths:
         return self._join("checkback", "lost")
 
     @property
+    def moved(self) -> str:
+        """There once a move to a cluster began: nobody writes to the store any more; `recovery` makes it."""
+        return self._join("checkback", "moved.json")
+
+    @property
+    def move_catalog(self) -> str:
+        """How far a move to a cluster came; `recovery` makes it."""
+        return self._join("checkback", "move.db")
+
+    @property
     def reserve(self) -> str:
         return self._join("checkback", "reserve")
 

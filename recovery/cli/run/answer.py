@@ -70,7 +70,7 @@ def answer(
 
     if not ledger:
         raise typer.BadParameter("name the ledger's database: --ledger URL")
-    reach: dict[str, Any] = {"schemas": schema or (), "acl": _account(), "tls": ca or tls, "cluster": cluster}
+    reach: dict[str, Any] = {"schemas": schema or (), "acl": account(), "tls": ca or tls, "cluster": cluster}
     if bind or rebind:
         found = bind_ledgers(namesrv, ledger, again=rebind, **reach)
         _show_bindings(found, as_json)
@@ -89,7 +89,8 @@ def answer(
     raise typer.Exit(USAGE if report["refused"] else FINDINGS if report["down"] else WELL)
 
 
-def _account() -> list[str] | None:
+def account() -> list[str] | None:
+    """The ACL account of the environment; None without one. Raises BadParameter for half of one."""
     access_key, secret_key = secret(ACCESS_KEY), secret(SECRET_KEY)
     if (access_key is None) != (secret_key is None):
         raise typer.BadParameter(f"an ACL account needs both {ACCESS_KEY} and {SECRET_KEY}")

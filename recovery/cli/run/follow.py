@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recovery.cli.shared import FINDINGS, AsJson, examples, listing
+from recovery.cli.shared import FINDINGS, AsJson, examples, fail, listing
 from recovery.cli.terminal.output import warn
+
+if TYPE_CHECKING:
+    from recovery.following.follower import FollowOptions
 
 Master = Annotated[str, typer.Argument(metavar="MASTER", help="HOST:PORT of the master's HA port (haListenPort).")]
 Copy = Annotated[str, typer.Argument(metavar="STORE", help="The directory of the copy; made if it is not there.")]
@@ -27,7 +30,8 @@ Acknowledge = Annotated[
     bool, typer.Option("--acknowledge", help="Let a SYNC_MASTER count this copy as a slave that has the records.")
 ]
 Metrics = Annotated[
-    int | None, typer.Option("--metrics", metavar="PORT", help="Serve /metrics and /healthz on this port of 127.0.0.1.")
+    int | None,
+    typer.Option("--metrics", min=0, max=65_535, metavar="PORT", help="Serve /metrics and /healthz on 127.0.0.1."),
 ]
 
 
@@ -47,13 +51,15 @@ def follow(
     """Keep a byte-identical copy of a live master's CommitLog, and verify it as it grows.
 
     Connects as a slave that never serves. Reports what is in doubt, delivered twice, decided both ways, and what the
-    master lost at a recovery. Run again, it goes on where it was. Ctrl-C or SIGTERM stops it; exit code 1: findings.
-    With --json each status is one line of JSON.
+    master lost at a recovery. Run again, it goes on where it was. The directory is made when the master has answered.
+    Ctrl-C or SIGTERM stops it. Exit code 1: findings, or --once and the master does not answer. With --json each status
+    is one line of JSON.
     """
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # before what takes long to load
         signal.signal(number, lambda *_: stopped.set())
     from recovery.following.follower import Follower, FollowOptions
+    from recovery.following.link import TRIES, MasterAway
     from recovery.following.metrics_page import MetricsServer
     from recovery.following.status import FollowerStatus
 
@@ -68,21 +74,44 @@ def follow(
     def show(status: FollowerStatus) -> None:
         typer.echo(json.dumps(status.as_json()) if as_json else status.line())
 
-    with Follower(master, store, options) as follower, MetricsServer(metrics_port) as metrics:
-        if metrics.address and not as_json:
-            typer.echo(f"Metrics on http://{metrics.address}/metrics")
+    try:
+        _await_master(master, store, options, stopped, once=once)
+        with Follower(master, store, options) as follower, MetricsServer(metrics_port) as metrics:
+            if metrics.address and not as_json:
+                typer.echo(f"Metrics on http://{metrics.address}/metrics")
 
-        def told(status: FollowerStatus) -> None:
-            metrics.show(status)
-            show(status)
+            def told(status: FollowerStatus) -> None:
+                metrics.show(status)
+                show(status)
 
-        last = follower.run(stopped, told, until_caught_up=once, every_s=every_s)
+            last = follower.run(stopped, told, until_caught_up=once, every_s=every_s)
+    except MasterAway as error:
+        fail(f"{error}: tried {TRIES} times. Is it the HA port (haListenPort) of a master that runs?", FINDINGS)
     show(last)
     if not as_json:
         for finding in last.findings:
             warn(f"{finding['kind']} at {finding['commitlog_offset']}: {finding['text']}")
     if not last.ok:
         raise typer.Exit(FINDINGS)
+
+
+def _await_master(master: str, store: str, options: FollowOptions, stopped: threading.Event, *, once: bool) -> None:
+    """Before a new copy is made, have an answer: nothing is left behind for a wrong address. Raises MasterAway."""
+    from recovery.following.follower import is_copy
+    from recovery.following.link import TRIES, await_master, parse_master
+
+    parse_master(master)
+    if is_copy(store, options):
+        return
+    shown: set[str] = set()
+
+    def show_once(why: str) -> None:
+        if why not in shown and not once:
+            shown.add(why)
+            warn(f"{why}; it is tried until it answers")
+
+    if not await_master(master, stopped, tries=TRIES if once else None, on_trouble=show_once):
+        fail(f"{master} did not answer, so {store} was not made: is it the HA port of a master?", FINDINGS)
 
 
 def _start(text: str) -> str | int:

@@ -42,6 +42,11 @@ def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
     beside = f"{out}.unfinished"
     if os.path.lexists(out):
         raise StoreError(f"{out} is there already. Give another file", path=out)
+    above = os.path.dirname(os.path.abspath(out))
+    if not os.path.isdir(above):
+        raise StoreError(
+            f"{out} cannot be made: there is no directory {above}. Make it, or give another file", path=out
+        )
     count = 0
     try:
         with open(beside, "w", encoding="utf-8") as file:
@@ -76,6 +81,10 @@ def _line(message: ReceivedMessage) -> dict[str, Any]:
 
 def exported(file: str) -> Iterator[ExportedMessage]:
     """The messages of an export. Raises StoreError that names the line for anything else."""
+    if not os.path.isfile(file):
+        why = "is a directory" if os.path.isdir(file) else "is not there"
+        text = f"{file} {why}: give the file that checkback export wrote (checkback export STORE FILE --topic TOPIC)"
+        raise StoreError(text, path=file)
     with open(file, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:

@@ -1,0 +1,67 @@
+"""Wrong input for the verbs that carry messages elsewhere: one sentence with the next step, and nothing is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import broker
+from recovery.following import link
+from tests.cli.command import command
+from tests.following.masters import SEGMENT, served, traffic
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with broker.open(tmp_path / "shop.store", sync="os", layout=broker.StoreLayout(segment_bytes=1 << 20)) as opened:
+        opened.append(broker.Message("orders", b"one", keys=["k"]))
+    return tmp_path / "shop.store"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["follow", "127.0.0.1:1", "{}/new"], 1, "cannot be reached: Connection refused: tried 5 times"),
+        (["follow", "127.0.0.1:1", "{}/shop.store"], 2, "is not empty, and not a copy"),
+        (["follow", "127.0.0.1:1", "{}/exported"], 2, "is a file, and a copy is a directory: name another one"),
+        (["follow", "127.0.0.1:1", "{}/new", "--from", "17"], 2, "no segment begins at 17"),
+        (["follow", "127.0.0.1:1", "{}/new", "--segment-bytes", "0"], 2, "segments of 0 bytes cannot be"),
+        (["follow", "127.0.0.1:1", "{}/new", "--metrics", "99999"], 2, "65535"),
+        (["replay", "{}/nothing", "{}/shop.store"], 2, "is not there: give the file that checkback export wrote"),
+        (["replay", "{}", "{}/shop.store"], 2, "is a directory: give the file that checkback export wrote"),
+        (["replay", "{}/exported", "{}/nothing"], 2, "there is no such directory"),
+        (["export", "{}/shop.store", "{}/no/such/file", "--topic", "orders"], 2, "there is no directory"),
+        (["find", "{}/shop.store", "--key", "other"], 1, "no message in"),
+        (["answer", "127.0.0.1:1", "--group", "my shop", "--ledger", "sqlite:////nowhere"], 2, "the producer group"),
+    ],
+)
+def test_a_sentence(
+    store: Path, words: list[str], code: int, sentence: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(link, "_BACKOFF_S", (0.01,))
+    assert command(capsys, "export", store, store.parent / "exported", "--topic", "orders").code == 0
+    before = sorted(store.parent.iterdir())
+    given = [word.replace("{}", str(store.parent)) for word in words] + (["--once"] if words[0] == "follow" else [])
+    ran = command(capsys, *given)
+    assert ran.code == code
+    words_printed = " ".join(ran.err.replace("│", " ").split())
+    assert sentence in words_printed
+    assert "Traceback" not in ran.err
+    assert sorted(store.parent.iterdir()) == before
+
+
+def test_a_copy_that_is_there_gives_up_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_BACKOFF_S", (0.01,))
+
+    with served(tmp_path / "master") as (master, address):
+        traffic(master, 3)
+        ran = command(capsys, "follow", address, tmp_path / "copy", "--once", "--segment-bytes", SEGMENT)
+        assert ran.code == 0, ran.err
+    ran = command(capsys, "follow", address, tmp_path / "copy", "--once")
+    assert ran.code == 1
+    assert f"{address} cannot be reached" in ran.err
+    assert "tried 5 times" in ran.err
