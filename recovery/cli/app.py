@@ -27,6 +27,7 @@ from recovery.cli.run import follow as verbs_follow
 from recovery.cli.run import move as verbs_move
 from recovery.cli.run import page as verbs_page
 from recovery.cli.run import serve as verbs_serve
+from recovery.cli.run import torture as verbs_torture
 from recovery.cli.run import up as verbs_up
 from recovery.cli.run import work as verbs_work
 from recovery.cli.shared import CORRUPT, DEBUG, DEFECT, INTERRUPTED, LOCKED, PIPE_CLOSED, USAGE, VERBS, WELL, fail
@@ -114,6 +115,7 @@ for _room in (
     verbs_work,
     verbs_page,
     verbs_up,
+    verbs_torture,
 ):
     _room.register(app)
 

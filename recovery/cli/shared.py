@@ -66,6 +66,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "airflow": (RUN, "Check an Airflow with our DAGs: airflow doctor."),
     "settings": (RUN, "Check the file of the stores that Airflow looks after."),
     "up": (RUN, "Start Airflow with all DAGs on this machine."),
+    "torture": (RUN, "Prove that kills, power cuts, a full disk lose nothing here."),
     "demo": (RUN, "Run a flash sale whose processes are killed at random."),
 }
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from recovery.airflow.local import preflight as surroundings
 from recovery.airflow.local.preflight import NotHere
-from recovery.airflow.local.rest import ASKS, Run
+from recovery.airflow.local.rest import ASKS, Rest, Run
 from recovery.airflow.local.standalone import Standalone, _has_mark, _processes
 from recovery.airflow.local.status import runs, standing
 from recovery.cli.run import up as verbs_up
@@ -112,6 +112,18 @@ def test_airflow_is_told_to_stay_on_this_machine(tmp_path: Path) -> None:
     assert names == ["checkback", "dags-folder"]
     assert json.loads(told["AIRFLOW_CONN_CHECKBACK_SPARK"])["host"] == "local[*]"
     assert told["PATH"].startswith(os.path.dirname(sys.executable))
+
+
+def test_all_pages_of_the_dags_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow gives at most 100 at a time, whatever is asked for."""
+    known = [f"store{number}.check_back" for number in range(231)]
+
+    def ask(_self: Rest, _method: str, path: str, _body: object = None) -> dict[str, object]:
+        start = int(path.split("offset=")[1].split("&", maxsplit=1)[0])
+        return {"dags": [{"dag_id": name} for name in known[start : start + 100]]}
+
+    monkeypatch.setattr(Rest, "ask", ask)
+    assert Rest("http://127.0.0.1:1", lambda: None).dag_ids() == known
 
 
 def test_lines_say_how_things_stand(tmp_path: Path) -> None:

@@ -305,6 +305,7 @@ def test_a_backup_from_before_the_stores_first_transaction_is_refused(
     assert "is older than the store" in error
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_what_a_person_committed_is_no_sign_of_a_lost_row(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL
 ) -> None:

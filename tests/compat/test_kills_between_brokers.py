@@ -18,11 +18,12 @@ import pytest
 
 import broker
 from recovery.repair import crash
+from recovery.torture import kills
+from recovery.torture.second_reader import COMMIT
 from recovery.verify.verifier import verify
 from tests.compat import rocketmq
 from tests.compat.rocketmq import running
 from tests.compat.witness import records
-from tests.store import killing
 
 VERSIONS = ("5.3.3", "5.5.0")
 ROUNDS, KILLS = 20, 25
@@ -31,7 +32,7 @@ SETTINGS = {
     "transactionCheckMax": 50,
     "transactionOpBatchInterval": 100,  # ms; by default 3 s, in which it may check again
     "messageIndexEnable": "false",  # that of 5.5 holds tags
-    "mappedFileSizeCommitLog": killing.LAYOUT.segment_bytes,
+    "mappedFileSizeCommitLog": kills.LAYOUT.segment_bytes,
 }
 
 
@@ -44,10 +45,10 @@ def test_kills_between_brokers(tmp_path: Path) -> None:
         pytest.skip(str(missing))
     asked = 0
     for number in range(int(os.environ.get("CHECKBACK_ROUNDS", ROUNDS))):
-        killing.run(store, notes, KILLS, number, "half-op")
+        kills.run(kills.KillPlan(str(store), str(notes), number, "half-op", kills=KILLS))
         with running(installed[number % 2], store, **SETTINGS) as cluster:
             truth = tmp_path / f"asked-{number}.jsonl"
-            cluster.run("Settler", truth, group=killing.GROUP, topic=killing.TOPICS[0], seconds=ASKED_S)
+            cluster.run("Settler", truth, group=kills.GROUP, topic=kills.TOPICS[0], seconds=ASKED_S)
             asked += sum(event["event"] == "check" for event in rocketmq.read_truth(truth))
             assert cluster.broker is not None
             cluster.broker.kill() if number % 4 < 2 else cluster.broker.stop()
@@ -60,16 +61,16 @@ def test_kills_between_brokers(tmp_path: Path) -> None:
             (opened.transactions.commit if half.keys[0][-1] == "c" else opened.transactions.rollback)(half)
     judge(store, notes)
     with running(installed[0], store, **SETTINGS) as cluster:
-        cluster.run("Reader", tmp_path / "read.jsonl", topics=",".join(killing.TOPICS))
+        cluster.run("Reader", tmp_path / "read.jsonl", topics=",".join(kills.TOPICS))
         events = rocketmq.read_truth(tmp_path / "read.jsonl")
     read = Counter(event["key"].split()[0] for event in events if event["event"] == "pulled")
-    assert read == Counter({key: len(places) for key, places in killing.take_account(store).delivered.items()})
+    assert read == Counter({key: len(places) for key, places in kills.contents_of(store).delivered.items()})
 
 
 def judge(store: Path, notes: Path) -> None:
     """By the log: each transaction ended as its key says, once; all that was acknowledged is there."""
-    account = killing.take_account(store)
-    deliveries = Counter(one.names for one in records(store) if one.kind == killing.COMMIT)
+    account = kills.contents_of(store)
+    deliveries = Counter(one.names for one in records(store) if one.kind == COMMIT)
     assert [half for half, count in deliveries.items() if count > 1] == []
     twice = {key for key, places in account.delivered.items() if len(places) > 1}
     assert twice <= {key for key, copies in account.halves.items() if copies > 2}  # see the note at the top

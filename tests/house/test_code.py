@@ -33,6 +33,8 @@ SPEAKERS: dict[str, str] = {
     "recovery.airflow.local.standalone": "hands its own environment on to Airflow, with settings over it",
     "recovery.cli.spark_job": "a program of its own, for spark-submit",
     "recovery.airflow.settings": "AIRFLOW_HOME, beside which the last good settings are kept",
+    "recovery.torture.kills": "a program of its own: workers that are killed",
+    "recovery.torture.neighbour": "a program of its own: the other process",
     "recovery.jobs.setup": "where the state of stores is kept that are not ours",
     "recovery.spark.sessions": "Spark takes the Python of its workers from the environment",
 }

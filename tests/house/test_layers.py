@@ -60,7 +60,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"spark"},
         {"pipeline"},  # a judgement in stages, for whichever executor runs them
         {"repair"},
-        {"rebuild", "views", "following", "moving"},
+        {"rebuild", "views", "following", "moving", "torture"},
         {"verify"},
         {"transactions", "demo", "answering", "work"},
         {"checkback"},
@@ -87,7 +87,7 @@ VERBS = {
     "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
     "recovery.cli.consumer", "recovery.cli.copies", "recovery.cli.ledger", "recovery.cli.analytics",
     "recovery.cli.run.answer", "recovery.cli.run.follow", "recovery.cli.run.move", "recovery.cli.run.page",
-    "recovery.cli.run.serve", "recovery.cli.run.up", "recovery.cli.run.work",
+    "recovery.cli.run.serve", "recovery.cli.run.torture", "recovery.cli.run.up", "recovery.cli.run.work",
 }  # fmt: skip
 
 # Modules from outside that not every room may import, and the rooms that may.
@@ -100,6 +100,7 @@ OUTSIDE = {
         "broker.store.engines.half_op": "patches single fields of a half message, and of an op message",
         "broker.store.write.pending_record": "patches single fields of a record under the append lock",
         "broker.store.write.indexwriter": "patches single fields of an index under the append lock",
+        "recovery.torture.second_reader": "shares no code with what it verifies",
         "recovery.transactions.digest": "what is hashed is no layout on disk",
         "recovery.scan.framing": "the hot loop reads two fields of each record, at 0.1 µs",
     },
@@ -151,7 +152,11 @@ OUTSIDE = {
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
     "django": {"broker.django": "the adapter for Django's transactions"},
-    "broker.testing": {"broker.testing": "for tests, ours and users'", "recovery.demo": "the demo kills itself"},
+    "broker.testing": {
+        "broker.testing": "for tests, ours and users'",
+        "recovery.demo": "the demo kills itself",
+        "recovery.torture": "cuts power",
+    },
 }
 
 # Only these may load together with `broker`; the rest of OUTSIDE waits for its first use, inside a function.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.store.engines import ENGINES
-from tests.store.killing import kill_and_judge
+from tests.store.killed_workers import kill_and_judge
 
 KILLS = 40  # `make torture` kills a thousand
 

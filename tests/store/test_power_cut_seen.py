@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.watched_lives import MUTATIONS, cut_at, is_found_out, steps_of_a_life
+from recovery.torture.power_cuts import cut_at, steps_of_a_life
+from tests.store.watched_lives import MUTATIONS, is_found_out
 
 WAYS = [*[(sync, "state-table", part) for sync in ("each", "group") for part in range(3)], ("group", "half-op", 0)]
 

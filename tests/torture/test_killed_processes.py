@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.store.engines import ENGINES
-from tests.store.killing import kill_and_judge
+from tests.store.killed_workers import kill_and_judge
 
 
 @pytest.mark.timeout(1800)

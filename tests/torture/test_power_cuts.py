@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.watched_lives import MUTATIONS, cut_at, is_found_out, steps_of_a_life
+from recovery.torture.power_cuts import cut_at, steps_of_a_life
+from tests.store.watched_lives import MUTATIONS, is_found_out
 
 
 @pytest.mark.timeout(1800)

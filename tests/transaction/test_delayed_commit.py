@@ -16,9 +16,9 @@ from broker.store.write.pending_record import draft
 from broker.testing.crash_disk import CrashDisk, Crashed, FakeClock
 from broker.transaction.events import BY, WHY
 from recovery.rebuild.rebuilder import rebuild
+from recovery.torture.second_reader import COMMIT, HALF_TOPIC, PREPARED, assert_one_truth, records
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
-from tests.transaction.rebuilt import COMMIT, HALF_TOPIC, PREPARED, assert_one_truth, records
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

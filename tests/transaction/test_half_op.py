@@ -18,13 +18,13 @@ from broker.format.topics import CHECK_GROUP, HALF_TOPIC, OP_TOPIC
 from broker.store.shared.control import Word
 from recovery.rebuild.rebuilder import rebuild
 from recovery.repair import crash
+from recovery.torture.second_reader import COMMIT, assert_one_truth, records
+from recovery.torture.second_reader import HALF_TOPIC as HALVES
+from recovery.torture.second_reader import OP_TOPIC as OPS
 from recovery.verify.verifier import verify
 from tests.golden.unpack import unpack
 from tests.scan.effort import EFFORT
 from tests.transaction.opened import message, opened
-from tests.transaction.rebuilt import COMMIT, assert_one_truth, records
-from tests.transaction.rebuilt import HALF_TOPIC as HALVES
-from tests.transaction.rebuilt import OP_TOPIC as OPS
 
 HALF_OP = "half-op"
 KILLS = 6 * EFFORT

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import broker
+from recovery.torture.second_reader import assert_one_truth, records_of
 from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
 from tests.transaction.opened import message, opened
-from tests.transaction.rebuilt import assert_one_truth, records_of
 
 COUNT = 500
 

@@ -21,8 +21,8 @@ import broker
 from broker.live import LiveStore, open_live
 from broker.store.read.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk
+from recovery.torture.second_reader import COMMIT, HALF_TOPIC, OP_TOPIC, PREPARED, ROLLBACK, Seen, assert_one_truth
 from recovery.verify.verifier import verify
-from tests.transaction.rebuilt import COMMIT, HALF_TOPIC, OP_TOPIC, PREPARED, ROLLBACK, Seen, assert_one_truth
 
 TINY = StoreLayout(8192, 400, 240, 200, 16, 24)
 PARK_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"

@@ -1,23 +1,29 @@
-"""What the derived files must hold, made again by hand from bytes: it judges the writer and shares no code with it.
+"""A second reading of a store, from bytes: what the derived files must hold. It shares no code with what it verifies.
 
-decision 0004: the state table equals f(redo log) and f(CommitLog). The redo log's units choose the records, the records
-supply verdict, time and group; f(CommitLog) never opens the redo log.
+Decision 0004: the state table equals f(redo log) and f(CommitLog). The redo log's units choose the records, the records
+supply outcome, time and group; f(CommitLog) never opens the redo log.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.torture.promises import require
+
 BLANK = 0xCBD43194
+_LONG_TOPIC = bytes.fromhex("DAA320AB")  # the magic of records with two bytes for the topic's length (RocketMQ 5)
 PREPARED, COMMIT, ROLLBACK = 4, 8, 12
+HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+REDO_TOPIC = "TRANSACTION_REDOLOG_TOPIC_" + "X" * 4
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One record, as far as the judge looks."""
+    """One record of the CommitLog, as far as this reader decodes it."""
 
     offset: int
     size: int
@@ -30,55 +36,69 @@ class Seen:
     topic: str
     properties: dict[str, str]
 
+    @property
+    def key(self) -> str:
+        """The first of the message's keys."""
+        return self.properties.get("KEYS", "").split(" ")[0]
 
-def joined(folder: Path) -> bytes:
-    """The files of a queue, one behind the other."""
-    return b"".join(path.read_bytes() for path in sorted(folder.glob("[0-9]*")))
+
+def joined(directory: Path) -> bytes:
+    """The files of a queue, concatenated."""
+    return b"".join(path.read_bytes() for path in sorted(directory.glob("[0-9]*")))
 
 
 def records(store: Path) -> list[Seen]:
     """Every record of the CommitLog, in log order, up to the first bytes that are none."""
-    found = []
+    everything = []
     for path in sorted((store / "commitlog").glob("[0-9]*")):
         raw, at = path.read_bytes(), 0
         while at + 8 <= len(raw):
             size, magic = struct.unpack_from(">iI", raw, at)
             if magic == BLANK or size <= 0:
                 break
-            found.append(seen(raw[at : at + size], int(path.name) + at))
+            everything.append(seen(raw[at : at + size], int(path.name) + at))
             at += size
-    return found
+    return everything
 
 
 def seen(raw: bytes, offset: int) -> Seen:
-    queue_id, _, queue_offset, said, flags = struct.unpack_from(">iiqqi", raw, 12)
-    assert said == offset
+    """Decode one record."""
+    body_crc, queue_id, _, queue_offset, stated, flags = struct.unpack_from(">Iiiqqi", raw, 8)
+    require(stated == offset, f"the record at CommitLog offset {offset} states that it is at {stated}")
     (stored,) = struct.unpack_from(">q", raw, 56)
     names, length = struct.unpack_from(">qi", raw, 76)
     body, rest = raw[88 : 88 + length], raw[88 + length :]
-    topic, texts = rest[1 : 1 + rest[0]].decode(), rest[3 + rest[0] :].decode()
+    right = body_crc == zlib.crc32(body) & 0x7FFFFFFF
+    require(right, f"the body of the record at CommitLog offset {offset} is not what was written")
+    width = 2 if raw[4:8] == _LONG_TOPIC else 1
+    end = width + int.from_bytes(rest[:width], "big")
+    topic, texts = rest[width:end].decode(), rest[end + 2 :].decode()
     properties = dict(item.split("\x01", 1) for item in texts.split("\x02") if item)
     return Seen(offset, len(raw), flags & 0xC, queue_id, queue_offset, stored // 1000, names, body, topic, properties)
 
 
 def java_hash(text: str) -> int:
+    """`String.hashCode()` of ASCII text."""
     code = 0
-    for letter in text:
-        code = (code * 31 + ord(letter)) % 2**32
+    for character in text:
+        code = (code * 31 + ord(character)) % 2**32
     return code - 2**32 if code >= 2**31 else code
 
 
 def table_from_log(log: list[Seen]) -> bytes:
     """f(CommitLog): each prepared record at its slot, with the first end that names it."""
     slots: dict[int, tuple[Seen, int]] = {}
+    slot_of: dict[int, int] = {}  # of a half message, by its offset
     for one in log:
         if one.kind == PREPARED:
             slots[one.queue_offset] = (one, PREPARED)
-        elif one.kind in (COMMIT, ROLLBACK):
-            for slot, (half, state) in slots.items():
-                if half.offset == one.names and state == PREPARED:
-                    slots[slot] = (half, one.kind)
-    assert sorted(slots) == list(range(len(slots)))
+            slot_of[one.offset] = one.queue_offset
+        elif one.kind in (COMMIT, ROLLBACK) and one.names in slot_of:
+            slot = slot_of[one.names]
+            half, state = slots[slot]
+            if state == PREPARED:
+                slots[slot] = (half, one.kind)
+    require(sorted(slots) == list(range(len(slots))), "the half messages do not number the slots 0, 1, 2 and so on")
     return b"".join(slot_bytes(*slots[number]) for number in range(len(slots)))
 
 
@@ -87,12 +107,13 @@ def table_from_half_topic(log: list[Seen]) -> bytes:
     halves = {one.queue_offset: one for one in log if one.topic == HALF_TOPIC}
     delivered = {one.names for one in log if one.kind == COMMIT}
     ended = {int(number) for one in log if one.topic == OP_TOPIC for number in one.body.split(b",") if number}
-    assert sorted(halves) == list(range(len(halves)))
+    require(sorted(halves) == list(range(len(halves))), "the half topic skips or repeats a queue offset")
     states = {
         number: COMMIT if half.offset in delivered else ROLLBACK if number in ended else PREPARED
         for number, half in halves.items()
     }
-    assert ended == {number for number, state in states.items() if state != PREPARED}
+    settled = {number for number, state in states.items() if state != PREPARED}
+    require(ended == settled, f"deliveries and op messages disagree about the half messages {sorted(ended ^ settled)}")
     return b"".join(slot_bytes(half, states[number]) for number, half in sorted(halves.items()))
 
 
@@ -104,8 +125,9 @@ def table_from_redo(store: Path, log: list[Seen]) -> bytes:
     for at, size, tag in struct.iter_unpack(">qiq", joined(store / "transaction" / "redolog" / REDO_TOPIC / "0")):
         if size == 0:
             break
+        require(at in by_offset, f"the redo log names CommitLog offset {at}, where no record begins")
         one = by_offset[at]
-        assert size == one.size
+        require(size == one.size, f"the redo log states {size} bytes of the record at CommitLog offset {at}")
         if tag == -1:
             halves.append(one)
             states[at] = PREPARED
@@ -114,28 +136,29 @@ def table_from_redo(store: Path, log: list[Seen]) -> bytes:
     return b"".join(slot_bytes(half, states[half.offset]) for half in halves)
 
 
-HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-REDO_TOPIC = "TRANSACTION_REDOLOG_TOPIC_" + "X" * 4
-
-
 def slot_bytes(half: Seen, state: int) -> bytes:
+    """A slot of the state table."""
     return struct.pack(">qiiii", half.offset, half.size, half.seconds, java_hash(half.properties["PGROUP"]), state)
 
 
 def queues(log: list[Seen]) -> dict[tuple[str, int], list[Seen]]:
     """What consumers get: queue offsets without a gap, none twice."""
-    found: dict[tuple[str, int], list[Seen]] = {}
+    lists: dict[tuple[str, int], list[Seen]] = {}
     for one in log:
         if one.kind in (0, COMMIT):
-            queue = found.setdefault((one.topic, one.queue_id), [])
-            assert one.queue_offset == len(queue), (one, len(queue))
+            queue = lists.setdefault((one.topic, one.queue_id), [])
+            place = (
+                f"queue {one.queue_id} of {one.topic}: queue offset {one.queue_offset} follows {len(queue)} messages"
+            )
+            require(one.queue_offset == len(queue), place)
             queue.append(one)
-    return found
+    return lists
 
 
 def is_half_op(store: Path) -> bool:
     """Which engine the store has."""
-    return json.loads((store / "checkback" / "store.json").read_text()).get("transactions") == "half-op"
+    stated: dict[str, object] = json.loads((store / "checkback" / "store.json").read_text())
+    return stated.get("transactions") == "half-op"
 
 
 def records_of(store: Path, *, committed: int, rolled_back: int, in_doubt: int = 0) -> int:
@@ -145,16 +168,20 @@ def records_of(store: Path, *, committed: int, rolled_back: int, in_doubt: int =
 
 
 def assert_one_truth(store: Path) -> list[Seen]:
-    """The live table is both rebuilds, byte for byte; and the ConsumeQueues name the records. Returns the log."""
+    """The live table is both rebuilds, byte for byte; and the ConsumeQueues name the records. Returns the log.
+
+    Raises PromiseBroken.
+    """
     log = records(store)
     if is_half_op(store):
         table, live = table_from_half_topic(log), joined(store / "checkback" / "halfstates")
     else:
         table, live = table_from_log(log), joined(store / "transaction" / "statetable")
-        assert table_from_redo(store, log) == table
-    assert live == table.ljust(len(live), b"\0")
+        require(table_from_redo(store, log) == table, "the redo log and the CommitLog give different state tables")
+    require(live == table.ljust(len(live), b"\0"), "the state table on disk is not the one that the CommitLog gives")
     for (topic, queue_id), expected in queues(log).items():
         units = list(struct.iter_unpack(">qiq", joined(store / "consumequeue" / topic / str(queue_id))))
-        told = [(at, size) for at, size, _ in units if size]
-        assert told == [(one.offset, one.size) for one in expected]
+        named = [(at, size) for at, size, _ in units if size]
+        agrees = named == [(one.offset, one.size) for one in expected]
+        require(agrees, f"the ConsumeQueue {topic}/{queue_id} does not name the records of the CommitLog")
     return log

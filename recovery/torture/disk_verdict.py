@@ -1,0 +1,138 @@
+"""What the measurements of a disk mean: facts in, verdicts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recovery.torture.disk import DiskFacts, Latency, PageCounts, Reread
+from recovery.torture.promises import Outcome, Verdict
+
+# Drives with capacitors acknowledge a flush in some 20 µs at best. Faster means that nothing left the machine.
+FASTEST_SYNC_US = 15.0
+IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+NO_BARRIER = {"nobarrier", "barrier=0"}
+IN_FRONT = {
+    "overlay": "files of a lower layer are copied at their first write; mount a volume of the disk itself",
+    "9p": "the machine behind it decides what an fsync does",
+    "virtiofs": "the machine behind it decides what an fsync does",
+    "fuse": "a program decides what an fsync does",
+    "fuseblk": "a program decides what an fsync does",
+}
+
+
+def verdicts(facts: DiskFacts, sync: str) -> list[Verdict]:
+    """One verdict for each promise that the store needs; `sync` is its mode: `os` needs no medium that keeps bytes."""
+    return [
+        _mount(facts, sync),
+        _flushed("fsync of an append", facts.after_append),
+        _flushed("fsync of a shared map", facts.after_map),
+        _speed(facts, sync),
+        _kept("an append that was flushed", facts.appended),
+        _kept("a shared map that was flushed", facts.mapped),
+        *_names(facts),
+        *_files(facts),
+        *_processes(facts),
+    ]
+
+
+def _mount(facts: DiskFacts, sync: str) -> Verdict:
+    mount, name = facts.mount, "file system"
+    figures = {"kind": mount.kind, "options": sorted(mount.options), "drive_cache": mount.drive_cache}
+    kind = mount.kind or "an unknown file system"
+    if not facts.is_local:
+        text = f"{kind} is shared with other machines: a store is refused for writing there; use a local disk"
+        return Verdict(name, Outcome.BROKEN, text, figures)
+    if mount.kind in IN_MEMORY:
+        text = f"{kind} keeps files in memory: a power cut takes all of them"
+        return Verdict(name, Outcome.WARNING if sync == "os" else Outcome.BROKEN, text, figures)
+    if "volatile" in mount.options:
+        text = f"{kind} is mounted with `volatile`: an fsync does nothing; mount it without"
+        return Verdict(name, Outcome.BROKEN, text, figures)
+    if off := sorted(NO_BARRIER & mount.options):
+        text = f"{kind} is mounted with `{off[0]}`: an fsync does not flush the drive's cache, which must not need it"
+        return Verdict(name, Outcome.WARNING, text, figures)
+    if mount.kind in IN_FRONT:
+        return Verdict(name, Outcome.WARNING, f"{kind}: {IN_FRONT[mount.kind]}", figures)
+    cache = {
+        "write back": "; the drive has a cache, which an fsync flushes",
+        "write through": "; the drive reports no volatile cache, so an fsync sends it no flush",
+    }.get(mount.drive_cache, "")
+    return Verdict(name, Outcome.HOLDS, f"{kind} on this machine{cache}", figures)
+
+
+def _flushed(name: str, counts: PageCounts | None) -> Verdict:
+    if counts is None:
+        text = "the kernel cannot report which pages are on disk (cachestat, Linux 6.5)"
+        return Verdict(name, Outcome.UNKNOWN, text)
+    figures = {"cached_pages": counts.cached, "unwritten_pages": counts.unwritten}
+    if counts.unwritten:
+        text = f"fsync returned while {counts.unwritten} pages of the file were not on disk: it does not wait, or does "
+        return Verdict(name, Outcome.BROKEN, text + "nothing (a library such as libeatmydata, or the mount)", figures)
+    return Verdict(name, Outcome.HOLDS, "no page is left unwritten when fsync returns", figures)
+
+
+def _speed(facts: DiskFacts, sync: str) -> Verdict:
+    name, sync_us = "speed of fsync", facts.append_sync
+    text = f"4 KiB appended and flushed: {_shown(sync_us)}; a directory: {_shown(facts.directory_sync)}"
+    figures = {
+        "calls": sync_us.calls,
+        "p50_us": round(sync_us.p50_us, 1),
+        "p99_us": round(sync_us.p99_us, 1),
+        "directory_p50_us": round(facts.directory_sync.p50_us, 1),
+        "directory_p99_us": round(facts.directory_sync.p99_us, 1),
+    }
+    if sync_us.p50_us < FASTEST_SYNC_US and sync != "os":
+        text += f": no medium that keeps bytes without power is known to answer in less than {FASTEST_SYNC_US:g} µs"
+        return Verdict(name, Outcome.WARNING, text, figures)
+    return Verdict(name, Outcome.HOLDS, text, figures)
+
+
+def _shown(sync: Latency) -> str:
+    return f"p50 {_time(sync.p50_us)}, p99 {_time(sync.p99_us)}"
+
+
+def _time(us: float) -> str:
+    return f"{us / 1000:.1f} ms" if us >= 1000 else f"{us:.0f} µs" if us >= 10 else f"{us:.1f} µs"
+
+
+def _kept(name: str, read: Reread) -> Verdict:
+    figures = {"after_drop": read.dropped, "pages_left_cached": read.left_cached, "direct": read.direct}
+    if not read.dropped or read.direct is False:
+        how = "past the cache" if read.dropped else "after the cache was dropped"
+        text = f"what fsync acknowledged is gone or different when it is read {how}: this disk loses acknowledged bytes"
+        return Verdict(name, Outcome.BROKEN, text, figures)
+    if read.direct is None and read.left_cached != 0:
+        text = "all bytes are there, but the cache could not be dropped: what the disk has was not seen"
+        return Verdict(name, Outcome.UNKNOWN, text, figures)
+    ways = ["after the cache was dropped"] * (read.left_cached == 0) + ["past the cache (O_DIRECT)"] * bool(read.direct)
+    return Verdict(name, Outcome.HOLDS, f"all bytes are there when they are read {' and '.join(ways)}", figures)
+
+
+def _names(facts: DiskFacts) -> Iterator[Verdict]:
+    kept = facts.rename_kept
+    text = "a file is replaced by another one" if kept else "a file that was replaced still has its old content"
+    yield Verdict("rename", Outcome.HOLDS if kept else Outcome.BROKEN, f"{text} when its directory was flushed")
+    if facts.exchanges:
+        yield Verdict("exchange of two names", Outcome.HOLDS, "two names are exchanged in one step")
+    else:
+        text = "not in one step: a rebuild renames twice, and completes the second one after a kill between them"
+        yield Verdict("exchange of two names", Outcome.WARNING, text)
+
+
+def _files(facts: DiskFacts) -> Iterator[Verdict]:
+    full = facts.allocated_bytes >= 1 << 20
+    text = f"a file of 1 MiB that was allocated in full has {facts.allocated_bytes} bytes of the disk"
+    yield Verdict("allocation", Outcome.HOLDS if full else Outcome.WARNING, text, {"bytes": facts.allocated_bytes})
+    text = "holes take no space" if facts.sparse else "holes take space: a store takes the sizes of its files"
+    yield Verdict("sparse files", Outcome.HOLDS if facts.sparse else Outcome.WARNING, text)
+
+
+def _processes(facts: DiskFacts) -> Iterator[Verdict]:
+    text = "what one process stores, another one sees" if facts.shares_maps else "processes do not see the same bytes"
+    yield Verdict("maps shared by processes", Outcome.HOLDS if facts.shares_maps else Outcome.BROKEN, text)
+    text = "they exclude other processes, and end with their process"
+    if not facts.locks:
+        text = "a lock does not exclude another process, or outlives its own"
+    yield Verdict("locks", Outcome.HOLDS if facts.locks else Outcome.BROKEN, text)
+    text = "the machine reports when it was started" if facts.has_boot_id else "none: each opening recovers the store"
+    yield Verdict("boot id", Outcome.HOLDS if facts.has_boot_id else Outcome.WARNING, text)
