@@ -209,7 +209,8 @@ class Producer:
             self._check_resolver("begin_transaction() without a session")
             return PlainTransaction(self._destination.transactions, self.group, immunity_s)
         bound = self._ledger_of_sessions()
-        if (begun := bound.begin(session, self.group, immunity_s)) is not None:
+        begun: LocalTransaction | None = bound.begin(session, self.group, immunity_s)
+        if begun is not None:
             return begun
         ledger, target = _of_sqlalchemy(bound), target_of(session)
         if is_async(target):

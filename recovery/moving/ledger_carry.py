@@ -44,12 +44,12 @@ def _carried(resolver: LedgerResolver, store_id: str, cluster_id: str) -> tuple[
         proved, ledger = resolver.binding_id(), resolver.ledger
         with ledger.engine.begin() as connection:
             execute = executor(connection)
-            held = read_binding(execute, ledger.bindings, cluster_id)
-            own = read_binding(execute, ledger.bindings, store_id)
+            held = read_binding(execute, ledger.bindings_name, cluster_id)
+            own = read_binding(execute, ledger.bindings_name, store_id)
             assert own is not None  # it was proved a moment ago
             if held is None:
                 held = replace(own, store_id=cluster_id, made_ms=time.time_ns() // 1_000_000)
-                put_binding(execute, ledger.bindings, held)
+                put_binding(execute, ledger.bindings_name, held)
             marks = ledger.marks
             lows = {str(of): int(low) for of, low in execute(select(marks.c.store_id, marks.c.low_water_ms))}
             if store_id in lows and cluster_id not in lows:  # rows below it were removed

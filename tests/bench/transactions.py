@@ -26,6 +26,7 @@ from sqlalchemy import Engine, Integer, LargeBinary, String, create_engine, even
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import broker
+from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.ledger import Ledger
 from broker.live import LiveStore
@@ -84,9 +85,12 @@ def database(path: Path, *, synchronous: str = "FULL") -> Engine:
 def left_in_doubt(store: LiveStore, ledger: Ledger, count: int, *, rolled_back: int = 0) -> None:
     """`count` half messages whose ends were lost; all but the first `rolled_back` have a ledger row."""
     keys = [new_key(time.time_ns() // 1_000_000) for _ in range(count)]
+    store.producer("shop", topics=["orders"], ledger=ledger)
+    binding = ledger.binding(store.store_id).binding_id
     for number, key in enumerate(keys):
         message = broker.Message("orders", BODY, keys=[str(number)])
-        store.transactions.prepare(message, "shop", queue_id=number % 4, extra_properties={LEDGER_KEY: key})
+        extra = {LEDGER_KEY: key, LEDGER_BINDING: binding}
+        store.transactions.prepare(message, "shop", queue_id=number % 4, extra_properties=extra)
     store.sync_now()
     rows = [
         {"ledger_key": key, "state": 8, "producer_group": "shop", "store_id": store.store_id, "decided_by": None}

@@ -10,11 +10,10 @@ import pytest
 from recovery.repair.copying import copy_store
 from recovery.verify.verifier import verify
 from tests.compat import rocketmq
+from tests.compat.kinds_of_stores import PLAIN_QUEUES, SMALL, installed, served
 from tests.compat.rocketmq import running
-from tests.compat.test_kinds_of_stores import SMALL, installed, served
 
 COPIES, PAUSE_S = 5, 1.5
-QUEUES = "Plain:0,Plain:1"
 EXPLAINED = {"delivered-twice", "double-end"}  # by check-backs under load
 
 pytestmark = pytest.mark.timeout(900)
@@ -25,7 +24,7 @@ def test_copies_of_a_store_in_use(version: str, tmp_path: Path) -> None:
     brokers, store, sent = installed(version), tmp_path / "store", tmp_path / "sent.jsonl"
     with running(brokers, store, **SMALL) as cluster:
         cluster.run("Kinds", sent, topic="Plain", transactions=3, count=5)
-        before = len(rocketmq.read_truth(sent))
+        before = acknowledged = len(rocketmq.read_truth(sent))
         sending = cluster.start("Kinds", sent, topic="Plain", transactions=2000, count=4000, seed=1)
         rocketmq.await_events(sent, lambda events: len(events) > before)
         for number in range(COPIES):
@@ -42,7 +41,7 @@ def test_copies_of_a_store_in_use(version: str, tmp_path: Path) -> None:
         assert cluster.broker is not None
         cluster.broker.stop()
     with running(brokers, tmp_path / f"copy-{COPIES - 1}", **SMALL) as cluster:
-        again = served(cluster, QUEUES, tmp_path / "served.jsonl")
+        again = served(cluster, PLAIN_QUEUES, tmp_path / "served.jsonl")
         plain = {event["key"] for event in again if event["event"] == "pulled"}
     events = [event for event in rocketmq.read_truth(sent)[:acknowledged] if event["event"] == "plain"]
     assert {event["key"] for event in events} <= plain

@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from recovery.rebuild.rebuilder import rebuild
 from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.compat import rocketmq
+from tests.compat.copied_log import await_same
+from tests.compat.kinds_of_stores import PLAIN_QUEUES, SETTINGS, SMALL, installed, served, served_again
 from tests.compat.rocketmq import Cluster, running
-from tests.compat.test_kinds_of_stores import SETTINGS, SMALL, _rebuild, installed, served, served_again
-from tests.compat.test_their_slave import await_same
 from tests.spark.inline import comparable, verify_inline
-
-QUEUES = "Plain:0,Plain:1"
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -37,7 +36,7 @@ def test_the_store_of_a_slave(version: str, end: str, tmp_path: Path) -> None:
         process = copying.start_broker()
         for _ in range(3):
             master.run("Kinds", sent, topic="Plain", transactions=9)
-        before = served(master, QUEUES, tmp_path / "before.jsonl")
+        before = served(master, PLAIN_QUEUES, tmp_path / "before.jsonl")
         await_same(tmp_path / "master", store)
         getattr(process, end)()
     if end == "kill":
@@ -51,5 +50,5 @@ def test_the_store_of_a_slave(version: str, end: str, tmp_path: Path) -> None:
     assert comparable(verify_inline(str(store), 8192)) == comparable(report)
     shutil.rmtree(store / "index")
     if version != "5.5.0":  # whose index holds tags: refused, see test_kinds_of_stores
-        assert _rebuild(store).replacement is not None
+        assert rebuild(store, apply=True, broker_is_stopped=True).replacement is not None
     assert served_again(SETTINGS[f"plain-{version[:3]}"], store, tmp_path / "after.jsonl") == before

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +21,13 @@ import broker
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from tests.compat import rocketmq
+from tests.compat.copied_log import await_same
 from tests.compat.rocketmq import Cluster, free_port
 from tests.server.wire_client import WireClient, sending
 
 VERSION = "5.3.3"
 LAYOUT = broker.StoreLayout(segment_bytes=4 << 20)  # the slave's mappedFileSizeCommitLog
-ROUNDS, SENDS, CAUGHT_UP_S = 3, 900, 120
+ROUNDS, SENDS = 3, 900
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -70,26 +70,6 @@ def publish(address: str, name: str, victim: subprocess.Popen[str] | None) -> No
                 client.request(Code.END_TRANSACTION, end)
             if victim is not None and number == SENDS // 2:
                 victim.send_signal(signal.SIGKILL)
-
-
-def differs(ours: Path, theirs: Path) -> str:
-    """How the slave's log differs from ours; empty when every byte is the same."""
-    files = sorted((ours / "commitlog").iterdir())
-    for file in files:
-        copy = theirs / "commitlog" / file.name
-        if not copy.exists():
-            return f"{file.name} is not there"
-        if copy.read_bytes() != file.read_bytes():
-            return f"{file.name} differs"
-    return ""
-
-
-def await_same(ours: Path, theirs: Path) -> None:
-    """Wait until the slave has every byte."""
-    deadline = time.monotonic() + CAUGHT_UP_S
-    while difference := differs(ours, theirs):
-        assert time.monotonic() < deadline, difference
-        time.sleep(0.5)
 
 
 def test_a_slave_has_every_byte_after_kills_of_both(tmp_path: Path) -> None:
