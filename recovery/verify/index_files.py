@@ -6,12 +6,14 @@ RocketMQ: IndexFile.putKey (5.3.3; 3.1.4).
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from broker.errors import CorruptRecord, CorruptStore
 from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, item_at, slot_at
@@ -140,16 +142,17 @@ class Chains:
         for slot in np.flatnonzero(held != self._newest):
             self._report(f"slot {slot} names item {held[slot]}, its newest is {self._newest[slot]}", 0)
 
-    def _newest_counted(self) -> Ints:
+    def _newest_counted(self) -> npt.NDArray[np.int32]:
         """The item that each slot names; in a file that grows, the first that is counted in the chain of that one.
 
         An item is written before its slot names it, and is counted after that. So what a slot names is whole, counted
         or not, unless its writer was killed and another one writes it again at this moment: then looking again helps.
         """
         file = self._file
-        held = np.zeros(file.slots, ">i4")
-        file.segment.read_into(slot_at(0), held.view(np.uint8).data)
-        newest = held.astype(np.int64)
+        newest = np.zeros(file.slots, np.int32)  # 20 MB in a file of RocketMQ's own size: no wider, and no copy
+        file.segment.read_into(slot_at(0), newest.view(np.uint8).data)
+        if sys.byteorder == "little":
+            newest.byteswap(inplace=True)
         if not file.is_growing or int(newest.max(initial=0)) <= file.used:
             return newest
         last = min(int(newest.max()), file.items)
