@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -239,10 +242,12 @@ class WhatIsRefused(Messages, TransactionTestCase):
         self.check("phone")
 
     def test_another_database_than_the_one_it_was_made_for(self) -> None:
-        with mock.patch.dict(connection.settings_dict, NAME="elsewhere"):
+        elsewhere = os.path.join(tempfile.mkdtemp(), "elsewhere")  # SQLite makes a file that is not there
+        self.addCleanup(shutil.rmtree, os.path.dirname(elsewhere))
+        with mock.patch.dict(connection.settings_dict, NAME=elsewhere):
             ledger = DjangoLedger()
         other = open_store().producer("other", topics=["orders"], ledger=ledger)
-        with pytest.raises(broker.TransactionError, match="made for 'elsewhere'"), transaction.atomic():
+        with pytest.raises(broker.TransactionError, match=f"made for '{elsewhere}'"), transaction.atomic():
             order("phone", other)
         self.check()
 
