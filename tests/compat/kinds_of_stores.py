@@ -69,9 +69,9 @@ SETTINGS = {
     "double-write": Setting(
         "5.3.3", "a RocksDB of queues", [PLAIN], PLAIN_QUEUES, {"rocksdbCQDoubleWriteEnable": "true"},
     ),
-    "double-write-5.5": Setting(
+    "double-write-5.5": Setting(  # which does not start with the first one alone
         "5.5.0", "a RocksDB of queues", [_MIXED], PLAIN_QUEUES,
-        {"rocksdbCQDoubleWriteEnable": "true", "useSeparateStorePathForRocksdbCQ": "true"},
+        {"rocksdbCQDoubleWriteEnable": "true", "combineCQUseRocksdbForLmq": "true"},
     ),
     "combined-5.5": Setting(
         "5.5.0", "a RocksDB of queues", **{
