@@ -7,8 +7,11 @@ supply outcome, time and group; f(CommitLog) never opens the redo log.
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,16 +52,22 @@ def joined(directory: Path) -> bytes:
 
 def records(store: Path) -> list[Seen]:
     """Every record of the CommitLog, in log order, up to the first bytes that are none."""
-    everything = []
+    return list(walk(store))
+
+
+def walk(store: Path) -> Iterator[Seen]:
+    """The same, one by one: a log may be larger than memory."""
     for path in sorted((store / "commitlog").glob("[0-9]*")):
-        raw, at = path.read_bytes(), 0
-        while at + 8 <= len(raw):
-            size, magic = struct.unpack_from(">iI", raw, at)
-            if magic == BLANK or size <= 0:
-                break
-            everything.append(seen(raw[at : at + size], int(path.name) + at))
-            at += size
-    return everything
+        if not path.stat().st_size:  # a process was killed while it made the file
+            continue
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+            at = 0
+            while at + 8 <= len(raw):
+                size, magic = struct.unpack_from(">iI", raw, at)
+                if magic == BLANK or size <= 0:
+                    break
+                yield seen(raw[at : at + size], int(path.name) + at)
+                at += size
 
 
 def seen(raw: bytes, commitlog_offset: int) -> Seen:
@@ -148,17 +157,25 @@ def slot_bytes(half: Seen, state: int) -> bytes:
 
 
 def queues(log: list[Seen]) -> dict[tuple[str, int], list[Seen]]:
-    """What consumers get: queue offsets without a gap, none twice."""
+    """What consumers get: queue offsets without a gap, none twice. Raises PromiseBroken."""
+    require_no_gap(log)
     lists: dict[tuple[str, int], list[Seen]] = {}
     for one in log:
         if one.kind in (0, COMMIT):
-            queue = lists.setdefault((one.topic, one.queue_id), [])
-            place = (
-                f"queue {one.queue_id} of {one.topic}: queue offset {one.queue_offset} follows {len(queue)} messages"
-            )
-            require(one.queue_offset == len(queue), place)
-            queue.append(one)
+            lists.setdefault((one.topic, one.queue_id), []).append(one)
     return lists
+
+
+def require_no_gap(log: Iterable[Seen]) -> None:
+    """Each queue numbers its messages 0, 1, 2 and so on. Raises PromiseBroken."""
+    following: Counter[tuple[str, int]] = Counter()
+    for one in log:
+        if one.kind in (0, COMMIT):
+            queue = (one.topic, one.queue_id)
+            count = following[queue]
+            text = f"queue {one.queue_id} of {one.topic}: queue offset {one.queue_offset} follows {count} messages"
+            require(one.queue_offset == count, text)
+            following[queue] += 1
 
 
 def is_half_op(store: Path) -> bool:

@@ -45,7 +45,7 @@ BLOCKED_S = 5.0  # how long a purchase may wait behind one that died
 KILL_EVERY_S = (0.4, 1.2)
 VENV = ROOT / "build" / "comparison-venv"
 REQUIREMENTS = ROOT / "examples" / "comparison" / "requirements.txt"
-SERVER = "-c shared_buffers=128MB -c max_prepared_transactions=64 -c max_wal_size=2GB"
+SERVER = "-c shared_buffers=128MB -c max_connections=200 -c max_prepared_transactions=64 -c max_wal_size=2GB"
 RESULT = ROOT / "docs" / "comparison.json"
 
 
@@ -430,20 +430,20 @@ def main() -> None:
         home.chmod(0o755)
         with postgres.server(SERVER) as socket:
             chosen = [one for one in CONTENDERS if not given.contenders or one.module in given.contenders]
-            rows = [measure(one, socket, home, given.seconds, given.seed) for one in chosen]
+            for contender in chosen:
+                _keep(measure(contender, socket, home, given.seconds, given.seed), machine(load), given.seconds)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    old = json.loads(RESULT.read_text()) if RESULT.exists() and given.contenders else {"contenders": []}
-    fresh = {row["module"]: row for row in rows}
-    kept = {row["module"]: row for row in old["contenders"]} | fresh
-    result = {
-        "machine": machine(load),
-        "seconds": given.seconds,
-        "buyers": BUYERS,
-        "contenders": [kept[name] for name in names if name in kept],
-    }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     _load_page().main()
+
+
+def _keep(row: dict[str, Any], about: dict[str, Any], seconds: float) -> None:
+    """Put a contender's measurements into the JSON, in the place of its last ones."""
+    old = json.loads(RESULT.read_text(encoding="utf-8"))["contenders"] if RESULT.exists() else []
+    known = {one["module"]: one for one in [*old, row]}
+    rows = [known[one.module] for one in CONTENDERS if one.module in known]
+    result = {"machine": about, "seconds": seconds, "buyers": BUYERS, "contenders": rows}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def _load_page() -> Any:
