@@ -22,10 +22,6 @@ HERE = settings()
 STORE = f"{HERE.directory}/shop.store"
 stock = broker.App(STORE, engine=create_engine(HERE.alchemy(HERE.stock)))
 desk = broker.App(STORE, engine=create_engine(HERE.alchemy(HERE.orders)))
-COMMANDS = [
-    ["work", "examples.comparison.transactional:desk", "--check-every", "never"],
-    ["work", "examples.comparison.transactional:stock", "--check-every", "1s"],
-]
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ for app in (stock, desk):
     app.topic("stock-locked", StockLocked)
 
 
-@desk.on("stock-locked", group="desk")
+@desk.on("stock-locked", group="desk", concurrency=4)
 def order(locked: StockLocked, session: Session) -> None:
     make_order(session.connection().exec_driver_sql, locked.lock_id, locked.sku)
 
