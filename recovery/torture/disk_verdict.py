@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recovery.torture.disk import DiskFacts, Latency, PageCounts, Reread
-from recovery.torture.promises import Outcome, Verdict
+from recovery.torture.promises import PromiseState, PromiseVerdict
 
 # Drives with capacitors acknowledge a flush in some 20 µs at best. Faster means that nothing left the machine.
 FASTEST_SYNC_US = 15.0
@@ -20,7 +20,7 @@ IN_FRONT = {
 }
 
 
-def verdicts(facts: DiskFacts, sync: str) -> list[Verdict]:
+def verdicts(facts: DiskFacts, sync: str) -> list[PromiseVerdict]:
     """One verdict for each promise that the store needs; `sync` is its mode: `os` needs no medium that keeps bytes."""
     return [
         _mount(facts, sync),
@@ -35,43 +35,45 @@ def verdicts(facts: DiskFacts, sync: str) -> list[Verdict]:
     ]
 
 
-def _mount(facts: DiskFacts, sync: str) -> Verdict:
+def _mount(facts: DiskFacts, sync: str) -> PromiseVerdict:
     mount, name = facts.mount, "file system"
     figures = {"kind": mount.kind, "options": sorted(mount.options), "drive_cache": mount.drive_cache}
     kind = mount.kind or "an unknown file system"
     if not facts.is_local:
         text = f"{kind} is shared with other machines: a store is refused for writing there; use a local disk"
-        return Verdict(name, Outcome.BROKEN, text, figures)
+        return PromiseVerdict(name, PromiseState.BROKEN, text, figures)
     if mount.kind in IN_MEMORY:
         text = f"{kind} keeps files in memory: a power cut takes all of them"
-        return Verdict(name, Outcome.WARNING if sync == "os" else Outcome.BROKEN, text, figures)
+        return PromiseVerdict(name, PromiseState.WARNING if sync == "os" else PromiseState.BROKEN, text, figures)
     if "volatile" in mount.options:
         text = f"{kind} is mounted with `volatile`: an fsync does nothing; mount it without"
-        return Verdict(name, Outcome.BROKEN, text, figures)
+        return PromiseVerdict(name, PromiseState.BROKEN, text, figures)
     if off := sorted(NO_BARRIER & mount.options):
         text = f"{kind} is mounted with `{off[0]}`: an fsync does not flush the drive's cache, which must not need it"
-        return Verdict(name, Outcome.WARNING, text, figures)
+        return PromiseVerdict(name, PromiseState.WARNING, text, figures)
     if mount.kind in IN_FRONT:
-        return Verdict(name, Outcome.WARNING, f"{kind}: {IN_FRONT[mount.kind]}", figures)
+        return PromiseVerdict(name, PromiseState.WARNING, f"{kind}: {IN_FRONT[mount.kind]}", figures)
     cache = {
         "write back": "; the drive has a cache, which an fsync flushes",
         "write through": "; the drive reports no volatile cache, so an fsync sends it no flush",
     }.get(mount.drive_cache, "")
-    return Verdict(name, Outcome.HOLDS, f"{kind} on this machine{cache}", figures)
+    return PromiseVerdict(name, PromiseState.HOLDS, f"{kind} on this machine{cache}", figures)
 
 
-def _flushed(name: str, counts: PageCounts | None) -> Verdict:
+def _flushed(name: str, counts: PageCounts | None) -> PromiseVerdict:
     if counts is None:
         text = "the kernel cannot report which pages are on disk (cachestat, Linux 6.5)"
-        return Verdict(name, Outcome.UNKNOWN, text)
+        return PromiseVerdict(name, PromiseState.UNKNOWN, text)
     figures = {"cached_pages": counts.cached, "unwritten_pages": counts.unwritten}
     if counts.unwritten:
         text = f"fsync returned while {counts.unwritten} pages of the file were not on disk: it does not wait, or does "
-        return Verdict(name, Outcome.BROKEN, text + "nothing (a library such as libeatmydata, or the mount)", figures)
-    return Verdict(name, Outcome.HOLDS, "no page is left unwritten when fsync returns", figures)
+        return PromiseVerdict(
+            name, PromiseState.BROKEN, text + "nothing (a library such as libeatmydata, or the mount)", figures
+        )
+    return PromiseVerdict(name, PromiseState.HOLDS, "no page is left unwritten when fsync returns", figures)
 
 
-def _speed(facts: DiskFacts, sync: str) -> Verdict:
+def _speed(facts: DiskFacts, sync: str) -> PromiseVerdict:
     name, sync_us = "speed of fsync", facts.append_sync
     text = f"4 KiB appended and flushed: {_shown(sync_us)}; a directory: {_shown(facts.directory_sync)}"
     figures = {
@@ -83,8 +85,8 @@ def _speed(facts: DiskFacts, sync: str) -> Verdict:
     }
     if sync_us.p50_us < FASTEST_SYNC_US and sync != "os":
         text += f": no medium that keeps bytes without power is known to answer in less than {FASTEST_SYNC_US:g} µs"
-        return Verdict(name, Outcome.WARNING, text, figures)
-    return Verdict(name, Outcome.HOLDS, text, figures)
+        return PromiseVerdict(name, PromiseState.WARNING, text, figures)
+    return PromiseVerdict(name, PromiseState.HOLDS, text, figures)
 
 
 def _shown(sync: Latency) -> str:
@@ -95,44 +97,52 @@ def _time(us: float) -> str:
     return f"{us / 1000:.1f} ms" if us >= 1000 else f"{us:.0f} µs" if us >= 10 else f"{us:.1f} µs"
 
 
-def _kept(name: str, read: Reread) -> Verdict:
+def _kept(name: str, read: Reread) -> PromiseVerdict:
     figures = {"after_drop": read.dropped, "pages_left_cached": read.left_cached, "direct": read.direct}
     if not read.dropped or read.direct is False:
         how = "past the cache" if read.dropped else "after the cache was dropped"
         text = f"what fsync acknowledged is gone or different when it is read {how}: this disk loses acknowledged bytes"
-        return Verdict(name, Outcome.BROKEN, text, figures)
+        return PromiseVerdict(name, PromiseState.BROKEN, text, figures)
     if read.direct is None and read.left_cached != 0:
         text = "all bytes are there, but the cache could not be dropped: what the disk has was not seen"
-        return Verdict(name, Outcome.UNKNOWN, text, figures)
+        return PromiseVerdict(name, PromiseState.UNKNOWN, text, figures)
     ways = ["after the cache was dropped"] * (read.left_cached == 0) + ["past the cache (O_DIRECT)"] * bool(read.direct)
-    return Verdict(name, Outcome.HOLDS, f"all bytes are there when they are read {' and '.join(ways)}", figures)
+    return PromiseVerdict(
+        name, PromiseState.HOLDS, f"all bytes are there when they are read {' and '.join(ways)}", figures
+    )
 
 
-def _names(facts: DiskFacts) -> Iterator[Verdict]:
+def _names(facts: DiskFacts) -> Iterator[PromiseVerdict]:
     kept = facts.rename_kept
     text = "a file is replaced by another one" if kept else "a file that was replaced still has its old content"
-    yield Verdict("rename", Outcome.HOLDS if kept else Outcome.BROKEN, f"{text} when its directory was flushed")
+    yield PromiseVerdict(
+        "rename", PromiseState.HOLDS if kept else PromiseState.BROKEN, f"{text} when its directory was flushed"
+    )
     if facts.exchanges:
-        yield Verdict("exchange of two names", Outcome.HOLDS, "two names are exchanged in one step")
+        yield PromiseVerdict("exchange of two names", PromiseState.HOLDS, "two names are exchanged in one step")
     else:
         text = "not in one step: a rebuild renames twice, and completes the second one after a kill between them"
-        yield Verdict("exchange of two names", Outcome.WARNING, text)
+        yield PromiseVerdict("exchange of two names", PromiseState.WARNING, text)
 
 
-def _files(facts: DiskFacts) -> Iterator[Verdict]:
+def _files(facts: DiskFacts) -> Iterator[PromiseVerdict]:
     full = facts.allocated_bytes >= 1 << 20
     text = f"a file of 1 MiB that was allocated in full has {facts.allocated_bytes} bytes of the disk"
-    yield Verdict("allocation", Outcome.HOLDS if full else Outcome.WARNING, text, {"bytes": facts.allocated_bytes})
+    yield PromiseVerdict(
+        "allocation", PromiseState.HOLDS if full else PromiseState.WARNING, text, {"bytes": facts.allocated_bytes}
+    )
     text = "holes take no space" if facts.sparse else "holes take space: a store takes the sizes of its files"
-    yield Verdict("sparse files", Outcome.HOLDS if facts.sparse else Outcome.WARNING, text)
+    yield PromiseVerdict("sparse files", PromiseState.HOLDS if facts.sparse else PromiseState.WARNING, text)
 
 
-def _processes(facts: DiskFacts) -> Iterator[Verdict]:
+def _processes(facts: DiskFacts) -> Iterator[PromiseVerdict]:
     text = "what one process stores, another one sees" if facts.shares_maps else "processes do not see the same bytes"
-    yield Verdict("maps shared by processes", Outcome.HOLDS if facts.shares_maps else Outcome.BROKEN, text)
+    yield PromiseVerdict(
+        "maps shared by processes", PromiseState.HOLDS if facts.shares_maps else PromiseState.BROKEN, text
+    )
     text = "they exclude other processes, and end with their process"
     if not facts.locks:
         text = "a lock does not exclude another process, or outlives its own"
-    yield Verdict("locks", Outcome.HOLDS if facts.locks else Outcome.BROKEN, text)
+    yield PromiseVerdict("locks", PromiseState.HOLDS if facts.locks else PromiseState.BROKEN, text)
     text = "the machine reports when it was started" if facts.has_boot_id else "none: each opening recovers the store"
-    yield Verdict("boot id", Outcome.HOLDS if facts.has_boot_id else Outcome.WARNING, text)
+    yield PromiseVerdict("boot id", PromiseState.HOLDS if facts.has_boot_id else PromiseState.WARNING, text)

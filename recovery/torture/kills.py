@@ -26,7 +26,7 @@ from broker.live import open_live
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
 from recovery.torture.promises import PromiseBroken, require
-from recovery.torture.second_reader import HALF_TOPIC, OP_TOPIC, PREPARED, ROLLBACK, queues, records
+from recovery.torture.second_reader import HALF_TOPIC, OP_TOPIC, PREPARED, ROLLBACK, require_no_gap, walk
 from recovery.verify.verifier import verify
 
 WORKERS = 4
@@ -188,7 +188,7 @@ def contents_of(store: Path) -> LogContents:
     contents = LogContents()
     keys: dict[int, str] = {}  # of the half messages of the engine half-op, by their queue offset
     ended: list[int] = []
-    for record in records(store):
+    for record in walk(store):
         if record.topic == HALF_TOPIC:
             keys[record.queue_offset] = record.key
             contents.halves[record.key] += 1
@@ -227,7 +227,7 @@ def reconcile(store: Path, notes: Path) -> Counter[str]:
     require(not twice, f"delivered twice: {', '.join(twice[:3])}")
     both = contents.delivered.keys() & contents.rolled_back.keys()
     require(not both, f"delivered and rolled back: {', '.join(sorted(both)[:3])}")
-    queues(records(store))
+    require_no_gap(walk(store))
     report = verify(store)
     require(report.ok, f"verification finds {report.as_json()['counts']}")
     return acknowledged

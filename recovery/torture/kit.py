@@ -29,7 +29,7 @@ from recovery.torture import full_disk, kills, power_cuts
 from recovery.torture.disk import measure
 from recovery.torture.disk_verdict import verdicts
 from recovery.torture.power_cuts import DiskMaker, WatchedDisk
-from recovery.torture.promises import Outcome, PromiseBroken, Verdict
+from recovery.torture.promises import PromiseBroken, PromiseState, PromiseVerdict
 
 LAYOUTS: dict[str, Callable[[], StoreLayout]] = {
     "small": StoreLayout.small,
@@ -39,7 +39,7 @@ LAYOUTS: dict[str, Callable[[], StoreLayout]] = {
 PREFIX = "checkback-torture-"
 _SPARE_BYTES = 64 << 20  # is left to other programs on the disk
 _TINY_BYTES = 16 << 20  # power cuts and full disks: images of tiny stores
-_ROUND_S = 15.0  # of kills, before what they left is reconciled
+_ROUND_S = 10.0  # of kills, before what they left is reconciled
 _SHARES = {"kills": 0.5, "power cuts": 0.75, "full disk": 1.0}  # of the time: when each is to end
 _ROOMS = 40
 _STEPS_MIN, _ROOMS_MIN = 4, 4  # however little time there is
@@ -72,14 +72,14 @@ class TortureReport:
     path: str
     subject: Subject
     limits: Limits
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[PromiseVerdict] = field(default_factory=list)
     seconds: float = 0.0
     kept: str | None = None  # the directory, when something did not hold
 
     @property
     def holds(self) -> bool:
         """Whether no promise was broken; a warning is not a proof."""
-        return not any(verdict.outcome is Outcome.BROKEN for verdict in self.verdicts)
+        return not any(verdict.outcome is PromiseState.BROKEN for verdict in self.verdicts)
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -113,7 +113,7 @@ def prove(
     try:
         for verdict in _proofs(directory, limits, subject, layout, progress, make_disk, started):
             report.verdicts.append(verdict)
-            keep = keep or verdict.outcome is Outcome.BROKEN
+            keep = keep or verdict.outcome is PromiseState.BROKEN
     finally:
         if keep:
             report.kept = str(directory)
@@ -150,13 +150,13 @@ def _mib(count: int) -> str:
 def _proofs(
     directory: Path, limits: Limits, subject: Subject, layout: StoreLayout, progress: Progress,
     make_disk: DiskMaker, started: float,
-) -> Iterator[Verdict]:  # fmt: skip
+) -> Iterator[PromiseVerdict]:  # fmt: skip
     progress(f"measuring the disk of {directory}")
     measured = directory / "disk"
     measured.mkdir()
     of_disk = verdicts(measure(measured), subject.sync)
     yield from of_disk
-    if any(verdict.outcome is Outcome.BROKEN for verdict in of_disk):
+    if any(verdict.outcome is PromiseState.BROKEN for verdict in of_disk):
         progress("the disk breaks a promise: the proofs of the store, which rest on it, are left out")
         return
     proofs = {"kills": _kills, "power cuts": _power_cuts, "full disk": _full_disk}
@@ -165,9 +165,9 @@ def _proofs(
         try:
             verdict = proof(task)
         except PromiseBroken as broken:
-            verdict = Verdict(name, Outcome.BROKEN, str(broken))
+            verdict = PromiseVerdict(name, PromiseState.BROKEN, str(broken))
         except CorruptStore as error:
-            verdict = Verdict(name, Outcome.BROKEN, f"the store is corrupt: {error}")
+            verdict = PromiseVerdict(name, PromiseState.BROKEN, f"the store is corrupt: {error}")
         yield verdict
 
 
@@ -187,7 +187,7 @@ class _Task:
         return self.deadline - time.monotonic()
 
 
-def _kills(task: _Task) -> Verdict:
+def _kills(task: _Task) -> PromiseVerdict:
     """Rounds of kills on stores of the user's layout, each reconciled; at least one."""
     total, acknowledged, number = 0, Counter[str](), 0
     while number == 0 or task.left_s() > 1:
@@ -209,12 +209,12 @@ def _kills(task: _Task) -> Verdict:
         notes.unlink()
     if not acknowledged.total():
         text = f"{total} processes were killed, and nothing was acknowledged in time: give it more --seconds"
-        return Verdict("kills", Outcome.UNKNOWN, text, {"kills": total})
+        return PromiseVerdict("kills", PromiseState.UNKNOWN, text, {"kills": total})
     text = f"{total} processes were killed, {acknowledged.total()} acknowledgements are all there, none twice"
-    return Verdict("kills", Outcome.HOLDS, text, {"kills": total, "acknowledged": dict(acknowledged)})
+    return PromiseVerdict("kills", PromiseState.HOLDS, text, {"kills": total, "acknowledged": dict(acknowledged)})
 
 
-def _power_cuts(task: _Task) -> Verdict:
+def _power_cuts(task: _Task) -> PromiseVerdict:
     """The power fails at steps in a random order, each with three outcomes."""
     sync, engine, make = task.subject.sync, task.subject.engine, task.make_disk
     steps, first = power_cuts.steps_of_a_life(task.directory, sync, engine, make)
@@ -231,10 +231,10 @@ def _power_cuts(task: _Task) -> Verdict:
             task.progress(f"power cuts: {done} of {len(order)} steps")
     kept = "all that was acknowledged or read is there" if sync != "os" else "what is left is whole (mode os: a part)"
     text = f"cut at {done} of {len(order)} steps of a simulated disk, three outcomes each: {kept}"
-    return Verdict("power cuts", Outcome.HOLDS, text, {"steps": len(order), "cut": done})
+    return PromiseVerdict("power cuts", PromiseState.HOLDS, text, {"steps": len(order), "cut": done})
 
 
-def _full_disk(task: _Task) -> Verdict:
+def _full_disk(task: _Task) -> PromiseVerdict:
     """The disk fills up at as many places as there is time for; and before a store of the user's layout."""
     sync, engine = task.subject.sync, task.subject.engine
     full_disk.create_on_full_disk(task.directory, sync, engine, task.layout)
@@ -248,4 +248,4 @@ def _full_disk(task: _Task) -> Verdict:
         refused += full_disk.fill_at(task.directory, sync, engine, place)
         done += 1
     text = f"filled up at {done} places: {refused} times a send was refused whole, and worked again with more space"
-    return Verdict("full disk", Outcome.HOLDS, text, {"places": done, "refused": refused})
+    return PromiseVerdict("full disk", PromiseState.HOLDS, text, {"places": done, "refused": refused})

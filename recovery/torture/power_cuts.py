@@ -102,10 +102,10 @@ class WatchingReader:
 
 def promises_kept(log: list[Seen]) -> set[tuple[int, int]]:
     """What a log holds: a kind, and the record's offset; of an end, that of its half message."""
-    halves = {one.queue_offset: one.offset for one in log if one.topic == HALF_TOPIC}
+    halves = {one.queue_offset: one.commitlog_offset for one in log if one.topic == HALF_TOPIC}
     ended = {halves[int(one.body)] for one in log if one.topic == OP_TOPIC}
     delivered = {one.names for one in log if one.kind == COMMIT}
-    kept = {(one.kind, one.names if one.kind > PREPARED else one.offset) for one in log}
+    kept = {(one.kind, one.names if one.kind > PREPARED else one.commitlog_offset) for one in log}
     return kept | {(PREPARED, at) for at in halves.values()} | {(ROLLBACK, at) for at in ended - delivered}
 
 

@@ -17,7 +17,7 @@ def require(kept: bool, sentence: str) -> None:
         raise PromiseBroken(sentence)
 
 
-class Outcome(StrEnum):
+class PromiseState(StrEnum):
     """What is known of a promise."""
 
     HOLDS = "holds"
@@ -27,11 +27,11 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PromiseVerdict:
     """One promise: its name, what is known of it, and why, in one sentence; with the figures that were measured."""
 
     promise: str
-    outcome: Outcome
+    outcome: PromiseState
     sentence: str
     figures: dict[str, Any] = field(default_factory=dict)
 

@@ -7,8 +7,11 @@ supply outcome, time and group; f(CommitLog) never opens the redo log.
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +28,7 @@ REDO_TOPIC = "TRANSACTION_REDOLOG_TOPIC_" + "X" * 4
 class Seen:
     """One record of the CommitLog, as far as this reader decodes it."""
 
-    offset: int
+    commitlog_offset: int
     size: int
     kind: int
     queue_id: int
@@ -49,32 +52,42 @@ def joined(directory: Path) -> bytes:
 
 def records(store: Path) -> list[Seen]:
     """Every record of the CommitLog, in log order, up to the first bytes that are none."""
-    everything = []
+    return list(walk(store))
+
+
+def walk(store: Path) -> Iterator[Seen]:
+    """The same, one by one: a log may be larger than memory."""
     for path in sorted((store / "commitlog").glob("[0-9]*")):
-        raw, at = path.read_bytes(), 0
-        while at + 8 <= len(raw):
-            size, magic = struct.unpack_from(">iI", raw, at)
-            if magic == BLANK or size <= 0:
-                break
-            everything.append(seen(raw[at : at + size], int(path.name) + at))
-            at += size
-    return everything
+        if not path.stat().st_size:  # a process was killed while it made the file
+            continue
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+            at = 0
+            while at + 8 <= len(raw):
+                size, magic = struct.unpack_from(">iI", raw, at)
+                if magic == BLANK or size <= 0:
+                    break
+                yield seen(raw[at : at + size], int(path.name) + at)
+                at += size
 
 
-def seen(raw: bytes, offset: int) -> Seen:
+def seen(raw: bytes, commitlog_offset: int) -> Seen:
     """Decode one record."""
     body_crc, queue_id, _, queue_offset, stated, flags = struct.unpack_from(">Iiiqqi", raw, 8)
-    require(stated == offset, f"the record at CommitLog offset {offset} states that it is at {stated}")
+    require(
+        stated == commitlog_offset, f"the record at CommitLog offset {commitlog_offset} states that it is at {stated}"
+    )
     (stored,) = struct.unpack_from(">q", raw, 56)
     names, length = struct.unpack_from(">qi", raw, 76)
     body, rest = raw[88 : 88 + length], raw[88 + length :]
     right = body_crc == zlib.crc32(body) & 0x7FFFFFFF
-    require(right, f"the body of the record at CommitLog offset {offset} is not what was written")
+    require(right, f"the body of the record at CommitLog offset {commitlog_offset} is not what was written")
     width = 2 if raw[4:8] == _LONG_TOPIC else 1
     end = width + int.from_bytes(rest[:width], "big")
     topic, texts = rest[width:end].decode(), rest[end + 2 :].decode()
     properties = dict(item.split("\x01", 1) for item in texts.split("\x02") if item)
-    return Seen(offset, len(raw), flags & 0xC, queue_id, queue_offset, stored // 1000, names, body, topic, properties)
+    return Seen(
+        commitlog_offset, len(raw), flags & 0xC, queue_id, queue_offset, stored // 1000, names, body, topic, properties
+    )
 
 
 def java_hash(text: str) -> int:
@@ -92,7 +105,7 @@ def table_from_log(log: list[Seen]) -> bytes:
     for one in log:
         if one.kind == PREPARED:
             slots[one.queue_offset] = (one, PREPARED)
-            slot_of[one.offset] = one.queue_offset
+            slot_of[one.commitlog_offset] = one.queue_offset
         elif one.kind in (COMMIT, ROLLBACK) and one.names in slot_of:
             slot = slot_of[one.names]
             half, state = slots[slot]
@@ -109,7 +122,7 @@ def table_from_half_topic(log: list[Seen]) -> bytes:
     ended = {int(number) for one in log if one.topic == OP_TOPIC for number in one.body.split(b",") if number}
     require(sorted(halves) == list(range(len(halves))), "the half topic skips or repeats a queue offset")
     states = {
-        number: COMMIT if half.offset in delivered else ROLLBACK if number in ended else PREPARED
+        number: COMMIT if half.commitlog_offset in delivered else ROLLBACK if number in ended else PREPARED
         for number, half in halves.items()
     }
     settled = {number for number, state in states.items() if state != PREPARED}
@@ -119,7 +132,7 @@ def table_from_half_topic(log: list[Seen]) -> bytes:
 
 def table_from_redo(store: Path, log: list[Seen]) -> bytes:
     """f(redo log): its units in order; what they name is read in the log."""
-    by_offset = {one.offset: one for one in log}
+    by_offset = {one.commitlog_offset: one for one in log}
     states: dict[int, int] = {}
     halves: list[Seen] = []
     for at, size, tag in struct.iter_unpack(">qiq", joined(store / "transaction" / "redolog" / REDO_TOPIC / "0")):
@@ -133,26 +146,36 @@ def table_from_redo(store: Path, log: list[Seen]) -> bytes:
             states[at] = PREPARED
         elif states.get(tag) == PREPARED:
             states[tag] = one.kind
-    return b"".join(slot_bytes(half, states[half.offset]) for half in halves)
+    return b"".join(slot_bytes(half, states[half.commitlog_offset]) for half in halves)
 
 
 def slot_bytes(half: Seen, state: int) -> bytes:
     """A slot of the state table."""
-    return struct.pack(">qiiii", half.offset, half.size, half.seconds, java_hash(half.properties["PGROUP"]), state)
+    return struct.pack(
+        ">qiiii", half.commitlog_offset, half.size, half.seconds, java_hash(half.properties["PGROUP"]), state
+    )
 
 
 def queues(log: list[Seen]) -> dict[tuple[str, int], list[Seen]]:
-    """What consumers get: queue offsets without a gap, none twice."""
+    """What consumers get: queue offsets without a gap, none twice. Raises PromiseBroken."""
+    require_no_gap(log)
     lists: dict[tuple[str, int], list[Seen]] = {}
     for one in log:
         if one.kind in (0, COMMIT):
-            queue = lists.setdefault((one.topic, one.queue_id), [])
-            place = (
-                f"queue {one.queue_id} of {one.topic}: queue offset {one.queue_offset} follows {len(queue)} messages"
-            )
-            require(one.queue_offset == len(queue), place)
-            queue.append(one)
+            lists.setdefault((one.topic, one.queue_id), []).append(one)
     return lists
+
+
+def require_no_gap(log: Iterable[Seen]) -> None:
+    """Each queue numbers its messages 0, 1, 2 and so on. Raises PromiseBroken."""
+    following: Counter[tuple[str, int]] = Counter()
+    for one in log:
+        if one.kind in (0, COMMIT):
+            queue = (one.topic, one.queue_id)
+            count = following[queue]
+            text = f"queue {one.queue_id} of {one.topic}: queue offset {one.queue_offset} follows {count} messages"
+            require(one.queue_offset == count, text)
+            following[queue] += 1
 
 
 def is_half_op(store: Path) -> bool:
@@ -182,6 +205,6 @@ def assert_one_truth(store: Path) -> list[Seen]:
     for (topic, queue_id), expected in queues(log).items():
         units = list(struct.iter_unpack(">qiq", joined(store / "consumequeue" / topic / str(queue_id))))
         named = [(at, size) for at, size, _ in units if size]
-        agrees = named == [(one.offset, one.size) for one in expected]
+        agrees = named == [(one.commitlog_offset, one.size) for one in expected]
         require(agrees, f"the ConsumeQueue {topic}/{queue_id} does not name the records of the CommitLog")
     return log

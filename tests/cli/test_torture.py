@@ -17,7 +17,7 @@ from recovery.torture import disk_verdict, kit
 from recovery.torture.disk import DiskFacts, Latency, Mount, PageCounts, Reread
 from recovery.torture.kills import KillPlan, kill_and_reconcile, reconcile
 from recovery.torture.power_cuts import WatchedDisk
-from recovery.torture.promises import Outcome, PromiseBroken
+from recovery.torture.promises import PromiseBroken, PromiseState
 from tests.cli.command import command, process
 
 HERE = Path(__file__).parent
@@ -103,7 +103,7 @@ def test_a_drive_that_drops_its_cache_is_found_by_the_power_cuts(on_disk: Path, 
 def test_what_was_found_is_kept_and_named(on_disk: Path) -> None:
     report = kit.prove(str(on_disk), QUICK, kit.Subject("small", "state-table", "each"), print, DiskWithoutFlush)
     assert not report.holds
-    (broken,) = [verdict for verdict in report.verdicts if verdict.outcome is Outcome.BROKEN]
+    (broken,) = [verdict for verdict in report.verdicts if verdict.outcome is PromiseState.BROKEN]
     assert broken.promise == "power cuts"
     assert report.kept is not None
     assert Path(report.kept).parent == on_disk
@@ -169,38 +169,38 @@ HONEST = DiskFacts(
 
 
 def test_what_an_honest_disk_shows_holds() -> None:
-    assert {verdict.outcome for verdict in disk_verdict.verdicts(HONEST, "each")} == {Outcome.HOLDS}
+    assert {verdict.outcome for verdict in disk_verdict.verdicts(HONEST, "each")} == {PromiseState.HOLDS}
 
 
 @pytest.mark.parametrize(
     ("changed", "sync", "promise", "outcome"),
     [
-        ({"mount": Mount("tmpfs", frozenset(), "")}, "group", "file system", Outcome.BROKEN),
-        ({"mount": Mount("tmpfs", frozenset(), "")}, "os", "file system", Outcome.WARNING),
-        ({"mount": Mount("overlay", frozenset({"volatile"}), "")}, "each", "file system", Outcome.BROKEN),
-        ({"mount": Mount("overlay", frozenset(), "")}, "each", "file system", Outcome.WARNING),
-        ({"mount": Mount("ext4", frozenset({"nobarrier"}), "")}, "each", "file system", Outcome.WARNING),
-        ({"mount": Mount("nfs4", frozenset(), ""), "is_local": False}, "each", "file system", Outcome.BROKEN),
-        ({"append_sync": Latency(400, 0.4, 10.0)}, "each", "speed of fsync", Outcome.WARNING),
-        ({"append_sync": Latency(400, 0.4, 10.0)}, "os", "speed of fsync", Outcome.HOLDS),
-        ({"after_append": PageCounts(9, 1)}, "each", "fsync of an append", Outcome.BROKEN),
-        ({"after_map": None}, "each", "fsync of a shared map", Outcome.UNKNOWN),
-        ({"appended": Reread(True, 0, False)}, "each", "an append that was flushed", Outcome.BROKEN),
-        ({"mapped": Reread(False, 0, True)}, "each", "a shared map that was flushed", Outcome.BROKEN),
-        ({"mapped": Reread(True, 4, None)}, "each", "a shared map that was flushed", Outcome.UNKNOWN),
-        ({"rename_kept": False}, "each", "rename", Outcome.BROKEN),
-        ({"exchanges": False}, "each", "exchange of two names", Outcome.WARNING),
-        ({"allocated_bytes": 0}, "each", "allocation", Outcome.WARNING),
-        ({"sparse": False}, "each", "sparse files", Outcome.WARNING),
-        ({"shares_maps": False}, "each", "maps shared by processes", Outcome.BROKEN),
-        ({"locks": False}, "each", "locks", Outcome.BROKEN),
-        ({"has_boot_id": False}, "each", "boot id", Outcome.WARNING),
+        ({"mount": Mount("tmpfs", frozenset(), "")}, "group", "file system", PromiseState.BROKEN),
+        ({"mount": Mount("tmpfs", frozenset(), "")}, "os", "file system", PromiseState.WARNING),
+        ({"mount": Mount("overlay", frozenset({"volatile"}), "")}, "each", "file system", PromiseState.BROKEN),
+        ({"mount": Mount("overlay", frozenset(), "")}, "each", "file system", PromiseState.WARNING),
+        ({"mount": Mount("ext4", frozenset({"nobarrier"}), "")}, "each", "file system", PromiseState.WARNING),
+        ({"mount": Mount("nfs4", frozenset(), ""), "is_local": False}, "each", "file system", PromiseState.BROKEN),
+        ({"append_sync": Latency(400, 0.4, 10.0)}, "each", "speed of fsync", PromiseState.WARNING),
+        ({"append_sync": Latency(400, 0.4, 10.0)}, "os", "speed of fsync", PromiseState.HOLDS),
+        ({"after_append": PageCounts(9, 1)}, "each", "fsync of an append", PromiseState.BROKEN),
+        ({"after_map": None}, "each", "fsync of a shared map", PromiseState.UNKNOWN),
+        ({"appended": Reread(True, 0, False)}, "each", "an append that was flushed", PromiseState.BROKEN),
+        ({"mapped": Reread(False, 0, True)}, "each", "a shared map that was flushed", PromiseState.BROKEN),
+        ({"mapped": Reread(True, 4, None)}, "each", "a shared map that was flushed", PromiseState.UNKNOWN),
+        ({"rename_kept": False}, "each", "rename", PromiseState.BROKEN),
+        ({"exchanges": False}, "each", "exchange of two names", PromiseState.WARNING),
+        ({"allocated_bytes": 0}, "each", "allocation", PromiseState.WARNING),
+        ({"sparse": False}, "each", "sparse files", PromiseState.WARNING),
+        ({"shares_maps": False}, "each", "maps shared by processes", PromiseState.BROKEN),
+        ({"locks": False}, "each", "locks", PromiseState.BROKEN),
+        ({"has_boot_id": False}, "each", "boot id", PromiseState.WARNING),
     ],
 )
-def test_what_a_measurement_means(changed: dict[str, object], sync: str, promise: str, outcome: Outcome) -> None:
+def test_what_a_measurement_means(changed: dict[str, object], sync: str, promise: str, outcome: PromiseState) -> None:
     from dataclasses import replace
 
     facts = replace(HONEST, **changed)  # type: ignore[arg-type]
     by_name = {verdict.promise: verdict for verdict in disk_verdict.verdicts(facts, sync)}
     assert by_name.pop(promise).outcome is outcome
-    assert {verdict.outcome for verdict in by_name.values()} == {Outcome.HOLDS}
+    assert {verdict.outcome for verdict in by_name.values()} == {PromiseState.HOLDS}

@@ -24,6 +24,8 @@ SHADOWS = {"broker", "recovery", "dags", "docker"}
 # Who else may print, exit or read the environment, and why.
 SPEAKERS: dict[str, str] = {
     "examples.flash_sale.one_sale": "a program of its own",
+    "examples.comparison.contender": "a program of its own",
+    "examples.comparison.settings": "what a process of the comparison is given",
     "examples.spark_in_doubt": "a program of its own",
     "docker.make_secrets": "a program of its own",
     "recovery.airflow.example_dags.example_after_verification": "prints into the log of its task",

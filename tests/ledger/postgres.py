@@ -31,9 +31,9 @@ def _program(name: str) -> str | None:
 
 
 @contextmanager
-def server() -> Iterator[Path]:
-    """Run a server; gives the folder of its socket. It is killed and removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # short: the path of a socket has at most 107 bytes
+def server(options: str = "-F -c shared_buffers=16MB", parent: Path | None = None) -> Iterator[Path]:
+    """Run a server; gives the folder of its socket. It is killed and removed at the end. -F: it flushes nothing."""
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir=parent))  # short: the path of a socket has at most 107 bytes
     drop: list[str] = []
     if os.getuid() == 0:
         user = next(pwd.getpwnam(name) for name in _USERS if _exists(name))
@@ -51,8 +51,8 @@ def server() -> Iterator[Path]:
 
     try:
         run("initdb", "-D", str(data), "-U", "shop", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
-        options = f"-k {folder} -h '' -F -c shared_buffers=16MB -c max_connections=40"
-        run("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", options, "start")
+        words = f"-k {folder} -h '' -c max_connections=40 {options}"
+        run("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", words, "start")
         try:
             yield folder
         finally:

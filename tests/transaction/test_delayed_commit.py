@@ -224,7 +224,7 @@ def judge(image: CrashDisk, acknowledged: list[tuple[int, int]]) -> None:
     store = open_live(image.root / "store", disk=image, layout=SMALL, sync="each")
     log = assert_one_truth(image.root / "store")
     held = {(COMMIT, one.names) for one in log if one.kind == COMMIT}
-    held |= {(PREPARED, one.offset) for one in log if one.kind == PREPARED or one.topic == HALF_TOPIC}
+    held |= {(PREPARED, one.commitlog_offset) for one in log if one.kind == PREPARED or one.topic == HALF_TOPIC}
     assert held >= set(acknowledged)
     in_doubt = [half.commitlog_offset for half in store.transactions.in_doubt()]
     assert in_doubt == [at for kind, at in sorted(held) if kind == PREPARED and (COMMIT, at) not in held]

@@ -266,8 +266,8 @@ class Histories(RuleBasedStateMachine):
             else:
                 queue_id = int(one.properties.get("REAL_QID", one.queue_id))
                 known = self.halves.setdefault(number, {"parked": False, "goes to": ("half", queue_id)})
-                known.setdefault("half", self.openers[0].transactions.half(one.offset))
-                ends = [end.kind for end in log if end.kind > PREPARED and end.names == one.offset]
+                known.setdefault("half", self.openers[0].transactions.half(one.commitlog_offset))
+                ends = [end.kind for end in log if end.kind > PREPARED and end.names == one.commitlog_offset]
                 if one.topic == HALF_TOPIC and not ends:
                     ops = [end for end in log if end.topic == OP_TOPIC and end.body == b"%d" % one.queue_offset]
                     ends = [ROLLBACK for _ in ops]
