@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from recovery.cli.shared import FINDINGS, AsJson, examples, listing
+from recovery.cli.shared import FINDINGS, AsJson, LogOrNone, examples, listing
+from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import warn
 
 Master = Annotated[str, typer.Argument(metavar="MASTER", help="HOST:PORT of the master's HA port (haListenPort).")]
@@ -42,6 +43,7 @@ def follow(
     every_s: Annotated[float, typer.Option("--every", min=0.1, metavar="S", help="Seconds between status lines.")] = 10,
     seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Stop when the copy is up to date.")] = False,
+    log: LogOrNone = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep a byte-identical copy of a live master's CommitLog, and verify it as it grows.
@@ -50,6 +52,7 @@ def follow(
     master lost at a recovery. Run again, it goes on where it was. Ctrl-C or SIGTERM stops it; exit code 1: findings.
     With --json each status is one line of JSON.
     """
+    log_to_stderr(log)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # before what takes long to load
         signal.signal(number, lambda *_: stopped.set())

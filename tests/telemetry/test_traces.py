@@ -1,0 +1,162 @@
+"""Spans of several processes, as a collector gets them: one trace from the send to the charge, across all of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import broker
+from tests.house.tree import ROOT
+from tests.telemetry.collector import Collector
+
+SHOP = "tests.telemetry.traced_shop"
+POLICY = '[policy."*"]\nfirst_check_after = "0s"\njitter = 0\n'
+
+
+class Site:
+    """Where the processes of a test run."""
+
+    def __init__(self, directory: Path, engine: str, collector: Collector) -> None:
+        self.directory, self.collector = directory, collector
+        self.environment = {
+            **os.environ, "PYTHONPATH": str(ROOT), "STORE": str(directory / "shop.store"),
+            "DATABASE": str(directory / "shop.db"), "TRANSACTIONS": engine, "OTEL_BSP_SCHEDULE_DELAY": "50",
+        }  # fmt: skip
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=self.directory, env=self.environment, capture_output=True, text=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        return done.stderr
+
+    def order(self, order_id: int, action: str = "order", code: int = 0) -> None:
+        self.run(SHOP, action, self.collector.url, str(order_id), code=code)
+
+    def work(self) -> str:
+        words = ("work", f"{SHOP}:app", "--until-idle", "1s", "--otlp", self.collector.url, "--log", "json")
+        return self.run("recovery.cli", *words)
+
+    def check_back(self) -> None:
+        (self.directory / "policy.toml").write_text(POLICY, encoding="utf-8")
+        ledger = f"sqlite:///{self.environment['DATABASE']}"
+        words = ("check-back", self.environment["STORE"], "--ledger", ledger, "--config", "policy.toml")
+        self.run("recovery.cli", *words, "--otlp", self.collector.url)
+
+
+@pytest.fixture(params=["state-table", "half-op"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    with Collector() as collector:
+        yield Site(tmp_path, request.param, collector)
+
+
+def test_one_trace_from_the_checkout_to_the_charge(site: Site) -> None:
+    site.order(4711)
+    site.work()
+    seen = site.collector
+    checkout, send = seen.one("checkout"), seen.one("send orders")
+    assert (send.kind, send.parent_id, send.trace_id) == ("PRODUCER", checkout.span_id, checkout.trace_id)
+    commit = seen.one("commit orders", "web")
+    assert (commit.kind, commit.parent_id, commit.links) == ("CLIENT", checkout.span_id, (send.place,))
+
+    process = seen.one("process orders", SHOP)
+    assert (process.kind, process.parent_id, process.trace_id) == ("CONSUMER", send.span_id, send.trace_id)
+    assert process.links == (send.place,)
+    assert seen.one("receive orders", SHOP).links == (send.place,)
+    ack = seen.one("ack orders", SHOP)
+    assert (ack.kind, ack.parent_id, ack.links) == ("CLIENT", process.span_id, (send.place,))
+
+    invoice = seen.one("send invoices", SHOP)
+    assert (invoice.parent_id, invoice.trace_id) == (process.span_id, checkout.trace_id), "the handler's own send"
+    assert seen.one("commit invoices", SHOP).links == (invoice.place,)
+
+
+def test_attributes_are_those_of_the_conventions(site: Site) -> None:
+    site.order(1)
+    site.work()
+    send, process = site.collector.one("send orders"), site.collector.one("process orders")
+    wanted = {
+        "messaging.system": "rocketmq", "messaging.operation.name": "send", "messaging.operation.type": "send",
+        "messaging.destination.name": "orders", "messaging.rocketmq.message.type": "transaction",
+        "messaging.message.body.size": 1, "checkback.producer_group": "shop",
+    }  # fmt: skip
+    assert wanted.items() <= send.attributes.items()
+    assert process.attributes["messaging.operation.type"] == "process"
+    assert process.attributes["messaging.consumer.group.name"] == "billing"
+    assert process.attributes["messaging.message.id"] == send.attributes["messaging.message.id"]
+    assert site.collector.one("ack orders").attributes["messaging.operation.type"] == "settle"
+
+
+def test_check_back_in_another_process_links_to_the_send(site: Site) -> None:
+    """The producer dies between COMMIT and its end: check-back's commit is in the send's trace, and links to it."""
+    site.order(7, "die", code=9)
+    seen = site.collector
+    send = seen.one("send orders", "web")
+    assert not seen.named("commit orders")
+    site.check_back()
+    commit = seen.one("commit orders", "check-back")
+    assert (commit.trace_id, commit.parent_id, commit.links) == (send.trace_id, send.span_id, (send.place,))
+    assert "check-back" in commit.attributes["checkback.decided_by"]
+    site.work()
+    process = seen.one("process orders", SHOP)
+    assert (process.trace_id, process.parent_id) == (send.trace_id, send.span_id)
+
+
+def test_a_handler_that_fails_has_a_failed_span_and_a_retry(site: Site) -> None:
+    site.order(13)
+    log = site.work()
+    seen = site.collector
+    first, second = seen.named("process orders")
+    assert sorted([one.error is None for one in (first, second)]) == [False, True]
+    failed = first if first.error is not None else second
+    retry = seen.one("retry orders", SHOP)
+    assert (retry.parent_id, retry.links) == (failed.span_id, (seen.one("send orders").place,))
+    assert '"event": "handler-failed"' in log
+
+
+def test_a_rolled_back_transaction(site: Site, tmp_path: Path) -> None:
+    """In one process, by the spans of the SDK's own memory."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from broker import telemetry
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry.switch_on(provider)
+    try:
+        layout = broker.StoreLayout.small()
+        with broker.open(tmp_path / "store", layout=layout, transactions=site.environment["TRANSACTIONS"]) as store:
+            plain = store.producer("web")
+            plain.send_batch([broker.Message("carts", b"1"), broker.Message("carts", b"2")])
+            own = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+            plain.send(broker.Message("carts", b"3", properties={"traceparent": own}))
+            producer = store.producer("shop", topics=["orders"], resolver=lambda _: None)
+            producer.begin_transaction().rollback()
+            transaction = producer.begin_transaction()
+            producer.send(broker.Message("orders", b"1"), transaction)
+            transaction.rollback()
+            with store.consumer("audit", "carts") as consumer:
+                received = [consumer.receive(10) for _ in range(3)]
+                for message in received:
+                    assert message is not None
+                    with telemetry.processing(message, "audit"):
+                        consumer.ack(message)
+    finally:
+        telemetry.switch_off()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    names = [span.name for span in exporter.get_finished_spans()]
+    assert names.count("create carts") == 2
+    assert len(spans["rollback orders"].links) == 1
+    assert spans["rollback orders"].links[0].context.span_id == spans["send orders"].context.span_id
+    assert (names.count("process carts"), names.count("ack carts"), names.count("receive carts")) == (3, 3, 3)
+    traces = {f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans() if span.name == "process carts"}
+    assert "ab" * 16 in traces, "a context that the application gave is kept"
+    assert len(traces) == 3
