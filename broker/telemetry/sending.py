@@ -136,6 +136,7 @@ def _of_half(half: Half, extra: Mapping[str, str] | None) -> dict[str, Any]:
     return {
         "messaging.message.id": half.unique_key or half.message_id,
         "messaging.destination.partition.id": str(half.queue_id),
+        "messaging.rocketmq.message.keys": half.keys,
         "checkback.producer_group": half.producer_group,
         "checkback.decided_by": (extra or {}).get(BY, ""),
     }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gzip
 import http.server
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-WAIT_S = 30.0
+KEYS = "messaging.rocketmq.message.keys"
 
 
 @dataclass(frozen=True)
@@ -65,19 +64,12 @@ class Collector:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
-    def named(self, name: str, service: str | None = None) -> list[Seen]:
-        return [one for one in self.spans if one.name == name and service in (None, one.service)]
+    def named(self, name: str) -> list[Seen]:
+        return [one for one in self.spans if one.name == name]
 
-    def one(self, name: str, service: str | None = None) -> Seen:
-        found = self.named(name, service)
-        assert len(found) == 1, f"{len(found)} spans {name!r} of {service}: {self.spans}"
-        return found[0]
-
-    def wait(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, self.spans
-            time.sleep(0.02)
+    def of(self, key: int) -> dict[str, Seen]:
+        """The spans of the messages with a key, the last of each name."""
+        return {one.name: one for one in self.spans if one.attributes.get(KEYS) == [str(key)]}
 
     def __enter__(self) -> Self:
         self._thread.start()

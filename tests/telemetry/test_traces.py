@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests.house.tree import ROOT
 from tests.telemetry.collector import Collector
 
 SHOP = "tests.telemetry.traced_shop"
+PLAIN, FAILING, DYING = 4711, 13, 7
 POLICY = '[policy."*"]\nfirst_check_after = "0s"\njitter = 0\n'
 
 
@@ -22,7 +24,7 @@ class Site:
     """Where the processes of a test run."""
 
     def __init__(self, directory: Path, engine: str, collector: Collector) -> None:
-        self.directory, self.collector = directory, collector
+        self.directory, self.collector, self.log = directory, collector, ""
         self.environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "STORE": str(directory / "shop.store"),
             "DATABASE": str(directory / "shop.db"), "TRANSACTIONS": engine, "OTEL_BSP_SCHEDULE_DELAY": "50",
@@ -40,7 +42,7 @@ class Site:
         self.run(SHOP, action, self.collector.url, str(order_id), code=code)
 
     def work(self) -> str:
-        words = ("work", f"{SHOP}:app", "--until-idle", "1s", "--otlp", self.collector.url, "--log", "json")
+        words = ("work", f"{SHOP}:app", "--until-idle", "3s", "--otlp", self.collector.url, "--log", "json")
         return self.run("recovery.cli", *words)
 
     def check_back(self) -> None:
@@ -50,77 +52,75 @@ class Site:
         self.run("recovery.cli", *words, "--otlp", self.collector.url)
 
 
-@pytest.fixture(params=["state-table", "half-op"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=["state-table", "half-op"])
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Three orders: one in peace, one whose handler fails once, one whose process dies after COMMIT."""
     with Collector() as collector:
-        yield Site(tmp_path, request.param, collector)
+        site = Site(tmp_path_factory.mktemp("site"), request.param, collector)
+        site.order(PLAIN)
+        site.order(FAILING)
+        site.order(DYING, "die", code=9)
+        site.check_back()
+        site.log = site.work()
+        yield site
 
 
 def test_one_trace_from_the_checkout_to_the_charge(site: Site) -> None:
-    site.order(4711)
-    site.work()
-    seen = site.collector
-    checkout, send = seen.one("checkout"), seen.one("send orders")
-    assert (send.kind, send.parent_id, send.trace_id) == ("PRODUCER", checkout.span_id, checkout.trace_id)
-    commit = seen.one("commit orders", "web")
-    assert (commit.kind, commit.parent_id, commit.links) == ("CLIENT", checkout.span_id, (send.place,))
-
-    process = seen.one("process orders", SHOP)
-    assert (process.kind, process.parent_id, process.trace_id) == ("CONSUMER", send.span_id, send.trace_id)
-    assert process.links == (send.place,)
-    assert seen.one("receive orders", SHOP).links == (send.place,)
-    ack = seen.one("ack orders", SHOP)
-    assert (ack.kind, ack.parent_id, ack.links) == ("CLIENT", process.span_id, (send.place,))
-
-    invoice = seen.one("send invoices", SHOP)
-    assert (invoice.parent_id, invoice.trace_id) == (process.span_id, checkout.trace_id), "the handler's own send"
-    assert seen.one("commit invoices", SHOP).links == (invoice.place,)
+    seen = site.collector.of(PLAIN)
+    send, commit, process = seen["send orders"], seen["commit orders"], seen["process orders"]
+    checkout = next(one for one in site.collector.named("checkout") if one.trace_id == send.trace_id)
+    assert (send.service, send.kind, send.parent_id) == ("web", "PRODUCER", checkout.span_id)
+    assert (commit.service, commit.kind, commit.parent_id) == ("web", "CLIENT", checkout.span_id)
+    assert (process.service, process.kind, process.parent_id) == (SHOP, "CONSUMER", send.span_id)
+    assert process.trace_id == send.trace_id
+    ack, receive = seen["ack orders"], seen["receive orders"]
+    assert (ack.service, ack.kind, ack.parent_id) == (SHOP, "CLIENT", process.span_id)
+    assert {one.links for one in (commit, process, ack, receive)} == {(send.place,)}
+    invoice = seen["send invoices"]
+    assert (invoice.service, invoice.parent_id, invoice.trace_id) == (SHOP, process.span_id, checkout.trace_id)
+    assert seen["commit invoices"].links == (invoice.place,)
 
 
 def test_attributes_are_those_of_the_conventions(site: Site) -> None:
-    site.order(1)
-    site.work()
-    send, process = site.collector.one("send orders"), site.collector.one("process orders")
+    seen = site.collector.of(PLAIN)
+    send, process = seen["send orders"], seen["process orders"]
     wanted = {
         "messaging.system": "rocketmq", "messaging.operation.name": "send", "messaging.operation.type": "send",
         "messaging.destination.name": "orders", "messaging.rocketmq.message.type": "transaction",
-        "messaging.message.body.size": 1, "checkback.producer_group": "shop",
+        "messaging.message.body.size": len(str(PLAIN)), "messaging.rocketmq.message.keys": [str(PLAIN)],
+        "checkback.producer_group": "shop",
     }  # fmt: skip
     assert wanted.items() <= send.attributes.items()
     assert process.attributes["messaging.operation.type"] == "process"
     assert process.attributes["messaging.consumer.group.name"] == "billing"
     assert process.attributes["messaging.message.id"] == send.attributes["messaging.message.id"]
-    assert site.collector.one("ack orders").attributes["messaging.operation.type"] == "settle"
+    assert seen["ack orders"].attributes["messaging.operation.type"] == "settle"
 
 
 def test_check_back_in_another_process_links_to_the_send(site: Site) -> None:
     """The producer dies between COMMIT and its end: check-back's commit is in the send's trace, and links to it."""
-    site.order(7, "die", code=9)
-    seen = site.collector
-    send = seen.one("send orders", "web")
-    assert not seen.named("commit orders")
-    site.check_back()
-    commit = seen.one("commit orders", "check-back")
+    seen = site.collector.of(DYING)
+    send, commit, process = seen["send orders"], seen["commit orders"], seen["process orders"]
+    assert commit.service == "check-back"
     assert (commit.trace_id, commit.parent_id, commit.links) == (send.trace_id, send.span_id, (send.place,))
-    assert "check-back" in commit.attributes["checkback.decided_by"]
-    site.work()
-    process = seen.one("process orders", SHOP)
     assert (process.trace_id, process.parent_id) == (send.trace_id, send.span_id)
 
 
 def test_a_handler_that_fails_has_a_failed_span_and_a_retry(site: Site) -> None:
-    site.order(13)
-    log = site.work()
-    seen = site.collector
-    first, second = seen.named("process orders")
-    assert sorted([one.error is None for one in (first, second)]) == [False, True]
-    failed = first if first.error is not None else second
-    retry = seen.one("retry orders", SHOP)
-    assert (retry.parent_id, retry.links) == (failed.span_id, (seen.one("send orders").place,))
-    assert '"event": "handler-failed"' in log
+    send = site.collector.of(FAILING)["send orders"]
+    mine = [one for one in site.collector.spans if one.links == (send.place,)]
+    (retry,) = [one for one in mine if one.name == "retry orders"]
+    failed, second = sorted([one for one in mine if one.name == "process orders"], key=lambda one: one.error is None)
+    assert (failed.error is not None, second.error) == (True, None)
+    assert retry.parent_id == failed.span_id
+    lines = [json.loads(line) for line in site.log.splitlines() if line.startswith("{")]
+    (line,) = [line for line in lines if line.get("event") == "handler-failed"]
+    assert (line["topic"], line["group"], line["level"]) == ("orders", "billing", "warning")
+    assert line["message_key"] == send.attributes["messaging.message.id"]
 
 
-def test_a_rolled_back_transaction(site: Site, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["state-table", "half-op"])
+def test_a_rolled_back_transaction_and_plain_messages(engine: str, tmp_path: Path) -> None:
     """In one process, by the spans of the SDK's own memory."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -133,7 +133,7 @@ def test_a_rolled_back_transaction(site: Site, tmp_path: Path) -> None:
     telemetry.switch_on(provider)
     try:
         layout = broker.StoreLayout.small()
-        with broker.open(tmp_path / "store", layout=layout, transactions=site.environment["TRANSACTIONS"]) as store:
+        with broker.open(tmp_path / "store", layout=layout, transactions=engine) as store:
             plain = store.producer("web")
             plain.send_batch([broker.Message("carts", b"1"), broker.Message("carts", b"2")])
             own = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"

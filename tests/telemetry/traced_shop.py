@@ -40,7 +40,7 @@ def charge(order_id: int, session: Session, message: broker.ReceivedMessage) -> 
     if order_id == 13 and message.reconsume_times == 0:
         raise RuntimeError("the card reader hangs")
     session.add(Charge(order_id=order_id))
-    app.send("invoices", order_id)
+    app.send("invoices", order_id, keys=[str(order_id)])
 
 
 def main(action: str, url: str, order_id: int) -> None:
@@ -60,7 +60,7 @@ def main(action: str, url: str, order_id: int) -> None:
     if action == "die":
         app.producer._destination.transactions.commit = partial(_die, provider)  # type: ignore[method-assign]
     with trace.get_tracer("shop").start_as_current_span("checkout"), app.transaction():
-        app.send("orders", order_id)
+        app.send("orders", order_id, keys=[str(order_id)])
     app.close()
     provider.shutdown()
 
