@@ -4,9 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready-for-checkback
 # The extras that the lock covers.
-EXTRAS := sql http spark airflow page rocksdb fast dev docs
+EXTRAS := sql http spark airflow page rocksdb telemetry fast dev docs
 # Those of the image: no tools for tests.
-IMAGE := sql http spark airflow page rocksdb fast
+IMAGE := sql http spark airflow page rocksdb telemetry fast
 GOLDEN := build/golden
 # Many tests wait for the disk or for another process: two for each processor.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')

@@ -32,6 +32,7 @@ from broker.database.statements import Sql
 from broker.database.tables import make_tables, make_tables_async
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY
 from broker.errors import BrokerError, TransactionError
+from broker.log_fields import event
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
@@ -142,7 +143,12 @@ class Ledger(BoundLedger):
         try:
             self._bind(store_id, _transactions(self._without_loop()))
         except SQLAlchemyError as error:
-            _log.warning("%r cannot be asked whose ledger it is; the first transaction asks again: %s", self, error)
+            _log.warning(
+                "%r cannot be asked whose ledger it is; the first transaction asks again: %s",
+                self,
+                error,
+                extra=event("ledger-away"),
+            )
 
     def binding(self, store_id: str) -> Binding:
         """The binding of a store and this database. Raises TransactionError when it is not to be had.

@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from broker import observing
 from broker.errors import BrokerError
 from broker.format.topics import CHECK_GROUP
 from broker.producing.store_destination import StoreDestination
@@ -128,7 +129,7 @@ class LiveStore(WritableStore):
         """
         from broker.consumer import Consumer
 
-        return Consumer(
+        return observing.receiver(Consumer)(
             self, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,
             retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s, processed=processed,
         )  # fmt: skip

@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from broker import observing
 from broker.database.bound_ledger import BoundLedger
 from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.enlistment import JoinableTransaction
@@ -32,6 +33,7 @@ from broker.errors import TransactionError
 from broker.format import properties as names
 from broker.ledger import Ledger
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
+from broker.log_fields import event, fields_of_half
 from broker.message import Message
 from broker.producing.destination import Destinations, SendResult
 from broker.producing.send_arguments import (
@@ -81,7 +83,7 @@ class Producer:
         check_group(group)
         self.store, self.group, self.ledger, self.resolver = store, group, ledger, resolver
         self.topics = checked_topics(topics)
-        self._destination = store.destination(group)
+        self._destination = observing.destination(store.destination(group), group)
         if ledger is not None and not isinstance(cast(object, ledger), BoundLedger):
             text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
             raise TransactionError(f"{text}, not {ledger!r:.60}")
@@ -234,7 +236,12 @@ class Producer:
         try:
             local_state = execute(message, arg)
         except Exception:  # noqa: BLE001 - whatever it raises, it did not say how it ended
-            _log.warning("the local transaction of %s raised: check-back will ask", half.message_id, exc_info=True)
+            _log.warning(
+                "the local transaction of %s raised: check-back will ask",
+                half.message_id,
+                exc_info=True,
+                extra=event("local-transaction-raised", **fields_of_half(half)),
+            )
             local_state = LocalTransactionState.UNKNOW
         if local_state is LocalTransactionState.COMMIT_MESSAGE:
             transaction.commit()

@@ -21,6 +21,7 @@ from broker.consuming.positions import Positions
 from broker.consuming.subscriptions import has_consumers
 from broker.consuming.unread import Unread, unread_messages
 from broker.errors import BrokerError, StoreFull
+from broker.log_fields import event
 from broker.store.maintain import removal
 from broker.store.maintain.retention import Retention, due_segments, going_segments, most_careful
 from broker.store.maintain.retention_registry import (
@@ -167,7 +168,12 @@ class Retainer:
             noted = self._remember(history)
             plan.segments, plan.derived = removal.remove_segments(self._writer.parts, plan.going)
             if not noted and not self._remember(history):  # the disk had no room for it, and may have by now
-                _log.warning("%s: there is no room to note what was removed: %s", self._store.path, history)
+                _log.warning(
+                    "%s: there is no room to note what was removed: %s",
+                    self._store.path,
+                    history,
+                    extra=event("retention", store=self._store.path),
+                )
             self._tell(plan)
         else:
             plan.segments = [self._writer.appender.log.path_of(base) for base in plan.going]
@@ -236,9 +242,20 @@ class Retainer:
         size = len(plan.segments) * self._writer.layout.segment_bytes
         for one in plan.unread:
             if one.going:
-                _log.warning("%s: retention removed %s", self._store.path, one.sentence(one.going))
+                _log.warning(
+                    "%s: retention removed %s",
+                    self._store.path,
+                    one.sentence(one.going),
+                    extra=event("retention", store=self._store.path, group=one.group, topic=one.topic),
+                )
         if plan.segments:
-            _log.info("%s: retention removed %d segments (%d bytes)", self._store.path, len(plan.segments), size)
+            _log.info(
+                "%s: retention removed %d segments (%d bytes)",
+                self._store.path,
+                len(plan.segments),
+                size,
+                extra=event("retention", store=self._store.path),
+            )
         if plan.pins:
             text = "%s: retention keeps segments that are due: %s"
             self._say(plan.pins[0].whose, text, self._store.path, plan.pins[0].text)
@@ -249,7 +266,7 @@ class Retainer:
         """Warn, once while it is about the same: how far a group is behind changes from round to round."""
         if about != self._last_warning:
             self._last_warning = about
-            _log.warning(text, *words)
+            _log.warning(text, *words, extra=event("retention", store=self._store.path))
 
 
 def _half_pin(commitlog_offset: int) -> Pin:

@@ -12,6 +12,7 @@ from broker.consuming.positions import Positions
 from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError
 from broker.format.topics import SCHEDULE_TOPIC
+from broker.log_fields import event
 
 if TYPE_CHECKING:
     from broker.writable_store import WritableStore
@@ -42,7 +43,11 @@ class DelayedDelivery:
                 self._schedule.deliver(self._store.writer.clock.now_ms())
                 self._positions.exchange.export()
             except BrokerError as error:
-                _log.warning("delayed messages are not delivered now, and this is tried again: %s", error)
+                _log.warning(
+                    "delayed messages are not delivered now, and this is tried again: %s",
+                    error,
+                    extra=event("delayed-waits", store=self._store.path),
+                )
                 self._stopping.wait(1.0)
 
     def close(self) -> None:

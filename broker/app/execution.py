@@ -21,6 +21,7 @@ from broker.app.scope import one_transaction
 from broker.consuming.processing import AsyncProcessing, Processing
 from broker.database.dedup import Processed
 from broker.errors import BodyError
+from broker.log_fields import event
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -65,12 +66,27 @@ class Settlement:
         consumer = self._consumer
         decision = self._handler.retry.decide(error, message.reconsume_times)
         where = f"{self._handler.name} failed on {message.topic} message {message.message_id}"
+        about = _about(message, self.group)
         match decision:
             case GiveUp(reason):
-                _log.error("%s; it goes to the dead letters of %s: %s", where, self.group, reason, exc_info=error)
+                _log.error(
+                    "%s; it goes to the dead letters of %s: %s",
+                    where,
+                    self.group,
+                    reason,
+                    exc_info=error,
+                    extra=event("dead-letter", **about),
+                )
                 return consumer.retry(message, -1, reason=reason)
             case Redeliver(delay_s):
-                _log.warning("%s; it is delivered again in %g s: %r", where, delay_s, error, exc_info=error)
+                _log.warning(
+                    "%s; it is delivered again in %g s: %r",
+                    where,
+                    delay_s,
+                    error,
+                    exc_info=error,
+                    extra=event("handler-failed", **about),
+                )
                 return consumer.retry(message, delay_s=delay_s)
 
 
@@ -123,7 +139,10 @@ class Execution:
             if has_session and not settlement.has_begun:
                 settlement.error = error
                 _log.warning(
-                    "%s waits, since its database did not answer: %s", handler.name, " ".join(str(error).split())[:300]
+                    "%s waits, since its database did not answer: %s",
+                    handler.name,
+                    " ".join(str(error).split())[:300],
+                    extra=event("database-away", **_about(message, settlement.group)),
                 )
                 return False
             if not has_session and not (self._stopping.is_set() and isinstance(error, CancelledError)):
@@ -161,6 +180,12 @@ class Execution:
     @staticmethod
     async def _alone_async(handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage) -> None:  # noqa: ARG004 - like the others
         await handler.function(**handler.arguments(value, message, None))
+
+
+def _about(message: ReceivedMessage, group: str) -> dict[str, Any]:
+    """The fields of an event about a message."""
+    key = message.unique_key or message.message_id
+    return {"topic": message.topic, "message_key": key, "group": group, "queue": message.queue_id}
 
 
 class _noting:  # noqa: N801 - a context manager, used as a function

@@ -15,10 +15,12 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from broker import observing
 from broker.app.delivery import DelayedDelivery
 from broker.app.execution import Execution
 from broker.app.handlers import HandlerGroup
 from broker.errors import BrokerError, StoreError, StoreFull
+from broker.log_fields import event
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -81,7 +83,8 @@ class GroupWorker:
             group.group, group.topics, tags=group.tags, ordered=first.ordered, start=first.start,
             max_retries=group.max_retries, processed=app.processed,
         )  # fmt: skip
-        self._execution = Execution(app, group, self.consumer, loop, self._stopping)
+        execution = Execution(app, group, self.consumer, loop, self._stopping)
+        self._process = observing.handling(execution.run, group.group)
         self._turn, self._counting = threading.Lock(), threading.Lock()
         self.failure: BaseException | None = None
         self.handled = self.running = 0
@@ -100,7 +103,11 @@ class GroupWorker:
                 if message is not None:
                     self._run(message)
             except StoreFull as error:
-                _log.error("%s: what is in hand is settled when there is room", error)
+                _log.error(
+                    "%s: what is in hand is settled when there is room",
+                    error,
+                    extra=event("store-full", group=self.consumer.group),
+                )
                 self._stopping.wait(_FULL_S)
             except BaseException as error:  # noqa: BLE001 - a thread that dies would process nothing any more
                 self.failure = error
@@ -111,7 +118,7 @@ class GroupWorker:
         with self._counting:
             self.running += 1
         try:
-            self._execution.run(message)
+            self._process(message)
         finally:
             with self._counting:
                 self.running -= 1
@@ -178,7 +185,11 @@ class Workers:
             try:
                 one.consumer.close()
             except BrokerError as error:
-                _log.warning("a consumer was not closed cleanly: %s", error)
+                _log.warning(
+                    "a consumer was not closed cleanly: %s",
+                    error,
+                    extra=event("consumer-not-closed", group=one.consumer.group),
+                )
         self._groups.clear()
         if self._delivery is not None:
             self._delivery.close()

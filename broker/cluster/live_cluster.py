@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from broker import observing
 from broker.cluster.cluster_consumer import ClusterConsumer
 from broker.cluster.membership.newest import read_newest
 from broker.cluster.network.client import ClusterClient
@@ -139,7 +140,7 @@ class LiveCluster:
 
         The arguments are those of `LiveStore.consumer`. Raises MessageRejected for a bad name, ClusterError.
         """
-        made = ClusterConsumer(
+        made = observing.receiver(ClusterConsumer)(
             self._settings, self._loop, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,
             retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s, processed=processed,
             on_close=self._consumers.remove,

@@ -28,6 +28,7 @@ from broker.enlisting.connection_drivers import ConnectionStatus, Driver, driver
 from broker.enlisting.connection_transaction import ConnectionRows, ConnectionTransaction, open_transaction
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError, TransactionError
+from broker.log_fields import event
 from broker.transaction.events import TransactionState
 
 if TYPE_CHECKING:
@@ -127,7 +128,12 @@ class ConnectionLedger(BoundLedger):
         except BrokerError:
             raise
         except Exception as error:  # noqa: BLE001 - each driver has errors of its own
-            _log.warning("%r cannot be asked whose ledger it is; the first transaction asks again: %s", self, error)
+            _log.warning(
+                "%r cannot be asked whose ledger it is; the first transaction asks again: %s",
+                self,
+                error,
+                extra=event("ledger-away"),
+            )
 
     def binding(self, store_id: str) -> Binding:
         """See BoundLedger."""
@@ -176,7 +182,7 @@ class ConnectionLedger(BoundLedger):
         try:
             states = [self.state_of({LEDGER_KEY: key}) for key in keys]
         except Exception as error:  # noqa: BLE001 - each driver has errors of its own
-            _log.warning("%r does not answer: %s", self, error)
+            _log.warning("%r does not answer: %s", self, error, extra=event("ledger-away"))
             return False
         return all(state is TransactionState.COMMITTED for state in states)
 

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Protocol
 
 from broker.enlisting.ledger_key import LEDGER_KEY, new_key
 from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.log_fields import event, fields_of_half
 from broker.transaction.service import Half, HalfMessageService
 
 _log = logging.getLogger("broker")
@@ -248,7 +249,11 @@ class Enlistment:
         if len(vanished) == len(inserted):
             self.rolled_back()
         elif self._ends(Stage.COMMITTED):
-            _log.error("a COMMIT went past the session: %s", self._ids("delivered, since their ledger row is saved:"))
+            _log.error(
+                "a COMMIT went past the session: %s",
+                self._ids("delivered, since their ledger row is saved:"),
+                extra=event("commit-unseen", **self._fields()),
+            )
             for branch in self.branches:
                 _discard(branch) if branch in vanished else _deliver(branch)
 
@@ -265,12 +270,19 @@ class Enlistment:
     def leave(self, why: str) -> None:
         """Let check-back find out how the transaction ended."""
         if self._ends(Stage.LEFT) and self.halves:
-            _log.warning("%s: %s", why, self._ids("left to check-back:"))
+            _log.warning(
+                "%s: %s", why, self._ids("left to check-back:"), extra=event("left-in-doubt", **self._fields())
+            )
 
     def park(self, why: str) -> None:
         """Let a person decide: the ledger cannot say how the transaction ended."""
         if self._ends(Stage.LEFT):
-            _log.error("%s: %s", why, self._ids("parked until `checkback resolve` decides:"))
+            _log.error(
+                "%s: %s",
+                why,
+                self._ids("parked until `checkback resolve` decides:"),
+                extra=event("parked", **self._fields()),
+            )
             for branch in self.branches:
                 for half in branch.halves:
                     with contextlib.suppress(BrokerError):  # check-back will ask, then
@@ -283,6 +295,11 @@ class Enlistment:
         self.stage = stage
         self.releases.close()
         return True
+
+    def _fields(self) -> dict[str, Any]:
+        """The fields of an event about the whole transaction: lists."""
+        each = [fields_of_half(half) for half in self.halves]
+        return {name: list(dict.fromkeys(one[name] for one in each)) for name in (each[0] if each else ())}
 
     def _ids(self, what: str) -> str:
         return f"{what} {', '.join(half.message_id for half in self.halves) or 'no message'}"
@@ -311,6 +328,17 @@ def _end(end: Callable[[Half], object], halves: Iterable[Half], verb: str) -> No
         try:
             end(half)
         except AlreadyEnded as error:
-            _log.error("%s, although its local transaction says %s", error, verb)
+            _log.error(
+                "%s, although its local transaction says %s",
+                error,
+                verb,
+                extra=event("end-contradicted", **fields_of_half(half)),
+            )
         except BrokerError as error:
-            _log.warning("check-back will %s %s, which could not be ended now: %s", verb, half.message_id, error)
+            _log.warning(
+                "check-back will %s %s, which could not be ended now: %s",
+                verb,
+                half.message_id,
+                error,
+                extra=event("end-postponed", **fields_of_half(half)),
+            )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from broker.errors import ProtocolError
+from broker.log_fields import event
 from broker.remoting import command as remoting
 from broker.remoting.command import ONEWAY, RemotingCommand
 from broker.remoting.frames import FrameSplitter
@@ -89,7 +90,7 @@ class Connection(asyncio.Protocol):
 
     def _close(self, reason: str) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            log.info("%s: closed: %s", self.address, reason)
+            log.info("%s: closed: %s", self.address, reason, extra=event("connection-closed", peer=self.address))
             self._transport.abort()
 
     def finish(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from broker.errors import BrokerError, MessageRejected, NotPermitted, ProtocolError, StoreFull
+from broker.log_fields import event
 from broker.remoting.bodies import decode_heartbeat
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode
@@ -182,6 +183,6 @@ def refusal(command: RemotingCommand, error: BaseException) -> RemotingCommand:
     if isinstance(error, StoreFull):
         return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
     if not isinstance(error, BrokerError):
-        log.error("request %s failed", command.code, exc_info=error)
+        log.error("request %s failed", command.code, exc_info=error, extra=event("request-failed"))
         return command.answer(ResponseCode.SYSTEM_ERROR, f"the server has a defect here: {type(error).__name__}")
     return command.answer(ResponseCode.SYSTEM_ERROR, str(error))

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.errors import BrokerError
+from broker.log_fields import event
 from broker.remoting.admin_headers import RegisterBrokerRequestHeader, UnregisterBrokerRequestHeader
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand, decode
@@ -74,7 +75,7 @@ class Registration:
         try:
             return dumps(topics_json(self._context))
         except BrokerError as error:
-            log.warning("the topics cannot be read for the name servers: %s", error)
+            log.warning("the topics cannot be read for the name servers: %s", error, extra=event("topics-unreadable"))
             return b""
 
     def _register_all(self) -> int:
@@ -98,7 +99,7 @@ class Registration:
             if (broken := self._links.pop(address, None)) is not None:
                 broken.close()
         if text and address not in self._failing:
-            log.warning("name server %s: %s", address, text)
+            log.warning("name server %s: %s", address, text, extra=event("name-server", peer=address))
         (self._failing.add if text else self._failing.discard)(address)
         return not text
 

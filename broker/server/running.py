@@ -30,6 +30,7 @@ from broker.consuming.reading import Leftovers
 from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError, StoreError
 from broker.format.topics import SCHEDULE_TOPIC
+from broker.log_fields import event
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.server.acl import AccessControl
@@ -326,7 +327,11 @@ class Server:
                 self._schedule.deliver(store.writer.clock.now_ms())
                 positions.table.exchange.export()
             except (BrokerError, ValueError, OSError) as error:
-                log.warning("background work failed, and is tried again: %s", error)
+                log.warning(
+                    "background work failed, and is tried again: %s",
+                    error,
+                    extra=event("background-failed", store=self.context.store.path),
+                )
                 self._is_stopping.wait(_LOOK_S)
 
     def _check(self) -> None:
@@ -334,7 +339,11 @@ class Server:
             try:
                 self._checks.round()
             except (BrokerError, ValueError, OSError) as error:
-                log.warning("a round of check-back failed, and is tried again: %s", error)
+                log.warning(
+                    "a round of check-back failed, and is tried again: %s",
+                    error,
+                    extra=event("check-round-failed", store=self.context.store.path),
+                )
 
     # The end
 
@@ -379,5 +388,7 @@ def _bound(
 def start(store: LiveStore, settings: ServerSettings, resolver: Resolver | None = None) -> Server:
     """Serve a store; it listens when this returns. Raises BrokerError."""
     server = Server(store, settings, resolver)
-    log.info("process %d serves %s on %s", os.getpid(), store.path, server.address)
+    log.info(
+        "process %d serves %s on %s", os.getpid(), store.path, server.address, extra=event("serving", store=store.path)
+    )
     return server

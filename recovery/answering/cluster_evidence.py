@@ -16,6 +16,7 @@ from broker.database.ledger_binding import LEDGER_BINDING, Binding, KnownLedger,
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError
 from broker.format import properties as names
+from broker.log_fields import event
 from broker.transaction.events import BY
 from recovery.checkback.ledgers.proof import CommittedKey
 
@@ -66,7 +67,12 @@ class ClusterEvidence:
         try:
             newest = self._cluster.newest(topic, _NEWEST)
         except BrokerError as error:
-            _log.warning("the topic %s could not be read, so it proves nothing about the ledger: %s", topic, error)
+            _log.warning(
+                "the topic %s could not be read, so it proves nothing about the ledger: %s",
+                topic,
+                error,
+                extra=event("topics-unreadable", topic=topic),
+            )
             return
         keys: dict[str, CommittedKey] = {}
         for message in newest:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
+from broker import observing
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import AlreadyEnded, BrokerError
 from broker.format import properties as names
@@ -99,7 +100,8 @@ class CheckBack:
         by: str = "",
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._store, self._service, self._resolver = store, store.transactions, resolver
+        self._store, self._resolver = store, resolver
+        self._service = observing.ending(store.transactions)
         self._policy = policy or Policy()
         self.catalog = catalog or Catalog.open(store.path, store.store_id)
         self._limit, self._per_topic, self._chance = limit, per_topic, chance

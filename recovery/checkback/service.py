@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from broker.errors import BrokerError
 from broker.live import LiveStore
+from broker.log_fields import event
 from broker.producer import Producer
 from recovery.checkback.leader import LeaderLock
 from recovery.checkback.ledger_resolver import LedgerResolver
@@ -125,7 +126,11 @@ class CheckService:
             self.status.last_error = (
                 str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
             )
-            _log.warning("a round of check-back failed, and is tried again: %s", self.status.last_error)
+            _log.warning(
+                "a round of check-back failed, and is tried again: %s",
+                self.status.last_error,
+                extra=event("check-round-failed"),
+            )
             return None
         self.status.rounds += 1
         self.status.last_round_ms, self.status.last_report = now_ms, report.as_json()
@@ -165,7 +170,9 @@ def for_producers(
             try:
                 expire_ledger(store, ledger, now_ms, keep_ledger_ms)
             except WrongLedger as error:
-                _log.warning("old rows of %r stay: %s", ledger, error)
+                _log.warning(
+                    "old rows of %r stay: %s", ledger, error, extra=event("ledger-rows-stay", store=store.path)
+                )
 
     check = CheckBack(store, router, policy=policy)
     return CheckService(check, LeaderLock(store.path), interval_s=interval_s, housekeeping=keep_house)

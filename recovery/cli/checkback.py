@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recovery.checkback.leader import myself
-from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, listing, secret
+from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, Store, examples, fail, listing, secret
+from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
+from recovery.cli.terminal.traces import traced
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
     from broker.transaction.service import Half
     from recovery.checkback.catalog import Catalog
     from recovery.checkback.config import Resolvers, Setup
+    from recovery.checkback.leader import LeaderLock
     from recovery.checkback.manual import Resolution
-    from recovery.checkback.round import RoundReport
+    from recovery.checkback.round import CheckBack, RoundReport
 
 LedgerUrls = Annotated[
     list[str] | None,
@@ -80,6 +83,8 @@ def check_back(
         str, typer.Option(metavar="TIME", help="Remove ledger rows that are older and no longer needed.")
     ] = "30d",
     anyway: Annotated[bool, typer.Option("--anyway", help="Run even while another process is the leader.")] = False,
+    otlp: Otlp = None,
+    log: LogOrNone = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -100,7 +105,11 @@ def check_back(
     setup = _setup({**spec, "answer_within": answer_within if http or call else None}, config)
     interval_ms = None if every is None else _duration(every)
     keep_ms = _duration(keep_ledger)
-    with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(opened) as asked:
+    log_to_stderr(log)
+    with (
+        traced(otlp, "check-back"), _open(store) as opened, _catalog(opened, catalog) as kept,
+        setup.open(opened) as asked,
+    ):  # fmt: skip
         check = CheckBack(opened, asked.router, policy=setup.policy, catalog=kept, limit=limit, per_topic=per_topic)
         keep_house = _keeper(opened, asked, keep_ms)
         if dry_run:
@@ -110,13 +119,27 @@ def check_back(
             if interval_ms is not None:
                 service = CheckService(check, lease, interval_s=interval_ms / 1000, housekeeping=keep_house)
                 return service.run(lambda report: _show_round(report, as_json))
-            if not anyway and not lease.try_take():
-                show([f"{lease.leader()} leads and asks for all: nothing was done. To ask all the same: --anyway"])
-                return None
-            report = check.round(check.now_ms())
-            keep_house(check.now_ms())
+            report = _one_round(check, lease, keep_house, anyway)
         finally:
             lease.release()
+    return _finish(report, as_json)
+
+
+def _one_round(
+    check: CheckBack, lease: LeaderLock, keep_house: Callable[[int], None], anyway: bool
+) -> RoundReport | None:
+    """None when another process leads."""
+    if not anyway and not lease.try_take():
+        show([f"{lease.leader()} leads and asks for all: nothing was done. To ask all the same: --anyway"])
+        return None
+    report = check.round(check.now_ms())
+    keep_house(check.now_ms())
+    return report
+
+
+def _finish(report: RoundReport | None, as_json: bool) -> None:
+    if report is None:
+        return
     _show_round(report, as_json)
     if report.refusals:
         raise typer.Exit(USAGE)

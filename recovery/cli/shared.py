@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from recovery.cli.terminal.log_lines import FORMATS
 from recovery.cli.terminal.output import warn
 
 WELL, FINDINGS, USAGE, LOCKED, CORRUPT, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 4, 70, 130, 141
@@ -21,6 +22,22 @@ DEBUG = "CHECKBACK_DEBUG"
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="The directory that a broker calls storePathRootDir.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+Otlp = Annotated[
+    str | None, typer.Option("--otlp", metavar="URL", help="Send OpenTelemetry spans to this collector, over HTTP.")
+]
+
+
+def _checked(form: str | None) -> str | None:
+    if form not in (None, *FORMATS):
+        raise typer.BadParameter(f"text or json, not {form!r:.20}")
+    return form
+
+
+_OPTION = typer.Option(
+    "--log", metavar="FORM", help="A line for each event on standard error: text or json.", callback=_checked
+)
+LogForm = Annotated[str, _OPTION]
+LogOrNone = Annotated[str | None, _OPTION]
 
 
 LOOK, WRITE, SETTLE = "Look", "Write", "Settle"

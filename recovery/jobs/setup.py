@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import broker
 from broker.errors import BrokerError, StoreLocked
+from broker.log_fields import event
 from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.paths import Paths
 
@@ -79,7 +80,7 @@ def spark_for(engine: str, master: str | None, conf: Mapping[str, str] | None = 
         except SparkNotReady as error:
             if engine != "auto":
                 raise
-            _log.warning("Spark is not used, the local engine does the work: %s", error)
+            _log.warning("Spark is not used, the local engine does the work: %s", error, extra=event("spark-unused"))
         yield session
 
 
@@ -187,7 +188,9 @@ def keep_report(path: str, name: str, report: Mapping[str, Any], latest: str = L
         for each in (name, latest):
             _write_whole(os.path.join(directory, each), os.path.join(directory, f".{latest}.new"), report)
     except OSError as error:
-        _log.error("%s: the report %s cannot be kept: %s", directory, name, error.strerror)
+        _log.error(
+            "%s: the report %s cannot be kept: %s", directory, name, error.strerror, extra=event("report-not-kept")
+        )
         return None
     return os.path.join(directory, name)
 

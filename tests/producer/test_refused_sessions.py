@@ -297,7 +297,7 @@ def test_a_savepoint_of_an_engine_that_was_never_seen_is_refused_on_sqlite(desk:
 )
 def test_what_is_no_session_is_named(desk: Desk, thing: Any) -> None:
     for call in (desk.producer.begin_transaction, lambda one: desk.producer.send(desk.message(1), one)):
-        with pytest.raises(TransactionError, match="takes an open SQLAlchemy Session"):
+        with pytest.raises(TransactionError, match=r"takes an open SQLAlchemy Session|needs a ledger of its kind"):
             call(thing)
     if isinstance(thing, sqlite3.Connection):
         thing.close()

@@ -22,6 +22,7 @@ from broker.cluster.network.connection import ClientConnection
 from broker.consuming.positions import Start
 from broker.consuming.tags import Selection
 from broker.errors import BrokerError
+from broker.log_fields import event
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import ConsumerData, MessageQueue, SubscriptionData
 from broker.remoting.codes import RequestCode
@@ -103,7 +104,13 @@ class GroupMember:
             try:
                 balanced &= await self._rebalance_topic(topic)
             except BrokerError as error:
-                _log.warning("group %s, topic %s: the queues stay as they are: %s", self._data.group, topic, error)
+                _log.warning(
+                    "group %s, topic %s: the queues stay as they are: %s",
+                    self._data.group,
+                    topic,
+                    error,
+                    extra=event("queues-unchanged", group=self._data.group, topic=topic),
+                )
                 balanced = False
         return balanced
 
@@ -148,7 +155,14 @@ class GroupMember:
             try:
                 position = await self._calls.start_offset(queue, self._start)
             except BrokerError as error:
-                _log.warning("group %s: %s of %s waits: %s", self._data.group, queue.topic, queue.broker_name, error)
+                _log.warning(
+                    "group %s: %s of %s waits: %s",
+                    self._data.group,
+                    queue.topic,
+                    queue.broker_name,
+                    error,
+                    extra=event("queue-waits", group=self._data.group, topic=queue.topic, queue=queue.queue_id),
+                )
                 continue
             held = self._holdings.add(queue, position)
             if self._ordered:
@@ -174,7 +188,13 @@ class GroupMember:
             if self._ordered:
                 await self._calls.unlock([held.queue])
         except BrokerError as error:
-            _log.warning("the position of %s in %s was not written: %s", self._data.group, held.queue, error)
+            _log.warning(
+                "the position of %s in %s was not written: %s",
+                self._data.group,
+                held.queue,
+                error,
+                extra=event("position-not-written", group=self._data.group),
+            )
 
     # Pulls
 
@@ -229,4 +249,9 @@ def _warn_of_pull(held: HeldQueue, error: BrokerError) -> None:
     """Once, until the queue can be pulled again; of a queue that was given up meanwhile, nothing."""
     if not held.is_dropped:
         place = f"{held.queue.topic} from {held.queue.broker_name}"
-        _log.warning("no pull of %s, until it is there again: %s", place, error)
+        _log.warning(
+            "no pull of %s, until it is there again: %s",
+            place,
+            error,
+            extra=event("pull-waits", topic=held.queue.topic, queue=held.queue.queue_id),
+        )

@@ -19,6 +19,7 @@ from broker.cluster.network.event_loop import LoopThread
 from broker.cluster.network.route_table import RouteTable
 from broker.cluster.network.settings import ClientSettings
 from broker.errors import BrokerError
+from broker.log_fields import event
 from broker.remoting.admin_headers import UnregisterClientRequestHeader
 from broker.remoting.bodies import ConsumerData, HeartbeatData
 from broker.remoting.codes import RequestCode, ResponseCode
@@ -79,7 +80,12 @@ class ClusterClient:
         try:
             await answerer(connection, command)
         except BrokerError as error:
-            _log.warning("a request of %s could not be answered: %s", connection.address, error)
+            _log.warning(
+                "a request of %s could not be answered: %s",
+                connection.address,
+                error,
+                extra=event("request-failed", peer=connection.address),
+            )
 
     # Heartbeats
 
@@ -126,7 +132,12 @@ class ClusterClient:
         failures = await asyncio.gather(*(self._greet(one, body) for one in addresses))
         for address, failure in zip(addresses, failures, strict=True):
             if failure and address not in self._silent:
-                _log.warning("no heartbeat to %s, until it is there again: %s", address, failure)
+                _log.warning(
+                    "no heartbeat to %s, until it is there again: %s",
+                    address,
+                    failure,
+                    extra=event("heartbeat-failed", peer=address),
+                )
             (self._silent.add if failure else self._silent.discard)(address)
 
     async def _greet(self, address: str, body: bytes) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import cast
 
 from broker.errors import ClusterError, ProtocolError
+from broker.log_fields import event
 from broker.remoting.command import RemotingCommand, decode
 from broker.remoting.frames import FrameSplitter
 
@@ -42,7 +43,12 @@ class ClientConnection(asyncio.Protocol):
             for frame in self._splitter.feed(data):
                 self._receive(decode(frame))
         except ProtocolError as error:
-            _log.warning("%s does not speak RocketMQ's protocol: %s", self.address, error)
+            _log.warning(
+                "%s does not speak RocketMQ's protocol: %s",
+                self.address,
+                error,
+                extra=event("protocol-error", peer=self.address),
+            )
             self.close()
 
     def _receive(self, command: RemotingCommand) -> None:

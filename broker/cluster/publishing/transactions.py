@@ -22,6 +22,7 @@ from broker.errors import BrokerError, CorruptRecord, ProtocolError, Transaction
 from broker.format import properties as names
 from broker.format.commitlog import decode
 from broker.format.sysflag import TransactionType
+from broker.log_fields import event, fields_of_half
 from broker.message import ReceivedMessage
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
@@ -76,7 +77,12 @@ class ClusterTransactions(HalfMessageService):
     def park(self, half: Half, why: str) -> bool:
         """A client cannot park: it says "unknown" to every check, and the broker parks at its limit."""
         self._remember(half, LocalTransactionState.UNKNOW)
-        _log.error("%s is left to its broker, which parks it at its limit of checks: %s", half.message_id, why)
+        _log.error(
+            "%s is left to its broker, which parks it at its limit of checks: %s",
+            half.message_id,
+            why,
+            extra=event("parked", **fields_of_half(half)),
+        )
         return False
 
     def _end(self, half: Half, state: TransactionState) -> Ended:
@@ -125,9 +131,20 @@ class ClusterTransactions(HalfMessageService):
                 found = await asyncio.to_thread(check, half, read)
                 decision = await asyncio.wrap_future(found) if isinstance(found, Future) else found
             except BrokerError as error:
-                _log.warning("%s: nobody could say how it ended: %s", half.message_id, error)
+                _log.warning(
+                    "%s: nobody could say how it ended: %s",
+                    half.message_id,
+                    error,
+                    extra=event("check-unanswered", **fields_of_half(half)),
+                )
             except Exception as error:  # noqa: BLE001 - whatever it raises, it did not say how it ended
-                _log.warning("%s: the resolver failed with %s: %s", half.message_id, type(error).__name__, error)
+                _log.warning(
+                    "%s: the resolver failed with %s: %s",
+                    half.message_id,
+                    type(error).__name__,
+                    error,
+                    extra=event("resolver-failed", **fields_of_half(half)),
+                )
         header_back = end_of(half, decision or LocalTransactionState.UNKNOW, header.bname, from_check=True)
         self._client.channels.oneway_on(connection, RequestCode.END_TRANSACTION, header_back)
         if not command.is_oneway:

@@ -18,6 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import StoreError
+from broker.log_fields import event
 from broker.remoting.command import RemotingCommand
 from broker.remoting.replication import (
     HEARTBEAT_S,
@@ -125,13 +126,13 @@ class ReplicationMaster:
         self._tasks.add(task)
         try:
             if len(self._tasks) > SLAVES_MAX:
-                log.warning("slave %s is refused: %d are connected", peer, SLAVES_MAX)
+                log.warning("slave %s is refused: %d are connected", peer, SLAVES_MAX, extra=event("slave", peer=peer))
             else:
                 await self._serve(number, str(peer), reader, writer)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
-            log.info("slave %s left: %s", peer, repr(error))
+            log.info("slave %s left: %s", peer, repr(error), extra=event("slave", peer=peer))
         except StoreError as error:
-            log.warning("slave %s: the log cannot be read: %s", peer, error)
+            log.warning("slave %s: the log cannot be read: %s", peer, error, extra=event("slave", peer=peer))
         except asyncio.CancelledError:  # the server stops
             pass
         finally:
@@ -151,9 +152,19 @@ class ReplicationMaster:
             text = "expired: empty its store, and it begins with the last segment" if start < begin else (
                 "is beyond the end: it is not a slave of this store, or this store was replaced by an older copy"
             )  # fmt: skip
-            log.warning("slave %s wants the log from %d; it has %d to %d. That %s", peer, start, begin, end, text)
+            log.warning(
+                "slave %s wants the log from %d; it has %d to %d. That %s",
+                peer,
+                start,
+                begin,
+                end,
+                text,
+                extra=event("slave", peer=peer),
+            )
             return
-        log.info("slave %s gets the log from %d on (it reported %d)", peer, start, requested)
+        log.info(
+            "slave %s gets the log from %d on (it reported %d)", peer, start, requested, extra=event("slave", peer=peer)
+        )
         self._sent[number] = start
         self.acknowledgements.reported(number, requested)
         reports = asyncio.create_task(self._take_reports(number, reader))

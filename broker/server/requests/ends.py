@@ -19,6 +19,7 @@ from broker.format.java import encode_message_id
 from broker.format.record.recordcrc import RECORD_CRC_SIZE, record_crc_reserve
 from broker.format.sysflag import TRANSACTION_MASK
 from broker.format.topics import HALF_TOPIC
+from broker.log_fields import event, fields_of_half
 from broker.message import ReceivedMessage
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
@@ -46,7 +47,13 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
     try:
         decide(reference, extra_properties=_checks(context, header.commit_log_offset))
     except TransactionError as error:
-        log.warning("%s: END_TRANSACTION of %s: %s", request.connection.address, header.producer_group, error)
+        log.warning(
+            "%s: END_TRANSACTION of %s: %s",
+            request.connection.address,
+            header.producer_group,
+            error,
+            extra=event("end-refused", group=header.producer_group),
+        )
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
     context.checks.pop(header.commit_log_offset, None)
     return request.answer()
@@ -111,14 +118,19 @@ class ProducerChecks:
         try:
             said = self._resolver(half, service.message(half))
         except Exception:
-            log.warning("the resolver failed for the half message at %d", half.commitlog_offset, exc_info=True)
+            log.warning(
+                "the resolver failed for the half message at %d",
+                half.commitlog_offset,
+                exc_info=True,
+                extra=event("resolver-failed", **fields_of_half(half)),
+            )
             return False
         if said is LocalTransactionState.UNKNOW:
             return False
         try:
             (service.commit if said is LocalTransactionState.COMMIT_MESSAGE else service.rollback)(half)
         except BrokerError as error:  # ended a moment ago
-            log.info("%s", error)
+            log.info("%s", error, extra=event("end-contradicted", **fields_of_half(half)))
         return True
 
     def _ask(self, half: Half, times: int) -> bool:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from recovery.cli.checkback import LedgerUrls, Schemas
-from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, examples, listing, secret
+from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, examples, listing, secret
+from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
 
 ACCESS_KEY, SECRET_KEY = "CHECKBACK_ACCESS_KEY", "CHECKBACK_SECRET_KEY"
@@ -54,6 +55,7 @@ def answer(
     cluster: ClusterName = None,
     tls: Tls = False,
     ca: Ca = None,
+    log: LogOrNone = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer the checks of a RocketMQ cluster for a producer group, from the ledger.
@@ -68,6 +70,7 @@ def answer(
     from recovery.jobs.answering import answer as answer_checks
     from recovery.jobs.answering import bind_ledgers
 
+    log_to_stderr(log)
     if not ledger:
         raise typer.BadParameter("name the ledger's database: --ledger URL")
     reach: dict[str, Any] = {"schemas": schema or (), "acl": account(), "tls": ca or tls, "cluster": cluster}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recovery.cli.shared import FINDINGS, AsJson, examples, fail, listing
+from recovery.cli.shared import FINDINGS, AsJson, LogOrNone, examples, fail, listing
+from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import warn
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def follow(
     every_s: Annotated[float, typer.Option("--every", min=0.1, metavar="S", help="Seconds between status lines.")] = 10,
     seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Stop when the copy is up to date.")] = False,
+    log: LogOrNone = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep a byte-identical copy of a live master's CommitLog, and verify it as it grows.
@@ -55,6 +57,7 @@ def follow(
     Ctrl-C or SIGTERM stops it. Exit code 1: findings, or --once and the master does not answer. With --json each status
     is one line of JSON.
     """
+    log_to_stderr(log)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # before what takes long to load
         signal.signal(number, lambda *_: stopped.set())

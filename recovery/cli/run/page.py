@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recovery.cli.shared import examples, listing, secret
+from recovery.cli.shared import LogOrNone, examples, listing, secret
+from recovery.cli.terminal.log_lines import log_to_stderr
 
 if TYPE_CHECKING:
     from recovery.page.app import PageStore
@@ -40,6 +41,7 @@ def page(
     certificate: Certificate = None,
     private_key: Key = None,
     insecure: Insecure = False,
+    log: LogOrNone = None,
 ) -> None:
     """Show stores in a browser: in doubt, parked, consumers, dead letters, the last verification, one transaction.
 
@@ -48,6 +50,7 @@ def page(
     """
     from broker.errors import BrokerError
 
+    log_to_stderr(log)
     try:
         from recovery.page.serving import bound, check_token, is_loopback, new_token, serve
     except ModuleNotFoundError as error:

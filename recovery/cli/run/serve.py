@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from recovery.cli.shared import Store, examples, listing
+from recovery.cli.shared import LogOrNone, Store, examples, listing
+from recovery.cli.terminal.log_lines import log_to_stderr
 
 Listen = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The IPv4 address and port to listen on; port 0 takes a free one.")
@@ -54,10 +55,6 @@ Register = Annotated[
     list[str] | None,
     typer.Option("--register", metavar="HOST:PORT", help="Also be a broker of this name server; several may be given."),
 ]
-Log = Annotated[
-    str | None,
-    typer.Option("--log", metavar="FORM", help="A line for each event on standard error: text or json."),
-]
 Levels = Annotated[str, typer.Option(metavar="TEXT", help="The 18 delay levels, like RocketMQ's messageDelayLevel.")]
 
 
@@ -86,7 +83,7 @@ def serve(
     ha: Ha = "",
     ha_sync: HaSync = False,
     name_servers: Register = None,
-    log: Log = None,
+    log: LogOrNone = None,
     seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
 ) -> None:
     """Serve a store to RocketMQ clients in any language: a name server and a broker on one port.
@@ -94,12 +91,8 @@ def serve(
     It listens on this machine only, unless there is an ACL. Ctrl-C or SIGTERM stops it: what was accepted is answered.
     """
     import broker
-    from recovery.cli.terminal.log_lines import FORMATS, log_to_stderr
 
-    if log not in (None, *FORMATS):
-        raise typer.BadParameter(f"text or json, not {log!r:.20}", param_hint="--log")
-    if log is not None:
-        log_to_stderr(log)
+    log_to_stderr(log)
     from broker.server.running import start
     from broker.server.settings import ServerSettings
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recovery.cli.shared import FINDINGS, WELL, examples, listing
+from recovery.cli.shared import FINDINGS, WELL, LogForm, Otlp, examples, listing
+from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show, warn
+from recovery.cli.terminal.traces import traced
 
 if TYPE_CHECKING:
     from broker.app.application import App
@@ -58,6 +59,8 @@ def work(
     replay_from: ReplayFrom = None,
     replay_as: ReplayAs = None,
     until_idle: UntilIdle = None,
+    otlp: Otlp = None,
+    log: LogForm = "text",
     supervised: Supervised = None,
 ) -> None:
     """Run the handlers of an application, deliver its delayed messages, and run check-back.
@@ -77,15 +80,18 @@ def work(
         raise typer.BadParameter("it is for one process without --reload", param_hint="--until-idle")
     settings = _settings(grace, check_every, config, until_idle)
     stopping = _stop_by_signal()
+    log_to_stderr(log)
     if processes > 1 or reload:
-        words = _own_words(target, group, grace, check_every, config, replay_from, replay_as)
+        given = {"--config": config, "--replay-from": replay_from, "--as": replay_as, "--otlp": otlp, "--log": log}
+        words = _own_words(target, group, grace, check_every, given)
         raise typer.Exit(_supervise(words, processes, reload, liveness, settings, stopping))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")
-    app = load_app(target)
-    groups = _groups(app, group)
-    if replay_from and replay_as:
-        groups = [replayed(groups[0], replay_as, _moment(replay_from))]
-    raise typer.Exit(WELL if _work(app, groups, settings, stopping, liveness, supervised) else FINDINGS)
+    with traced(otlp, target.partition(":")[0]):  # before the application makes its producers
+        app = load_app(target)
+        groups = _groups(app, group)
+        if replay_from and replay_as:
+            groups = [replayed(groups[0], replay_as, _moment(replay_from))]
+        finished = _work(app, groups, settings, stopping, liveness, supervised)
+    raise typer.Exit(WELL if finished else FINDINGS)
 
 
 def _work(
@@ -136,13 +142,11 @@ def _supervise(
 
 
 def _own_words(
-    target: str, groups: Sequence[str] | None, grace: str, check_every: str, config: str | None,
-    replay_from: str | None, replay_as: str | None,
-) -> list[str]:  # fmt: skip
+    target: str, groups: Sequence[str] | None, grace: str, check_every: str, given: Mapping[str, str | None]
+) -> list[str]:
     """The command of one worker process: this one's, without what is the supervisor's."""
     words = [sys.executable, "-m", "recovery.cli", "work", target, "--grace", grace, "--check-every", check_every]
-    given = (("--config", config), ("--replay-from", replay_from), ("--as", replay_as))
-    for option, value in (*given, *(("--group", group) for group in groups or [])):
+    for option, value in (*given.items(), *(("--group", group) for group in groups or [])):
         if value is not None:
             words += [option, value]
     return words

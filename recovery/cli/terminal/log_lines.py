@@ -1,4 +1,11 @@
-"""Log lines of a process that serves: text for people, JSON for collectors of logs."""
+"""Log lines of a process that stays: text for people, JSON for collectors of logs.
+
+    {"time": "2026-11-22T12:00:00.000+00:00", "level": "warning", "logger": "broker", "process": 4711,
+     "event": "handler-failed", "topic": "orders", "group": "billing", "message": "..."}
+
+The verbs that stay have one option for it, `--log`. What an event has besides its message is in
+`broker.log_fields`.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +13,35 @@ import json
 import logging
 from datetime import UTC, datetime
 
+from broker.log_fields import fields_of
+
 FORMATS = ("text", "json")
+LOGGERS = ("broker", "recovery")
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object for each line: time (UTC), level, logger, message, and the error's class and traceback."""
+    """A JSON object for each line: time (UTC), level, logger, event and its fields, message, the error if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(), "logger": record.name, "process": record.process,
-            "message": record.getMessage(),
+            **fields_of(record), "message": record.getMessage(),
         }  # fmt: skip
         if record.exc_info and record.exc_info[0] is not None:
             line |= {"error": record.exc_info[0].__name__, "traceback": self.formatException(record.exc_info)}
         return json.dumps(line)
 
 
-def log_to_stderr(form: str) -> None:
-    """Have what `broker` logs, from level INFO on, on standard error."""
+def log_to_stderr(form: str | None) -> None:
+    """Have what `broker` and `recovery` log, from level INFO on, on standard error; without a form nothing changes."""
+    if form is None:
+        return
     handler = logging.StreamHandler()  # standard error
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    text = logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)
-    logger = logging.getLogger("broker")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False

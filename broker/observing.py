@@ -1,0 +1,71 @@
+"""Who observes what passes through producers and consumers: nobody, unless `broker.telemetry.switch_on()` was called.
+
+An observer is asked once, when a producer, a consumer or a round of check-back is made, and puts something of its own
+around it. So a process without one runs the same instructions for each message as if there were no telemetry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from broker.message import ReceivedMessage
+    from broker.producing.destination import Destination
+    from broker.receiving import Receiver
+    from broker.transaction.service import HalfMessageService
+
+    _Receiver = TypeVar("_Receiver", bound=Receiver)
+    _Service = TypeVar("_Service", bound=HalfMessageService)
+
+Run = Callable[["ReceivedMessage"], None]
+
+
+class MessageObserver(Protocol):
+    """What puts itself around the parts of an application that messages pass through."""
+
+    def destination(self, inner: Destination, producer_group: str) -> Destination:
+        """Around what a producer stores in, and what ends its half messages."""
+
+    def ending(self, inner: _Service) -> _Service:
+        """Around what ends half messages for others: check-back."""
+
+    def receiver(self, kind: type[_Receiver]) -> type[_Receiver]:
+        """A subclass of a consumer's class."""
+
+    def handling(self, run: Run, consumer_group: str) -> Run:
+        """Around what processes one message of an application's group."""
+
+
+_current: MessageObserver | None = None
+
+
+def observe(observer: MessageObserver | None) -> None:
+    """Let an observer, or nobody, see what is made from now on."""
+    global _current  # noqa: PLW0603 - one for the process
+    _current = observer
+
+
+def is_observed() -> bool:
+    """Whether there is an observer."""
+    return _current is not None
+
+
+def destination(inner: Destination, producer_group: str) -> Destination:
+    """See MessageObserver."""
+    return inner if _current is None else _current.destination(inner, producer_group)
+
+
+def ending(inner: _Service) -> _Service:
+    """See MessageObserver."""
+    return inner if _current is None else _current.ending(inner)
+
+
+def receiver(kind: type[_Receiver]) -> type[_Receiver]:
+    """See MessageObserver."""
+    return kind if _current is None else _current.receiver(kind)
+
+
+def handling(run: Run, consumer_group: str) -> Run:
+    """See MessageObserver."""
+    return run if _current is None else _current.handling(run, consumer_group)

@@ -1,0 +1,74 @@
+"""Log lines: each of ours names its event, the page lists them all, and the verbs write them in one form."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.log_fields import EVENTS, FIELDS, event
+from recovery.cli.terminal.log_lines import JsonLines
+from tests.house.tree import ROOT, product, under
+
+PAGE = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+LEVELS = {"info", "warning", "error", "exception"}
+AIRFLOWS = {"recovery.airflow", "dags"}  # Airflow's own log, in its own form
+
+
+def test_each_log_call_names_its_event() -> None:
+    used, offenders = set(), []
+    for module in product():
+        if under(module.name, AIRFLOWS):
+            continue
+        for node in ast.walk(module.tree):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
+                continue
+            if not re.fullmatch(r"_?log(ger)?", ast.unparse(node.func.value)):
+                continue
+            extra = next((one.value for one in node.keywords if one.arg == "extra"), None)
+            if isinstance(extra, ast.Call) and ast.unparse(extra.func) == "event":
+                used.add(ast.literal_eval(extra.args[0]))
+            else:
+                offenders.append(f"{module.path}:{node.lineno}")
+    assert not offenders
+    assert used == set(EVENTS)
+
+
+def test_the_page_lists_events_and_fields() -> None:
+    assert dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", PAGE, re.MULTILINE)) == dict(EVENTS)
+    assert all(f"`{name}`" in PAGE for name in FIELDS)
+
+
+def test_a_line_has_event_and_fields() -> None:
+    record = logging.LogRecord("broker", logging.WARNING, "", 0, "%s waits", ("charge",), None)
+    record.__dict__.update(event("database-away", topic="orders", message_key="7F", group=None))
+    line = json.loads(JsonLines().format(record))
+    del line["time"], line["process"]
+    assert line == {
+        "level": "warning", "logger": "broker", "event": "database-away", "topic": "orders", "message_key": "7F",
+        "message": "charge waits",
+    }  # fmt: skip
+
+
+def test_a_name_that_is_not_listed_is_a_defect() -> None:
+    with pytest.raises(AssertionError):
+        event("nothing-known")
+    with pytest.raises(AssertionError):
+        event("parked", colour="red")
+
+
+@pytest.mark.parametrize("verb", ["serve", "work", "answer", "follow", "page", "check-back"])
+def test_every_verb_that_stays_has_the_option(verb: str, tmp_path: Path) -> None:
+    words = {"follow": ["127.0.0.1:1", "copy"]}.get(verb, ["nothing"])
+    done = subprocess.run(
+        [sys.executable, "-m", "recovery.cli", verb, *words, "--log", "xml"], cwd=tmp_path, capture_output=True,
+        text=True, check=False, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "text or json, not 'xml'" in done.stderr
