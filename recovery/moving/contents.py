@@ -98,6 +98,8 @@ class StoreContents:
         held = self._store.every_queue.queue(queue.topic, queue.queue_id)
         for queue_offset in range(start, queue.end):
             unit = None if held is None else held.get(queue_offset)
+            if unit is not None and unit.is_filler:  # a queue that was cut at its front begins with these
+                continue
             record = None if unit is None else self._store.record(unit.commitlog_offset)
             if record is None:
                 where = f"{self.path}: {queue.topic}, queue {queue.queue_id}"

@@ -90,11 +90,12 @@ def _work(
     read_back = ReadBack(contents, target, catalog, report)
 
     async def work() -> None:
-        made = []
+        made = set(catalog.fact("made") or ())
         for config, queues in contents.topics():
-            if len(await target.topic(config.name)) < len(target.brokers):
+            if config.name not in made and len(await target.topic(config.name)) < len(target.brokers):
+                made.add(config.name)
+                catalog.put_fact("made", sorted(made))
                 await target.make_topic(config, queues)
-                made.append((config, queues))
         for group in contents.groups():
             await target.make_group(group)
         await sending.queues()
@@ -103,8 +104,9 @@ def _work(
             await read_back.put_positions(places)
             await sending.singles(bindings)
             await read_back.singles(sending, [*sending.delayed(), *sending.in_doubt(bindings)])
-            for config, queues in made:
-                await target.make_topic(config, queues, is_final=True)
+            for config, queues in contents.topics():
+                if config.name in made:
+                    await target.make_topic(config, queues, is_final=True)
 
     target.run(work())
     return report
