@@ -25,7 +25,7 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths, path_of_store
 from broker.store.disk.store_lock import StoreLock
 from recovery.moving.catalog import MoveCatalog
-from recovery.moving.contents import InDoubt, StoreContents
+from recovery.moving.contents import DoubtfulTransaction, StoreContents
 from recovery.moving.conversion import BrokerAbility, due_of
 from recovery.moving.ledger_carry import prepare
 from recovery.moving.read_back import ReadBack
@@ -175,7 +175,7 @@ def _unable(name: str, ability: BrokerAbility, last_due_ms: int) -> list[str]:
     return []
 
 
-def _of_ledgers(in_doubt: Sequence[InDoubt], *, has_ledgers: bool) -> list[str]:
+def _of_ledgers(in_doubt: Sequence[DoubtfulTransaction], *, has_ledgers: bool) -> list[str]:
     named = sum(bool(one.binding_id) for one in in_doubt)
     if not named or has_ledgers:
         return []
@@ -183,7 +183,7 @@ def _of_ledgers(in_doubt: Sequence[InDoubt], *, has_ledgers: bool) -> list[str]:
     return [f"{text}; or settle them first: checkback check-back STORE --ledger URL"]
 
 
-def _notes(in_doubt: Sequence[InDoubt]) -> list[str]:
+def _notes(in_doubt: Sequence[DoubtfulTransaction]) -> list[str]:
     found = []
     if parked := sum(one.is_parked for one in in_doubt):
         found.append(f"{parked:,} of the transactions in doubt are parked here, and checked again there")
