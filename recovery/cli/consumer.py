@@ -132,6 +132,10 @@ def demo(
     keep: Annotated[
         str | None, typer.Option(metavar="DIR", help="Keep store and database in this new directory.")
     ] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option("--broker", metavar="URL", help="A cluster, rocketmq://HOST:9876, not a store."),
+    ] = None,
 ) -> None:
     """Run a flash sale of nine processes that are killed at random, and reconcile: is anything lost or duplicated?
 
@@ -145,7 +149,7 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="checkback-demo-") as temporary:
         folder = new_folder(keep) if keep else temporary
         off = [switch.value for switch in without or []]
-        result = Demo(folder, database=database, seed=seed, seconds=seconds, off=off, say=say).run()
+        result = Demo(folder, database=database, seed=seed, seconds=seconds, off=off, broker=broker, say=say).run()
     print_json(result.as_json()) if as_json else show(screen_consume.reconciliation(result))
     raise typer.Exit(WELL if result.ok else FINDINGS)
 

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from broker.consumer import Consumer
-from broker.errors import BrokerError, StoreFull
+from broker.cluster.live_cluster import LiveCluster
+from broker.errors import BrokerError, ClusterError, StoreFull
 from broker.format.sysflag import TransactionType
 from broker.live import LiveStore
+from broker.receiving import Receiver
 from broker.store.write.pending_record import PendingRecord
 
 HALF_NOT_STORED = "the half message is not stored"
@@ -34,6 +35,7 @@ KILLED_BEFORE_ACK = "killed between COMMIT and ack"
 OF_PRODUCERS = (HALF_NOT_STORED, LOCAL_FAILS, ANSWER_LOST, END_LOST, KILLED_BEFORE_DISPATCH, KILLED_BEFORE_END)
 OF_CONSUMERS = (CONSUMER_FAILS, KILLED_BEFORE_ACK)
 ALL = (*OF_PRODUCERS, *OF_CONSUMERS, KILLED)
+OF_STORE = (KILLED_BEFORE_DISPATCH,)  # in a cluster a broker does that
 
 
 _LOOK_S = 0.5
@@ -80,8 +82,40 @@ class Crashes:
         if self.strikes(kind):
             raise Failure(kind)
 
-    def into_store(self, store: LiveStore) -> None:
+    def into_producers(self, store: LiveStore | LiveCluster) -> None:
         """Put the crashes of a producer where they happen."""
+        self._into_cluster(store) if isinstance(store, LiveCluster) else self._into_store(store)
+
+    def _into_cluster(self, cluster: LiveCluster) -> None:
+        service: Any = cluster.half_messages
+        commit, destination = service.commit, cluster.destination
+
+        def destined(group: str) -> Any:
+            made: Any = destination(group)
+            prepare = made.prepare
+
+            def prepared(*given: Any, **named: Any) -> Any:
+                if self.strikes(HALF_NOT_STORED):
+                    raise ClusterError(HALF_NOT_STORED)
+                half = prepare(*given, **named)
+                if self.strikes(ANSWER_LOST):
+                    raise ClusterError(ANSWER_LOST, was_sent=True)
+                return half
+
+            made.prepare = prepared
+            return made
+
+        def committed(*given: Any, **named: Any) -> Any:
+            if self.strikes(END_LOST):
+                raise ClusterError(END_LOST)
+            if self.strikes(KILLED_BEFORE_END):
+                die()
+            return commit(*given, **named)
+
+        service.commit = committed
+        cluster.destination = destined  # type: ignore[method-assign]
+
+    def _into_store(self, store: LiveStore) -> None:
         service: Any = store.transactions
         appender: Any = store.writer.appender
         prepare, commit, dispatch = service.prepare, service.commit, store.writer.dispatcher.dispatch
@@ -112,7 +146,7 @@ class Crashes:
         appender.append_one_locked = lambda draft: appender.append_locked((draft,))[0]  # in steps, not in one piece
         appender.dispatcher.dispatch = dispatched
 
-    def into_consumer(self, consumer: Consumer) -> None:
+    def into_consumer(self, consumer: Receiver) -> None:
         """Put the crashes of a consumer where they happen."""
         ack = consumer.ack
 

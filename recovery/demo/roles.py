@@ -24,12 +24,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 import broker
-from broker.consumer import Consumer
+from broker.cluster.live_cluster import LiveCluster
 from broker.database.dedup import Processed
 from broker.ledger import Ledger
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
+from broker.receiving import Receiver
 from broker.testing.fixtures import SMALL
+from recovery.answering.group_answering import answering
 from recovery.checkback.leader import LeaderLock
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.proof import LedgerEvidence
@@ -50,6 +52,9 @@ STEPS: dict[str, tuple[str, Callable[[Session, ReceivedMessage], None]]] = {
 }
 ROLES = ("order", "order", "pay", "desk", "desk", "stockroom", "shipping", "points", "check")
 
+ORDERS, PAYMENTS = "flash-sale-orders", "flash-sale-payments"  # the producer groups
+Shop = LiveStore | LiveCluster
+
 _PAUSE_S = 0.02  # of a customer
 _HESITATES, _HESITATES_S = 0.1, 0.7  # longer than check-back waits: it answers for a transaction that still runs
 _CHANGES_MIND = 0.1
@@ -69,6 +74,7 @@ class Setting:
     stop_selling: str  # when this file is there, nobody buys any more, and nothing crashes
     rate: float
     off: frozenset[str] = frozenset()
+    broker: str = ""  # the URL of a cluster, in place of the store
 
     @property
     def is_over(self) -> bool:
@@ -111,7 +117,7 @@ def play(role: str, setting: Setting, seed: int) -> None:
         elif role == "check":
             _check(store, engine, setting)
         else:
-            crashes.into_store(store)
+            crashes.into_producers(store)
             _sell(store, engine, crashes, setting) if role == "order" else _collect(store, engine, crashes, setting)
 
 
@@ -122,8 +128,12 @@ def _die_with_parent() -> None:
         die()
 
 
-def open_store(setting: Setting) -> LiveStore:
-    """The store; with dispatch completion off, what a killed process published is not put into its queue."""
+def open_store(setting: Setting) -> Shop:
+    """The store, or the cluster; with dispatch completion off, what a killed process published is not put into its
+    queue.
+    """
+    if setting.broker:
+        return broker.connect(setting.broker)
     store = broker.open(setting.store, layout=SMALL)
     if DISPATCH in setting.off:
         appender: Any = store.writer.appender
@@ -137,8 +147,8 @@ def open_store(setting: Setting) -> LiveStore:
     return store
 
 
-def _sell(store: LiveStore, engine: Engine, crashes: Crashes, setting: Setting) -> None:
-    producer = store.producer("flash-sale-orders", topics=[shop.STOCK_LOCKED], ledger=ledger(engine))
+def _sell(store: Shop, engine: Engine, crashes: Crashes, setting: Setting) -> None:
+    producer = store.producer(ORDERS, topics=[shop.STOCK_LOCKED], ledger=ledger(engine))
     with Session(engine) as session:
         skus = session.scalars(select(shop.Product.sku)).all()
     chance = crashes.chance
@@ -163,8 +173,8 @@ def _sell(store: LiveStore, engine: Engine, crashes: Crashes, setting: Setting) 
         time.sleep(_PAUSE_S * chance.random())
 
 
-def _collect(store: LiveStore, engine: Engine, crashes: Crashes, setting: Setting) -> None:
-    producer = store.producer("flash-sale-payments", topics=[shop.ORDER_PAID], ledger=ledger(engine))
+def _collect(store: Shop, engine: Engine, crashes: Crashes, setting: Setting) -> None:
+    producer = store.producer(PAYMENTS, topics=[shop.ORDER_PAID], ledger=ledger(engine))
     for turn in itertools.count(crashes.chance.randrange(8)):
         with Session(engine) as session:
             order = shop.next_unpaid(session, turn)
@@ -177,7 +187,7 @@ def _collect(store: LiveStore, engine: Engine, crashes: Crashes, setting: Settin
             shop.pay(session, producer, order, hesitate=lambda: crashes.raise_if(LOCAL_FAILS))
 
 
-def _consume(store: LiveStore, engine: Engine, crashes: Crashes, role: str, setting: Setting) -> None:
+def _consume(store: Shop, engine: Engine, crashes: Crashes, role: str, setting: Setting) -> None:
     topic, step = STEPS[role]
     table = processed()
     if DEDUP in setting.off:
@@ -192,7 +202,7 @@ def _consume(store: LiveStore, engine: Engine, crashes: Crashes, role: str, sett
 
 def _process(
     engine: Engine,
-    consumer: Consumer,
+    consumer: Receiver,
     message: ReceivedMessage,
     step: Callable[[Session, ReceivedMessage], None],
     crashes: Crashes,
@@ -204,7 +214,10 @@ def _process(
             crashes.raise_if(CONSUMER_FAILS)
 
 
-def _check(store: LiveStore, engine: Engine, setting: Setting) -> None:
+def _check(store: Shop, engine: Engine, setting: Setting) -> None:
+    if isinstance(store, LiveCluster):
+        _answer(store, engine, setting)
+        return
     resolver = LedgerResolver(ledger(engine), LedgerEvidence(store))
     if TOMBSTONE in setting.off:
         resolver.decide = lambda *_, **__: Answer(Outcome.ROLLED_BACK, "no row")  # type: ignore[method-assign]
@@ -213,3 +226,12 @@ def _check(store: LiveStore, engine: Engine, setting: Setting) -> None:
             time.sleep(_CHECK_EVERY_S)
     check = CheckBack(store, resolver, policy=Policy(_RULE))
     CheckService(check, LeaderLock(store.path), interval_s=_CHECK_EVERY_S).run()
+
+
+def _answer(cluster: LiveCluster, engine: Engine, setting: Setting) -> None:
+    """Answer what the brokers of a cluster check."""
+    with contextlib.ExitStack() as stack:
+        for group in (ORDERS, PAYMENTS) if CHECK_BACK not in setting.off else ():
+            stack.enter_context(answering(cluster, group, [ledger(engine)]))
+        while True:
+            time.sleep(_CHECK_EVERY_S)

@@ -21,20 +21,22 @@ from unittest import mock
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from broker.cluster.live_cluster import connect as connect_to
 from broker.consuming.consumer_table import UNSET
 from broker.consuming.positions import Positions
 from broker.errors import BrokerError
 from broker.format.topics import SCHEDULE_TOPIC, retry_topic
 from broker.live import LiveStore
-from recovery.demo.crashes import KILLED, counted, note
+from recovery.demo.crashes import KILLED, OF_STORE, counted, note
 from recovery.demo.reconcile import Reconciliation, reconcile
 from recovery.demo.roles import ROLES, STEPS, SWITCHES, Setting, connect, ledger, open_store, play, processed
-from recovery.demo.shop import Base, Effect, Lock, Order, Product
+from recovery.demo.shop import ORDER_PAID, STOCK_LOCKED, Base, Effect, Lock, Order, Product
 
 LEAST = 20  # how often each kind of crash must have hit
 _LOOK_S = 0.02
-_KILL_EVERY_S = 0.8
+_KILL_EVERY_S, _CLUSTER_KILL_EVERY_S = 0.8, 4.0  # a member of a cluster takes seconds to be back
 _REST_S, _STALLED_S = 30.0, 3.0
+_CLUSTER_REST_S, _CLUSTER_STILL_S = 240.0, 20.0  # a broker checks now and then, and op messages are late
 _LONGER = 2.0  # so much longer than asked for, until every kind of crash hit often enough
 _HOT_STOCK = [(f"hot-{number}", 12) for number in range(4)]
 _PLENTY_STOCK = [(f"plenty-{number}", 1000) for number in range(4)]
@@ -44,7 +46,8 @@ class Demo:
     """One sale in a directory of its own. `database` is a URL; without one it is a SQLite file in the directory.
 
     Tables named flash_sale_… are made again in it. `off` switches safeguards off, to see that they are needed:
-    check-back, dedup, tombstone, dispatch. Raises BrokerError for an unknown one.
+    check-back, dedup, tombstone, dispatch. `broker` is the URL of a cluster, in place of a store; of the switches it
+    has check-back and dedup. Raises BrokerError for an unknown one.
     """
 
     def __init__(
@@ -57,14 +60,16 @@ class Demo:
         least: int = LEAST,
         rate: float = 0.35,
         off: Collection[str] = (),
+        broker: str | None = None,
         say: Callable[[str], object] = lambda _: None,
     ) -> None:
-        if unknown := set(off) - set(SWITCHES):
-            raise BrokerError(f"{', '.join(sorted(unknown))}: only {', '.join(SWITCHES)} can be switched off")
+        switches = SWITCHES[:2] if broker else SWITCHES
+        if unknown := set(off) - set(switches):
+            raise BrokerError(f"{', '.join(sorted(unknown))}: only {', '.join(switches)} can be switched off")
         url = database or f"sqlite:///{os.path.join(folder, 'shop.db')}"
         names = ("store", "crashes", "calm")
         store, crash_log, calm = (os.path.join(folder, name) for name in names)
-        self.setting = Setting(store, url, crash_log, calm, rate, frozenset(off))
+        self.setting = Setting(store, url, crash_log, calm, rate, frozenset(off), broker or "")
         self._seconds, self._least, self._say = seconds, least, say
         self._chance = random.Random(seed)
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -81,12 +86,12 @@ class Demo:
                 try:
                     self._processes = [(role, self._start(role)) for role in ROLES]
                     self._sale()
-                    self._calm(store)
+                    self._calm_store(store) if isinstance(store, LiveStore) else self._calm_cluster()
                 finally:
                     for _, process in self._processes:
                         process.kill()
                         process.join()
-            crashes, spent = counted(self.setting.crash_log), time.monotonic() - started
+            crashes, spent = self._counted(), time.monotonic() - started
             return reconcile(self._engine, crashes, round(spent, 1), least=self._least)
         finally:
             self._engine.dispose()
@@ -96,6 +101,10 @@ class Demo:
         for metadata in (Base.metadata, ledger(self._engine).metadata, processed().metadata):
             metadata.drop_all(self._engine)
             metadata.create_all(self._engine)
+        if self.setting.broker:
+            with connect_to(self.setting.broker) as cluster:
+                for topic in (STOCK_LOCKED, ORDER_PAID):
+                    cluster.create_topic(topic)
         with Session(self._engine) as session:
             for sku, stock in (*_HOT_STOCK, *_PLENTY_STOCK):
                 session.add(Product(sku=sku, first_stock=stock, stock=stock))
@@ -118,11 +127,12 @@ class Demo:
 
     def _sale(self) -> None:
         """Until the time is over and every kind of crash hit often enough; then it ends anyway."""
+        every_s = _CLUSTER_KILL_EVERY_S if self.setting.broker else _KILL_EVERY_S
         began = last_kill = time.monotonic()
         while (now := time.monotonic()) - began < _LONGER * self._seconds:
-            if now - began >= self._seconds and min(counted(self.setting.crash_log).values()) >= self._least:
+            if now - began >= self._seconds and min(self._counted().values()) >= self._least:
                 break
-            if now - last_kill >= _KILL_EVERY_S * self._chance.uniform(0.5, 1.5):
+            if now - last_kill >= every_s * self._chance.uniform(0.5, 1.5):
                 last_kill = now
                 self._kill_one()
             self._look_after()
@@ -135,7 +145,27 @@ class Demo:
             process.kill()
             note(self.setting.crash_log, KILLED)
 
-    def _calm(self, store: LiveStore) -> None:
+    def _counted(self) -> dict[str, int]:
+        """How often each kind hit that there is here."""
+        found = counted(self.setting.crash_log)
+        return {kind: hits for kind, hits in found.items() if not self.setting.broker or kind not in OF_STORE}
+
+    def _calm_cluster(self) -> None:
+        """The same of a cluster, which does not say what is left: until the database has stood still for a while."""
+        with open(self.setting.stop_selling, "wb"):
+            pass
+        began = moved = time.monotonic()
+        before: object = None
+        while (now := time.monotonic()) - began < _CLUSTER_REST_S and now - moved < _CLUSTER_STILL_S:
+            self._look_after()
+            open_work, state = self._open_rows()
+            if state != before or open_work:
+                before, moved = state, now
+            time.sleep(10 * _LOOK_S)
+        if open_work := self._open_rows()[0]:
+            self._say(f"it did not come to rest: {open_work} things are still to be done")
+
+    def _calm_store(self, store: LiveStore) -> None:
         """Nobody buys and nothing crashes; until everything came to rest, or nothing moves any more."""
         with open(self.setting.stop_selling, "wb"):
             pass
@@ -155,12 +185,17 @@ class Demo:
 
     def _open_work(self, store: LiveStore, positions: Positions) -> tuple[int, object]:
         """How much is to be done yet, and something that changes when anything is done."""
+        count, state = self._open_rows()
+        in_doubt, behind = len(store.transactions.in_doubt_slots()), _lag(store, positions)
+        return count + in_doubt + behind, (state, in_doubt, behind)
+
+    def _open_rows(self) -> tuple[int, object]:
+        """The same of what the database knows."""
         with Session(self._engine) as session:
             locks = session.scalar(select(func.count()).where(Lock.state == "locked")) or 0
             orders = session.scalar(select(func.count()).where(Order.state == "created")) or 0
             effects = session.scalar(select(func.count(Effect.id)))
-        in_doubt, behind = len(store.transactions.in_doubt_slots()), _lag(store, positions)
-        return locks + orders + in_doubt + behind, (locks, orders, effects, in_doubt, behind)
+        return locks + orders, (locks, orders, effects)
 
 
 def _lag(store: LiveStore, positions: Positions) -> int:

@@ -1,6 +1,6 @@
 """How far a move came, on disk: what a run that was killed needs to send nothing twice.
 
-    facts    the store, the cluster, when it began, the report of a move that is done
+    facts    the store, the cluster, the topics that were made there, the report of a move that is done
     queues   for each queue the broker that has its messages, where they begin there, and up to where they were sent
     singles  delayed messages and transactions in doubt: a row before each is sent, marked when it was
 
@@ -91,7 +91,7 @@ class MoveCatalog:
         return None if found is None else json.loads(found[0])
 
     def put_fact(self, name: str, value: Any) -> None:
-        """Keep a fact: "move", and the "report" of one that is done."""
+        """Keep a fact: "move", the topics that were "made", and the "report" of a move that is done."""
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
     # Queues

@@ -37,7 +37,7 @@ class QueueContent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InDoubt:
+class DoubtfulTransaction:
     """A transaction that nobody ended."""
 
     commitlog_offset: int
@@ -98,6 +98,8 @@ class StoreContents:
         held = self._store.every_queue.queue(queue.topic, queue.queue_id)
         for queue_offset in range(start, queue.end):
             unit = None if held is None else held.get(queue_offset)
+            if unit is not None and unit.is_filler:  # a queue that was cut at its front begins with these
+                continue
             record = None if unit is None else self._store.record(unit.commitlog_offset)
             if record is None:
                 where = f"{self.path}: {queue.topic}, queue {queue.queue_id}"
@@ -123,7 +125,7 @@ class StoreContents:
         except Missing:
             return {}
 
-    def in_doubt(self, now_ms: int) -> list[InDoubt]:
+    def in_doubt(self, now_ms: int) -> list[DoubtfulTransaction]:
         """The transactions in doubt, parked ones among them, in log order. Raises StoreError for a damaged log."""
         pending = Pending(self.path, now_ms, parked=True)
         found = []
@@ -132,7 +134,9 @@ class StoreContents:
             delayed = any(name in properties for name in ("DELAY", "CHECKBACK_DELAY", "TIMER_OUT_MS"))
             binding_id = properties.get(LEDGER_BINDING, "")
             found.append(
-                InDoubt(one.commitlog_offset, one.producer_group, one.topic, one.state == "parked", binding_id, delayed)
+                DoubtfulTransaction(
+                    one.commitlog_offset, one.producer_group, one.topic, one.state == "parked", binding_id, delayed
+                )
             )
         if pending.damages:
             text = f"{self.path}: the log is damaged, so what is in doubt is not known"

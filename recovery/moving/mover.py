@@ -25,7 +25,7 @@ from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths, path_of_store
 from broker.store.disk.store_lock import StoreLock
 from recovery.moving.catalog import MoveCatalog
-from recovery.moving.contents import InDoubt, StoreContents
+from recovery.moving.contents import DoubtfulTransaction, StoreContents
 from recovery.moving.conversion import BrokerAbility, due_of
 from recovery.moving.ledger_carry import prepare
 from recovery.moving.read_back import ReadBack
@@ -90,11 +90,12 @@ def _work(
     read_back = ReadBack(contents, target, catalog, report)
 
     async def work() -> None:
-        made = []
+        made = set(catalog.fact("made") or ())
         for config, queues in contents.topics():
-            if len(await target.topic(config.name)) < len(target.brokers):
+            if config.name not in made and len(await target.topic(config.name)) < len(target.brokers):
+                made.add(config.name)
+                catalog.put_fact("made", sorted(made))
                 await target.make_topic(config, queues)
-                made.append((config, queues))
         for group in contents.groups():
             await target.make_group(group)
         await sending.queues()
@@ -103,8 +104,9 @@ def _work(
             await read_back.put_positions(places)
             await sending.singles(bindings)
             await read_back.singles(sending, [*sending.delayed(), *sending.in_doubt(bindings)])
-            for config, queues in made:
-                await target.make_topic(config, queues, is_final=True)
+            for config, queues in contents.topics():
+                if config.name in made:
+                    await target.make_topic(config, queues, is_final=True)
 
     target.run(work())
     return report
@@ -173,7 +175,7 @@ def _unable(name: str, ability: BrokerAbility, last_due_ms: int) -> list[str]:
     return []
 
 
-def _of_ledgers(in_doubt: Sequence[InDoubt], *, has_ledgers: bool) -> list[str]:
+def _of_ledgers(in_doubt: Sequence[DoubtfulTransaction], *, has_ledgers: bool) -> list[str]:
     named = sum(bool(one.binding_id) for one in in_doubt)
     if not named or has_ledgers:
         return []
@@ -181,7 +183,7 @@ def _of_ledgers(in_doubt: Sequence[InDoubt], *, has_ledgers: bool) -> list[str]:
     return [f"{text}; or settle them first: checkback check-back STORE --ledger URL"]
 
 
-def _notes(in_doubt: Sequence[InDoubt]) -> list[str]:
+def _notes(in_doubt: Sequence[DoubtfulTransaction]) -> list[str]:
     found = []
     if parked := sum(one.is_parked for one in in_doubt):
         found.append(f"{parked:,} of the transactions in doubt are parked here, and checked again there")

@@ -69,7 +69,11 @@ class ReadBack:
     ) -> tuple[bytes, bytes, dict[str, int]]:
         """(digest of the store's messages, of the cluster's, places of the groups) of one queue."""
         report = self._report.topics.setdefault(queue.topic, TopicReport())
-        source, ours, theirs = _Source(self._contents.records(queue, queue.first)), hashlib.sha256(), hashlib.sha256()
+        source, ours, theirs = (
+            _RecordCursor(self._contents.records(queue, queue.first)),
+            hashlib.sha256(),
+            hashlib.sha256(),
+        )
         store_id, place = self._contents.store_id, f"{queue.topic}, queue {queue.queue_id}"
 
         def skip(until: int | None) -> None:
@@ -132,7 +136,7 @@ class ReadBack:
                 await asyncio.sleep(_INDEX_EVERY_S)
 
 
-class _Source:
+class _RecordCursor:
     """The records of a queue, one at a time."""
 
     def __init__(self, records: Iterator[tuple[int, Record]]) -> None:

@@ -147,10 +147,15 @@ def _fetch_jars(version: str, place: Path) -> None:
 
 def jdbc_driver(cache: Path = CACHE) -> Path:
     """The directory with the jar of a driver for SQLite. Raises `NotToBeHad`."""
-    place = cache / "jdbc"
+    return jars_of("jdbc", cache)
+
+
+def jars_of(name: str, cache: Path = CACHE) -> Path:
+    """The directory with the jars that tests/compat/java/NAME/pom.xml lists. Raises `NotToBeHad`."""
+    place = cache / name
     place.mkdir(parents=True, exist_ok=True)
     if not (place / "complete").exists():
-        _fetch_jars("jdbc", place)
+        _fetch_jars(name, place)
     return place / "lib"
 
 
@@ -268,6 +273,21 @@ class Cluster:
         self.broker = Java("broker", self.installation.command(self.home, main, "-c", str(file)), self.home)
         self.broker.await_text("boot success", BOOT_SECONDS)
         return self.broker
+
+    def start_master(self, name: str, store: Path, port: int, *, heap: str = "256m", **more: object) -> Java:
+        """Start one more master of the same cluster, on a port with three neighbours, and wait until it serves."""
+        store.mkdir(parents=True, exist_ok=True)
+        settings = {
+            **COMMON_PROPERTIES, **self.installation.default_properties, "namesrvAddr": self.namesrv,
+            "brokerName": name, "listenPort": port, "haListenPort": port + 1, "storePathRootDir": store,
+            "storePathCommitLog": store / "commitlog", **self.properties, **more,
+        }  # fmt: skip
+        file = self._write(f"{name}.properties", settings)
+        main = f"{self.installation.package}.broker.BrokerStartup"
+        java = Java(name, self.installation.command(self.home, main, "-c", str(file), heap=heap), self.home)
+        self._others.append(java)
+        java.await_text("boot success", BOOT_SECONDS)
+        return java
 
     def start(self, program: str, truth: Path, *, more_jars: Path | None = None, **options: object) -> Java:
         """Start one of our programs of tests/compat/java against this cluster."""

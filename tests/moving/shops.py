@@ -24,6 +24,7 @@ class Shop:
     retried: bytes
     committed: bytes  # in doubt, its row is there
     lost: bytes  # in doubt, without a row
+    binding_id: str  # of the ledger
 
 
 def filled(path: Path, engine: Engine, *, messages: int = 30, delay_s: float = 3.0) -> Shop:
@@ -54,7 +55,8 @@ def filled(path: Path, engine: Engine, *, messages: int = 30, delay_s: float = 3
         store.append(broker.Message("%DLQ%billing", b"dead", keys=["d"]))
         _in_doubt(store, engine, ledger)
         bodies = {topic: _bodies(store, topic) for topic in store.topics()}
-    return Shop(path, bodies, consumed[:-1], waiting, consumed[-1], b"row", b"none")
+        binding_id = ledger.binding(store.store_id).binding_id
+    return Shop(path, bodies, consumed[:-1], waiting, consumed[-1], b"row", b"none", binding_id)
 
 
 def _consumed(store: broker.LiveStore) -> list[bytes]:

@@ -20,10 +20,12 @@ from sqlalchemy import Engine, create_engine
 import broker
 from broker.cluster.network.settings import ClientSettings, parse_url
 from broker.cluster.publishing.sending import Placed
+from broker.database.ledger_binding import LEDGER_BINDING
 from broker.errors import ClusterError, StoreError, StoreLocked
 from broker.format import properties as names
 from broker.remoting.bodies import MessageQueue
-from recovery.answering.group_answering import answering
+from broker.transaction.events import BY, WHY
+from recovery.answering.group_answering import answering, bind
 from recovery.moving import sending
 from recovery.moving.catalog import MoveCatalog, QueueProgress
 from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage
@@ -34,8 +36,6 @@ from recovery.moving.target import MoveTarget
 from tests.cli.command import command
 from tests.cluster.waiting import awaited
 from tests.moving.shops import GROUP, TOPIC, Shop, filled
-
-pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +111,7 @@ def _more(consumer: broker.ClusterConsumer, seen: list[bytes]) -> None:
         consumer.ack(message)
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_everything_arrives_once_and_groups_go_on(
     shop: Shop, there: tuple[broker.LiveStore, broker.Server], engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +182,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> No
     monkeypatch.setattr(MoveCatalog, "put_queue", unwritten)
 
 
+@pytest.mark.usefixtures("each_engine")
 @pytest.mark.parametrize("before", [True, False], ids=["before a send", "before its answer"])
 def test_killed_at_every_kind_of_step(
     shop: Shop, there: tuple[broker.LiveStore, broker.Server], engine: Engine, monkeypatch: pytest.MonkeyPatch,
@@ -217,6 +219,27 @@ def test_a_killed_process(shop: Shop, there: tuple[broker.LiveStore, broker.Serv
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["ok"]
     check_arrived(shop, there, engine)
+
+
+def test_a_cluster_that_is_bound_already_keeps_its_binding(
+    shop: Shop, there: tuple[broker.LiveStore, broker.Server], engine: Engine
+) -> None:
+    """The half messages name its binding then; and a row that a person's decision lacks accuses no ledger."""
+    ledger = broker.Ledger(engine)
+    with broker.connect(f"rocketmq://{there[1].address}") as cluster:
+        bound = bind(cluster, ledger)
+    with broker.open(shop.path) as store:
+        half = next(one for one in store.transactions.in_doubt() if one.keys == ("none",))
+        store.transactions.commit(half, extra_properties={BY: "ops", WHY: "the customer called"})
+    assert move(shop.path, settings(there[1]), ledgers=[ledger]).ok
+    (half,) = there[0].transactions.in_doubt()
+    assert half.properties[LEDGER_BINDING] == bound.binding_id != shop.binding_id
+    with (
+        broker.connect(f"rocketmq://{there[1].address}") as cluster,
+        answering(cluster, "shop", [ledger]) as answerer,
+    ):
+        assert awaited(lambda: not list(there[0].transactions.in_doubt()), 20)
+    assert not answerer.report.refusals
 
 
 def test_an_answer_that_is_lost_sends_nothing_twice(
