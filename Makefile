@@ -37,7 +37,7 @@ $(READY): requirements.lock pyproject.toml
 run: setup ## Airflow with the recovery service, a flash sale that is killed at random, and its reconciliation
 	$(BIN)/checkback up --demo --home build/up
 
-judge: setup ## Judge the stores in tests/golden, which real RocketMQ brokers wrote
+judge: setup ## Verify the stores in tests/golden, which real RocketMQ brokers wrote
 	@$(BIN)/python tests/golden/unpack.py $(GOLDEN)
 	@for store in $(GOLDEN)/*/; do \
 		echo; echo "$$ checkback verify --limit 2 $${store%/}"; \
