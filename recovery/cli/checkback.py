@@ -12,8 +12,9 @@ import typer
 
 from recovery.checkback.leader import myself
 from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, Store, examples, fail, listing, secret
+from recovery.cli.terminal.check_back_round import show_round
 from recovery.cli.terminal.log_lines import log_to_stderr
-from recovery.cli.terminal.output import print_json, show, warn
+from recovery.cli.terminal.output import print_json, show
 from recovery.cli.terminal.traces import traced
 
 if TYPE_CHECKING:
@@ -113,12 +114,12 @@ def check_back(
         check = CheckBack(opened, asked.router, policy=setup.policy, catalog=kept, limit=limit, per_topic=per_topic)
         keep_house = _keeper(opened, asked, keep_ms)
         if dry_run:
-            return _show_round(check.round(check.now_ms(), dry_run=True), as_json)
+            return show_round(check.round(check.now_ms(), dry_run=True), as_json)
         lease = LeaderLock(opened.path)
         try:
             if interval_ms is not None:
                 service = CheckService(check, lease, interval_s=interval_ms / 1000, housekeeping=keep_house)
-                return service.run(lambda report: _show_round(report, as_json))
+                return service.run(lambda report: show_round(report, as_json))
             report = _one_round(check, lease, keep_house, anyway)
         finally:
             lease.release()
@@ -140,7 +141,7 @@ def _one_round(
 def _finish(report: RoundReport | None, as_json: bool) -> None:
     if report is None:
         return
-    _show_round(report, as_json)
+    show_round(report, as_json)
     if report.refusals:
         raise typer.Exit(USAGE)
     raise typer.Exit(FINDINGS if report.down or report.errors else WELL)
@@ -336,29 +337,6 @@ def _meant(
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _show_round(report: RoundReport, as_json: bool) -> None:
-    for why in report.refusals:
-        warn(why)
-    if as_json:
-        print_json(report.as_json())
-        return
-    if report.is_dry_run:
-        for one in report.planned:
-            last = ", at its limit" if one["at_limit"] else ""
-            show([f"would ask: {one['message_id']} {one['topic']} group {one['producer_group']}{last}"])
-    show([_summary(report)])
-    show([f"  {count:,} not asked: {why}" for why, count in report.not_asked.items()])
-    show([f"  {error}" for error in report.errors])
-
-
-def _summary(report: RoundReport) -> str:
-    ended = f"{report.committed:,} committed, {report.rolled_back:,} rolled back, {report.newly_parked:,} parked"
-    open_ = f"{report.unknown:,} unknown, {report.running:,} still running, {report.down:,} not asked"
-    open_ += f", {report.refused:,} refused" if report.refused else ""
-    rest = f"{report.waiting:,} wait, {report.left:,} are left for the next round"
-    return f"{report.in_doubt:,} in doubt, {report.asked:,} asked: {ended}; {open_}; {rest} ({report.duration_s:.2f} s)"
 
 
 def _show_resolutions(found: Iterable[Resolution], as_json: bool) -> None:

@@ -141,7 +141,7 @@ def test_every_goes_on_until_it_is_interrupted(
         if len(shown) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(verbs_check, "_show_round", interrupted)
+    monkeypatch.setattr(verbs_check, "show_round", interrupted)
     code, _ = run("check-back", path, "--call", f"{__name__}:was_saved", "--every", "1ms")
     assert code == 130
     assert (shown[0][0].committed, shown[1][0].committed) == (1, 0)
