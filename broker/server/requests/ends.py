@@ -109,14 +109,14 @@ class ProducerChecks:
             return False
         service = self._context.store.transactions
         try:
-            said = self._resolver(half, service.message(half))
+            decision = self._resolver(half, service.message(half))
         except Exception:
             log.warning("the resolver failed for the half message at %d", half.commitlog_offset, exc_info=True)
             return False
-        if said is LocalTransactionState.UNKNOW:
+        if decision is LocalTransactionState.UNKNOW:
             return False
         try:
-            (service.commit if said is LocalTransactionState.COMMIT_MESSAGE else service.rollback)(half)
+            (service.commit if decision is LocalTransactionState.COMMIT_MESSAGE else service.rollback)(half)
         except BrokerError as error:  # ended a moment ago
             log.info("%s", error)
         return True
@@ -128,11 +128,11 @@ class ProducerChecks:
         if channel is None or record is None:
             return False
         properties = record_crc_reserve(record.properties)[:-RECORD_CRC_SIZE]
-        said = f"{names.TRANSACTION_CHECK_TIMES}\x01{times}\x02"
+        added = f"{names.TRANSACTION_CHECK_TIMES}\x01{times}\x02"
         if b"WAIT\x01" not in properties:
-            said += f"{names.WAIT}\x01false\x02"
+            added += f"{names.WAIT}\x01false\x02"
         asked = replace(
-            record, topic=half.topic, queue_id=half.queue_id, properties=properties + said.encode(),
+            record, topic=half.topic, queue_id=half.queue_id, properties=properties + added.encode(),
             sys_flag=record.sys_flag & ~TRANSACTION_MASK,
         )  # fmt: skip
         header = CheckTransactionStateRequestHeader(
