@@ -44,7 +44,7 @@ class Message:
         except (TypeError, ValueError):
             text = "the keys of a message are a list of texts, its properties a dict of texts"
             raise MessageRejected(f"{text}, not {self.keys!r:.60} and {self.properties!r:.60}") from None
-        letters = self._checked_letters(keys, properties)
+        characters = self._checked_length(keys, properties)
         _check_topic(self.topic)
         # A frozen dataclass lets nobody set a field; so past it, all at once, which is faster than one by one.
         self.__dict__.update(keys=keys, properties=MappingProxyType(properties), body=_checked_body(self.body))
@@ -56,10 +56,10 @@ class Message:
             if name in names.RESERVED:
                 raise MessageRejected(f"the property {name!r} is RocketMQ's own; choose another name")
             names.check(name, value)
-        if 4 * letters > names.SIZE_MAX:  # a letter takes four bytes at most: encode only what might be too large
+        if 4 * characters > names.SIZE_MAX:  # a character takes four bytes at most: encode only what might be too large
             names.encode(self.stored_properties)
 
-    def _checked_letters(self, keys: tuple[str, ...], properties: dict[str, str]) -> int:
+    def _checked_length(self, keys: tuple[str, ...], properties: dict[str, str]) -> int:
         """How many characters the properties have at most, separators and our own names included; all are text."""
         try:
             everything = "\x01".join((self.topic, self.tag, *keys, *properties, *properties.values()))

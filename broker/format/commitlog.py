@@ -26,8 +26,8 @@ from broker.format.record.recordcrc import RECORD_CRC_SIZE as RECORD_CRC_SIZE
 from broker.format.record.recordcrc import record_crc_fault as record_crc_fault
 from broker.format.record.recordcrc import record_crc_item as record_crc_item
 from broker.format.record.recordcrc import record_crc_reserve as record_crc_reserve
-from broker.format.record.recordcrc import record_crc_said as record_crc_said
 from broker.format.record.recordcrc import sound_record_crc
+from broker.format.record.recordcrc import stated_record_crc as stated_record_crc
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType, compression, transaction_type
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
@@ -326,7 +326,7 @@ def encode(record: Record, *, record_crc: bool = False) -> bytes:
     except struct.error as error:
         raise MessageRejected(f"a field of the record does not fit in its place: {error}") from None
     raw = b"".join((start, record.body, topic, _I16.pack(len(properties)), properties))
-    if record_crc_said(properties) is None:
+    if stated_record_crc(properties) is None:
         return raw
     covered = raw[:-RECORD_CRC_SIZE]
     return covered + record_crc_item(crc32(covered))

@@ -41,9 +41,9 @@ def samples(context: ServerContext) -> Iterator[Sample]:
     for topic in store.topics():
         for queue_id in store.queues(topic):
             ends[topic, queue_id] = queue_range(store, topic, queue_id)[1]
-        said = {**base, "topic": topic}
-        yield "rocketmq_producer_offset", "gauge", said, sum(end for name, end in ends.items() if name[0] == topic)
-        yield "rocketmq_producer_tps", "gauge", said, counters.recent(PUT, topic)[1]
+        labels = {**base, "topic": topic}
+        yield "rocketmq_producer_offset", "gauge", labels, sum(end for name, end in ends.items() if name[0] == topic)
+        yield "rocketmq_producer_tps", "gauge", labels, counters.recent(PUT, topic)[1]
     for group in sorted(context.groups.all().groups):
         yield from _of_group(context, base, group, ends)
 
@@ -55,11 +55,11 @@ def _of_group(context: ServerContext, base: Labels, group: str, ends: dict[tuple
     positions = context.positions.of_group(group)
     for topic in sorted({topic for topic, _ in positions}):
         queues = {name: at for name, at in positions.items() if name[0] == topic}
-        said = {**base, "group": group, "topic": topic}
+        labels = {**base, "group": group, "topic": topic}
         lag = sum(max(0, ends.get(name, at) - at) for name, at in queues.items())
-        yield "rocketmq_consumer_offset", "gauge", said, sum(queues.values())
-        yield "rocketmq_group_diff", "gauge", {**said, "countOfOnlineConsumers": online}, lag
-        yield "rocketmq_consumer_tps", "gauge", said, context.counters.recent(GET, f"{topic}@{group}")[1]
+        yield "rocketmq_consumer_offset", "gauge", labels, sum(queues.values())
+        yield "rocketmq_group_diff", "gauge", {**labels, "countOfOnlineConsumers": online}, lag
+        yield "rocketmq_consumer_tps", "gauge", labels, context.counters.recent(GET, f"{topic}@{group}")[1]
 
 
 def exposition(found: Iterator[Sample]) -> str:

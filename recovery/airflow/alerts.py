@@ -52,9 +52,9 @@ class StoreAlert(BaseNotifier):
         instance = context.get("task_instance")
         dag, task = getattr(instance, "dag_id", ""), getattr(instance, "task_id", "")
         error = context.get("exception") or context.get("reason") or "no reason was given"
-        said = str(error) or type(error).__name__
+        text = str(error) or type(error).__name__
         run, url = getattr(instance, "run_id", ""), getattr(instance, "log_url", "") or ""
-        return {"store": self.store, "dag": dag, "task": task, "run": run, "error": said, "url": url}
+        return {"store": self.store, "dag": dag, "task": task, "run": run, "error": text, "url": url}
 
 
 class ApprovalAlert(StoreAlert):

@@ -200,8 +200,8 @@ class LedgerResolver:
         for start in range(0, len(keys), _BATCH):
             wanted = rows.ledger_key.in_(keys[start : start + _BATCH])
             with connection.begin():
-                said = connection.execute(select(rows.ledger_key).where(wanted, rows.state == COMMITTED))
-                found.update((key, yes) for (key,) in said)
+                committed = connection.execute(select(rows.ledger_key).where(wanted, rows.state == COMMITTED))
+                found.update((key, yes) for (key,) in committed)
         return found
 
     def decide(self, key: str, group: str, state: int, by: str, connection: Connection) -> Answer:
@@ -326,8 +326,8 @@ class LedgerResolver:
         """Limits that end with the transaction."""
         if self._ledger.dialect == "postgresql":
             lock, statement = f"{self._lock_timeout_ms}ms", f"{_STATEMENT_TIMEOUT_MS}ms"
-            said = f"set_config('lock_timeout', '{lock}', true), set_config('statement_timeout', '{statement}', true)"
-            connection.exec_driver_sql(f"SELECT {said}")
+            limits = f"set_config('lock_timeout', '{lock}', true), set_config('statement_timeout', '{statement}', true)"
+            connection.exec_driver_sql(f"SELECT {limits}")
 
     def expire(self, before_ms: int) -> int:
         """Remove the rows whose keys were made before a time, and remember that time; returns how many went.

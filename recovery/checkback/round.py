@@ -208,9 +208,9 @@ class CheckBack:
             questions = [Question(one.half, _reader(self._service.message, one.half)) for one in ask]
             answers = self._resolver.ask(questions, now_ms) if questions else []
             report.asked += len(ask)
-            said = {one.half.commitlog_offset: answer for one, answer in zip(ask, answers, strict=True)}
+            by_offset = {one.half.commitlog_offset: answer for one, answer in zip(ask, answers, strict=True)}
             for one in chunk:
-                answer = said.get(one.half.commitlog_offset)
+                answer = by_offset.get(one.half.commitlog_offset)
                 attempt = self._settle(one, answer, now_ms, report)
                 if attempt is None:
                     gone.append(one.half.commitlog_offset)
@@ -253,8 +253,8 @@ class CheckBack:
         Where a ledger will answer one day it is not to be contradicted: such a transaction is parked, whatever else is
         to happen.
         """
-        said = answer.why if answer else "nobody knew"
-        why = f"asked {one.checks} times, in doubt since {one.half.store_timestamp_ms}: {said}"
+        reason = answer.why if answer else "nobody knew"
+        why = f"asked {one.checks} times, in doubt since {one.half.store_timestamp_ms}: {reason}"
         outcome = _AT_LIMIT.get(self._policy.rule(one.half.topic).at_limit)
         if outcome is None or (answer is not None and answer.outcome is not Outcome.UNKNOWN):
             report.newly_parked += self._service.park(one.half, why[:_WHY_SIZE])

@@ -34,7 +34,7 @@ def decide(path: str, asked: Mapping[str, Any], commitlog_offset: int, body: Map
     )
 
 
-def resend_letters(path: str, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def resend_dead_letters(path: str, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Send dead letters of a group again: those with the ids of the body, or all. How many were sent.
 
     Raises PageRefusal for a body without a reason, BrokerError when an id is not a dead letter of the group.

@@ -174,7 +174,9 @@ class OperationsPage:
 
     async def _resend(self, request: Request) -> Response:
         store, body = self._named(request), await _body(request)
-        return _json(await run_in_threadpool(actions.resend_letters, store.path, request.path_params["group"], body))
+        return _json(
+            await run_in_threadpool(actions.resend_dead_letters, store.path, request.path_params["group"], body)
+        )
 
     def _named(self, request: Request) -> PageStore:
         name = request.path_params["name"]

@@ -120,7 +120,7 @@ class StoreLocation:
 
 def manifest_of(place: StoreLocation, store: StoreFiles) -> LogManifest:
     """What executors need to know of the part of a log that is compared."""
-    listing = store.judged
+    listing = store.compared
     files = tuple(SegmentEntry(segment.base, segment.size, segment.path) for segment in listing.segments)
     return LogManifest(place, files, listing.segment_size, listing.damages, store.watermark)
 

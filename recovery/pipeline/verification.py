@@ -119,6 +119,6 @@ def _join(
 
 def _damages_of_files(log: LogManifest) -> list[Damage]:
     """What is wrong with the segments as files; one in the middle may have gone, or been cut, while the tasks read."""
-    now = log.store_files().judged.damages
+    now = log.store_files().compared.damages
     every = [*log.damages, *(damage for damage in now if damage not in log.damages)]
     return [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in every]

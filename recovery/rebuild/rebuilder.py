@@ -211,7 +211,7 @@ class Rebuilding:
 
     def _scan(self, build: Build, files: StoreFiles, *, start: int = 0, end: int | None = None) -> None:
         total = files.commitlog_bytes
-        scan = Scan(files.judged, start, end, progress=lambda done: self._progress(done, total))
+        scan = Scan(files.compared, start, end, progress=lambda done: self._progress(done, total))
         for records in scan:
             if len(records):
                 build.add(records)

@@ -93,14 +93,16 @@ def _done(file: str, store: str, topic: str) -> int:
     """How many messages an earlier run sent. Raises StoreError where it sent them elsewhere."""
     try:
         with open(_notes(file), encoding="utf-8") as notes:
-            said = json.load(notes)
+            noted = json.load(notes)
     except FileNotFoundError:
         return 0
     here = {"store": os.path.realpath(store), "topic": topic}
-    if {name: said.get(name) for name in here} != here:
-        text = f"{_notes(file)} says that an earlier run sent messages to {said.get('store')} {said.get('topic') or ''}"
+    if {name: noted.get(name) for name in here} != here:
+        text = (
+            f"{_notes(file)} says that an earlier run sent messages to {noted.get('store')} {noted.get('topic') or ''}"
+        )
         raise StoreError(f"{text.rstrip()}. Remove that note to send all of the file again", path=file)
-    return int(said["done"])
+    return int(noted["done"])
 
 
 def _note(file: str, store: str, topic: str, done: int) -> None:

@@ -36,20 +36,22 @@ def check_checkpoint(
     raw: bytes, last_store_ms: int, index: list[IndexHeader], is_queues_end: Callable[[int, int], bool]
 ) -> None:
     """Raises CorruptRecord when the checkpoint is none, or lies ahead of the log: recovery would begin too late."""
-    said = checkpoint.decode(raw)
+    stated = checkpoint.decode(raw)
     if any(raw[checkpoint.Checkpoint.SIZE :]):
         raise CorruptRecord("bytes behind the checkpoint's numbers are not zero")
     for name in ("commitlog_timestamp_ms", "queue_timestamp_ms", "index_timestamp_ms"):
-        value = getattr(said, name)
+        value = getattr(stated, name)
         if not 0 <= value <= last_store_ms:
             raise CorruptRecord(f"its {name} {value} lies outside the log, whose last record is of {last_store_ms}")
-    queues = said.queue_commitlog_offset
-    if queues and not is_queues_end(queues, said.queue_timestamp_ms):
+    queues = stated.queue_commitlog_offset
+    if queues and not is_queues_end(queues, stated.queue_timestamp_ms):
         raise CorruptRecord(
             f"its queue_commitlog_offset {queues} is not the place of a record of its queue_timestamp_ms"
         )
     ends = {header.end_timestamp_ms for header in index}
-    said_ms = said.index_timestamp_ms
-    expired = bool(index) and index[0].begin_commitlog_offset > 0 and said_ms <= index[0].begin_timestamp_ms
-    if said_ms and index and said_ms not in ends and not expired:
-        raise CorruptRecord(f"its index_timestamp_ms {said_ms} is the end of no index file: one of the two was changed")
+    index_ms = stated.index_timestamp_ms
+    expired = bool(index) and index[0].begin_commitlog_offset > 0 and index_ms <= index[0].begin_timestamp_ms
+    if index_ms and index and index_ms not in ends and not expired:
+        raise CorruptRecord(
+            f"its index_timestamp_ms {index_ms} is the end of no index file: one of the two was changed"
+        )

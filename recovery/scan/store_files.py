@@ -57,7 +57,7 @@ class StoreFiles:
             self.was_held = is_held(paths.lock)
         self.log_directories = tuple(self._other_log_directories())
         self.commitlog = self.commitlog_now()
-        self.judged = judged_part(self.commitlog, watermark, paths.commitlog)
+        self.compared = compared_part(self.commitlog, watermark, paths.commitlog)
         self.engine = read_engine(folder.disk, paths)
         self.table = paths.table_of(self.engine)  # the directory of the slots
         self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(self.table)
@@ -337,7 +337,7 @@ class StoreFiles:
             yield Finding("file-damaged", 0, error.reason, path)
 
 
-def judged_part(listing: Listing, mark: Watermark | None, path: str) -> Listing:
+def compared_part(listing: Listing, mark: Watermark | None, path: str) -> Listing:
     """What of a CommitLog may be verified: up to the watermark, and with the segments that it says must be there."""
     if mark is None:
         return listing

@@ -271,8 +271,8 @@ class Joins:
         starts = np.concatenate(([0], np.cumsum(counts[there])))
         deliveries, halves = pick(rows, delivered), pick(rows, is_half)
         self._report_half_op(outcomes, by_broker[there], halves, ops[is_half])
-        said = np.bincount(group[ops > 0], minlength=count)[there] > 0
-        self._report_unsaid(outcomes, starts, deliveries["offset"], said)
+        has_op = np.bincount(group[ops > 0], minlength=count)[there] > 0
+        self._report_unsaid(outcomes, starts, deliveries["offset"], has_op)
         self._report_twice(outcomes, starts, deliveries["offset"])
         renewed = _outcomes(pick(rows, is_half & (indices != last[group])), Generation.HALF_OP)
         renewed["state"], renewed["lowest"] = TransactionState.RENEWED, renewed["half"]
@@ -383,11 +383,11 @@ def _parked(rows: Rows, group: Ints, count: int) -> tuple[npt.NDArray[np.bool_],
 def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:
     """For each row that is a half, how many op messages name it."""
     ops = np.zeros(len(rows), np.int64)
-    said = pick(rows, rows["kind"] == EventKind.OP)
+    op_rows = pick(rows, rows["kind"] == EventKind.OP)
     halves = np.flatnonzero(is_half)
     order = halves[np.argsort(rows["offset"][halves], kind="stable")]
-    at = np.searchsorted(rows["offset"][order], said["half"])
-    ops[order[at]] = said["checks"]
+    at = np.searchsorted(rows["offset"][order], op_rows["half"])
+    ops[order[at]] = op_rows["checks"]
     return ops
 
 

@@ -18,7 +18,7 @@ from broker.store.recover.watermark import Watermark, published
 from broker.transaction.events import STATE_OF_END, EventKind, TransactionState
 from recovery.scan.kinds import Kinds
 from recovery.scan.scanner import Scan
-from recovery.scan.store_files import StoreFiles, judged_part
+from recovery.scan.store_files import StoreFiles, compared_part
 from recovery.scan.units import Rows, UnitFile
 from recovery.transactions.events import extract_ops
 
@@ -42,7 +42,7 @@ def later_ends(files: StoreFiles) -> Rows:
     tail = listing.end if mark.is_copy else published(files.path, files.disk)[0]
     upto: Watermark = replace(mark, dispatched=max(tail, mark.dispatched), is_at_rest=False)
     parts: list[Rows] = [no_later_ends()]
-    for records in Scan(judged_part(listing, upto, files.path), mark.dispatched):
+    for records in Scan(compared_part(listing, upto, files.path), mark.dispatched):
         events = Kinds(records).events
         for kind in (EventKind.COMMITTED, EventKind.ROLLED_BACK):
             ends = records.take(np.flatnonzero(events == kind))

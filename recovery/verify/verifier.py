@@ -145,7 +145,7 @@ class Verification:
 
     def __init__(self, files: StoreFiles, progress: Progress, observers: Sequence[Observer] = ()) -> None:
         self.files, self.findings, self._observers = files, Findings(), observers
-        self.scan = Scan(files.judged, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
+        self.scan = Scan(files.compared, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
         self.tracker = TransactionTracker(
             files, self.findings, lambda half, end: difference(self._look(half), self._look(end))
         )

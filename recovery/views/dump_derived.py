@@ -100,8 +100,8 @@ def dump_checkpoint(path: str) -> Iterator[DumpEntry]:
         raise CorruptRecord(error.reason, path=file) from None
     for field in layout_fields(Checkpoint, raw, 0):
         number = getattr(value, field.name)
-        said = moment(number) if field.name.endswith("_ms") and number > 0 else ""
-        line = f"{field.name:<26}  {number:>20}  {said}".rstrip()
+        shown = moment(number) if field.name.endswith("_ms") and number > 0 else ""
+        line = f"{field.name:<26}  {number:>20}  {shown}".rstrip()
         yield DumpEntry({field.name: number}, line, partial(_one, field), field.raw)
 
 

@@ -86,8 +86,8 @@ def trace(path: str, identifier: str) -> dict[str, Any]:
 
 def details_of(step: Mapping[str, Any]) -> str:
     """What a step of a trace says besides its place and time, in one line."""
-    said = {name: value for name, value in step.items() if name not in _SHOWN_APART and value not in ("", None, [])}
-    texts = {name: ", ".join(value) if isinstance(value, list) else value for name, value in said.items()}
+    fields = {name: value for name, value in step.items() if name not in _SHOWN_APART and value not in ("", None, [])}
+    texts = {name: ", ".join(value) if isinstance(value, list) else value for name, value in fields.items()}
     return "; ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
 
 

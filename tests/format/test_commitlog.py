@@ -83,7 +83,7 @@ def test_golden_normal_record() -> None:
 
 def test_golden_record_crc() -> None:
     """A.2 is A.1 with another store timestamp and the CRC of everything before the last 20 bytes."""
-    assert commitlog.record_crc_said(decode(WITH_RECORD_CRC).properties) == 1757500547
+    assert commitlog.stated_record_crc(decode(WITH_RECORD_CRC).properties) == 1757500547
     assert commitlog.record_crc_item(1757500547) == b"__CRC32#\x017450057571\x02"
     later = replace(decode(NORMAL), store_timestamp_ms=0x1A1FBF616C5)
     assert encode(later, record_crc=True) == WITH_RECORD_CRC
@@ -244,7 +244,7 @@ def _decode_like_a_reader(raw: bytes, at: int = 0) -> None:
         assert isinstance(record.transaction_type, TransactionType)
         try:
             _ = record.plain_body
-            commitlog.record_crc_said(record.properties)
+            commitlog.stated_record_crc(record.properties)
         except CorruptRecord:
             pass
         if check_crc:

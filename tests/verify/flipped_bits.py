@@ -58,7 +58,7 @@ def _bits(store: Path, layout: str) -> dict[str, Callable[[], Place]]:
 
 def _bit_of_body(store: Path) -> Place:
     segment = _first(store / "commitlog")
-    for records in Scan(StoreFiles.open(store, read_watermark(os.fspath(store), Disk())).judged):
+    for records in Scan(StoreFiles.open(store, read_watermark(os.fspath(store), Disk())).compared):
         at = int(records.offsets[20])
         with segment.open("rb") as file:
             record = decode(os.pread(file.fileno(), int(records.sizes[20]), at), commitlog_offset=at)

@@ -44,7 +44,7 @@ def sound_record_crc(properties: bytes) -> int | None:
     return None
 
 
-def record_crc_said(properties: bytes) -> int | None:
+def stated_record_crc(properties: bytes) -> int | None:
     """The CRC that the last property states for the record; None when there is none.
 
     Raises CorruptRecord when that property is damaged.

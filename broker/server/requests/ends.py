@@ -116,7 +116,7 @@ class ProducerChecks:
             return False
         service = self._context.store.transactions
         try:
-            said = self._resolver(half, service.message(half))
+            decision = self._resolver(half, service.message(half))
         except Exception:
             log.warning(
                 "the resolver failed for the half message at %d",
@@ -125,10 +125,10 @@ class ProducerChecks:
                 extra=event("resolver-failed", **fields_of_half(half)),
             )
             return False
-        if said is LocalTransactionState.UNKNOW:
+        if decision is LocalTransactionState.UNKNOW:
             return False
         try:
-            (service.commit if said is LocalTransactionState.COMMIT_MESSAGE else service.rollback)(half)
+            (service.commit if decision is LocalTransactionState.COMMIT_MESSAGE else service.rollback)(half)
         except BrokerError as error:  # ended a moment ago
             log.info("%s", error, extra=event("end-contradicted", **fields_of_half(half)))
         return True
@@ -140,11 +140,11 @@ class ProducerChecks:
         if channel is None or record is None:
             return False
         properties = record_crc_reserve(record.properties)[:-RECORD_CRC_SIZE]
-        said = f"{names.TRANSACTION_CHECK_TIMES}\x01{times}\x02"
+        added = f"{names.TRANSACTION_CHECK_TIMES}\x01{times}\x02"
         if b"WAIT\x01" not in properties:
-            said += f"{names.WAIT}\x01false\x02"
+            added += f"{names.WAIT}\x01false\x02"
         asked = replace(
-            record, topic=half.topic, queue_id=half.queue_id, properties=properties + said.encode(),
+            record, topic=half.topic, queue_id=half.queue_id, properties=properties + added.encode(),
             sys_flag=record.sys_flag & ~TRANSACTION_MASK,
         )  # fmt: skip
         header = CheckTransactionStateRequestHeader(

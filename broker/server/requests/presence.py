@@ -66,9 +66,9 @@ def get_consumer_list(context: ServerContext, request: Request) -> RemotingComma
 def check_client_config(context: ServerContext, request: Request) -> RemotingCommand:
     """Whether a subscription can be filtered here; a client asks when it is not by tags."""
     root = loads_object(request.command.body)
-    said = root.get("subscriptionData")
-    if isinstance(said, dict):
-        one = decode_subscription(said)
+    stated = root.get("subscriptionData")
+    if isinstance(stated, dict):
+        one = decode_subscription(stated)
         parse(one.expression, one.expression_type, sql92=context.settings.sql92)
     return request.answer()
 
@@ -115,11 +115,14 @@ def get_producer_connections(context: ServerContext, request: Request) -> Remoti
 
 
 def get_all_producers(context: ServerContext, request: Request) -> RemotingCommand:
-    data = {group: [_told(one) for one in channels] for group, channels in context.clients.all_producers().items()}
+    data = {
+        group: [_channel_as_json(one) for one in channels]
+        for group, channels in context.clients.all_producers().items()
+    }
     return request.answer(body=dumps({"data": data}))
 
 
-def _told(channel: Channel) -> dict[str, Any]:
+def _channel_as_json(channel: Channel) -> dict[str, Any]:
     return {
         "clientId": channel.client_id, "language": channel.language, "lastUpdateTimestamp": channel.seen_ms,
         "remoteIP": f"/{channel.peer.address}", "version": channel.version,

@@ -132,9 +132,9 @@ def send_back(context: ServerContext, request: Request) -> Stored:
     if record is None:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.commitlog_offset}")
     retries_max = config.retry_max_times
-    said = header.max_reconsume_times
-    if request.command.version >= VERSION_MAX_RECONSUME and said is not None and said >= 0:
-        retries_max = said
+    requested = header.max_reconsume_times
+    if request.command.version >= VERSION_MAX_RECONSUME and requested is not None and requested >= 0:
+        retries_max = requested
     made = sent_back(record, header.group, delay_level=header.delay_level or None, retries_max=retries_max)
     for topic in (made.topic, retry_topic(header.group)):
         ensure_topic(context, topic)
@@ -186,8 +186,8 @@ def _retried(context: ServerContext, header: SendMessageRequestHeader) -> tuple[
     config = context.groups.get(group)
     if config is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}")
-    said = header.max_reconsume_times
-    if header.reconsume_times > (config.retry_max_times if said is None else said):
+    requested = header.max_reconsume_times
+    if header.reconsume_times > (config.retry_max_times if requested is None else requested):
         topic = dlq_topic(group)
     ensure_topic(context, topic)
     return topic, 0

@@ -48,22 +48,22 @@ class SiblingRegistry:
             return list(self._others.get(group, ()))
 
     def publish(self, groups: Groups) -> None:
-        """Tell the others who is connected here. Raises StoreError."""
-        told = {group: sorted(ids) for group, ids in sorted(groups.items())}
-        raw = json.dumps({"number": self._member.number, "groups": told}).encode()
+        """Publish which clients are connected here. Raises StoreError."""
+        groups_here = {group: sorted(ids) for group, ids in sorted(groups.items())}
+        raw = json.dumps({"number": self._member.number, "groups": groups_here}).encode()
         if raw != self._own:
             self._disk.write_file(self._path, raw, durable=False)
             self._own = raw
 
     def refresh(self) -> set[str]:
-        """Read what the others tell; the groups whose clients elsewhere changed."""
+        """Read what the others published; the groups whose clients elsewhere changed."""
         found: dict[str, set[str]] = {}
         entries = [entry for entry in self._disk.entries(self._directory) if entry.name.endswith(_SUFFIX)]
         for entry in entries:
             place = entry.name.removesuffix(_SUFFIX)
             if entry.path == self._path or not place.isdecimal():
                 continue
-            number, groups = self._told(entry)
+            number, groups = self._published(entry)
             if self._member.lives(number, int(place)):
                 for group, ids in groups.items():
                     found.setdefault(group, set()).update(ids)
@@ -72,19 +72,19 @@ class SiblingRegistry:
             before, self._others = self._others, others
         return {group for group in before.keys() | others.keys() if before.get(group) != others.get(group)}
 
-    def _told(self, entry: Entry) -> tuple[int, Groups]:
+    def _published(self, entry: Entry) -> tuple[int, Groups]:
         """The number of a server and its groups; (0, nothing) for a file that goes or is damaged."""
         mark = (entry.inode, entry.size, entry.changed_ns)
         known = self._read.get(entry.path)
         if known is not None and known[0] == mark:
             return known[1]
-        told: tuple[int, Groups] = (0, {})
+        published: tuple[int, Groups] = (0, {})
         with contextlib.suppress(Missing, ValueError, KeyError, TypeError, AttributeError):
             content = json.loads(self._disk.read(entry.path))
             groups = {str(group): tuple(map(str, ids)) for group, ids in content["groups"].items()}
-            told = int(content["number"]), groups
-        self._read[entry.path] = (mark, told)
-        return told
+            published = int(content["number"]), groups
+        self._read[entry.path] = (mark, published)
+        return published
 
     def leave(self) -> None:
         """Take this server's file away."""

@@ -23,7 +23,7 @@ from broker.errors import CorruptRecord, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import BODY_AT, Record, RecordHead, RecordMiddle, decode
 from broker.format.record import opmessage
-from broker.format.record.recordcrc import record_crc_said
+from broker.format.record.recordcrc import stated_record_crc
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType, with_transaction_type
 from broker.format.topics import HALF_TOPIC, OP_TAG, OP_TOPIC, SCHEDULE_TOPIC, parse_delay_levels
 from broker.message import ReceivedMessage
@@ -112,7 +112,7 @@ class HalfOpEngine(TransactionEngine):
         if record.version != 1 or record.sys_flag & (BORN_IPV6 | STORE_IPV6):
             reason = "has addresses of IPv6, or a long topic: only its own broker can end it"
             raise TransactionError(f"the half message at CommitLog offset {record.commitlog_offset} {reason}")
-        if record_crc_said(record.properties) is None:
+        if stated_record_crc(record.properties) is None:
             found.raw = with_texts(record, b"")
         return found, record
 

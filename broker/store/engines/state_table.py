@@ -10,7 +10,7 @@ from typing import Unpack
 
 from broker.errors import TransactionError
 from broker.format.commitlog import Record
-from broker.format.record.recordcrc import record_crc_said
+from broker.format.record.recordcrc import stated_record_crc
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6, TransactionType
 from broker.message import ReceivedMessage
 from broker.store.disk.paths import STATE_TABLE as NAME
@@ -55,7 +55,7 @@ class StateTableEngine(TransactionEngine):
         if record.version != 1 or record.sys_flag & (BORN_IPV6 | STORE_IPV6):
             reason = "was not written by RocketMQ 3.0–3.1.4 nor by checkback: only its own broker can end it"
             raise TransactionError(f"the half message at CommitLog offset {record.commitlog_offset} {reason}")
-        if record_crc_said(record.properties) is None:
+        if stated_record_crc(record.properties) is None:
             found.raw = with_texts(record, b"")
         return found, record
 

@@ -153,7 +153,7 @@ def _of_halves(store: LiveStore, facts: LedgerFacts) -> Iterator[LedgerCheck]:
 def _named_in_doubt(store: LiveStore) -> Counter[str]:
     """How many half messages in doubt name each binding; "" for those that have a key and name none."""
     halves = (half.properties for half in store.transactions.in_doubt())
-    return Counter(said.get(LEDGER_BINDING, "") for said in halves if LEDGER_KEY in said)
+    return Counter(properties.get(LEDGER_BINDING, "") for properties in halves if LEDGER_KEY in properties)
 
 
 def _gathered(ledger: Ledger, evidence: LedgerEvidence) -> LedgerFacts:

@@ -62,9 +62,9 @@ def _named(topic: bytes, queues: bytes, numbers: bytes) -> Iterator[tuple[bytes,
     """The queues that a record of a topic names, each with the queue offset."""
     if topic.startswith(_LEFT_OUT) or topic == SCHEDULE_TOPIC.encode():
         return
-    said, at = queues.split(_BETWEEN), numbers.split(_BETWEEN)
-    if len(said) != len(at):
+    listed, at = queues.split(_BETWEEN), numbers.split(_BETWEEN)
+    if len(listed) != len(at):
         return
-    for name, number in zip(said, at, strict=True):
+    for name, number in zip(listed, at, strict=True):
         if name and b"/" not in name and number.isdigit() and len(number) <= _LONGEST_NUMBER:
             yield name, int(number)
