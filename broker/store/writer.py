@@ -34,7 +34,7 @@ from broker.store.recover.load import RecoveryPlan, apply, leave, plan
 from broker.store.recover.steps import Progress
 from broker.store.recover.survey import survey
 from broker.store.recover.tail import is_continued
-from broker.store.shared.control import Word, boot_words, two_words
+from broker.store.shared.control import Word, boot_words, lock_written_ns, two_words
 from broker.store.write.appender import poisoned
 from broker.store.write.engine import TransactionEngine
 from broker.store.write.parts import StoreParts, open_parts
@@ -170,6 +170,8 @@ def _is_trusted(parts: StoreParts, *, alone: bool) -> bool:
         return False
     if not alone:
         return True
+    if control[Word.LOCK_NS] != lock_written_ns(disk, parts.paths):  # a broker has started on the store since
+        return False
     tail, log = control[Word.TAIL], parts.appender.log
     if disk.entry(parts.paths.poisoned) is not None:
         return False

@@ -20,7 +20,7 @@ from broker.format.sysflag import TransactionType
 from broker.store.disk.files import Disk, ReadFile
 from broker.store.read.layout import StoreLayout
 from broker.store.recover.load import RecoveryPlan, plan
-from broker.store.recover.survey import Owner, Survey, survey
+from broker.store.recover.survey import Owner, Point, Survey, survey
 from broker.store.recover.tail import TailKind
 from broker.store.recover.watermark import read_watermark
 from broker.store.shared.checkpoint_file import seal
@@ -272,6 +272,29 @@ def test_a_broker_goes_on_in_the_middle_of_what_a_killed_process_had_begun(tmp_p
     with pytest.raises(StoreError, match="--broker-is-stopped"):
         open_writer(str(tmp_path), Disk(), sync="os")
     assert contents(tmp_path / "commitlog") == log
+
+
+def test_a_broker_that_appended_nothing_has_changed_what_is_derived(tmp_path: Path) -> None:
+    """One that finds `abort` removes young files of the index and truncates queues. It writes to the lock file."""
+    pid = os.fork()
+    if pid == 0:
+        store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
+        fill(store, 0, 30)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert seen(tmp_path).facts.page_trusted
+    before = contents(tmp_path / "consumequeue")
+    for file in (tmp_path / "index").iterdir():
+        file.unlink()
+    for file in (tmp_path / "consumequeue").rglob("0" * 20):
+        file.write_bytes(bytes(file.stat().st_size))
+    (tmp_path / "lock").write_bytes(b"lock")
+    assert (seen(tmp_path).facts.page_trusted, seen(tmp_path).facts.point) == (False, Point.NONE)
+    store = open_writer(str(tmp_path), Disk(), sync="os")
+    assert contents(tmp_path / "consumequeue") == before
+    fill(store, 30, 3)
+    store.close()
+    assert_right(tmp_path, 11, 11, 11)
 
 
 # A failed forced write

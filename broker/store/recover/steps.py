@@ -16,7 +16,7 @@ from broker.store.read.log_reader import LogReader
 from broker.store.recover.survey import Survey
 from broker.store.recover.truncate import cut_derived, cut_log, empty_derived, keep_aside, write_again
 from broker.store.shared.checkpoint_file import OwnCheckpoint
-from broker.store.shared.control import Word, boot_words, two_words
+from broker.store.shared.control import Word, boot_words, lock_written_ns, two_words
 from broker.store.shared.directory_swap import finish_swap, remove_built
 from broker.store.write.parts import StoreParts
 from broker.store.write.replay import Replay
@@ -112,6 +112,7 @@ def _trust(parts: StoreParts, _survey: Survey, _progress: Progress) -> None:
     if disk.entry(paths.poisoned) is not None:
         disk.remove(paths.poisoned)
     store, inode = two_words(int(parts.store_id, 16)), disk.inode(paths.control)
+    parts.control[Word.LOCK_NS] = lock_written_ns(disk, paths)
     parts.control.initialise(boot_words(disk), store, inode, parts.layout.segment_bytes)
 
 

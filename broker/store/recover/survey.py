@@ -21,7 +21,7 @@ from broker.store.read.segments import is_base
 from broker.store.recover.tail import Tail, TailKind, find_tail, is_continued
 from broker.store.recover.watermark import durable_in_this_boot
 from broker.store.shared.checkpoint_file import OwnCheckpoint, read_number, read_point
-from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words
+from broker.store.shared.control import MAGIC, PAGE_SIZE, VERSION, Word, boot_words, lock_written_ns
 from broker.store.shared.directory_swap import pending_swaps
 
 
@@ -104,19 +104,33 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     log = LogReader(disk, paths.commitlog, layout.segment_bytes)
     poisoned = disk.entry(paths.poisoned) is not None
     page = _page(disk, paths, layout)
-    if page is not None and not alone and (in_use or not poisoned):  # who is alone has looked, and does not trust it
+    touched = page is not None and not in_use and page[Word.LOCK_NS] != lock_written_ns(disk, paths)
+    is_trusted = not alone and not touched and (in_use or not poisoned)  # who is alone has looked
+    if page is not None and is_trusted:
         tail = Tail(page[Word.TAIL], page[Word.TAIL], TailKind.WHOLE, page[Word.TAIL])
         if in_use or not is_continued(log, page[Word.TAIL], page[Word.INTENT]):
             facts = SurveyFacts(Owner.US, in_use, page_trusted=True, poisoned=bool(page[Word.POISON]),
                                 ending=_ending(closed=closed), point=Point.BEHIND, tail=TailKind.WHOLE)  # fmt: skip
             return Survey(path, facts, log.begin, page[Word.DURABLE], tail, None, layout)
-    return _looked(path, disk, layout, log, closed=closed, in_use=in_use, poisoned=poisoned)
+    return _looked(path, disk, layout, log, closed=closed, in_use=in_use, poisoned=poisoned, touched=touched)
 
 
 def _looked(
-    path: str, disk: Disk, layout: StoreLayout, log: LogReader, *, closed: bool, in_use: bool, poisoned: bool
+    path: str,
+    disk: Disk,
+    layout: StoreLayout,
+    log: LogReader,
+    *,
+    closed: bool,
+    in_use: bool,
+    poisoned: bool,
+    touched: bool,
 ) -> Survey:
-    """The facts from the files, where no control page is trusted."""
+    """The facts from the files, where no control page is trusted.
+
+    `touched`: a broker started on the store since. One that finds `abort` removes files of the index that are younger
+    than its checkpoint, and truncates queues, even if it appends nothing: no checkpoint speaks of them any more.
+    """
     paths = Paths(path)
     point = read_point(disk, paths)
     if point is not None and not log.begin <= point.commitlog_offset:
@@ -131,8 +145,10 @@ def _looked(
         tail = replace(
             tail, end=lost, kind=TailKind.CORRUPT, reason="the segment that begins here is not there, or was cut"
         )
-    where = Point.NONE if point is None else Point.END if point.commitlog_offset == tail.end else Point.BEHIND
     is_appended_to = closed and point is not None and tail.end > max(point.commitlog_offset, adopted)
+    if touched:
+        point = None
+    where = Point.NONE if point is None else Point.END if point.commitlog_offset == tail.end else Point.BEHIND
     if not log.files and lost is None:
         owner = Owner.NOBODY
     else:

@@ -14,6 +14,7 @@ import struct
 
 from broker.store.disk.files import Disk
 from broker.store.disk.maps import Map
+from broker.store.disk.paths import Paths
 
 PAGE_SIZE = 4096
 MAGIC = 0x31304B4342_545243  # "CRT" "BCK01", native order: a page of another byte order is not ours
@@ -44,6 +45,7 @@ class Word(enum.IntEnum):
     CHECKPOINTED = 18  # CommitLog offset of the last checkpoint
     INDEX = 19  # the name of the index file in use, a number of 17 digits; 0 for none
     SHARED = 20  # 1 once a second process joined: then nobody keeps the append lock from one append to the next
+    LOCK_NS = 21  # when STORE/lock was modified last: a broker that starts writes to it, checkback never does
 
 
 # TAIL … INDEX together, for the holder of the append lock: one call instead of twelve.
@@ -97,3 +99,12 @@ def two_words(number: int) -> tuple[int, int]:
 def boot_words(disk: Disk) -> tuple[int, int]:
     """This boot's id in the same form; (0, 0) where the system does not tell it."""
     return two_words(int(disk.boot_id().replace("-", "") or "0", 16))
+
+
+def lock_written_ns(disk: Disk, paths: Paths) -> int:
+    """When the lock file of a store was modified last; 0 without one.
+
+    RocketMQ: DefaultMessageStore.start (4.3 and later) writes to it.
+    """
+    entry = disk.entry(paths.lock)
+    return 0 if entry is None else entry.changed_ns
