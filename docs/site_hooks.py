@@ -12,12 +12,10 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer.main
-
 import broker.errors
 from recovery.airflow.settings import StoreSettings
 from recovery.checkback.policy import PRESETS, Rule
-from recovery.cli.app import app
+from recovery.cli.app import whole_command_line
 from recovery.findings import KINDS
 from recovery.verify.remedies import WITH_STATE_TABLE, next_step
 
@@ -53,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def command_line() -> str:
     """Every verb with its arguments, options and examples, in the groups of `checkback --help`."""
-    group: Any = typer.main.get_command(app)
+    group = whole_command_line()
     panels: dict[str, list[Any]] = {}
     for command in (group.commands[name] for name in group.list_commands(None)):
         panels.setdefault(command.rich_help_panel or "Commands", []).append(command)
@@ -156,7 +154,7 @@ def settings() -> str:
     lines[-2] += ", ".join(f"`{name}`" for name in PRESETS) + "."
     lines += _fields(Rule)
     lines += ["", "## The environment", "", "| variable | what it does |", "|---|---|"]
-    group: Any = typer.main.get_command(app)
+    group = whole_command_line()
     seen: dict[str, str] = {}
     for command in group.commands.values():
         for one in command.params:

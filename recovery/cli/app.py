@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
 from broker.errors import BrokerError, CorruptStore, StoreLocked
-from recovery.cli import analytics as verbs_spark
-from recovery.cli import checkback as verbs_check
-from recovery.cli import consumer as verbs_consume
-from recovery.cli import copies as verbs_copy
-from recovery.cli import ledger as verbs_ledger
-from recovery.cli import read as verbs_read
-from recovery.cli import repair as verbs_repair
-from recovery.cli import write as verbs_write
-from recovery.cli.run import answer as verbs_answer
-from recovery.cli.run import follow as verbs_follow
-from recovery.cli.run import move as verbs_move
-from recovery.cli.run import page as verbs_page
-from recovery.cli.run import serve as verbs_serve
-from recovery.cli.run import torture as verbs_torture
-from recovery.cli.run import up as verbs_up
-from recovery.cli.run import work as verbs_work
-from recovery.cli.shared import CORRUPT, DEBUG, DEFECT, INTERRUPTED, LOCKED, PIPE_CLOSED, USAGE, VERBS, WELL, fail
+from recovery.cli.shared import (
+    CORRUPT,
+    DEBUG,
+    DEFECT,
+    INTERRUPTED,
+    LOCKED,
+    PIPE_CLOSED,
+    USAGE,
+    VERBS,
+    WELL,
+    fail,
+    listing,
+)
 from recovery.cli.terminal.output import warn
 
 # Typer's own way to end: click's classes, which newer versions of typer bring along under another name.
@@ -42,7 +41,7 @@ _TYPERS_OWN: tuple[type[Exception], ...] = (
 
 
 class _Verbs(TyperGroup):
-    """The verbs; whatever one of them raises becomes a sentence and an exit code."""
+    """Verbs; whatever one of them raises becomes a sentence and an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs in the order of their groups."""
@@ -70,8 +69,50 @@ class _Verbs(TyperGroup):
             fail(text, DEFECT)
 
 
+class _AllVerbs(_Verbs):
+    """The verbs of `shared.VERBS`: the module of one is imported when it is called, the help needs none of them."""
+
+    _is_listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """The verbs in the order of their groups."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """One verb; None when there is no such verb."""
+        if cmd_name not in VERBS:
+            self.load(VERBS)  # typer suggests the nearest of those that it knows
+            return None
+        if self._is_listing:
+            return TyperCommand(cmd_name, **listing(cmd_name))
+        self.load([cmd_name])
+        return self.commands[cmd_name]
+
+    def load(self, verbs: Iterable[str]) -> None:
+        """Import the modules of these verbs."""
+        for name in verbs:
+            if name not in self.commands:
+                room = typer.Typer(rich_markup_mode=app.rich_markup_mode)
+                room.callback()(_nothing)  # else a module with one verb would be that verb
+                import_module(f"recovery.cli.{VERBS[name][1]}").register(room)
+                group: Any = typer.main.get_command(room)
+                self.commands.update(group.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help of the program: groups and lines of the verbs."""
+        self._is_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_listing = False
+
+
+def _nothing() -> None:
+    pass
+
+
 app = typer.Typer(
-    cls=_Verbs,
+    cls=_AllVerbs,
     name="checkback",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -84,7 +125,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"checkback {verbs_read.installed_version()}")
+        from recovery.cli.read import installed_version
+
+        print(f"checkback {installed_version()}")
         raise typer.Exit
 
 
@@ -99,25 +142,11 @@ def _checkback(
         os.environ[DEBUG] = "1"
 
 
-for _room in (
-    verbs_read,
-    verbs_write,
-    verbs_repair,
-    verbs_copy,
-    verbs_move,
-    verbs_check,
-    verbs_answer,
-    verbs_ledger,
-    verbs_consume,
-    verbs_spark,
-    verbs_serve,
-    verbs_follow,
-    verbs_work,
-    verbs_page,
-    verbs_up,
-    verbs_torture,
-):
-    _room.register(app)
+def whole_command_line() -> Any:
+    """The program with every verb loaded: what its documentation is written from."""
+    group: Any = typer.main.get_command(app)
+    group.load(VERBS)
+    return group
 
 
 # The way out

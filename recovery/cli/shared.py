@@ -1,7 +1,7 @@
 """What every verb of the command line shares: its group and line in `--help`, exit codes, arguments, errors.
 
-The verbs themselves are in the modules beside this one, one for each kind of work; `recovery.cli.app` brings them
-together.
+The verbs themselves are in the modules beside this one, one for each kind of work; `recovery.cli.app` imports that of
+the verb that is called, and no other's.
 """
 
 from __future__ import annotations
@@ -43,54 +43,54 @@ LogOrNone = Annotated[str | None, _OPTION]
 LOOK, WRITE, SETTLE = "Look", "Write", "Settle"
 REPAIR, ANALYSE, RUN = "Repair", "Analyse", "Run"
 
-# The verbs in the order of `checkback --help`: the group of each, and its line there.
-VERBS: dict[str, tuple[str, str]] = {
-    "info": (LOOK, "Show generation, segments, queues, groups, who has it open."),
-    "verify": (LOOK, "Compare every derived file with the CommitLog."),
-    "pending": (LOOK, "List the transactions in doubt."),
-    "dump": (LOOK, "Print a file of the store, record by record."),
-    "find": (LOOK, "Find messages by id, key, topic or time."),
-    "trace": (LOOK, "Show one transaction from its half message to its delivery."),
-    "tail": (LOOK, "Print the messages of a topic, and follow it."),
-    "metrics": (LOOK, "Print what is to be watched, for Prometheus."),
-    "send": (WRITE, "Send one message."),
-    "topic": (WRITE, "List, show or create topics."),
-    "consumer": (WRITE, "Show or reset the positions of consumer groups."),
-    "dlq": (WRITE, "List dead letters, and send them again."),
-    "check-back": (SETTLE, "Query how transactions in doubt ended, and end them."),
-    "answer": (SETTLE, "Answer the checks of a RocketMQ cluster from the ledger."),
-    "park-list": (SETTLE, "List the parked transactions."),
-    "resolve": (SETTLE, "Commit or roll back transactions manually."),
-    "recheck": (SETTLE, "Restart check-back for transactions."),
-    "end": (SETTLE, "Commit or roll back one half message manually."),
-    "policy": (SETTLE, "Explain the check-back policy of a topic."),
-    "ledger": (SETTLE, "Check a ledger's database; bind or accept it again."),
-    "recover": (REPAIR, "Plan the recovery after a crash; --apply does it."),
-    "rebuild": (REPAIR, "Rebuild the derived files; --apply replaces them."),
-    "retain": (REPAIR, "Show which old messages may go; --apply removes them."),
-    "copy": (REPAIR, "Copy a store that is in use; the copy is whole."),
-    "export": (REPAIR, "Write messages to a file."),
-    "replay": (REPAIR, "Send the messages of such a file again; --apply does it."),
-    "move": (REPAIR, "Carry a store to a RocketMQ cluster; --apply does it."),
-    "salvage": (REPAIR, "Copy what is readable into a new store."),
-    "transactions": (ANALYSE, "Write one Parquet row for each transaction."),
-    "report": (ANALYSE, "Write a verification as one HTML page."),
-    "work": (RUN, "Run the handlers of an application, and check-back."),
-    "new": (RUN, "Make a small application that runs and is tested."),
-    "serve": (RUN, "Serve a store to RocketMQ clients in any language."),
-    "follow": (RUN, "Keep a verified copy of a live master's log."),
-    "page": (RUN, "Show stores in a browser: in doubt, parked, consumers."),
-    "airflow": (RUN, "Check an Airflow with our DAGs: airflow doctor."),
-    "settings": (RUN, "Check the file of the stores that Airflow looks after."),
-    "up": (RUN, "Start Airflow with all DAGs on this machine."),
-    "torture": (RUN, "Prove that kills, power cuts, a full disk lose nothing here."),
-    "demo": (RUN, "Run a flash sale whose processes are killed at random."),
+# The verbs in the order of `checkback --help`: the group of each, its module in `recovery.cli`, and its line there.
+VERBS: dict[str, tuple[str, str, str]] = {
+    "info": (LOOK, "read", "Show generation, segments, queues, groups, who has it open."),
+    "verify": (LOOK, "read", "Compare every derived file with the CommitLog."),
+    "pending": (LOOK, "read", "List the transactions in doubt."),
+    "dump": (LOOK, "read", "Print a file of the store, record by record."),
+    "find": (LOOK, "copies", "Find messages by id, key, topic or time."),
+    "trace": (LOOK, "read", "Show one transaction from its half message to its delivery."),
+    "tail": (LOOK, "write", "Print the messages of a topic, and follow it."),
+    "metrics": (LOOK, "run.serve", "Print what is to be watched, for Prometheus."),
+    "send": (WRITE, "write", "Send one message."),
+    "topic": (WRITE, "write", "List, show or create topics."),
+    "consumer": (WRITE, "consumer", "Show or reset the positions of consumer groups."),
+    "dlq": (WRITE, "consumer", "List dead letters, and send them again."),
+    "check-back": (SETTLE, "checkback", "Query how transactions in doubt ended, and end them."),
+    "answer": (SETTLE, "run.answer", "Answer the checks of a RocketMQ cluster from the ledger."),
+    "park-list": (SETTLE, "checkback", "List the parked transactions."),
+    "resolve": (SETTLE, "checkback", "Commit or roll back transactions manually."),
+    "recheck": (SETTLE, "checkback", "Restart check-back for transactions."),
+    "end": (SETTLE, "write", "Commit or roll back one half message manually."),
+    "policy": (SETTLE, "checkback", "Explain the check-back policy of a topic."),
+    "ledger": (SETTLE, "ledger", "Check a ledger's database; bind or accept it again."),
+    "recover": (REPAIR, "repair", "Plan the recovery after a crash; --apply does it."),
+    "rebuild": (REPAIR, "repair", "Rebuild the derived files; --apply replaces them."),
+    "retain": (REPAIR, "repair", "Show which old messages may go; --apply removes them."),
+    "copy": (REPAIR, "copies", "Copy a store that is in use; the copy is whole."),
+    "export": (REPAIR, "copies", "Write messages to a file."),
+    "replay": (REPAIR, "copies", "Send the messages of such a file again; --apply does it."),
+    "move": (REPAIR, "run.move", "Carry a store to a RocketMQ cluster; --apply does it."),
+    "salvage": (REPAIR, "read", "Copy what is readable into a new store."),
+    "transactions": (ANALYSE, "analytics", "Write one Parquet row for each transaction."),
+    "report": (ANALYSE, "analytics", "Write a verification as one HTML page."),
+    "work": (RUN, "run.work", "Run the handlers of an application, and check-back."),
+    "new": (RUN, "run.work", "Make a small application that runs and is tested."),
+    "serve": (RUN, "run.serve", "Serve a store to RocketMQ clients in any language."),
+    "follow": (RUN, "run.follow", "Keep a verified copy of a live master's log."),
+    "page": (RUN, "run.page", "Show stores in a browser: in doubt, parked, consumers."),
+    "airflow": (RUN, "run.up", "Check an Airflow with our DAGs: airflow doctor."),
+    "settings": (RUN, "run.up", "Check the file of the stores that Airflow looks after."),
+    "up": (RUN, "run.up", "Start Airflow with all DAGs on this machine."),
+    "torture": (RUN, "run.torture", "Prove that kills, power cuts, a full disk lose nothing here."),
+    "demo": (RUN, "consumer", "Run a flash sale whose processes are killed at random."),
 }
 
 
 def listing(name: str) -> dict[str, Any]:
     """Where a verb appears in `checkback --help`: arguments of `typer.Typer.command`."""
-    group, line = VERBS[name]
+    group, _, line = VERBS[name]
     return {"rich_help_panel": group, "short_help": line}
 
 

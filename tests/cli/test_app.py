@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from broker.errors import BrokerError, CorruptRecord, StoreLocked
+from recovery.cli.app import whole_command_line
+from recovery.cli.shared import VERBS as SHARED_VERBS
 from recovery.cli.terminal import output as cli_output
 from recovery.findings import KINDS
 from recovery.verify import verifier as verification
@@ -53,11 +55,53 @@ def test_version(capsys: Capture) -> None:
     assert command(capsys, "--version").out == f"checkback {version('checkback')}\n"
 
 
-def test_help_is_quick() -> None:
-    """The help loads none of the heavy libraries."""
-    probe = "import sys; import recovery.cli.app; print(*{'numpy', 'pyarrow'} & set(sys.modules))"
-    ran = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert ran.stdout == "\n"
+PROBE = """
+import sys
+from recovery.cli.app import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*sorted(sys.modules), file=sys.stderr)
+"""
+
+
+def loaded(*words: Any) -> set[str]:
+    """The modules that `checkback WORDS` loads."""
+    command = [sys.executable, "-c", PROBE, *map(str, words)]
+    return set(subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stderr.split())
+
+
+def rooms(modules: set[str]) -> set[str]:
+    """Of the modules of verbs those that are among these."""
+    return {name for _, name, _ in SHARED_VERBS.values() if f"recovery.cli.{name}" in modules}
+
+
+def test_help_loads_no_verb() -> None:
+    """Nor a heavy library, nor what reads and writes a store."""
+    modules = loaded("--help")
+    assert not rooms(modules)
+    assert not modules & {"numpy", "pyarrow", "pydantic", "sqlalchemy", "broker.store.write.appender"}
+    assert len([name for name in modules if name.startswith(("broker.", "recovery."))]) < 40
+
+
+@pytest.mark.parametrize("verb", ["verify", "pending"])
+def test_a_verb_loads_its_own_work_only(verb: str, store: Path) -> None:
+    """It reads, so that the writing half of a store is not loaded; nor is the database of a catalog that is not there.
+
+    Nor another verb.
+    """
+    modules = loaded(verb, store)
+    assert rooms(modules) == {"read"}
+    assert "numpy" in modules
+    assert not modules & {"sqlalchemy", "broker.live", "broker.store.writer", "broker.store.write.appender"}
+
+
+def test_a_verb_stands_in_the_module_that_is_said(capsys: Capture) -> None:
+    """And an unknown one gets the nearest that there is."""
+    assert set(whole_command_line().commands) == set(SHARED_VERBS)
+    ran = command(capsys, "verfy")
+    assert ran.code == 2
+    assert "verify" in ran.err
 
 
 def test_the_shell_completes_verbs_and_files() -> None:

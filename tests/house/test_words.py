@@ -11,9 +11,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 
-import typer.main
-
-from recovery.cli.app import app
+from recovery.cli.app import whole_command_line
 from tests.house.tree import ROOT, product
 
 ROOTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "examples")
@@ -79,7 +77,7 @@ def helps() -> Iterator[tuple[str, str]]:
         for child in getattr(command, "commands", {}).values():
             yield from texts(child, f"{name} {child.name}")
 
-    yield from texts(typer.main.get_command(app), "checkback")
+    yield from texts(whole_command_line(), "checkback")
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -133,7 +131,7 @@ def test_the_rules_bite() -> None:
 
 def test_every_verb_has_its_group_and_its_line() -> None:
     """A line of `checkback --help` fits beside the verb on 80 columns."""
-    group = typer.main.get_command(app)
+    group = whole_command_line()
     for name, command in getattr(group, "commands", {}).items():
         assert command.rich_help_panel, f"{name}: give it a group and a line in recovery/cli/shared.py"
         assert command.short_help, name

@@ -19,7 +19,6 @@ from broker.format.topics import HALF_TOPIC
 from recovery.findings import CAUSES, KINDS, Cause, Finding, Report
 from recovery.humanize import count, moment, printable, size, span
 from recovery.verify.remedies import next_step
-from recovery.views.lookup import details_of
 
 if TYPE_CHECKING:  # each verb imports its own work, and no other's
     from recovery.repair.salvage import SalvageReport
@@ -144,6 +143,8 @@ def _meanings(report: Report) -> Iterator[Shown]:
 
 def traced(found: dict[str, Any]) -> Iterator[Shown]:
     """One transaction, a line for each step."""
+    from recovery.views.lookup import details_of  # it loads the writing half of a store
+
     yield title(printable(f"{found['path']}: {found['id']}"))
     if not found["steps"]:
         yield printable(found["text"])
