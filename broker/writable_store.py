@@ -60,7 +60,7 @@ class WritableStore(Store):
         self._is_open = True
         try:
             super().__init__(path, disk)
-            self.writer.parts.also_forget.append(self._folder.files.forget_removed)
+            self.writer.parts.also_forget.append(self._directory.files.forget_removed)
             self._admission = Admission(
                 topics, self.writer.append_lock, role=role, reject_transactions=reject_transactions
             )

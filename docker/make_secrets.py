@@ -12,7 +12,7 @@ import secrets
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "secrets"
+DIRECTORY = Path(__file__).parent / "secrets"
 ACL = """accounts:
   - accessKey: shop
     secretKey: {secret}
@@ -38,17 +38,17 @@ def wanted(ledger_url: str) -> dict[str, str]:
 
 def main(arguments: list[str]) -> None:
     """Write the files that are missing, and say how to log in."""
-    FOLDER.mkdir(mode=0o711, exist_ok=True)
+    DIRECTORY.mkdir(mode=0o711, exist_ok=True)
     files = wanted(arguments[0] if arguments else "")
     together = {"postgres_password", "sql_alchemy_conn"}  # one password: made together, or not at all
-    if any((FOLDER / name).exists() for name in together):
+    if any((DIRECTORY / name).exists() for name in together):
         files = {name: text for name, text in files.items() if name not in together}
     for name, text in files.items():
-        path = FOLDER / name
+        path = DIRECTORY / name
         if not path.exists():
             path.write_text(text, encoding="utf-8")
             path.chmod(0o444)
-    login = json.loads((FOLDER / "airflow_passwords.json").read_text(encoding="utf-8"))
+    login = json.loads((DIRECTORY / "airflow_passwords.json").read_text(encoding="utf-8"))
     print(f"Airflow: http://127.0.0.1:8080   user admin, password {login['admin']}")
     print("The accounts of `checkback serve` are in docker/secrets/plain_acl.yml")
 

@@ -39,11 +39,11 @@ def each_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`golden(name)`: the folder of a golden store, unpacked at its first use. All tests share it: only read it."""
-    folder = tmp_path_factory.mktemp("golden")
+    """`golden(name)`: the directory of a golden store, unpacked at its first use. All tests share it: only read it."""
+    directory = tmp_path_factory.mktemp("golden")
 
     def store(name: str) -> Path:
-        path = folder / name
+        path = directory / name
         return path if path.is_dir() else unpack.unpack(name, path)
 
     return store

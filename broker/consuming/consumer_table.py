@@ -52,10 +52,12 @@ Name = tuple[str, str, int]  # group, topic, queue id; a queue id of -1 stands f
 class ConsumerTable:
     """The cells of one store. Threads share it; what needs the lock says so: `with cells.lock: ...`."""
 
-    def __init__(self, disk: Disk, folder: str, boot: tuple[int, int], repair: Callable[[ConsumerTable], None]) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, boot: tuple[int, int], repair: Callable[[ConsumerTable], None]
+    ) -> None:
         """`repair` is called once for each boot, under the lock: positions may point beyond what a crash left."""
-        self.disk, self.folder = disk, folder
-        path = os.path.join(folder, "consumers")
+        self.disk, self.directory = disk, directory
+        path = os.path.join(directory, "consumers")
         self.lock = AppendLock(f"{path}.lock", disk)
         with self.lock:
             disk.allocate_head(path, _FILE_BYTES, _CELLS_AT + _AT_ONCE * _CELL_BYTES)

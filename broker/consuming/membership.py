@@ -40,9 +40,9 @@ class Membership:
         group has no other members than servers.
         """
         self._cells, self.group = cells, group
-        self._folder = os.path.join(cells.folder, "members")
-        if cells.disk.entry(self._folder) is None:
-            cells.disk.create_folder(self._folder)
+        self._directory = os.path.join(cells.directory, "members")
+        if cells.disk.entry(self._directory) is None:
+            cells.disk.create_directory(self._directory)
         with cells.lock:
             self._group = cells.make(group, "", -1, 0)
             self._topics = REMOTE if remote else crc32("\n".join(sorted(topics)).encode())
@@ -50,9 +50,9 @@ class Membership:
             if others := self._others(same_topics=False):
                 if remote or REMOTE in (self._cells.member(place)[3] for place in others.values()):
                     text = f"group {group} is consumed both over the network and by processes that have the store open"
-                    raise StoreError(f"{text}: give one of the two another group", path=cells.folder)
+                    raise StoreError(f"{text}: give one of the two another group", path=cells.directory)
                 text = f"group {group} consumes other topics elsewhere: all its members must ask for the same topics"
-                raise StoreError(f"{text}, else one would get what another asked for", path=cells.folder)
+                raise StoreError(f"{text}, else one would get what another asked for", path=cells.directory)
             self.place, self._descriptor = self._take_place()
             self.number = cells.join(self.place, self._group, self._topics, monotonic_ms())
         self._seen_ms = -SEEN_EVERY_MS
@@ -64,10 +64,10 @@ class Membership:
             descriptor = self._try_lock(place)
             if descriptor is not None:
                 return place, descriptor
-        raise StoreError(f"{self._folder}: {MEMBERS} consumers are at work, and there is no room for more")
+        raise StoreError(f"{self._directory}: {MEMBERS} consumers are at work, and there is no room for more")
 
     def _try_lock(self, place: int) -> int | None:
-        descriptor = self._cells.disk.open_lock(os.path.join(self._folder, str(place)))
+        descriptor = self._cells.disk.open_lock(os.path.join(self._directory, str(place)))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -94,7 +94,7 @@ class Membership:
     def _is_locked(self, place: int) -> bool:
         """Two that ask at one moment may both get yes; the next time they get the right answer."""
         try:
-            descriptor = self._cells.disk.open_lock(os.path.join(self._folder, str(place)), write=False)
+            descriptor = self._cells.disk.open_lock(os.path.join(self._directory, str(place)), write=False)
         except Missing:
             return False
         try:

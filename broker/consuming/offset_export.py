@@ -39,7 +39,7 @@ class OffsetExport:
         """`queue_end(topic, queue_id)`: no position that somebody wrote may lie beyond it."""
         self._cells, self._paths, self._queue_end = cells, paths, queue_end
         self._disk = cells.disk
-        self._lock = AppendLock(os.path.join(cells.folder, "export.lock"), cells.disk)
+        self._lock = AppendLock(os.path.join(cells.directory, "export.lock"), cells.disk)
 
     def close(self) -> None:
         self._lock.close()
@@ -119,9 +119,9 @@ class OffsetExport:
             self._write(_DELAYS, EXPORTED_DELAYS, raw)
 
     def _write(self, name: str, word: int, raw: bytes) -> None:
-        path, folder = self._path(name), self._paths.config("")
-        if self._disk.entry(folder) is None:
-            self._disk.create_folder(folder)
+        path, directory = self._path(name), self._paths.config("")
+        if self._disk.entry(directory) is None:
+            self._disk.create_directory(directory)
         with self._cells.lock:  # both count as ours: we may be killed before or after the rename
             self._remember(word, crc32(raw))
         if self._disk.entry(path) is not None:

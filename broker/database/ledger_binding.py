@@ -241,7 +241,7 @@ class KnownLedgers:
         """Keep it, on disk when this returns."""
         path = self._path(known.binding.binding_id)
         with _writing:
-            self._disk.create_folder(self._directory)
+            self._disk.create_directory(self._directory)
             self._disk.write_file(path, json.dumps(known.as_json(), indent=1).encode())
 
     def _path(self, binding_id: str) -> str:

@@ -73,7 +73,7 @@ class StoreDestination(Destination):
         disk, directory = self._store.writer.disk, os.path.dirname(self._mark)
         with _marking:
             if disk.entry(self._mark) is None:
-                disk.create_folder(directory)
+                disk.create_directory(directory)
                 disk.write_file(self._mark, _TRANSACTIONAL)
 
     def send(self, message: Message, extra_properties: Mapping[str, str], sharding_key: str | None) -> SendResult:

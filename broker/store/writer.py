@@ -96,7 +96,7 @@ def _make_directories(paths: Paths, disk: Disk) -> None:
 def _make(disk: Disk, *directories: str) -> None:
     for directory in directories:
         if disk.entry(directory) is None:
-            disk.create_folder(directory)
+            disk.create_directory(directory)
 
 
 def _engine(paths: Paths, file: StoreFile) -> TransactionEngine:

@@ -92,11 +92,11 @@ class CrashDisk(Disk):
         """
         self.crash()
         chance = Chance(seed)
-        entries = {id(folder): dict(folder.durable) for folder in self._tree.folders()}
+        entries = {id(directory): dict(directory.durable) for directory in self._tree.directories()}
         for operation in self._operations:
             if chance.survives():
-                for folder, name, node in operation.changes:
-                    assign(entries.setdefault(id(folder), dict(folder.durable)), name, node)
+                for directory, name, node in operation.changes:
+                    assign(entries.setdefault(id(directory), dict(directory.durable)), name, node)
         image = Path(tempfile.mkdtemp(prefix=f"{self.root.name}.seed-{seed}.", dir=self.root.parent))
         write_image(self._tree, str(image), entries, chance)
         return image
@@ -120,9 +120,9 @@ class CrashDisk(Disk):
         self._check_power()
         return super().entry(path)
 
-    def entries(self, folder: str) -> list[Entry]:
+    def entries(self, directory: str) -> list[Entry]:
         self._check_power()
-        return super().entries(folder)
+        return super().entries(directory)
 
     def open_read(self, path: str) -> ReadFile:
         self._check_power()
@@ -138,10 +138,10 @@ class CrashDisk(Disk):
 
     # What is changed: each of these is a step
 
-    def _make_folder(self, path: str) -> None:
+    def _make_directory(self, path: str) -> None:
         with self._lock:
             self._step("make directory", path)
-            super()._make_folder(path)
+            super()._make_directory(path)
             self._rename_in_model((path, DirectoryNode()))
 
     def _create(self, path: str) -> int:
@@ -196,16 +196,16 @@ class CrashDisk(Disk):
             if failed:
                 raise failed
 
-    def _force_folder(self, path: str) -> None:
+    def _force_directory(self, path: str) -> None:
         with self._lock:
             self._step("force directory", path)
             if failed := self._failure(path):
                 raise failed
-            folder = self._find(path)
+            directory = self._find(path)
             keys: set[tuple[int, str]] = set()
             forced = []
             for operation in reversed(self._operations):  # with those before it that touched the same names
-                if any(at is folder for at, _, _ in operation.changes) or keys & operation.keys:
+                if any(at is directory for at, _, _ in operation.changes) or keys & operation.keys:
                     keys |= operation.keys
                     forced.append(operation)
             for operation in reversed(forced):
@@ -231,10 +231,10 @@ class CrashDisk(Disk):
             super()._remove_file(path)
             self._rename_in_model((path, None))
 
-    def _remove_folder(self, path: str) -> None:
+    def _remove_directory(self, path: str) -> None:
         with self._lock:
             self._step("remove directory", path)
-            super()._remove_folder(path)
+            super()._remove_directory(path)
             self._rename_in_model((path, None))
 
     # The model
@@ -281,11 +281,11 @@ class CrashDisk(Disk):
         """One operation on names: each path means another node from now on, on disk later."""
         found = []
         for path, node in changes:
-            folder = self._find(os.path.dirname(os.path.abspath(path)))
-            if isinstance(folder, DirectoryNode):
-                found.append((folder, os.path.basename(path), node))
-        for folder, name, node in found:
-            assign(folder.now, name, node)
+            directory = self._find(os.path.dirname(os.path.abspath(path)))
+            if isinstance(directory, DirectoryNode):
+                found.append((directory, os.path.basename(path), node))
+        for directory, name, node in found:
+            assign(directory.now, name, node)
         if found:
             self._operations.append(Operation(found))
 

@@ -55,8 +55,8 @@ def temporary_store(
     from broker.live import open_live
 
     with contextlib.ExitStack() as stack:
-        folder = path or stack.enter_context(tempfile.TemporaryDirectory(prefix="checkback-"))
-        yield stack.enter_context(open_live(folder, layout=layout, sync=sync, **options))
+        directory = path or stack.enter_context(tempfile.TemporaryDirectory(prefix="checkback-"))
+        yield stack.enter_context(open_live(directory, layout=layout, sync=sync, **options))
 
 
 class FakeClock:

@@ -139,10 +139,10 @@ class DirectoryNode:
         self.now: dict[str, Node] = {}
         self.durable: dict[str, Node] = {}
 
-    def folders(self) -> list[DirectoryNode]:
+    def directories(self) -> list[DirectoryNode]:
         """This one and those in it, by the names that are safe."""
         inner = [node for node in self.durable.values() if isinstance(node, DirectoryNode)]
-        return [self, *(folder for node in inner for folder in node.folders())]
+        return [self, *(directory for node in inner for directory in node.directories())]
 
 
 Node: TypeAlias = File | DirectoryNode
@@ -156,7 +156,7 @@ class Operation:
     keys: set[tuple[int, str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keys = {(id(folder), name) for folder, name, _ in self.changes}
+        self.keys = {(id(directory), name) for directory, name, _ in self.changes}
 
 
 class Chance:
@@ -186,11 +186,11 @@ class Chance:
 
 def loaded(path: str) -> DirectoryNode:
     """What is there when the disk is made: all of it safe."""
-    folder = DirectoryNode()
+    directory = DirectoryNode()
     for item in os.scandir(path):
-        folder.now[item.name] = loaded(item.path) if item.is_dir() else _loaded_file(item.path)
-    folder.durable = dict(folder.now)
-    return folder
+        directory.now[item.name] = loaded(item.path) if item.is_dir() else _loaded_file(item.path)
+    directory.durable = dict(directory.now)
+    return directory
 
 
 def _loaded_file(path: str) -> File:
@@ -198,8 +198,8 @@ def _loaded_file(path: str) -> File:
         return File(Content.of(file.fileno()))
 
 
-def write_image(folder: DirectoryNode, path: str, entries: dict[int, dict[str, Node]], chance: Chance) -> None:
-    for name, node in entries.get(id(folder), folder.durable).items():
+def write_image(directory: DirectoryNode, path: str, entries: dict[int, dict[str, Node]], chance: Chance) -> None:
+    for name, node in entries.get(id(directory), directory.durable).items():
         target = os.path.join(path, name)
         if isinstance(node, DirectoryNode):
             os.mkdir(target)

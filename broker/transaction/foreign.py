@@ -55,7 +55,7 @@ def check_may_write(path: str, disk: Disk) -> None:
     entry, paths = disk.entry(path), Paths(path)
     check_not_followed(path, disk)
     check_not_moved(path, disk)
-    if entry is None or (entry.is_folder and not disk.entries(path)):
+    if entry is None or (entry.is_directory and not disk.entries(path)):
         return
     if disk.entry(paths.store_json) is not None:
         file = read_store_file(disk, paths)

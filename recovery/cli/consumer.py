@@ -143,13 +143,13 @@ def demo(
     recreates tables named flash_sale_….
     """
     from recovery.cli.terminal import tables_consumer as screen_consume
-    from recovery.demo.runner import Demo, new_folder
+    from recovery.demo.runner import Demo, new_directory
 
     say = (lambda _: None) if as_json else warn
     with tempfile.TemporaryDirectory(prefix="checkback-demo-") as temporary:
-        folder = new_folder(keep) if keep else temporary
+        directory = new_directory(keep) if keep else temporary
         off = [switch.value for switch in without or []]
-        result = Demo(folder, database=database, seed=seed, seconds=seconds, off=off, broker=broker, say=say).run()
+        result = Demo(directory, database=database, seed=seed, seconds=seconds, off=off, broker=broker, say=say).run()
     print_json(result.as_json()) if as_json else show(screen_consume.reconciliation(result))
     raise typer.Exit(WELL if result.ok else FINDINGS)
 

@@ -20,12 +20,12 @@ from recovery.demo.roles import Setting, connect, ledger, open_store, processed
 def rehearse() -> None:
     """Sell one piece in a shop of its own."""
     configure_mappers()
-    with tempfile.TemporaryDirectory(prefix="checkback-demo-") as folder:
-        url = f"sqlite:///{os.path.join(folder, 'shop.db')}"
+    with tempfile.TemporaryDirectory(prefix="checkback-demo-") as directory:
+        url = f"sqlite:///{os.path.join(directory, 'shop.db')}"
         engine = connect(url)
         for metadata in (shop.Base.metadata, ledger(engine).metadata, processed().metadata):
             metadata.create_all(engine)
-        setting = Setting(os.path.join(folder, "store"), url, "", "", 0.0)
+        setting = Setting(os.path.join(directory, "store"), url, "", "", 0.0)
         with open_store(setting) as store:
             producer = store.producer("rehearsal", topics=[shop.STOCK_LOCKED], ledger=ledger(engine))
             with contextlib.suppress(shop.SoldOut), Session(engine) as session:

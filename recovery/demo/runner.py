@@ -52,7 +52,7 @@ class Demo:
 
     def __init__(
         self,
-        folder: str,
+        directory: str,
         *,
         database: str | None = None,
         seed: int = 0,
@@ -66,9 +66,9 @@ class Demo:
         switches = SWITCHES[:2] if broker else SWITCHES
         if unknown := set(off) - set(switches):
             raise BrokerError(f"{', '.join(sorted(unknown))}: only {', '.join(switches)} can be switched off")
-        url = database or f"sqlite:///{os.path.join(folder, 'shop.db')}"
+        url = database or f"sqlite:///{os.path.join(directory, 'shop.db')}"
         names = ("store", "crashes", "calm")
-        store, crash_log, calm = (os.path.join(folder, name) for name in names)
+        store, crash_log, calm = (os.path.join(directory, name) for name in names)
         self.setting = Setting(store, url, crash_log, calm, rate, frozenset(off), broker or "")
         self._seconds, self._least, self._say = seconds, least, say
         self._chance = random.Random(seed)
@@ -211,7 +211,7 @@ def _lag(store: LiveStore, positions: Positions) -> int:
     return behind
 
 
-def new_folder(path: str) -> str:
+def new_directory(path: str) -> str:
     """Make a directory for a sale. Raises BrokerError when something is there already."""
     try:
         os.makedirs(path)

@@ -114,7 +114,7 @@ class CopiedLog:
                 descriptor = self._files[base] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 os.ftruncate(descriptor, self.segment_bytes)
                 if is_new:
-                    self._disk.sync_folder(self.paths.commitlog)
+                    self._disk.sync_directory(self.paths.commitlog)
             while data:
                 done = os.pwrite(descriptor, data, position)
                 data, position = data[done:], position + done
@@ -204,7 +204,7 @@ class CopiedLog:
 
     def set_aside(self, commitlog_offset: int, name: str) -> str:
         """Copy everything from an offset on into a file of its own, on disk; its path."""
-        self._disk.create_folder(self.paths.lost)
+        self._disk.create_directory(self.paths.lost)
         path = os.path.join(self.paths.lost, name)
         try:
             with open(path, "wb") as file:
@@ -217,7 +217,7 @@ class CopiedLog:
                 os.fsync(file.fileno())
         except OSError as error:
             raise explained(error, path) from error
-        self._disk.sync_folder(self.paths.lost)
+        self._disk.sync_directory(self.paths.lost)
         return path
 
     def cut(self, commitlog_offset: int, last_record: int) -> None:

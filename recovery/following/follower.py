@@ -60,7 +60,7 @@ def _admitted(paths: Paths, disk: Disk, options: FollowOptions) -> tuple[Followe
     """What is known of the copy, and the size of its segments in bytes. Raises StoreError."""
     path, wanted = paths.store, options.segment_bytes
     entry = disk.entry(path)
-    if entry is not None and not entry.is_folder:
+    if entry is not None and not entry.is_directory:
         raise StoreError(f"{path} is a file, and a copy is a directory: name another one", path=path)
     known = FollowedStore.read(paths, disk)
     if known is None and entry is not None and disk.entries(path):
@@ -108,8 +108,8 @@ class Follower:
         """The size of the copy's segments; directories are made. Raises StoreError."""
         known, segment_bytes = _admitted(self._paths, self._disk, self.options)
         if known is None:
-            self._disk.create_folder(self._paths.own)
-        self._disk.create_folder(self._paths.commitlog)
+            self._disk.create_directory(self._paths.own)
+        self._disk.create_directory(self._paths.commitlog)
         return segment_bytes
 
     def _resume(self) -> None:

@@ -131,14 +131,14 @@ def _id(report: RebuildReport) -> str:
 
 def _identity(one: Difference) -> str:
     total = "" if one.part == "index" else one.count
-    return f"{one.part} {one.kind} {os.path.basename(one.folder)} {one.first} {total} {one.slots}"
+    return f"{one.part} {one.kind} {os.path.basename(one.directory)} {one.first} {total} {one.slots}"
 
 
 def _lines(path: str, differences: Sequence[Difference]) -> list[str]:
     """A line for each difference, and below it the transactions of the slots that differ."""
     lines = []
     for one in differences:
-        where = os.path.relpath(one.folder, path)
+        where = os.path.relpath(one.directory, path)
         lines.append(f"- {_PARTS[one.part]} {code(where)}: {one.count} {one.kind}, the first is number {one.first}")
         for change in one.slots[:SHOWN]:
             states = f"there it is {_STATES.get(change.live)}, the CommitLog says {_STATES.get(change.made)}"

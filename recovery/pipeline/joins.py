@@ -57,7 +57,7 @@ class JoinContext:
     with_table: bool = False  # compare the state table
     with_rows: bool = False  # list the transactions
     now_ms: int = 0
-    folder: str | None = None  # where files with the rows go; else they travel to Spark
+    directory: str | None = None  # where files with the rows go; else they travel to Spark
     rebuild_plan: RebuildPlan | None = None  # make the slots of the state table
 
 
@@ -191,8 +191,8 @@ def _summarize(context: JoinContext, result: PartitionResult, found: list[Outcom
 
 def _emit_rows(context: JoinContext, result: PartitionResult, rows: pa.Table) -> Iterator[tuple[str, int, Any]]:
     """Rows for Spark, or a file: Spark would take as long to write them as everything else takes."""
-    if context.folder is None:
+    if context.directory is None:
         yield ROWS, 0, rows
     elif len(rows):
         result.file = f"{uuid.uuid4().hex}.parquet"
-        write_rows(f"{context.folder}/{result.file}", rows)
+        write_rows(f"{context.directory}/{result.file}", rows)

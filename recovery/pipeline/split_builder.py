@@ -56,7 +56,7 @@ class RebuildPlan:
     """What every task of a rebuild gets."""
 
     place: StoreLocation
-    folder: str  # where the files go, the same for all executors
+    directory: str  # where the files go, the same for all executors
     sizes: StoreLayout
     rule: IndexingRule
     whole_records: bool  # whether the items of a record stay in one index file
@@ -90,14 +90,14 @@ class OutputFile(NamedTuple):
 
     def path(self, rebuild_plan: RebuildPlan) -> str:
         """Where it ends up."""
-        paths = Paths(rebuild_plan.folder)
+        paths = Paths(rebuild_plan.directory)
         if self.kind == INDEX:
             return os.path.join(paths.index, f"{self.file:0{_INDEX_DIGITS}}")
-        folder = {REDO_LOG: paths.redo_log, TABLE: paths.state_table}.get(self.kind)
+        directory = {REDO_LOG: paths.redo_log, TABLE: paths.state_table}.get(self.kind)
         of_topic = paths.batch_queue if self.kind == BATCH_QUEUE else paths.queue
-        folder = folder or of_topic(self.topic, self.queue_id)
+        directory = directory or of_topic(self.topic, self.queue_id)
         base = self.file * rebuild_plan.units_in_file(self.kind) * np.dtype(_DTYPES[self.kind]).itemsize
-        return os.path.join(folder, f"{base:0{NAME_DIGITS}}")
+        return os.path.join(directory, f"{base:0{NAME_DIGITS}}")
 
 
 @dataclass(slots=True)
@@ -294,10 +294,10 @@ class _IndexFileWriter:
 
     def __init__(self, rebuild_plan: RebuildPlan, target: OutputFile, disk: Disk, scratch: str) -> None:
         self._target, self._path = target, target.path(rebuild_plan)
-        self._folder = os.path.join(scratch, uuid.uuid4().hex)
+        self._directory = os.path.join(scratch, uuid.uuid4().hex)
         sizes = rebuild_plan.sizes
         self._files = IndexFiles(
-            disk, self._folder, sizes.index_slots, sizes.index_items, rebuild_plan.rule, names=[target.file]
+            disk, self._directory, sizes.index_slots, sizes.index_items, rebuild_plan.rule, names=[target.file]
         )
         self._end_ms = 0
 
@@ -310,13 +310,13 @@ class _IndexFileWriter:
         """Write its slots and header."""
         del scratch
         self._files.finish()
-        _put_in_place(disk, os.path.join(self._folder, os.path.basename(self._path)), self._path)
+        _put_in_place(disk, os.path.join(self._directory, os.path.basename(self._path)), self._path)
         return WrittenFile(self._target, end_ms=self._end_ms)
 
 
 def _put_in_place(disk: Disk, beside: str, path: str) -> None:
     if disk.entry(os.path.dirname(path)) is None:
-        disk.create_folder(os.path.dirname(path))
+        disk.create_directory(os.path.dirname(path))
     disk.rename(beside, path)
 
 
@@ -337,7 +337,7 @@ def file_writer(rebuild_plan: RebuildPlan) -> Callable[[Iterable[pa.RecordBatch]
 
 
 def _written(rebuild_plan: RebuildPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
-    disk, scratch = Disk(), os.path.join(rebuild_plan.folder, f"task-{uuid.uuid4().hex}")
+    disk, scratch = Disk(), os.path.join(rebuild_plan.directory, f"task-{uuid.uuid4().hex}")
     open_files: dict[OutputFile, _UnitFileWriter | _IndexFileWriter] = {}
     part = -1
     for batch in batches:
@@ -360,13 +360,13 @@ def _written(rebuild_plan: RebuildPlan, batches: Iterable[pa.RecordBatch]) -> It
 
 
 def _ready(disk: Disk, rebuild_plan: RebuildPlan, scratch: str) -> None:
-    if disk.entry(rebuild_plan.folder) is None:
+    if disk.entry(rebuild_plan.directory) is None:
         raise BrokerError(
-            f"an executor does not see {rebuild_plan.folder}: files are rebuilt in a directory that all share. "
+            f"an executor does not see {rebuild_plan.directory}: files are rebuilt in a directory that all share. "
             "Set TMPDIR to one, or use --apply on a store that they share"
         )
     if disk.entry(scratch) is None:
-        disk.create_folder(scratch)
+        disk.create_directory(scratch)
 
 
 def _finished(

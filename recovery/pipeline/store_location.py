@@ -148,9 +148,9 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     return filesystem, inside
 
 
-def _has_archives(disk: Disk, folder: str) -> bool:
+def _has_archives(disk: Disk, directory: str) -> bool:
     try:
-        return any(os.path.splitext(entry.path)[1] in COMPRESSIONS for entry in disk.entries(folder))
+        return any(os.path.splitext(entry.path)[1] in COMPRESSIONS for entry in disk.entries(directory))
     except Missing:
         return False
 
@@ -174,15 +174,15 @@ class ArchiveDisk(Disk):
         info = self._filesystem.get_file_info(path)
         return None if info.type is pafs.FileType.NotFound else _entry(info)
 
-    def entries(self, folder: str) -> list[Entry]:
+    def entries(self, directory: str) -> list[Entry]:
         """What lies in a directory, sorted by name. Raises Missing without a directory."""
         if self._filesystem is None:
-            found = super().entries(folder)
+            found = super().entries(directory)
         else:
             try:
-                infos = self._filesystem.get_file_info(pafs.FileSelector(folder))
+                infos = self._filesystem.get_file_info(pafs.FileSelector(directory))
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise Missing(f"{folder}: there is no such directory", path=folder) from error
+                raise Missing(f"{directory}: there is no such directory", path=directory) from error
             found = sorted((_entry(info) for info in infos), key=lambda entry: entry.name)
         return self._unpacked(found)
 
@@ -259,8 +259,8 @@ class _RemoteFile(ReadFile):
 
 
 def _entry(info: Any) -> Entry:
-    is_folder, is_file = info.type is pafs.FileType.Directory, info.type is pafs.FileType.File
-    return Entry(info.path, info.base_name, is_folder, is_file, info.size or 0, 0, info.mtime_ns or 0)
+    is_directory, is_file = info.type is pafs.FileType.Directory, info.type is pafs.FileType.File
+    return Entry(info.path, info.base_name, is_directory, is_file, info.size or 0, 0, info.mtime_ns or 0)
 
 
 def _is_numbered(entry: Entry) -> bool:

@@ -65,7 +65,7 @@ def write_transaction_files(
     filesystem.create_dir(temporary, recursive=True)
     try:
         inspected = inspect_log(executor, log, split_bytes=split_bytes, crc=crc, strings=True)
-        context = inspected.context(with_rows=True, now_ms=now_ms, folder=f"{_absolute(out)}/{_TEMPORARY}")
+        context = inspected.context(with_rows=True, now_ms=now_ms, directory=f"{_absolute(out)}/{_TEMPORARY}")
         results = join_transactions(executor, inspected, context)
         written = _manifest(inspected, results, path, out, started)
     except BaseException:

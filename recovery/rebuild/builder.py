@@ -42,9 +42,9 @@ class Build:
     """Takes the records of a store in log order and writes its derived files into a directory."""
 
     def __init__(
-        self, files: StoreFiles, sizes: StoreLayout, folder: str, disk: Disk, rule: IndexingRule, *, ours: bool
+        self, files: StoreFiles, sizes: StoreLayout, directory: str, disk: Disk, rule: IndexingRule, *, ours: bool
     ) -> None:
-        self.files, self.paths, self.rule = files, Paths(folder), rule
+        self.files, self.paths, self.rule = files, Paths(directory), rule
         self._sizes, self._disk = sizes, disk
         self.tracker = TransactionTracker(files)
         self.queues: dict[tuple[str, int], UnitFiles] = {}
@@ -65,7 +65,7 @@ class Build:
         paths = self.paths
         parts = [paths.consumequeue, paths.index, paths.state_table, paths.redo_log]
         for part in [*parts, paths.batchconsumequeue] if files.batch_topics else parts:
-            disk.create_folder(part)
+            disk.create_directory(part)
 
     @property
     def generation(self) -> Generation:
@@ -96,8 +96,8 @@ class Build:
     def _queue(self, topic: str, queue_id: int) -> UnitFiles | None:
         found = self.queues.get((topic, queue_id))
         if found is None and self.files.expects_queue(topic, queue_id):
-            folder = self.paths.queue(topic, queue_id)
-            found = UnitFiles(self._disk, folder, self._sizes.consume_queue_bytes, UNIT)
+            directory = self.paths.queue(topic, queue_id)
+            found = UnitFiles(self._disk, directory, self._sizes.consume_queue_bytes, UNIT)
             self.queues[topic, queue_id] = found
         return found
 
@@ -159,7 +159,7 @@ class Build:
 
     def _keep(self, live: str, directory: str) -> None:
         """The files of a queue all of whose records are gone: they say which number its next message gets."""
-        self._disk.create_folder(directory)
+        self._disk.create_directory(directory)
         for entry in self._disk.entries(live):
             if entry.is_file and entry.size:
                 copy_file(self._disk, entry.path, os.path.join(directory, entry.name), entry.size)
@@ -226,6 +226,6 @@ def copy_file(disk: Disk, source: str, target: str, size: int) -> None:
         copy.close()
 
 
-def listing_of(disk: Disk, folder: str) -> Listing:
+def listing_of(disk: Disk, directory: str) -> Listing:
     """The files of a queue in any directory, as they are now."""
-    return StoreDirectory(folder, disk).segments(folder).listing(fresh=True)
+    return StoreDirectory(directory, disk).segments(directory).listing(fresh=True)

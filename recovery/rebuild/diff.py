@@ -57,18 +57,18 @@ class Difference:
     part: str
     kind: str
     count: int
-    folder: str
+    directory: str
     first: int  # the number of the first of them
     slots: tuple[SlotChange, ...] = ()  # of the state table: the first of them
 
     def as_json(self) -> dict[str, Any]:
         """Its public form."""
         return {
-            "part": self.part, "kind": self.kind, "count": self.count, "folder": self.folder, "first": self.first,
+            "part": self.part, "kind": self.kind, "count": self.count, "directory": self.directory, "first": self.first,
         }  # fmt: skip
 
     def __str__(self) -> str:
-        return f"{self.folder}: {self.count} {self.kind}, the first is number {self.first}"
+        return f"{self.directory}: {self.count} {self.kind}, the first is number {self.first}"
 
 
 def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Difference]:
@@ -81,15 +81,15 @@ def differences(build: Build, live: StoreFiles, disk: Disk, end: int) -> list[Di
     now = StoreFiles.open(live.path, live.watermark)  # with the files that came and went while the log was read
     kept = (now.commitlog.begin, end)
     for topic, queue_id in sorted({*build.queues, *now.queues()}):
-        folder = Paths(live.path).queue(topic, queue_id)
+        directory = Paths(live.path).queue(topic, queue_id)
         held = now.queue_units(topic, queue_id)
         ours = UnitFile(listing_of(disk, build.paths.queue(topic, queue_id)), UNIT, held.stop)
-        found += _of_units("consumequeue", folder, ours, held, kept)
+        found += _of_units("consumequeue", directory, ours, held, kept)
     if "batchconsumequeue" in parts:
         for name in sorted({*build.batches.queues, *now.batch_queues()}):
             ours = UnitFile(listing_of(disk, build.paths.batch_queue(*name)), BATCH_UNIT)
-            folder, live_units = Paths(live.path).batch_queue(*name), now.batch_units(*name)
-            found += _of_runs("batchconsumequeue", folder, in_order(ours, kept), in_order(live_units, kept))
+            directory, live_units = Paths(live.path).batch_queue(*name), now.batch_units(*name)
+            found += _of_runs("batchconsumequeue", directory, in_order(ours, kept), in_order(live_units, kept))
     if "redolog" in parts:
         ours = UnitFile(listing_of(disk, build.paths.redo_log), UNIT)
         found += _of_units("redolog", Paths(live.path).redo_log, ours, now.redo_units(), kept)
@@ -123,7 +123,7 @@ class _SettledLater:
 
 def _of_units(
     part: str,
-    folder: str,
+    directory: str,
     ours: UnitFile,
     live: UnitFile,
     kept: tuple[int, int],
@@ -154,7 +154,7 @@ def _of_units(
                 if part == "statetable":
                     slots[kind] += _slot_changes(kind, start, mask, made, held)
     for kind, number in first.items():
-        yield Difference(part, kind, counts[kind], folder, number, tuple(slots[kind][:_SLOTS_LISTED]))
+        yield Difference(part, kind, counts[kind], directory, number, tuple(slots[kind][:_SLOTS_LISTED]))
 
 
 def _slot_changes(kind: str, start: int, mask: npt.NDArray[np.bool_], made: Rows, held: Rows) -> Iterator[SlotChange]:
@@ -167,18 +167,18 @@ def _slot_changes(kind: str, start: int, mask: npt.NDArray[np.bool_], made: Rows
 
 def _of_index(build: Build, live: StoreFiles, disk: Disk, end: int) -> Iterator[Difference]:
     """Items one after another, wherever files begin; then whether the live files are right in themselves."""
-    folder, findings = Paths(live.path).index, Findings()
+    directory, findings = Paths(live.path).index, Findings()
     kept = (live.commitlog.begin, end)
     made = _items(open_index(_index_of(build, disk), Findings(), capacity=build.index.counts), kept)
     held_files = open_index(live.index_now(), findings, is_growing=live.is_index_growing, capacity=live.index_counts)
-    yield from _of_runs("index", folder, made, _items(held_files, kept))
+    yield from _of_runs("index", directory, made, _items(held_files, kept))
     for file in held_files:
         Chains(file, findings).check()
     if len(findings):
-        yield Difference("index", "chains", len(findings), folder, 0)
+        yield Difference("index", "chains", len(findings), directory, 0)
 
 
-def _of_runs(part: str, folder: str, made: Iterator[Rows], held: Iterator[Rows]) -> Iterator[Difference]:
+def _of_runs(part: str, directory: str, made: Iterator[Rows], held: Iterator[Rows]) -> Iterator[Difference]:
     """What differs between two runs of rows of shape (n, k), one row after another."""
     counts = dict.fromkeys(("missing", "extra", "different"), 0)
     first: dict[str, int] = {}
@@ -201,7 +201,7 @@ def _of_runs(part: str, folder: str, made: Iterator[Rows], held: Iterator[Rows])
         number += count
         rest_made, rest_held = rest_made[count:], rest_held[count:]
     for kind, place in first.items():
-        yield Difference(part, kind, counts[kind], folder, place)
+        yield Difference(part, kind, counts[kind], directory, place)
 
 
 def _items(files: list[IndexFileView], kept: tuple[int, int]) -> Iterator[Rows]:

@@ -28,9 +28,9 @@ _SECONDS_MAX = (1 << 31) - 1
 class UnitFiles:
     """A queue of files of fixed-size units, written by number. Units that follow each other are written at once."""
 
-    def __init__(self, disk: Disk, folder: str, file_bytes: int, dtype: Any) -> None:
+    def __init__(self, disk: Disk, directory: str, file_bytes: int, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
-        self._queue = MappedQueue(disk, folder, file_bytes)
+        self._queue = MappedQueue(disk, directory, file_bytes)
         self.begin, self.end = -1, 0  # the numbers of the first unit and behind the last
 
     def write(self, numbers: Ints, rows: Rows) -> None:
@@ -96,10 +96,10 @@ class IndexFiles:
     """The files of an index, filled one after another by a generation's rule."""
 
     def __init__(
-        self, disk: Disk, folder: str, slots: int, items: int, rule: IndexingRule, *, names: Sequence[int] = (),
+        self, disk: Disk, directory: str, slots: int, items: int, rule: IndexingRule, *, names: Sequence[int] = (),
         whole_records: bool = False,
     ) -> None:  # fmt: skip
-        self._disk, self._folder, self._slots, self._items = disk, folder, slots, items
+        self._disk, self._directory, self._slots, self._items = disk, directory, slots, items
         self._rule, self._names, self.whole_records = rule, list(names), whole_records
         self.counts = slots, items
         self.numbers: list[int] = []
@@ -135,7 +135,7 @@ class IndexFiles:
         self.numbers, self.last_full_ms = list(numbers), last_full_ms
         if not self.numbers:
             return
-        path = os.path.join(self._folder, f"{self.numbers[-1]:017}")
+        path = os.path.join(self._directory, f"{self.numbers[-1]:017}")
         self._map = self._disk.open_map(path, file_size(self._slots, self._items))
         self._header = IndexHeader.unpack_from(bytes(self._map.view[:HEADER_SIZE]))
         held = self._map.view[slot_at(0) : slot_at(self._slots)]
@@ -144,9 +144,9 @@ class IndexFiles:
     def _begin(self, first: Any) -> None:
         moment_ms, number = int(first["store_ms"]), self.name(int(first["store_ms"]))
         size = file_size(self._slots, self._items)
-        path = os.path.join(self._folder, f"{number:017}")
-        if self._disk.entry(self._folder) is None:
-            self._disk.create_folder(self._folder)
+        path = os.path.join(self._directory, f"{number:017}")
+        if self._disk.entry(self._directory) is None:
+            self._disk.create_directory(self._directory)
         self._disk.allocate(path, size)
         self._map = self._disk.open_map(path, size)
         self._newest[:] = 0

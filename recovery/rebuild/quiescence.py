@@ -46,11 +46,11 @@ def check_still(
 def shape(disk: Disk, path: str) -> list[tuple[str, int, int]]:
     """Every file of a store with its size and time of change in nanoseconds, sorted; our own directory left out."""
     found: list[tuple[str, int, int]] = []
-    folders, own = [path], Paths(path).own
-    while folders:
-        for entry in disk.entries(folders.pop()):
-            if entry.is_folder and entry.path != own:
-                folders.append(entry.path)
+    directories, own = [path], Paths(path).own
+    while directories:
+        for entry in disk.entries(directories.pop()):
+            if entry.is_directory and entry.path != own:
+                directories.append(entry.path)
             elif entry.is_file:
                 found.append(_of(entry))
     return sorted(found)

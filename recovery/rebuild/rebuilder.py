@@ -107,8 +107,8 @@ def _compare(
 ) -> RebuildReport:
     """Build up to the watermark and compare; once more when something moved that the watermark does not allow for."""
     mark = read_watermark(path, disk, while_written=is_again)
-    with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as folder:
-        report = make().compare_only(StoreFiles.open(path, mark), folder, started)
+    with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as directory:
+        report = make().compare_only(StoreFiles.open(path, mark), directory, started)
     is_same_log = mark is None or log_begin(path, disk) == report.begin_offset
     if report.ok or tries == 1 or (is_same_log and not has_moved(mark, path, disk)):
         return report
@@ -125,10 +125,10 @@ class Rebuilding:
         self._damages: list[Damage] = []
         self._end = 0
 
-    def compare_only(self, files: StoreFiles, folder: str, started: float) -> RebuildReport:
+    def compare_only(self, files: StoreFiles, directory: str, started: float) -> RebuildReport:
         """The differences; nothing in the store is touched."""
         misfits = misfits_of_store(files, self.disk)
-        build = self._build(files, folder)
+        build = self._build(files, directory)
         try:
             self._read(build, files)
             self._refuse_break(files)
@@ -166,7 +166,7 @@ class Rebuilding:
             raise lock.locked()
         try:
             if self.disk.entry(self.paths.own) is None:
-                self.disk.create_folder(self.paths.own)
+                self.disk.create_directory(self.paths.own)
             finish_swap(self.disk, self.paths)  # of a rebuild that was killed
             self._clear_place()
             files = StoreFiles.open(self.path)
@@ -192,15 +192,15 @@ class Rebuilding:
     def _clear_place(self) -> None:
         remove_built(self.disk, self.paths)
         replaced.remove_unused(self.disk, self.paths)
-        self.disk.create_folder(self.paths.rebuild)
+        self.disk.create_directory(self.paths.rebuild)
 
-    def _build(self, files: StoreFiles, folder: str) -> Build:
-        return Build(*self._build_arguments(files, folder), ours=self.ours)
+    def _build(self, files: StoreFiles, directory: str) -> Build:
+        return Build(*self._build_arguments(files, directory), ours=self.ours)
 
     def _build_arguments(
-        self, files: StoreFiles, folder: str
+        self, files: StoreFiles, directory: str
     ) -> tuple[StoreFiles, StoreLayout, str, Disk, IndexingRule]:
-        return files, sizes_of(files, self.disk), folder, self.disk, self._rule(files)
+        return files, sizes_of(files, self.disk), directory, self.disk, self._rule(files)
 
     def _rule(self, files: StoreFiles) -> IndexingRule:
         return index_rule(files, ours=self.ours)

@@ -95,7 +95,7 @@ def begin(
     ]
     if files:
         made.after = unreplaced(made, shape_now(disk, paths))
-    disk.create_folder(made.directory(paths))
+    disk.create_directory(made.directory(paths))
     write(disk, paths, made)
     _keep_files(disk, paths, made, files)
     write(disk, paths, made)
@@ -122,7 +122,7 @@ def set_aside(disk: Disk, paths: Paths, *, name: str, command: str, reason: str)
     lives = [live for live in (paths.consumequeue, paths.index, paths.transaction) if disk.entry(live) is not None]
     made = Replacement(name, command, who(), TAKEN_OVER, [reason], [], {})
     made.parts = [Part(os.path.basename(live), os.path.basename(live), inode_of(disk, live), 0) for live in lives]
-    disk.create_folder(made.directory(paths))
+    disk.create_directory(made.directory(paths))
     _keep_files(disk, paths, made, ("checkpoint", "abort"))
     write(disk, paths, made)
     for live, part in zip(lives, made.parts, strict=True):
@@ -253,7 +253,7 @@ def _files_below(disk: Disk, directory: str) -> Iterator[Entry]:
     waiting = [directory]
     while waiting:
         for entry in disk.entries(waiting.pop()):
-            if entry.is_folder:
+            if entry.is_directory:
                 waiting.append(entry.path)
             elif entry.is_file:
                 yield entry

@@ -169,7 +169,7 @@ class _Copy:
             return
         for entry in entries:
             path = f"{name}{entry.name}"
-            if entry.is_folder and not f"{path}/".startswith(self._never):
+            if entry.is_directory and not f"{path}/".startswith(self._never):
                 os.makedirs(os.path.join(self._target, path), exist_ok=True)
                 yield from self._below(f"{path}/")
             elif entry.is_file and not path.startswith(self._never):

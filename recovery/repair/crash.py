@@ -116,7 +116,7 @@ def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
     if report.refusal and not move:
         raise StoreError(f"{path}: {report.refusal}", path=path)
     if disk.entry(paths.own) is None:
-        disk.create_folder(paths.own)
+        disk.create_directory(paths.own)
     disk.write_file(paths.adopted, seal(json.dumps(max(report.end_offset, found.tail.end)).encode()))
     files = StoreFiles.open(path)
     engine = _engine(files, report.generation)

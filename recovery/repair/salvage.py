@@ -131,7 +131,7 @@ def salvage(
         raise explained(error, unfinished) from error
     try:
         report = _Salvage(files, contents, out_path, unfinished, segment_size, progress).run()
-        _sync_folders(unfinished)
+        _sync_directories(unfinished)
         os.rename(unfinished, out_path)
     except OSError as error:
         raise explained(error, unfinished) from error
@@ -155,14 +155,14 @@ class _Salvage:
     """One salvage: the scan copies, then the bridges are built, then the small files follow."""
 
     def __init__(
-        self, files: StoreFiles, contents: Inventory, out: str, folder: str, segment_size: int | None,
+        self, files: StoreFiles, contents: Inventory, out: str, directory: str, segment_size: int | None,
         progress: Progress | None,
     ) -> None:  # fmt: skip
         self._contents = contents
-        self._files, self._folder, self._progress = files, folder, progress
+        self._files, self._directory, self._progress = files, directory, progress
         listing = _with_size(patient(files.commitlog), segment_size)
         self._scan = Scan(listing, progress=self._advance)
-        self._log = NewLog(os.path.join(folder, "commitlog"), _first_base(listing), listing.segment_size)
+        self._log = NewLog(os.path.join(directory, "commitlog"), _first_base(listing), listing.segment_size)
         self._report = SalvageReport(files.path, out, listing.segment_size, begin_offset=listing.begin)
         self._judgement, self._numbering = TransactionTracker(files), Numbering(TOPIC)
         self._gaps: list[tuple[int, int, int]] = []  # start, end, store time of the record before
@@ -181,7 +181,7 @@ class _Salvage:
         finally:
             self._log.close()
             self._judgement.close()
-        report.config, report.positions_lowered = copy_config(self._files.path, self._folder, report.queues)
+        report.config, report.positions_lowered = copy_config(self._files.path, self._directory, report.queues)
         self._finish()
         return report
 
@@ -274,10 +274,10 @@ class _Salvage:
         report = self._report
         report.left_behind = left_behind(self._contents, report.config, is_lossy=bool(report.lost))
         report.left_out = sorted(set(os.listdir(self._files.path)) - _COPIED)
-        with open(os.path.join(self._folder, "abort"), "xb"):
+        with open(os.path.join(self._directory, "abort"), "xb"):
             pass
-        os.mkdir(os.path.join(self._folder, "checkback"))
-        with open(os.path.join(self._folder, "checkback", "salvage.json"), "x", encoding="utf-8") as file:
+        os.mkdir(os.path.join(self._directory, "checkback"))
+        with open(os.path.join(self._directory, "checkback", "salvage.json"), "x", encoding="utf-8") as file:
             json.dump(report.as_json(), file, indent=1)
 
 
@@ -321,10 +321,10 @@ def _first_base(listing: Listing) -> int:
     return residues.most_common(1)[0][0] if residues else 0
 
 
-def _sync_folders(path: str) -> None:
-    for folder, _, names in os.walk(path):
+def _sync_directories(path: str) -> None:
+    for directory, _, names in os.walk(path):
         for name in [".", *names]:
-            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
             finally:

@@ -23,9 +23,9 @@ _SUFFIX, _BACKUP = ".json", ".json.bak"
 
 def copy_config(store: str, out: str, gaps: Sequence[Gap]) -> tuple[list[str], int]:
     """Copy config/*.json; returns the names, and how many positions were lowered for queue offsets that are gone."""
-    disk, folder = Disk(), os.path.join(store, "config")
+    disk, directory = Disk(), os.path.join(store, "config")
     try:
-        present = {entry.name for entry in disk.entries(folder) if entry.is_file}
+        present = {entry.name for entry in disk.entries(directory) if entry.is_file}
         in_rocksdb = {name: read_config_database(name, Paths(store), disk) for name in TABLES}
     except StoreError:
         return [], 0
@@ -33,7 +33,7 @@ def copy_config(store: str, out: str, gaps: Sequence[Gap]) -> tuple[list[str], i
     wanted |= {name for name, raw in in_rocksdb.items() if raw is not None}
     copied, changed = [], 0
     for name in sorted(wanted):
-        raw = in_rocksdb.get(name) or _readable(disk, folder, name, present)
+        raw = in_rocksdb.get(name) or _readable(disk, directory, name, present)
         if raw is None:
             continue
         raw, count = _adjusted(name, raw, gaps)
@@ -45,12 +45,12 @@ def copy_config(store: str, out: str, gaps: Sequence[Gap]) -> tuple[list[str], i
     return copied, changed
 
 
-def _readable(disk: Disk, folder: str, name: str, present: set[str]) -> bytes | None:
+def _readable(disk: Disk, directory: str, name: str, present: set[str]) -> bytes | None:
     """The bytes of a file that holds JSON, or of its backup; None when neither does."""
     for candidate in (name, f"{name}.bak"):
         if candidate in present:
             try:
-                raw = disk.read(os.path.join(folder, candidate))
+                raw = disk.read(os.path.join(directory, candidate))
                 config.loads(raw)
             except StoreError:  # damaged, or the disk cannot read it
                 continue

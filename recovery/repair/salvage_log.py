@@ -63,8 +63,8 @@ class Bridge:
 class NewLog:
     """The segments of a new CommitLog, all of one size; what is not written is a hole."""
 
-    def __init__(self, folder: str, first: int, segment_size: int) -> None:
-        self._folder, self._first, self.segment_size = folder, first % segment_size, segment_size
+    def __init__(self, directory: str, first: int, segment_size: int) -> None:
+        self._directory, self._first, self.segment_size = directory, first % segment_size, segment_size
         self._open: tuple[int, int] | None = None  # base and descriptor
         self.fillers = 0
 
@@ -146,7 +146,7 @@ class NewLog:
         return descriptor
 
     def _path(self, base: int) -> str:
-        return os.path.join(self._folder, f"{base:0{NAME_DIGITS}}")
+        return os.path.join(self._directory, f"{base:0{NAME_DIGITS}}")
 
 
 def filler(

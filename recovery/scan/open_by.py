@@ -50,10 +50,10 @@ def _lock_holders(path: str) -> Iterator[int | None]:
             yield pid or None
 
 
-def _mapping(folder: str) -> Iterator[int]:
+def _mapping(directory: str) -> Iterator[int]:
     """The processes that map a file below a directory."""
     for name in os.listdir(_PROCESSES):
-        if name.isdecimal() and any(folder in line for line in _lines(os.path.join(_PROCESSES, name, "maps"))):
+        if name.isdecimal() and any(directory in line for line in _lines(os.path.join(_PROCESSES, name, "maps"))):
             yield int(name)
 
 

@@ -51,7 +51,7 @@ class Spill:
         self.count = count
         self._held: dict[int, list[Rows]] = {}
         self._held_bytes = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def add(self, rows: Rows, partition: npt.NDArray[np.int64]) -> None:
         """Deal rows to their partitions; within one, rows keep the order in which they were added."""
@@ -72,8 +72,8 @@ class Spill:
         self._held_bytes += rows.nbytes
 
     def _write(self) -> None:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="checkback-")
+        if self._directory is None:
+            self._directory = tempfile.TemporaryDirectory(prefix="checkback-")
         for partition, parts in self._held.items():
             with open(self._file(partition), "ab") as file:
                 file.writelines(np.ascontiguousarray(rows).data for rows in parts)
@@ -81,14 +81,14 @@ class Spill:
         self._held_bytes = 0
 
     def _file(self, partition: int) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.name) / str(partition)
+        assert self._directory is not None
+        return Path(self._directory.name) / str(partition)
 
     def take(self, partition: int) -> Rows:
         """The rows of a partition, in the order in which they were added; they are forgotten here."""
         parts = self._held.pop(partition, [])
         self._held_bytes -= sum(rows.nbytes for rows in parts)
-        if self._folder is not None and self._file(partition).exists():
+        if self._directory is not None and self._file(partition).exists():
             parts.insert(0, np.fromfile(self._file(partition), self.dtype))
             self._file(partition).unlink()
         return joined(parts, self.dtype)
@@ -112,12 +112,12 @@ class Spill:
 
     def _size(self, partition: int) -> int:
         held = sum(rows.nbytes for rows in self._held.get(partition, []))
-        on_disk = self._folder is not None and self._file(partition).exists()
+        on_disk = self._directory is not None and self._file(partition).exists()
         return held + (self._file(partition).stat().st_size if on_disk else 0)
 
     def _pieces(self, partition: int) -> Iterator[Rows]:
         """The rows of a partition without ever having all of them in memory; they are forgotten here."""
-        if self._folder is not None and self._file(partition).exists():
+        if self._directory is not None and self._file(partition).exists():
             count = max(_HELD_BYTES // 4 // self.dtype.itemsize, 1024)
             with open(self._file(partition), "rb") as file:
                 while len(rows := np.fromfile(file, self.dtype, count)):
@@ -130,9 +130,9 @@ class Spill:
     def close(self) -> None:
         """Remove the temporary files."""
         self._held.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
 
 
 def _rest_of(keys: Keys, count: int) -> Keys:

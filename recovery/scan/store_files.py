@@ -49,27 +49,27 @@ class StoreFiles:
     `slot_units` and the index files then leave out what no writer has finished.
     """
 
-    def __init__(self, folder: StoreDirectory, watermark: Watermark | None = None) -> None:
-        self.path, self._folder, self.watermark = folder.path, folder, watermark
-        paths = folder.paths
+    def __init__(self, directory: StoreDirectory, watermark: Watermark | None = None) -> None:
+        self.path, self._directory, self.watermark = directory.path, directory, watermark
+        paths = directory.paths
         self.opened_ms, self.was_held = time.time_ns() // 1_000_000, False
         with contextlib.suppress(StoreError):  # a later query reports why it cannot be read
             self.was_held = is_held(paths.lock)
         self.log_directories = tuple(self._other_log_directories())
         self.commitlog = self.commitlog_now()
         self.compared = compared_part(self.commitlog, watermark, paths.commitlog)
-        self.engine = read_engine(folder.disk, paths)
+        self.engine = read_engine(directory.disk, paths)
         self.table = paths.table_of(self.engine)  # the directory of the slots
         self.redo_log, self.state_table = self._listing(paths.redo_log), self._listing(self.table)
         self.commitlog_bytes = sum(segment.size for segment in self.commitlog.segments)
-        self.has_queues, self.has_index = self._is_folder(paths.consumequeue), self._is_folder(paths.index)
-        self.has_queue_ext = self._is_folder(paths.consumequeue_ext)
-        self.rocksdb = queue_database(paths, folder.disk)  # of queues, in place of files or beside them
-        self.has_batch_queues = self._is_folder(paths.batchconsumequeue)
-        self.has_redo_log = self.engine == STATE_TABLE and self._is_folder(paths.redo_log)
-        self.has_state_table = self._is_folder(self.table)
+        self.has_queues, self.has_index = self._is_directory(paths.consumequeue), self._is_directory(paths.index)
+        self.has_queue_ext = self._is_directory(paths.consumequeue_ext)
+        self.rocksdb = queue_database(paths, directory.disk)  # of queues, in place of files or beside them
+        self.has_batch_queues = self._is_directory(paths.batchconsumequeue)
+        self.has_redo_log = self.engine == STATE_TABLE and self._is_directory(paths.redo_log)
+        self.has_state_table = self._is_directory(self.table)
         self.index = self._numbered(paths.index) if self.has_index else []
-        layout = read_layout(folder.disk, paths)  # of a store of ours
+        layout = read_layout(directory.disk, paths)  # of a store of ours
         self.index_counts = (layout.index_slots, layout.index_items) if layout is not None else None
         topics = self._known_topics()
         self._topics = frozenset(topics) if topics is not None else None
@@ -90,30 +90,32 @@ class StoreFiles:
         """The queues in a RocksDB; None without one. Raises NoRocksDB, CorruptStore."""
         return None if self.rocksdb is None else RocksDBQueues(self.rocksdb, self.disk)
 
-    def _listing(self, folder: str) -> Listing:
-        return self._folder.segments(folder).listing(fresh=True)
+    def _listing(self, directory: str) -> Listing:
+        return self._directory.segments(directory).listing(fresh=True)
 
-    def _is_folder(self, path: str) -> bool:
-        entry = self._folder.disk.entry(path)
-        return entry is not None and entry.is_folder
+    def _is_directory(self, path: str) -> bool:
+        entry = self._directory.disk.entry(path)
+        return entry is not None and entry.is_directory
 
-    def _entries(self, folder: str) -> list[Entry]:
+    def _entries(self, directory: str) -> list[Entry]:
         try:
-            return self._folder.disk.entries(folder)
+            return self._directory.disk.entries(directory)
         except Missing:
             return []
 
-    def _numbered(self, folder: str) -> list[Segment]:
+    def _numbered(self, directory: str) -> list[Segment]:
         """The files of the index, which are named by the time at which they were made."""
-        entries = [entry for entry in self._entries(folder) if entry.is_file and entry.name.isdecimal()]
+        entries = [entry for entry in self._entries(directory) if entry.is_file and entry.name.isdecimal()]
         counts = self.watermark.counts if self.watermark is not None else None
         if counts is not None:  # a file behind the one in use was only begun
             entries = [entry for entry in entries if int(entry.name) <= counts.index]
-        return [Segment(int(entry.name), entry.size, entry.path, entry.inode, self._folder.files) for entry in entries]
+        return [
+            Segment(int(entry.name), entry.size, entry.path, entry.inode, self._directory.files) for entry in entries
+        ]
 
     def _known_topics(self) -> Mapping[str, config.TopicConfig] | None:
         """The topics of topics.json, or of the RocksDB in its place; None when it cannot be read."""
-        paths, disk = self._folder.paths, self._folder.disk
+        paths, disk = self._directory.paths, self._directory.disk
         try:
             raw = read_config_database("topics.json", paths, disk) or disk.read(paths.config("topics.json"))
             return config.decode_topics(raw).topics
@@ -122,7 +124,7 @@ class StoreFiles:
 
     def commitlog_now(self) -> Listing:
         """The segments as they are by now: a live broker may have begun another."""
-        listing = self._listing(self._folder.paths.commitlog)
+        listing = self._listing(self._directory.paths.commitlog)
         others = [segment for path in self.log_directories for segment in self._listing(path).segments]
         if not others:
             return listing
@@ -136,9 +138,9 @@ class StoreFiles:
         Which they are stands in the broker's configuration, so only those inside the store are found: they hold nothing
         but segments, and none that commitlog/ has. RocketMQ: MultiPathMappedFileQueue (5.3.3).
         """
-        own = {segment.base for segment in self._listing(self._folder.paths.commitlog).segments}
+        own = {segment.base for segment in self._listing(self._directory.paths.commitlog).segments}
         for entry in self._entries(self.path):
-            if entry.is_folder and kind_of(f"{entry.name}/") is None:
+            if entry.is_directory and kind_of(f"{entry.name}/") is None:
                 inside = self._entries(entry.path)
                 bases = {int(one.name) for one in inside if one.is_file and is_base(one.name)}
                 if bases and len(bases) == len(inside) and not bases & own:
@@ -146,12 +148,12 @@ class StoreFiles:
 
     def index_now(self) -> list[Segment]:
         """The files of the index as they are by now."""
-        return self._numbered(self._folder.paths.index)
+        return self._numbered(self._directory.paths.index)
 
     def commitlog_file(self, commitlog_offset: int) -> str:
         """The path of the segment that holds an offset, or would."""
         segment = self.commitlog.at(commitlog_offset)
-        return segment.path if segment else self._folder.paths.commitlog
+        return segment.path if segment else self._directory.paths.commitlog
 
     @property
     def table_generation(self) -> Generation:
@@ -161,16 +163,16 @@ class StoreFiles:
     @property
     def disk(self) -> Disk:
         """The disk that the store lies on."""
-        return self._folder.disk
+        return self._directory.disk
 
     @property
     def checkpoint(self) -> str:
         """The path of RocketMQ's checkpoint."""
-        return self._folder.paths.checkpoint
+        return self._directory.paths.checkpoint
 
     def closed_at_ms(self) -> int | None:
         """The store time that the checkpoint states for the last record; None for a store that was not closed."""
-        if self.disk.entry(self._folder.paths.abort) is not None:
+        if self.disk.entry(self._directory.paths.abort) is not None:
             return None
         try:
             return checkpoint.decode(self.disk.read(self.checkpoint)).commitlog_timestamp_ms
@@ -180,7 +182,7 @@ class StoreFiles:
     @property
     def lock(self) -> str:
         """The path of the lock that a 5.x broker holds."""
-        return self._folder.paths.lock
+        return self._directory.paths.lock
 
     def read(self, segment: Segment, at: int, size: int = WINDOW_BYTES) -> Bytes:
         """The bytes of a segment from a position on, at most `size`."""
@@ -189,29 +191,29 @@ class StoreFiles:
 
     def queue(self, topic: str, queue_id: int) -> Listing:
         """The files of a ConsumeQueue; none for a queue that is not there."""
-        return self._listing(self._folder.paths.queue(topic, queue_id))
+        return self._listing(self._directory.paths.queue(topic, queue_id))
 
     def queues(self) -> Iterator[tuple[str, int]]:
         """The ConsumeQueues that are on disk."""
-        yield from self._queues_in(self._folder.paths.consumequeue)
+        yield from self._queues_in(self._directory.paths.consumequeue)
 
     def batch_queues(self) -> Iterator[tuple[str, int]]:
         """The BatchConsumeQueues that are on disk."""
-        yield from self._queues_in(self._folder.paths.batchconsumequeue)
+        yield from self._queues_in(self._directory.paths.batchconsumequeue)
 
     def _queues_in(self, directory: str) -> Iterator[tuple[str, int]]:
         for topic in self._entries(directory):
-            for queue in self._entries(topic.path) if topic.is_folder else ():
-                if queue.is_folder and queue.name.isdecimal():
+            for queue in self._entries(topic.path) if topic.is_directory else ():
+                if queue.is_directory and queue.name.isdecimal():
                     yield topic.name, int(queue.name)
 
     def queue_ext(self, topic: str, queue_id: int) -> Listing:
         """The files of the ConsumeQueueExt of a queue."""
-        return self._listing(os.path.join(self._folder.paths.consumequeue_ext, topic, str(queue_id)))
+        return self._listing(os.path.join(self._directory.paths.consumequeue_ext, topic, str(queue_id)))
 
     def batch_units(self, topic: str, queue_id: int) -> UnitFile:
         """The units of a BatchConsumeQueue, numbered from the first file on."""
-        return UnitFile(self._listing(self._folder.paths.batch_queue(topic, queue_id)), _BATCH_UNIT)
+        return UnitFile(self._listing(self._directory.paths.batch_queue(topic, queue_id)), _BATCH_UNIT)
 
     # The units that may be verified
 
@@ -220,7 +222,7 @@ class StoreFiles:
         limits, stop = self._limits, None
         if limits is not None:
             stop = limits.queues.get((topic, queue_id))
-            if stop is None and (topic, queue_id) in queue_ends(self.path, self._folder.disk):
+            if stop is None and (topic, queue_id) in queue_ends(self.path, self._directory.disk):
                 stop = 0  # made since the watermark was read
         return UnitFile(self.queue(topic, queue_id), _UNIT, stop)
 
@@ -258,7 +260,7 @@ class StoreFiles:
         """Whether a queue should be there: a topic that was deleted takes its queues along, its records stay."""
         if topic in self.batch_topics:
             return False
-        if self._is_folder(self._folder.paths.queue(topic, queue_id)):
+        if self._is_directory(self._directory.paths.queue(topic, queue_id)):
             return True
         known = self._topics is None or topic in self._topics or topic.startswith(LMQ_PREFIX)
         return known and self.rocksdb is None
@@ -291,8 +293,8 @@ class StoreFiles:
         The checkpoint of a store of ours may be of a later record than those that are verified.
         """
         for name, decode in CONFIGS.items():
-            yield from self._damaged(self._folder.paths.config(name), decode)
-        path = self._folder.paths.checkpoint
+            yield from self._damaged(self._directory.paths.config(name), decode)
+        path = self._directory.paths.checkpoint
         newest_ms, known = self._newest_ms(last_store_ms), self._queues_end(stored_ms)
         yield from self._damaged(path, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known))
 
@@ -314,7 +316,7 @@ class StoreFiles:
     def _newest_ms(self, last_store_ms: int) -> int:
         if self.watermark is None:
             return last_store_ms
-        return max(last_store_ms, published(self.path, self._folder.disk)[1])
+        return max(last_store_ms, published(self.path, self._directory.disk)[1])
 
     def index_headers(self) -> list[IndexHeader]:
         """What the files of the index say of themselves, in order."""
@@ -328,7 +330,7 @@ class StoreFiles:
 
     def _damaged(self, path: str, decode: object) -> Iterator[Finding]:
         try:
-            raw = self._folder.disk.read(path)
+            raw = self._directory.disk.read(path)
             if raw:  # RocketMQ takes an empty file for one that is not there
                 decode(raw)  # type: ignore[operator]
         except Missing:

@@ -125,8 +125,8 @@ class _OnSpark(Rebuilding):
         super().__init__(path, *args, **options)
         self._spark, self._split_bytes = spark, split_bytes
 
-    def _build(self, files: StoreFiles, folder: str) -> Build:
-        return SparkBuild(*self._build_arguments(files, folder), ours=self.ours)
+    def _build(self, files: StoreFiles, directory: str) -> Build:
+        return SparkBuild(*self._build_arguments(files, directory), ours=self.ours)
 
     def _read(self, build: Build, files: StoreFiles, end: int | None = None) -> None:
         assert isinstance(build, SparkBuild)

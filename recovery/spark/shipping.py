@@ -49,5 +49,5 @@ def ship(spark: SparkSession) -> None:
     session_id = str(context.applicationId)
     if str(context.master).partition("[")[0] == "local" or session_id in _SENT:
         return
-    folder = _SENT[session_id] = tempfile.TemporaryDirectory(prefix="checkback-")
-    context.addPyFile(package(os.path.join(folder.name, "checkback.zip")))
+    directory = _SENT[session_id] = tempfile.TemporaryDirectory(prefix="checkback-")
+    context.addPyFile(package(os.path.join(directory.name, "checkback.zip")))

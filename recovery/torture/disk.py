@@ -221,7 +221,7 @@ def _renamed(disk: Disk, directory: Path) -> tuple[Latency, bool]:
         disk.write_file(str(new), content)
         os.replace(new, old)
         before = time.perf_counter_ns()
-        disk.sync_folder(str(directory))
+        disk.sync_directory(str(directory))
         times.append((time.perf_counter_ns() - before) / 1000)
         if old.read_bytes() != content or new.exists():
             return latency(times), False

@@ -150,8 +150,8 @@ class RedoLogComparison:
             for row in expected.tolist():
                 if row[:-1] not in there and not row[-1] and not _ends_half(row[2], look):
                     what = "prepared record" if row[2] == PREPARED_TAG else "end"
-                    folder = os.path.dirname(self._units.file_of(self._units.begin)) or "transaction/redolog"
-                    self._findings.add(Finding("redo-missing", row[0], f"the redo log lacks this {what}", folder))
+                    directory = os.path.dirname(self._units.file_of(self._units.begin)) or "transaction/redolog"
+                    self._findings.add(Finding("redo-missing", row[0], f"the redo log lacks this {what}", directory))
 
 
 def without_pairs(missing: Rows, strays: Rows) -> tuple[Rows, Rows]:

@@ -112,19 +112,19 @@ def _one(field: Field) -> Iterator[Field]:
 def dump_config(path: str, name: str | None) -> tuple[str, Any]:
     """The path and the values of a file under config/; without a name, the names that are there."""
     paths = Paths(StoreFiles.open(path).path)
-    folder = paths.config("")
+    directory = paths.config("")
     in_rocksdb = {file: raw for file in TABLES if (raw := read_config_database(file, paths, Disk())) is not None}
     try:
-        entries = [entry.name for entry in Disk().entries(folder) if entry.is_file]
+        entries = [entry.name for entry in Disk().entries(directory) if entry.is_file]
     except Missing:
         entries = []
     entries = sorted({*entries, *in_rocksdb})
     if name is None:
-        return folder, entries
+        return directory, entries
     found = next((one for one in (name, f"{name}.json") if one in entries), None)
     if found is None:
         raise no_such(f"config/{name}", path, entries)
-    file = os.path.join(folder, found)
+    file = os.path.join(directory, found)
     try:
         return file, config.loads(in_rocksdb.get(found) or _read(file))
     except CorruptRecord as error:

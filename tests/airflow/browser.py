@@ -32,10 +32,10 @@ class Browser:
     """One Chromium with one page."""
 
     def __init__(self, width: int = SIZE[0], height: int = SIZE[1]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
+        self._directory = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
         places = [
-            f"--user-data-dir={self._folder.name}",
+            f"--user-data-dir={self._directory.name}",
             "--remote-debugging-port=0",
             f"--window-size={width},{height}",
         ]
@@ -50,7 +50,7 @@ class Browser:
         self._held.close()
         self._process.terminate()
         self._process.wait(20)
-        self._folder.cleanup()
+        self._directory.cleanup()
 
     def size(self, width: int, height: int) -> None:
         """Show the page as wide as that, narrower than a window can be."""
@@ -81,7 +81,7 @@ class Browser:
 
     def _address(self) -> str:
         deadline = time.monotonic() + WAIT_S
-        told = Path(self._folder.name) / "DevToolsActivePort"
+        told = Path(self._directory.name) / "DevToolsActivePort"
         while not told.exists() or not told.read_text().strip():
             assert time.monotonic() < deadline, "Chromium does not start"
             time.sleep(0.1)

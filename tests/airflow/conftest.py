@@ -1,4 +1,4 @@
-"""Airflow for this room: its environment is set before its first import, in a folder of its own.
+"""Airflow for this room: its environment is set before its first import, in a directory of its own.
 
 The room keeps to one process (an xdist group): Airflow takes seconds to load and to make its tables, configures logging
 for the whole process, and warns where this project would fail.

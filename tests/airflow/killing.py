@@ -1,6 +1,7 @@
-"""Tasks that are killed: `python -m tests.airflow.killing WORK FOLDER KILLS SEED`, and `... WORK FOLDER together`.
+"""Tasks that are killed: `python -m tests.airflow.killing WORK DIRECTORY KILLS SEED`, and `... WORK DIRECTORY
+together`.
 
-`... traffic FOLDER KILLS SEED` kills rebuilds while an application sells.
+`... traffic DIRECTORY KILLS SEED` kills rebuilds while an application sells.
 
 A store that needs the work is made; a process that does it is killed with SIGKILL at a random moment, once or up to
 three times; then the task runs to its end, as a retry does, and once more. What it leaves must be what a task that
@@ -220,21 +221,21 @@ def finish(work: Work, path: Path) -> dict[str, Any]:
     return found
 
 
-def undisturbed(work: Work, folder: Path) -> tuple[dict[str, Any], float]:
+def undisturbed(work: Work, directory: Path) -> tuple[dict[str, Any], float]:
     """What is left of a run that nobody kills, and how long it takes in seconds."""
-    path = folder / "undisturbed"
+    path = directory / "undisturbed"
     done(lambda: work.make(path))
     _, took_s = timed(lambda: work.do(str(path)))
     return finish(work, path), took_s
 
 
-def kill(name: str, folder: Path, kills: int, seed: int) -> int:
+def kill(name: str, directory: Path, kills: int, seed: int) -> int:
     """Kill until so many have died in the middle; how many stores that took."""
     work, chance = WORKS[name], random.Random(seed)
-    expected, took_s = undisturbed(work, folder)
+    expected, took_s = undisturbed(work, directory)
     hits = stores = 0
     while hits < kills:
-        path = folder / f"store{stores}"
+        path = directory / f"store{stores}"
         done(lambda path=path: work.make(path))
         for _ in range(chance.randint(1, 3)):
             if not killed(lambda path=path: work.do(str(path)), chance.random() * took_s):
@@ -248,12 +249,12 @@ def kill(name: str, folder: Path, kills: int, seed: int) -> int:
     return stores
 
 
-def together(name: str, folder: Path) -> int:
+def together(name: str, directory: Path) -> int:
     """Two at once, of which none is killed, then one is: one does it, the other waits or finds it done."""
     work = WORKS[name]
-    expected, took_s = undisturbed(work, folder)
+    expected, took_s = undisturbed(work, directory)
     for number, victim in enumerate((None, 0, 1)):
-        path = folder / f"both{number}"
+        path = directory / f"both{number}"
         done(lambda path=path: work.make(path))
         both = [begin(lambda path=path: work.do(str(path))) for _ in range(2)]
         if victim is not None:
@@ -278,9 +279,9 @@ def sell(path: Path, notes: Path) -> None:
             os.write(out, b"%d\n" % number)
 
 
-def kill_in_traffic(folder: Path, kills: int, seed: int) -> int:
+def kill_in_traffic(directory: Path, kills: int, seed: int) -> int:
     """Rebuilds are killed while orders come in: each that was acknowledged is there, once."""
-    chance, path, notes = random.Random(seed), folder / "busy", folder / "sold"
+    chance, path, notes = random.Random(seed), directory / "busy", directory / "sold"
     done(lambda: spoiled(path))
     notes.touch()
     seller = begin(lambda: sell(path, notes))
@@ -311,9 +312,9 @@ def kill_in_traffic(folder: Path, kills: int, seed: int) -> int:
     return 1
 
 
-def main(name: str, folder: str, kills: str, seed: str = "0") -> None:
+def main(name: str, directory: str, kills: str, seed: str = "0") -> None:
     """Exit 1 with a traceback when something was lost, doubled or left."""
-    place = Path(folder)
+    place = Path(directory)
     (place / TEMPORARY).mkdir(parents=True, exist_ok=True)
     for loaded in (
         "checkback.catalog",
@@ -332,9 +333,9 @@ def main(name: str, folder: str, kills: str, seed: str = "0") -> None:
     print(json.dumps({"stores": stores}))
 
 
-def kill_in_a_process(work: str, folder: Path, *how: object) -> int:
+def kill_in_a_process(work: str, directory: Path, *how: object) -> int:
     """Run `tests.airflow.killing`; how many stores it judged."""
-    words = [sys.executable, "-m", "tests.airflow.killing", work, str(folder), *map(str, how)]
+    words = [sys.executable, "-m", "tests.airflow.killing", work, str(directory), *map(str, how)]
     ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.returncode == 0, ran.stderr[-4000:]
     return int(json.loads(ran.stdout)["stores"])

@@ -122,17 +122,17 @@ def test_the_kubernetes_values_are_the_compose_files(tmp_path: Path) -> None:
 
 
 def test_the_image_is_built_from_the_lock() -> None:
-    """With hashes; every folder and file that is copied exists, and all packages of the wheel are among them."""
+    """With hashes; every directory and file that is copied exists, and all packages of the wheel are among them."""
     assert "COPY docker/requirements.lock ./" in DOCKERFILE
     assert "--require-hashes --requirement requirements.lock" in DOCKERFILE
     assert re.search(r"^FROM \S+:\d+\.\d+\.\d+", DOCKERFILE, re.MULTILINE)
     copied = {word for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE) for word in line.split()}
     assert all((ROOT / name).exists() for name in copied)
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    folders = {
+    directories = {
         setup.get("package-dir", {}).get(name, name.replace(".", "/")).split("/")[0] for name in setup["packages"]
     }
-    assert folders <= copied
+    assert directories <= copied
     assert re.search(r"^USER airflow$", DOCKERFILE, re.MULTILINE)
 
 

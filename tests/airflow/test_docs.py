@@ -54,8 +54,8 @@ def test_an_example_is_a_dag(number: int, tmp_path: Path) -> None:
 
 def test_the_examples_of_the_package_are_dags() -> None:
     """They parse, and each file has tasks."""
-    folder = ROOT / "recovery/airflow/example_dags"
-    bag = DagBag(folder)
+    directory = ROOT / "recovery/airflow/example_dags"
+    bag = DagBag(directory)
     assert not bag.import_errors
     names = {"example_after_verification", "example_on_messages"}
     assert set(bag.dags) == names | {

@@ -103,7 +103,7 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
 
 
 def test_airflow_is_told_to_stay_on_this_machine(tmp_path: Path) -> None:
-    """Loopback, few workers, no examples, DAGs on, our bundle and the user's folder."""
+    """Loopback, few workers, no examples, DAGs on, our bundle and the user's directory."""
     told = Standalone(str(tmp_path), 8123, "stores.toml", spark_master="local[*]").environment
     assert told["AIRFLOW__API__HOST"] == "127.0.0.1"
     assert told["AIRFLOW__CORE__PARALLELISM"] == "4"

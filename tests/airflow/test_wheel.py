@@ -36,26 +36,26 @@ print(recovery.__file__, dags_folder(), *bag.dags, sep="\\n")
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a fresh environment with our wheel; all other distributions are those of this one."""
-    folder = tmp_path_factory.mktemp("fresh")
-    venv.create(folder / "environment", with_pip=False, symlinks=True)
-    python = folder / "environment/bin/python"
-    wheel = build_wheel(folder / "tree", folder)
+    directory = tmp_path_factory.mktemp("fresh")
+    venv.create(directory / "environment", with_pip=False, symlinks=True)
+    python = directory / "environment/bin/python"
+    wheel = build_wheel(directory / "tree", directory)
     install = ["install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", str(wheel)]
     subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True, timeout=60)
-    others = folder / "others"
+    others = directory / "others"
     others.mkdir()
     here = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     for one in (one for path in here for one in Path(path).iterdir()):
         if not one.name.startswith(OURS) and one.suffix != ".pth":
             (others / one.name).symlink_to(one)
-    (site,) = (folder / "environment").glob("lib/python*/site-packages")
+    (site,) = (directory / "environment").glob("lib/python*/site-packages")
     (site / "others.pth").write_text(f"{others}\n")
     return python
 
 
 @pytest.fixture
 def run(python: Path, tmp_path: Path) -> Airflow:
-    """`run("-m", "airflow", ...)` in the fresh environment, from an empty folder; what it says."""
+    """`run("-m", "airflow", ...)` in the fresh environment, from an empty directory; what it says."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON"))}
     environment = {**kept, "AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     stores = tmp_path / "stores.toml"
@@ -82,8 +82,8 @@ def test_airflow_starts_and_knows_the_provider(run: Airflow) -> None:
 
 def test_the_dags_come_with_the_wheel(run: Airflow, python: Path) -> None:
     """The bundle finds all seven where the wheel put them."""
-    module, folder, *dags = run("-c", DAGS).splitlines()[-9:]
+    module, directory, *dags = run("-c", DAGS).splitlines()[-9:]
     environment = python.parent.parent
     assert Path(module).is_relative_to(environment)
-    assert Path(folder).is_relative_to(environment)
+    assert Path(directory).is_relative_to(environment)
     assert len(dags) == 7

@@ -259,7 +259,7 @@ def test_a_store_that_rocketmq_wrote_is_not_written(tmp_path: Path, name: str, r
     broker.open(store, read_only=True).close()
 
 
-def test_a_folder_of_something_else_is_no_store(tmp_path: Path) -> None:
+def test_a_directory_of_something_else_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("Dear all")
     with pytest.raises(broker.NotAStore, match=r"it holds letter\.txt"):
         broker.open(tmp_path)

@@ -42,11 +42,11 @@ class Placed:
     item: str = ""
 
 
-def shop_app(folder: Path, url: URL, **options: Any) -> broker.App:
+def shop_app(directory: Path, url: URL, **options: Any) -> broker.App:
     """An application on a database, with small files; its tables are there."""
     engine = create_engine(url)
     Base.metadata.create_all(engine)
-    app = broker.App(folder / "shop.store", engine=engine, layout=SMALL, sync="os", **options)
+    app = broker.App(directory / "shop.store", engine=engine, layout=SMALL, sync="os", **options)
     app.topic("orders", Placed)
     return app
 

@@ -1,6 +1,6 @@
 """The figures in the README: how fast a verification is, how it grows, and what memory it takes.
 
-    make bench            2 GB stores, some minutes and 6 GB of disk in a temporary folder
+    make bench            2 GB stores, some minutes and 6 GB of disk in a temporary directory
     make bench SIZES=1    other sizes, in GB
 
 Each run is a process of its own, measured from outside. A yardstick runs beside it: reading the same bytes, and their
@@ -51,9 +51,9 @@ def yardsticks(store: Path) -> tuple[float, float]:
     return seconds[0], seconds[1]
 
 
-def bench(generation: str, gigabytes: float, folder: Path) -> None:
+def bench(generation: str, gigabytes: float, directory: Path) -> None:
     """Make one store, verify it three times, and print the best."""
-    store = folder / f"{generation}-{gigabytes}"
+    store = directory / f"{generation}-{gigabytes}"
     make_store(store, generation, int(gigabytes * 1e9))
     runs = [measured([sys.executable, "-m", "recovery.cli", "verify", str(store), "--json"]) for _ in range(3)]
     report, wall, peak = min(runs, key=lambda run: float(str(run[0]["seconds"])))
@@ -74,10 +74,10 @@ def main() -> None:
     model = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     print(f"{model[0] if model else platform.processor()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     sizes = [float(size) for size in os.environ.get("SIZES", "0.5 2").split()]
-    with tempfile.TemporaryDirectory(prefix="checkback-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="checkback-bench-") as directory:
         for generation in ("state-table", "half-op"):
             for size in sizes:
-                bench(generation, size, Path(folder))
+                bench(generation, size, Path(directory))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast the Spark jobs are, beside the local engine with two processes and beside what one would write without us.
 
-    python -m tests.bench.spark                a 2 GB store in a temporary folder
+    python -m tests.bench.spark                a 2 GB store in a temporary directory
     python -m tests.bench.spark STORE          a store that is there
 
 Starting the session and the first query are shown apart. Subjects and yardsticks run by turns, and of each the best of
@@ -65,9 +65,9 @@ def local_rows(pool: ProcessPoolExecutor, log: LogManifest) -> int:
 # What one would write without us
 
 
-def cut_into_files(log: LogManifest, folder: Path) -> None:
+def cut_into_files(log: LogManifest, directory: Path) -> None:
     """Files of whole records that Spark's binaryFile can hold: it refuses 2 GiB, and a file is one value."""
-    folder.mkdir()
+    directory.mkdir()
     listing = log.listing()
     for split in plan(log, PIECE_BYTES):
         reading = Reading(log, split)
@@ -76,7 +76,7 @@ def cut_into_files(log: LogManifest, folder: Path) -> None:
         segment = listing.based(split.base)
         if reading.first is not None and reading.end_offset is not None and segment is not None:
             raw = segment.read(reading.first - segment.base, reading.end_offset - reading.first)
-            (folder / f"{reading.first:020}").write_bytes(raw)
+            (directory / f"{reading.first:020}").write_bytes(raw)
 
 
 def _parsed(
@@ -124,7 +124,7 @@ def transactions_by_hand(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
     return _parsed(batches, row, ENDS_SCHEMA)
 
 
-def bench(path: str, folder: Path) -> None:
+def bench(path: str, directory: Path) -> None:
     """Measure, and print."""
     log = StoreLocation(path).log()
     started = time.monotonic()
@@ -133,7 +133,7 @@ def bench(path: str, folder: Path) -> None:
     started = time.monotonic()
     scan(spark, path, columns=COLUMNS, endOffset=4096).count()
     print(f"first query: {time.monotonic() - started:.1f} s")
-    chunks = folder / "pieces"
+    chunks = directory / "pieces"
     cut_into_files(log, chunks)
     kinds = ("bigint", "int", "bigint", "bigint", "string", "binary")
     ddl = ", ".join(f"{name} {kind}" for name, kind in zip(COLUMNS, kinds, strict=True))
@@ -142,16 +142,16 @@ def bench(path: str, folder: Path) -> None:
         number = iter(range(1000))
         subjects: dict[str, Callable[[], Any]] = {
             "transactions, local, 2 processes": lambda: digests.add(
-                local_transactions(pool, log, path, folder / f"local{next(number)}")
+                local_transactions(pool, log, path, directory / f"local{next(number)}")
             ),
             "transactions, Spark": lambda: digests.add(
-                write_transactions(spark, path, str(folder / f"out{next(number)}")).digest
+                write_transactions(spark, path, str(directory / f"out{next(number)}")).digest
             ),
             "rows, local, 2 processes": lambda: local_rows(pool, log),
             "rows, Spark": lambda: _drain(scan(spark, path, columns=COLUMNS)),
             "rows, binaryFile + mapInArrow": lambda: _without_us(spark, str(chunks), ddl),
             "transactions, binaryFile + mapInArrow": lambda: _transactions_without_us(
-                spark, str(chunks), str(folder / f"hand{next(number)}")
+                spark, str(chunks), str(directory / f"hand{next(number)}")
             ),
         }
         best = dict.fromkeys(subjects, float("inf"))
@@ -200,11 +200,11 @@ def _drain(frame: Any) -> None:
 
 def main() -> None:
     """One store, given or made."""
-    with tempfile.TemporaryDirectory(prefix="checkback-bench-") as folder:
-        path = sys.argv[1] if len(sys.argv) > 1 else str(Path(folder) / "store")
+    with tempfile.TemporaryDirectory(prefix="checkback-bench-") as directory:
+        path = sys.argv[1] if len(sys.argv) > 1 else str(Path(directory) / "store")
         if len(sys.argv) < 2:
             make_store(path, "state-table", 2_000_000_000)
-        bench(path, Path(folder))
+        bench(path, Path(directory))
 
 
 if __name__ == "__main__":

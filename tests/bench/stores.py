@@ -267,8 +267,8 @@ class StoreWriter:
             step = self.story.steps[number]
             return redolog.PREPARED_TAG if _opens(step) else self._column(prepared[step.transaction])
 
-        folder = self.path / "transaction" / "redolog" / "TRANSACTION_REDOLOG_TOPIC_XXXX" / "0"
-        _write_files(folder, self._units(which, tags).tobytes(), 40_000_000)
+        directory = self.path / "transaction" / "redolog" / "TRANSACTION_REDOLOG_TOPIC_XXXX" / "0"
+        _write_files(directory, self._units(which, tags).tobytes(), 40_000_000)
 
     def _index(self, numbers: np.ndarray[Any, Any]) -> None:
         """One file for each 20 million keys, as its generation indexes."""
@@ -322,10 +322,10 @@ def _hashes(prefix: str, digits: np.ndarray[Any, Any], *, keep_sign: bool) -> np
     return found if keep_sign else np.abs(found)
 
 
-def _write_files(folder: Path, data: bytes, size: int) -> None:
-    folder.mkdir(parents=True)
+def _write_files(directory: Path, data: bytes, size: int) -> None:
+    directory.mkdir(parents=True)
     for at in range(0, len(data), size):
-        with open(folder / f"{at:020}", "wb") as file:
+        with open(directory / f"{at:020}", "wb") as file:
             file.truncate(size)
             file.write(data[at : at + size])
 

@@ -62,7 +62,7 @@ class Outbox(Base):
 
 
 @contextmanager
-def folder() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="checkback-bench-"))
     try:
         yield path
@@ -103,7 +103,7 @@ def left_in_doubt(store: LiveStore, ledger: Ledger, count: int, *, rolled_back: 
 def settle(count: int) -> None:
     """Check-back of one process with a ledger on SQLite, from a store that was just opened."""
     for rolled_back in (0, count // 100):
-        with folder() as path:
+        with directory() as path:
             engine = database(path / "shop.db")
             ledger = Ledger(engine)
             ledger.create_all()
@@ -123,7 +123,7 @@ def settle(count: int) -> None:
 
 def round_over_settled(settled: int, in_doubt: int) -> None:
     """A round over a large table of which little is in doubt: the first, which asks, and one in which all wait."""
-    with folder() as path:
+    with directory() as path:
         engine = database(path / "shop.db")
         ledger = Ledger(engine)
         ledger.create_all()
@@ -162,7 +162,7 @@ def by_engine(chunks: int = 100, at_once: int = 200) -> None:
     """Prepare and commit, 1 KiB, mode `os`, by each engine in turn: CPU time of the calling thread."""
     message = broker.Message("orders", bytes(1024), keys=["order-4711"])
     took: dict[str, list[float]] = {name: [] for name in ENGINES}
-    with folder() as path, contextlib.ExitStack() as stack:
+    with directory() as path, contextlib.ExitStack() as stack:
         layout = broker.StoreLayout.rocketmq()
         stores = {
             name: stack.enter_context(broker.open(path / name, sync="os", layout=layout, transactions=name))
@@ -184,7 +184,7 @@ def by_engine(chunks: int = 100, at_once: int = 200) -> None:
 def purchase(seconds: float) -> None:
     """An order and its announcement, against the same with an outbox row and no message."""
     for threads in (1, 4):
-        with folder() as path:
+        with directory() as path:
             outbox, ours = database(path / "outbox.db"), database(path / "shop.db")
             for engine in (outbox, ours):
                 Base.metadata.create_all(engine)

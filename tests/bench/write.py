@@ -1,6 +1,6 @@
 """How fast we write, against RocketMQ's own store beside it in the same run: transactions of 1 KiB, half and end.
 
-    python -m tests.bench.write            everything; some minutes, some GB in a temporary folder
+    python -m tests.bench.write            everything; some minutes, some GB in a temporary directory
     python -m tests.bench.write os each    only these: os each group open load
     OPEN_GB=10 LOAD_TRANSACTIONS=1000000   larger stores for `open` and `load`
 
@@ -149,7 +149,7 @@ def ours(path: Path, sync: str, count: int, *, threads: int = 1, processes: int 
 def beside(
     title: str,
     goal: float,
-    folder: Path,
+    directory: Path,
     count: int,
     our_turn: Callable[[Path], float],
     java_turn: Callable[[Path], float],
@@ -158,7 +158,7 @@ def beside(
     best_ours = best_java = float("inf")
     for _ in range(TURNS):
         for name, turn in (("java", java_turn), ("ours", our_turn)):
-            store = folder / name
+            store = directory / name
             shutil.rmtree(store, ignore_errors=True)
             seconds = turn(store)
             if name == "ours":
@@ -173,10 +173,10 @@ def beside(
     )
 
 
-def bench_os(folder: Path, java: Yardstick) -> None:
+def bench_os(directory: Path, java: Yardstick) -> None:
     """One thread, nothing forced by whoever appends."""
     count = int(os.environ.get("TRANSACTIONS", "500000"))
-    beside("os, 1 thread", 1.0, folder, count, lambda store: ours(store, "os", count),
+    beside("os, 1 thread", 1.0, directory, count, lambda store: ours(store, "os", count),
            lambda store: java.write(store, count, sync=False, threads=1, warm=0))  # fmt: skip
     command = [sys.executable, "-m", "tests.bench.write", "call"]
 
@@ -184,34 +184,34 @@ def bench_os(folder: Path, java: Yardstick) -> None:
         done = subprocess.run([*command, str(store), str(count)], capture_output=True, check=True)
         return float(json.loads(done.stdout)["seconds"])
 
-    beside("os, 1 thread, prepare and commit", 1.0, folder, count, by_calls,
+    beside("os, 1 thread, prepare and commit", 1.0, directory, count, by_calls,
            lambda store: java.write(store, count, sync=False, threads=1, warm=0))  # fmt: skip
 
 
-def bench_each(folder: Path, java: Yardstick) -> None:
+def bench_each(directory: Path, java: Yardstick) -> None:
     """One thread, each record forced."""
     count = 2000
-    beside("each, 1 thread", 4.0, folder, count, lambda store: ours(store, "each", count),
+    beside("each, 1 thread", 4.0, directory, count, lambda store: ours(store, "each", count),
            lambda store: java.write(store, count, sync=True, threads=1, warm=200))  # fmt: skip
 
 
-def bench_group(folder: Path, java: Yardstick) -> None:
+def bench_group(directory: Path, java: Yardstick) -> None:
     """Sixteen threads that share forced writes, in one process and in two."""
-    _bench_group(folder, java, 1)
-    _bench_group(folder, java, 2)
+    _bench_group(directory, java, 1)
+    _bench_group(directory, java, 2)
 
 
-def _bench_group(folder: Path, java: Yardstick, processes: int) -> None:
+def _bench_group(directory: Path, java: Yardstick, processes: int) -> None:
     count, title = 16_000, f"group, {processes} x {16 // processes} threads"
-    beside(title, 1.0, folder, count, lambda store: ours(store, "group", count, threads=16, processes=processes),
+    beside(title, 1.0, directory, count, lambda store: ours(store, "group", count, threads=16, processes=processes),
            lambda store: java.write(store, count, sync=True, threads=16, warm=3200))  # fmt: skip
 
 
-def bench_open(folder: Path, _java: Yardstick | None) -> None:
+def bench_open(directory: Path, _java: Yardstick | None) -> None:
     """A store that was closed well opens in the same time whatever its size."""
     sizes = {"1 MB": 1 << 20, "large": int(float(os.environ.get("OPEN_GB", "2")) * 1e9)}
     for title, size in sizes.items():
-        store = folder / "open"
+        store = directory / "open"
         shutil.rmtree(store, ignore_errors=True)
         ours(store, "os", max(1, size // 2300))
         command = [sys.executable, "-m", "tests.bench.write", "open_once", str(store)]
@@ -225,12 +225,12 @@ def bench_open(folder: Path, _java: Yardstick | None) -> None:
         )
 
 
-def bench_load(folder: Path, java: Yardstick) -> None:
+def bench_load(directory: Path, java: Yardstick) -> None:
     """The machine stopped after so many transactions: ours from its last checkpoint, ours without one, and Java's."""
     count = int(os.environ.get("LOAD_TRANSACTIONS", "300000"))
     seconds: dict[str, float] = {}
     for name in ("from a checkpoint", "without one"):
-        store = folder / "ours"
+        store = directory / "ours"
         shutil.rmtree(store, ignore_errors=True)
         ours(store, "os", count, leave="crash")
         (store / "checkback" / "control").unlink()  # it is of another boot then
@@ -239,7 +239,7 @@ def bench_load(folder: Path, java: Yardstick) -> None:
         command = [sys.executable, "-m", "tests.bench.write", "open_once", str(store)]
         done = subprocess.run(command, capture_output=True, check=True)
         seconds[name] = float(json.loads(done.stdout)["seconds"])
-    store = folder / "java"
+    store = directory / "java"
     shutil.rmtree(store, ignore_errors=True)
     java.write(store, count, sync=False, threads=1, warm=0)
     slow = java.load(store)
@@ -259,10 +259,10 @@ def main(words: list[str]) -> None:
     model = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     print(f"{model[0] if model else platform.processor()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     with tempfile.TemporaryDirectory(prefix="checkback-bench-") as name:
-        folder = Path(name)
-        java = Yardstick(folder)
+        directory = Path(name)
+        java = Yardstick(directory)
         for word in words or BENCHES:
-            BENCHES[word](folder, java)
+            BENCHES[word](directory, java)
 
 
 if __name__ == "__main__":

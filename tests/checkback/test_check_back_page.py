@@ -27,7 +27,7 @@ def block(language: str) -> str:
 
 
 def test_the_program_runs_and_delivers(tmp_path: Path) -> None:
-    """In a folder of its own; then the message is in the store."""
+    """In a directory of its own; then the message is in the store."""
     read = [
         'with broker.open("shop.store") as store:',
         '    print([store.message("orders", queue, 0) for queue in store.queues("orders")])',

@@ -20,21 +20,21 @@ from tests.checkback.shop import Shop, leave_in_doubt, open_store, raiser
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> str:
+def directory(tmp_path: Path) -> str:
     """A store, closed."""
     open_store(tmp_path / "store").close()
     return str(tmp_path / "store")
 
 
 @pytest.fixture
-def lease(folder: str) -> Iterator[LeaderLock]:
-    lease = LeaderLock(folder)
+def lease(directory: str) -> Iterator[LeaderLock]:
+    lease = LeaderLock(directory)
     yield lease
     lease.release()
 
 
-def test_one_leads(folder: str, lease: LeaderLock) -> None:
-    other = LeaderLock(folder)
+def test_one_leads(directory: str, lease: LeaderLock) -> None:
+    other = LeaderLock(directory)
     assert lease.leader() == ""
     assert lease.try_take()
     assert lease.try_take()  # it leads already
@@ -46,13 +46,13 @@ def test_one_leads(folder: str, lease: LeaderLock) -> None:
     other.release()
 
 
-def test_a_leader_that_is_killed_leaves_the_lead(folder: str, lease: LeaderLock) -> None:
+def test_a_leader_that_is_killed_leaves_the_lead(directory: str, lease: LeaderLock) -> None:
     """At once, with nothing to wait for."""
     script = (
         "import sys; from recovery.checkback.leader import LeaderLock; "
         "l = LeaderLock(sys.argv[1]); print(l.try_take(), flush=True); input()"
     )
-    command = [sys.executable, "-c", script, folder]
+    command = [sys.executable, "-c", script, directory]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
@@ -63,7 +63,7 @@ def test_a_leader_that_is_killed_leaves_the_lead(folder: str, lease: LeaderLock)
         assert lease.try_take()
 
 
-def test_a_forked_child_neither_leads_nor_keeps_its_parents_lead(folder: str, lease: LeaderLock) -> None:
+def test_a_forked_child_neither_leads_nor_keeps_its_parents_lead(directory: str, lease: LeaderLock) -> None:
     """The child lives on when the parent lets go; another process leads at once."""
     assert lease.try_take()
     to_child, from_child = os.pipe(), os.pipe()
@@ -75,7 +75,7 @@ def test_a_forked_child_neither_leads_nor_keeps_its_parents_lead(folder: str, le
     assert os.read(from_child[0], 3) == b"not"
     assert lease.is_held
     lease.release()
-    other = LeaderLock(folder)
+    other = LeaderLock(directory)
     assert other.try_take()
     other.release()
     os.write(to_child[1], b".")

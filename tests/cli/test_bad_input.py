@@ -46,7 +46,7 @@ def a_file(path: Path) -> Path:
     return path / "file"
 
 
-def an_empty_folder(path: Path) -> Path:
+def an_empty_directory(path: Path) -> Path:
     (path / "empty").mkdir()
     return path / "empty"
 
@@ -75,7 +75,7 @@ def the_commitlog_itself(path: Path) -> Path:
     return path / "store" / "commitlog"
 
 
-def a_folder_above(path: Path) -> Path:
+def a_directory_above(path: Path) -> Path:
     build(V5, path / "above" / "store")
     return path / "above"
 
@@ -93,12 +93,12 @@ def below_a_file(path: Path) -> Path:
 NO_STORES = {
     nothing: "there is no such directory",
     a_file: "is a file, and a store is a directory",
-    an_empty_folder: "it is empty",
+    an_empty_directory: "it is empty",
     junk: "it holds a.txt, b.bin, c",
     a_file_called_commitlog: "commitlog in it is a file",
     a_commitlog_of_junk: "named as a segment is",
     the_commitlog_itself: "it holds segments itself",
-    a_folder_above: "there is one in it",
+    a_directory_above: "there is one in it",
     without_commitlog: "Put commitlog/ back",
     below_a_file: "file is a file",
 }
@@ -167,10 +167,10 @@ DAMAGED = {
 }
 
 
-def long_store(folder: Path) -> Path:
+def long_store(directory: Path) -> Path:
     """A store of three segments."""
-    store = folder / "store"
-    broker = build(V5, folder / "short")
+    store = directory / "store"
+    broker = build(V5, directory / "short")
     while len(broker.log) < 2 * SEGMENT_SIZE + 500:
         broker.append("plain", "Orders", b"more", {"KEYS": "more"})
     return broker.write(store)
@@ -220,16 +220,16 @@ def test_an_empty_commitlog_is_a_new_store(verb: str, tmp_path: Path, capsys: py
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Let the system refuse a file or folder; file modes would not do, root may read everything."""
+    """Let the system refuse a file or directory; file modes would not do, root may read everything."""
     scandir, open_ = os.scandir, os.open
 
     def refuse(asked: object) -> None:
         if str(asked) == str(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    def refusing_scandir(folder: str = ".") -> Any:
-        refuse(folder)
-        return scandir(folder)
+    def refusing_scandir(directory: str = ".") -> Any:
+        refuse(directory)
+        return scandir(directory)
 
     def refusing_open(file: str, flags: int, *rest: Any, **more: Any) -> int:
         refuse(file)
@@ -255,7 +255,7 @@ def test_no_permission(
     assert not (tmp_path / "store.salvaged.unfinished").exists()
 
 
-def test_a_derived_folder_without_permission(
+def test_a_derived_directory_without_permission(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify cannot judge what it cannot read; the CommitLog alone is enough for pending."""

@@ -23,11 +23,11 @@ TOOLS = (
 
 def environment(version: str, constraints: str) -> Path:
     """A Python with that Airflow and this tree; made once."""
-    folder = ROOT / "build" / f"airflow-{version}"
-    python = folder / "bin/python"
+    directory = ROOT / "build" / f"airflow-{version}"
+    python = directory / "bin/python"
     uv = Path(sys.executable).with_name("uv")
     if not python.exists():
-        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
+        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, directory], check=True)
     install = [uv, "pip", "install", "--quiet", "--python", python]
     bounds = ["--constraint", constraints] if constraints else []
     subprocess.run([*install, *bounds, f"apache-airflow=={version}"], check=True)

@@ -139,13 +139,13 @@ def seeded(options: dict[str, object]) -> dict[str, object]:
     return {**options, **transactions, "count": chance.randint(20, 90), "seed": SEED}
 
 
-def made(setting: Setting, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+def made(setting: Setting, directory: Path) -> tuple[Path, list[dict[str, Any]]]:
     """A store that a broker closed, and what it served before."""
-    store = folder / "store"
+    store = directory / "store"
     with running(installed(setting.version), store, **{**SMALL, **setting.properties}) as cluster:
         for options in setting.sends:
-            cluster.run("Kinds", folder / "sent.jsonl", **seeded(options))
-        before = served(cluster, setting.queues, folder / "before.jsonl")
+            cluster.run("Kinds", directory / "sent.jsonl", **seeded(options))
+        before = served(cluster, setting.queues, directory / "before.jsonl")
         assert cluster.broker is not None
         cluster.broker.stop()
     return store, before

@@ -120,8 +120,8 @@ def install(version: str, cache: Path = CACHE) -> Installation:
         _fetch_jars(version, place)
     if version in _CLIENTS:
         return Installation(version, place / "lib", place / "classes", install(_CLIENTS[version], cache))
-    folders = (HERE / "java" / "common", HERE / "java" / _PROGRAMS.get(version, version))
-    sources = [source for folder in folders for source in sorted(folder.glob("*.java"))]
+    directories = (HERE / "java" / "common", HERE / "java" / _PROGRAMS.get(version, version))
+    sources = [source for directory in directories for source in sorted(directory.glob("*.java"))]
     classes = place / "classes"
     stamp = classes / "stamp"
     if not stamp.exists() or any(source.stat().st_mtime > stamp.stat().st_mtime for source in sources):

@@ -1,6 +1,7 @@
-"""Recipes for real stores with the truth beside them; `python -m tests.compat.stores FOLDER [NAME...]` makes samples.
+"""Recipes for real stores with the truth beside them; `python -m tests.compat.stores DIRECTORY [NAME...]` makes
+samples.
 
-Each recipe makes `FOLDER/<version>-<name>/store` and `truth.jsonl`. What it draws at random comes from its seed.
+Each recipe makes `DIRECTORY/<version>-<name>/store` and `truth.jsonl`. What it draws at random comes from its seed.
 """
 
 from __future__ import annotations
@@ -91,11 +92,11 @@ class Draw:
         }
 
 
-def fresh(folder: Path) -> tuple[Path, Path]:
-    """Where the store and the truth go, in a folder that is empty."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder / "store", folder / "truth.jsonl"
+def fresh(directory: Path) -> tuple[Path, Path]:
+    """Where the store and the truth go, in a directory that is empty."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory / "store", directory / "truth.jsonl"
 
 
 def _patience(version: str) -> dict[str, object]:
@@ -106,18 +107,18 @@ def _patience(version: str) -> dict[str, object]:
     return {"quiet": 5, "stall": 80} if version == "3.1.4" else {"quiet": 15, "stall": 30}
 
 
-def clean(folder: Path, draw: Draw, **options: object) -> Made:
+def clean(directory: Path, draw: Draw, **options: object) -> Made:
     """Send, let every check-back be answered (3.1.4 asks after 60 s at the earliest), stop with SIGTERM."""
-    store, truth = fresh(folder)
+    store, truth = fresh(directory)
     with running(rocketmq.install(draw.version), store, **draw.properties) as cluster:
         cluster.run("Generate", truth, **{**draw.options, **_patience(draw.version), **options})
         _broker(cluster).stop()
     return Made(draw.version, store, truth, "clean", {**draw.options, **draw.properties, **options})
 
 
-def killed(folder: Path, draw: Draw, halves: int = 300, seconds: float = 0, **options: object) -> Made:
+def killed(directory: Path, draw: Draw, halves: int = 300, seconds: float = 0, **options: object) -> Made:
     """SIGKILL the broker in the middle of traffic, after so many half messages and so many seconds."""
-    store, truth = fresh(folder)
+    store, truth = fresh(directory)
     with running(rocketmq.install(draw.version), store, **draw.properties) as cluster:
         _kill_in_traffic(cluster, truth, halves, seconds, {**draw.options, **options})
     return Made(draw.version, store, truth, "killed", {**draw.options, **draw.properties, **options})
@@ -133,26 +134,26 @@ def _kill_in_traffic(cluster: Cluster, truth: Path, halves: int, seconds: float,
     sender.kill()
 
 
-def retries(folder: Path, draw: Draw, **options: object) -> Made:
+def retries(directory: Path, draw: Draw, **options: object) -> Made:
     """As `clean`, with a consumer that sends messages back: the first transaction becomes a dead letter."""
-    return clean(folder, draw, **{"consumer": f"consumer_{draw.seed}", "retries": 2, "count": 150, **options})
+    return clean(directory, draw, **{"consumer": f"consumer_{draw.seed}", "retries": 2, "count": 150, **options})
 
 
-def retries_killed(folder: Path, draw: Draw, seconds: float = 20, **options: object) -> Made:
+def retries_killed(directory: Path, draw: Draw, seconds: float = 20, **options: object) -> Made:
     """Retries and check-backs under way at the moment of the SIGKILL."""
     consumer = {"consumer": f"consumer_{draw.seed}", "retries": 2, "pause_ms": 60, **options}
-    return killed(folder, draw, 150, seconds, **consumer)
+    return killed(directory, draw, 150, seconds, **consumer)
 
 
-def recovered(folder: Path, draw: Draw, more: int = 0, wait: float = 5) -> Made:
+def recovered(directory: Path, draw: Draw, more: int = 0, wait: float = 5) -> Made:
     """A killed 3.1.4 store of several redo log files (kept as `before`), opened again by the real broker.
 
     With `more`, so many further messages are sent after the recovery, so that slots of the compacted table are reused.
     """
     draw.properties.update(tranRedoLogMapedFileSize=4000, tranStateTableMapedFileSize=2400)
-    made = killed(folder, draw, 400, unknown=25)
-    shutil.copytree(made.store, folder / "before")
-    shutil.copy(made.truth, folder / "before.truth.jsonl")
+    made = killed(directory, draw, 400, unknown=25)
+    shutil.copytree(made.store, directory / "before")
+    shutil.copy(made.truth, directory / "before.truth.jsonl")
     first = 1 + max(int(e["key"].split("-")[-1]) for e in made.events() if e["event"] == "sending")
     with running(rocketmq.install(draw.version), made.store, **draw.properties) as cluster:
         if more:
@@ -164,9 +165,9 @@ def recovered(folder: Path, draw: Draw, more: int = 0, wait: float = 5) -> Made:
     return made
 
 
-def traps(folder: Path, draw: Draw) -> Made:
+def traps(directory: Path, draw: Draw) -> Made:
     """Transactions that were ended twice, the other way or by strangers, and halves that a delay led astray."""
-    store, truth = fresh(folder)
+    store, truth = fresh(directory)
     with running(rocketmq.install(draw.version), store, **draw.properties) as cluster:
         cluster.run("Traps", truth, group="trapper", seed=draw.seed, rounds=5)
         _broker(cluster).stop()
@@ -180,18 +181,18 @@ def _broker(cluster: Cluster) -> Java:
 
 
 SAMPLES: dict[str, Callable[[Path], Made]] = {
-    "3.1.4-clean": lambda folder: clean(folder, Draw.of("3.1.4", 11)),
-    "5.3.3-clean": lambda folder: clean(folder, Draw.of("5.3.3", 21)),
-    "3.1.4-killed": lambda folder: killed(folder, Draw.of("3.1.4", 12)),
-    "5.3.3-killed": lambda folder: killed(folder, Draw.of("5.3.3", 22), seconds=12),
-    "3.1.4-retries": lambda folder: retries(folder, Draw.of("3.1.4", 13)),
-    "5.3.3-retries": lambda folder: retries(folder, Draw.of("5.3.3", 23)),
-    "3.1.4-recovered": lambda folder: recovered(folder, Draw.of("3.1.4", 14)),
-    "3.1.4-recovered-more": lambda folder: recovered(folder, Draw.of("3.1.4", 15), more=300),
-    "5.3.3-retries-killed": lambda folder: retries_killed(folder, Draw.of("5.3.3", 24)),
-    "3.1.4-traps": lambda folder: traps(folder, Draw.of("3.1.4", 17)),
-    "5.3.3-traps": lambda folder: traps(folder, Draw.of("5.3.3", 25)),
-    "3.1.4-retries-killed": lambda folder: retries_killed(folder, Draw.of("3.1.4", 16), seconds=75),
+    "3.1.4-clean": lambda directory: clean(directory, Draw.of("3.1.4", 11)),
+    "5.3.3-clean": lambda directory: clean(directory, Draw.of("5.3.3", 21)),
+    "3.1.4-killed": lambda directory: killed(directory, Draw.of("3.1.4", 12)),
+    "5.3.3-killed": lambda directory: killed(directory, Draw.of("5.3.3", 22), seconds=12),
+    "3.1.4-retries": lambda directory: retries(directory, Draw.of("3.1.4", 13)),
+    "5.3.3-retries": lambda directory: retries(directory, Draw.of("5.3.3", 23)),
+    "3.1.4-recovered": lambda directory: recovered(directory, Draw.of("3.1.4", 14)),
+    "3.1.4-recovered-more": lambda directory: recovered(directory, Draw.of("3.1.4", 15), more=300),
+    "5.3.3-retries-killed": lambda directory: retries_killed(directory, Draw.of("5.3.3", 24)),
+    "3.1.4-traps": lambda directory: traps(directory, Draw.of("3.1.4", 17)),
+    "5.3.3-traps": lambda directory: traps(directory, Draw.of("5.3.3", 25)),
+    "3.1.4-retries-killed": lambda directory: retries_killed(directory, Draw.of("3.1.4", 16), seconds=75),
 }
 
 

@@ -1,7 +1,7 @@
 """Fresh stores of real RocketMQ brokers, made with random parameters, judged against what their clients wrote down.
 
 `make compat` runs this: it needs Java 17, Maven and some minutes. A failed test's name ends with its seed: set
-CHECKBACK_COMPAT_SEED to it for the same parameters again, CHECKBACK_COMPAT_STORES to a folder to keep the stores.
+CHECKBACK_COMPAT_SEED to it for the same parameters again, CHECKBACK_COMPAT_STORES to a directory to keep the stores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ both_versions = pytest.mark.parametrize("version", rocketmq.VERSIONS)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Where a test's store goes."""
     keep = os.environ.get("CHECKBACK_COMPAT_STORES")
     name = request.node.name.replace("[", "-").replace("]", "")
@@ -120,23 +120,23 @@ def verified(made: Made, account: Account) -> dict[str, Any]:
 
 @both_versions
 @seeds(2)
-def test_a_cleanly_stopped_store(version: str, seed: int, folder: Path) -> None:
-    judge(stores.clean(folder, Draw.of(version, seed)))
+def test_a_cleanly_stopped_store(version: str, seed: int, directory: Path) -> None:
+    judge(stores.clean(directory, Draw.of(version, seed)))
 
 
 @both_versions
 @seeds(3)
-def test_a_killed_store(version: str, seed: int, folder: Path) -> None:
+def test_a_killed_store(version: str, seed: int, directory: Path) -> None:
     """SIGKILL in the middle of traffic, for 5.3.3 late enough that check-backs and op messages are under way."""
     late = random.Random(seed).uniform(1, 15) if version == "5.3.3" else 0.0
-    judge(stores.killed(folder, Draw.of(version, seed), seconds=late))
+    judge(stores.killed(directory, Draw.of(version, seed), seconds=late))
 
 
 @both_versions
 @seeds(1)
-def test_retries_and_dead_letters(version: str, seed: int, folder: Path) -> None:
+def test_retries_and_dead_letters(version: str, seed: int, directory: Path) -> None:
     """Messages that consumers send back keep the COMMIT flag and name offset 0, where a transaction begins: no ends."""
-    made = stores.retries(folder, Draw.of(version, seed))
+    made = stores.retries(directory, Draw.of(version, seed))
     account, _ = judge(made)
     first = account.transactions[0]
     assert first.halves[0].commitlog_offset == 0
@@ -150,17 +150,17 @@ def test_retries_and_dead_letters(version: str, seed: int, folder: Path) -> None
 
 @both_versions
 @seeds(1)
-def test_killed_during_retries_and_checks(version: str, seed: int, folder: Path) -> None:
+def test_killed_during_retries_and_checks(version: str, seed: int, directory: Path) -> None:
     """3.1.4 asks after 60 s at the earliest, so there the kill waits for that."""
     seconds = 75 if version == "3.1.4" else 20
-    judge(stores.retries_killed(folder, Draw.of(version, seed), seconds=seconds))
+    judge(stores.retries_killed(directory, Draw.of(version, seed), seconds=seconds))
 
 
 @both_versions
 @seeds(1)
-def test_ends_that_no_client_should_send(version: str, seed: int, folder: Path) -> None:
+def test_ends_that_no_client_should_send(version: str, seed: int, directory: Path) -> None:
     """Two ends, contrary ends, an end by a stranger, a half with a delay: one decision counts, the rest is told."""
-    made = stores.traps(folder, Draw.of(version, seed))
+    made = stores.traps(directory, Draw.of(version, seed))
     events, account = made.events(), take_account(made.store, version)
     seen = {transaction.key: transaction.state for transaction in account.transactions}
     for key, states in expectation.trapped_states(events, version).items():
@@ -177,9 +177,9 @@ def test_ends_that_no_client_should_send(version: str, seed: int, folder: Path) 
 
 @seeds(1)
 @pytest.mark.parametrize("more", [0, 300])
-def test_a_store_that_a_real_broker_recovered(seed: int, more: int, folder: Path) -> None:
+def test_a_store_that_a_real_broker_recovered(seed: int, more: int, directory: Path) -> None:
     """3.1.4 rebuilds its state table from the first redo log file only, and without the settled slots."""
-    made = stores.recovered(folder, Draw.of("3.1.4", seed), more)
+    made = stores.recovered(directory, Draw.of("3.1.4", seed), more)
     account = take_account(made.store, "3.1.4")
     assert not expectation.contradictions(made.events(), account, "3.1.4", "recovered")
     code, report = checkback("verify", made.store)
@@ -191,10 +191,10 @@ def test_a_store_that_a_real_broker_recovered(seed: int, more: int, folder: Path
 
 @both_versions
 @seeds(1)
-def test_reading_while_the_broker_writes(version: str, seed: int, folder: Path) -> None:
+def test_reading_while_the_broker_writes(version: str, seed: int, directory: Path) -> None:
     """Over and over, on a live store: no crash, nothing blamed on the tail, nothing touched."""
     draw = Draw.of(version, seed)
-    store, truth = stores.fresh(folder)
+    store, truth = stores.fresh(directory)
     options = {**draw.options, "pause_ms": 5, "count": 1_000_000}
     with rocketmq.running(rocketmq.install(version), store, **draw.properties) as cluster:
         sender = cluster.start("Generate", truth, **options)

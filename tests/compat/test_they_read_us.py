@@ -20,16 +20,16 @@ from tests.compat.rocketmq import Cluster, running
 ASKED_S = 75  # 3.1.4 asks 60 s after its start, and every 10 s from then on
 
 
-def read(cluster: Cluster, folder: Path) -> list[Event]:
+def read(cluster: Cluster, directory: Path) -> list[Event]:
     """What a Java consumer gets from our topics."""
-    truth = folder / "read.jsonl"
+    truth = directory / "read.jsonl"
     cluster.run("Reader", truth, topics=",".join(ours.TOPICS))
     return rocketmq.read_truth(truth)
 
 
-def settle(cluster: Cluster, folder: Path) -> list[Event]:
+def settle(cluster: Cluster, directory: Path) -> list[Event]:
     """Let a producer of the group answer the broker for a while; returns what it was asked."""
-    truth = folder / "settled.jsonl"
+    truth = directory / "settled.jsonl"
     cluster.run("Settler", truth, group=ours.GROUP, topic=ours.TOPICS[0], seconds=ASKED_S)
     return [event for event in rocketmq.read_truth(truth) if event["event"] == "check"]
 

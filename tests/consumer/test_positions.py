@@ -89,7 +89,7 @@ def test_a_consumer_at_work_goes_over_to_such_a_position(path: Path) -> None:
         assert message.body == b"0"
 
 
-def test_losing_our_folder_redelivers_and_never_skips(path: Path) -> None:
+def test_losing_our_directory_redelivers_and_never_skips(path: Path) -> None:
     """What was exported counts; what was acknowledged since comes again."""
     with opened(path) as store:
         send(store, 4)
@@ -104,7 +104,7 @@ def test_losing_our_folder_redelivers_and_never_skips(path: Path) -> None:
         assert consume(store, 2) == [2, 3]
 
 
-def test_losing_our_folder_does_not_make_an_old_group_a_new_one(path: Path) -> None:
+def test_losing_our_directory_does_not_make_an_old_group_a_new_one(path: Path) -> None:
     """`last` counts once: what came since the group began is its own."""
     with opened(path) as store:
         send(store, 1)

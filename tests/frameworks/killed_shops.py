@@ -26,10 +26,10 @@ SHOPS = [
 ]
 
 
-def kill(kind: str, database: str, option: str, kills: int, request: pytest.FixtureRequest, folder: Path) -> Tally:
+def kill(kind: str, database: str, option: str, kills: int, request: pytest.FixtureRequest, directory: Path) -> Tally:
     """Run a shop on a database and kill it; what came of it."""
     url: URL = request.getfixturevalue(f"{database}_url")
-    shop = getattr(shop_kinds, kind)(folder, url, *filter(None, [option]))
-    tally = run_and_kill(shop, folder, url, kills, seed=kills)
+    shop = getattr(shop_kinds, kind)(directory, url, *filter(None, [option]))
+    tally = run_and_kill(shop, directory, url, kills, seed=kills)
     print(f"{kind} on {database} {option}: {tally}")
     return tally

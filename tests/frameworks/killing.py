@@ -66,11 +66,11 @@ class Tally:
         return f"{counts}, {self.in_doubt} in doubt at kills, {sums}, {self.left} left in doubt; {dict(self.answers)}"
 
 
-def run_and_kill(shop: Shop, folder: Path, url: URL, kills: int, seed: int) -> Tally:
+def run_and_kill(shop: Shop, directory: Path, url: URL, kills: int, seed: int) -> Tally:
     """Kill a server `kills` times while customers order, and reconcile. The store and the tables are there already."""
     chance, tally = random.Random(seed), Tally()
     engine = create_engine(url, connect_args={"timeout": 30} if url.get_backend_name() == "sqlite" else {})
-    with open_store(folder / "store") as store, Server(shop.command, shop.environment, folder / "log") as server:
+    with open_store(directory / "store") as store, Server(shop.command, shop.environment, directory / "log") as server:
         with Customers(server.port, shop.wishes, seed) as customers:
             for kill in range(kills):
                 _wait_for_progress(customers, server, chance.randrange(3, 25))

@@ -29,14 +29,14 @@ def test_the_cases(database: str, request: pytest.FixtureRequest, tmp_path: Path
     assert int(count) == CASES
 
 
-def run_cases(folder: Path, url: URL, *words: str) -> subprocess.CompletedProcess[str]:
-    open_store(folder / "store").close()
+def run_cases(directory: Path, url: URL, *words: str) -> subprocess.CompletedProcess[str]:
+    open_store(directory / "store").close()
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "DJANGO_SETTINGS_MODULE": f"{DJANGO}.settings",
         "SHOP_DATABASE": json.dumps(django_database(url)),
-        "SHOP_STORE": str(folder / "store"),
+        "SHOP_STORE": str(directory / "store"),
     }
     command = [sys.executable, "-W", "error", "-m", "django", "test", "--noinput", "--pattern", "*_cases.py", *words]
     return subprocess.run(

@@ -19,25 +19,25 @@ def names() -> list[str]:
     return sorted(path.name.removesuffix(SUFFIX) for path in HERE.glob(f"*{SUFFIX}"))
 
 
-def unpack(name: str, folder: Path) -> Path:
-    """Write the store called `name` into `folder`, which is made. Returns `folder`.
+def unpack(name: str, directory: Path) -> Path:
+    """Write the store called `name` into `directory`, which is made. Returns `directory`.
 
     Segments are mostly zeros, which are left as holes: 43 MB of a store take 3 MB of disk. The standard library's
     extraction writes them out, and its `filter="data"` is missing from the first releases of Python 3.11; so a member
-    that is neither a file nor a folder, or that would land outside of `folder`, is refused here.
+    that is neither a file nor a directory, or that would land outside of `directory`, is refused here.
     """
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     with tarfile.open(HERE / f"{name}{SUFFIX}") as archive:
         for member in archive:
             path = PurePosixPath(member.name)
             if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
-                raise ValueError(f"{name}{SUFFIX} holds {member.name!r}, which is no file or folder of a store")
-            target = folder / path
+                raise ValueError(f"{name}{SUFFIX} holds {member.name!r}, which is no file or directory of a store")
+            target = directory / path
             if member.isdir():
                 target.mkdir(exist_ok=True)
             else:
                 _write(target, member, archive)
-    return folder
+    return directory
 
 
 def _write(target: Path, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
@@ -53,10 +53,10 @@ def _write(target: Path, member: tarfile.TarInfo, archive: tarfile.TarFile) -> N
     os.utime(target, (member.mtime, member.mtime))
 
 
-def main(folder: Path) -> None:
-    """Unpack each store that `folder` lacks or holds from an older archive."""
+def main(directory: Path) -> None:
+    """Unpack each store that `directory` lacks or holds from an older archive."""
     for name in names():
-        store, unfinished = folder / name, folder / f".{name}"
+        store, unfinished = directory / name, directory / f".{name}"
         if store.is_dir() and store.stat().st_mtime >= (HERE / f"{name}{SUFFIX}").stat().st_mtime:
             continue
         for old in (store, unfinished):

@@ -18,7 +18,7 @@ FUNCTION_LINES = 60
 # A thing without a better name has no purpose yet.
 VAGUE = {"base", "common", "constants", "core", "helper", "helpers", "manager", "misc", "tools", "util", "utils"}
 
-# pytest would import these folders under the names of the packages.
+# pytest would import these directories under the names of the packages.
 SHADOWS = {"broker", "recovery", "dags", "docker"}
 
 # Who else may print, exit or read the environment, and why.
@@ -123,7 +123,7 @@ def _declared(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def test_file_names() -> None:
-    """No vague name, no stutter, and no name of the standard library: run from its folder, it would shadow that."""
+    """No vague name, no stutter, and no name of the standard library: run from its directory, it would shadow that."""
 
     def offenders() -> Iterator[str]:
         for module in modules():
@@ -166,7 +166,7 @@ def test_no_test_module_imports_another() -> None:
     )
 
 
-def test_no_folder_shadows_a_package() -> None:
+def test_no_directory_shadows_a_package() -> None:
     """No tests/broker and the like, and docker/ is no package: it would hide the Docker SDK from Airflow."""
     for path in files():
         assert not (path.parts[0] == "tests" and SHADOWS & set(path.parts[1:-1])), f"{path} would shadow a package"

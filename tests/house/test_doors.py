@@ -65,7 +65,7 @@ def test_all_is_the_whole_door(package: str) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
-    """The wheel as a folder."""
+    """The wheel as a directory."""
     path = build_wheel(tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel"))
     return zipfile.Path(path)
 

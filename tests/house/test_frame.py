@@ -20,7 +20,7 @@ TARGET = re.compile(r"^([a-z][a-z-]*):(?!=)(.*)$", re.MULTILINE)
 # `make x` in backticks, or a line of a code block that begins with it.
 MENTION = re.compile(r"`make ((?:[a-z-]+ ?)+)`|^(?:\$ )?make ((?:[a-z-]+ ?)+)(?:#.*)?$", re.MULTILINE)
 
-# Folders that many programs share, where a neighbour's path may stand in a document.
+# Directories that many programs share, where a neighbour's path may stand in a document.
 PUBLIC = {Path("/"), Path("/opt"), Path("/srv"), Path("/tmp")}  # noqa: S108
 
 
@@ -110,7 +110,7 @@ def test_each_release_says_what_changes_on_disk() -> None:
 
 
 def test_nothing_knows_the_machine_it_was_written_on() -> None:
-    """No path of this tree, of a folder beside it, or of a home."""
+    """No path of this tree, of a directory beside it, or of a home."""
     here = [ROOT, Path.home()]
     if ROOT.parent not in PUBLIC:
         here += [path for path in ROOT.parent.iterdir() if path.is_dir()]
@@ -122,12 +122,12 @@ def test_nothing_knows_the_machine_it_was_written_on() -> None:
 
 @pytest.mark.parametrize("name", unpack.names())
 def test_golden_stores_are_documented(name: str) -> None:
-    """Each has a line in the README of its folder."""
+    """Each has a line in the README of its directory."""
     assert f"| `{name}` |" in (unpack.HERE / "README.md").read_text(encoding="utf-8")
 
 
 def test_golden_stores_unpack_for_a_reader_without_pytest(tmp_path: Path) -> None:
-    """The script gives each store its folder, and leaves alone what is there."""
+    """The script gives each store its directory, and leaves alone what is there."""
     script = [sys.executable, ROOT / "tests/golden/unpack.py", tmp_path]
     subprocess.run(script, check=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == unpack.names()

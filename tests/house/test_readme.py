@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_program_runs(tmp_path: Path) -> None:
-    """As it stands, in an empty folder; what it wrote is right."""
+    """As it stands, in an empty directory; what it wrote is right."""
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -20,9 +20,9 @@ def files() -> tuple[Path, ...]:
     if (ROOT / ".git").exists():
         names = subprocess.run(git, check=True, capture_output=True, text=True).stdout.split("\0")
         return tuple(sorted(Path(name) for name in names if name and (ROOT / name).is_file()))
-    folders = {".venv", "build", "dist"}
+    directories = {".venv", "build", "dist"}
     found = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file() and "cache" not in str(path))
-    return tuple(sorted(path for path in found if path.parts[0] not in folders))
+    return tuple(sorted(path for path in found if path.parts[0] not in directories))
 
 
 def texts() -> Iterator[tuple[Path, str]]:
@@ -43,7 +43,7 @@ class Module:
 
     @property
     def room(self) -> str:
-        """The first folder, which is how the rules speak about a module."""
+        """The first directory, which is how the rules speak about a module."""
         return self.name.split(".")[0]
 
 

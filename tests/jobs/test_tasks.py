@@ -48,7 +48,7 @@ def test_a_store_that_is_open_has_not_crashed(tmp_path: Path) -> None:
 
 
 def test_a_pass_that_finds_nothing_writes_nothing(tmp_path: Path) -> None:
-    """Not even the time of a file changes; no folder appears."""
+    """Not even the time of a file changes; no directory appears."""
     path = shop(tmp_path / "shop", orders=0)
     before = tree(path)
     assert tasks.check_back(str(path), now_ms=now_ms())["did"] == "nothing is in doubt"

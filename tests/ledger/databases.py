@@ -18,11 +18,11 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def postgres_socket() -> Iterator[Path]:
-    """The folder of the socket of a running PostgreSQL server."""
+    """The directory of the socket of a running PostgreSQL server."""
     if reason := postgres.missing():
         pytest.skip(reason)
-    with postgres.server() as folder:
-        yield folder
+    with postgres.server() as directory:
+        yield directory
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A MariaDB server of its own for the tests: in a temporary folder, on a unix socket, without the network."""
+"""A MariaDB server of its own for the tests: in a temporary directory, on a unix socket, without the network."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def _program(name: str) -> str | None:
 @contextmanager
 def server() -> Iterator[Path]:
     """Run a server whose root has no password; gives its socket. It is killed and removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="my-"))  # short: the path of a socket has at most 107 bytes
-    data, socket = folder / "data", folder / "socket"
+    directory = Path(tempfile.mkdtemp(prefix="my-"))  # short: the path of a socket has at most 107 bytes
+    data, socket = directory / "data", directory / "socket"
     user = pwd.getpwuid(os.getuid()).pw_name
-    scratch = folder / "tmp"  # of its own: a server that starts removes what others have in a shared one
+    scratch = directory / "tmp"  # of its own: a server that starts removes what others have in a shared one
     scratch.mkdir()
     common = ["--no-defaults", f"--datadir={data}", f"--tmpdir={scratch}", f"--user={user}"]
     try:
         _run("mariadb-install-db", *common, "--auth-root-authentication-method=normal", "--skip-test-db")
         program = _program("mariadbd")
         assert program is not None
-        with (folder / "log").open("wb") as log:
-            options = ["--skip-networking", f"--socket={socket}", f"--pid-file={folder / 'pid'}"]
+        with (directory / "log").open("wb") as log:
+            options = ["--skip-networking", f"--socket={socket}", f"--pid-file={directory / 'pid'}"]
             small = ["--innodb-buffer-pool-size=16M", "--innodb-flush-log-at-trx-commit=2"]
             running = subprocess.Popen([program, *common, *options, *small], stdout=log, stderr=log)
         try:
-            _wait(running, socket, folder / "log")
+            _wait(running, socket, directory / "log")
             yield socket
         finally:
             running.kill()
             running.wait()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _run(name: str, *arguments: str) -> None:

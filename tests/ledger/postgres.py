@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own for the tests: in a temporary folder, on a unix socket, without the network."""
+"""A PostgreSQL server of its own for the tests: in a temporary directory, on a unix socket, without the network."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ def _program(name: str) -> str | None:
 
 @contextmanager
 def server(options: str = "-F -c shared_buffers=16MB", parent: Path | None = None) -> Iterator[Path]:
-    """Run a server; gives the folder of its socket. It is killed and removed at the end. -F: it flushes nothing."""
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir=parent))  # short: the path of a socket has at most 107 bytes
+    """Run a server; gives the directory of its socket. It is killed and removed at the end. -F: it flushes nothing."""
+    directory = Path(tempfile.mkdtemp(prefix="pg-", dir=parent))  # short: the path of a socket has at most 107 bytes
     drop: list[str] = []
     if os.getuid() == 0:
         user = next(pwd.getpwnam(name) for name in _USERS if _exists(name))
-        os.chown(folder, user.pw_uid, user.pw_gid)
+        os.chown(directory, user.pw_uid, user.pw_gid)
         drop = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-    data = folder / "data"
+    data = directory / "data"
 
     def run(name: str, *arguments: str) -> None:
         program = _program(name)
         assert program is not None
         done = subprocess.run(
-            [*drop, program, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+            [*drop, program, *arguments], cwd=directory, capture_output=True, text=True, check=False, timeout=120
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
     try:
         run("initdb", "-D", str(data), "-U", "shop", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
-        words = f"-k {folder} -h '' -c max_connections=40 {options}"
-        run("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", words, "start")
+        words = f"-k {directory} -h '' -c max_connections=40 {options}"
+        run("pg_ctl", "-D", str(data), "-l", str(directory / "log"), "-w", "-o", words, "start")
         try:
-            yield folder
+            yield directory
         finally:
             run("pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _exists(user: str) -> bool:

@@ -58,7 +58,7 @@ class Entry:
         (self._enlistment, self._connection) = enlist(session, ledger)
         service = Mock(spec=TransactionalMessageService)
         branch = SqlalchemyTransaction(session, ledger).branch("shop", service, store_id=STORE)
-        branch.halves.append(Mock(spec=Half, end=1, message_id="1"))
+        branch.halves.append(Half(1, 0, "shop", "orders", 0, "1", (), 0, 0, 100, {}))
         self.key = branch.key
 
     def seal(self) -> None:

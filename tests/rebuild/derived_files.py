@@ -16,10 +16,10 @@ from tests.store.filled import SMALL, fill
 def derived(path: Path) -> dict[str, bytes]:
     """Every derived file that holds anything, by its name; of the index the names of the files do not count."""
     found = {}
-    for folder in ("consumequeue", "transaction", "index"):
-        for number, file in enumerate(sorted((path / folder).rglob("*"))):
+    for directory in ("consumequeue", "transaction", "index"):
+        for number, file in enumerate(sorted((path / directory).rglob("*"))):
             if file.is_file() and any(file.read_bytes()):
-                name = f"index/{number}" if folder == "index" else str(file.relative_to(path))
+                name = f"index/{number}" if directory == "index" else str(file.relative_to(path))
                 found[name] = file.read_bytes()
     return found
 

@@ -94,7 +94,7 @@ def test_whatever_is_done_to_derived_files_a_rebuild_puts_right(tmp_path: Path, 
         file = chance.choice(held)
         if not file.exists():
             continue
-        damage = chance.choice(["flip", "truncate", "remove", "remove folder"])
+        damage = chance.choice(["flip", "truncate", "remove", "remove directory"])
         if damage == "flip":
             flip(file, chance)
         elif damage == "truncate":
@@ -201,7 +201,7 @@ def test_without_an_atomic_exchange_it_takes_two_steps(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_all_differ")
 @pytest.mark.parametrize("base", [Disk, Deaf])
-@pytest.mark.parametrize("name", ["_exchange", "_rename", "_force_folder", "_write"])
+@pytest.mark.parametrize("name", ["_exchange", "_rename", "_force_directory", "_write"])
 def test_whoever_is_killed_in_an_exchange_is_followed_by_another(
     tmp_path: Path, base: type[Disk], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

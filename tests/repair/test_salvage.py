@@ -55,13 +55,13 @@ def flip(store: Path, position: int, segment_size: int, value: int = 0xFF) -> No
     path.write_bytes(raw)
 
 
-def long_store(kind: Generation, folder: Path, segments: int = 4) -> SmallBroker:
+def long_store(kind: Generation, directory: Path, segments: int = 4) -> SmallBroker:
     """A store of several segments."""
-    made = build(kind, folder.parent / f"{folder.name}.short")
+    made = build(kind, directory.parent / f"{directory.name}.short")
     while len(made.log) < (segments - 1) * kind.segment_size + 700:
         made.append("plain", "Orders", b"more" * 30, {"KEYS": f"m-{len(made.records)}"})
-    folder.mkdir()
-    made.write(folder)
+    directory.mkdir()
+    made.write(directory)
     return made
 
 
@@ -297,7 +297,7 @@ def test_never_in_place_and_never_half(
     assert list(out.iterdir()) == []
     assert not (tmp_path / "out.unfinished").exists()
     (tmp_path / "out.unfinished").mkdir()
-    assert salvage(store, out).records == 2130  # an empty folder that somebody made is no salvage
+    assert salvage(store, out).records == 2130  # an empty directory that somebody made is no salvage
     other = tmp_path / "other.unfinished" / "commitlog"
     other.mkdir(parents=True)
     with pytest.raises(StoreError, match="left of a killed salvage"):

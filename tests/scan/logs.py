@@ -154,13 +154,13 @@ class Log:
             last = max(self.segments, default=self.base - self.segment_size)
             self.segments[last + self.segment_size] = bytearray(self.segment_size)
 
-    def write(self, folder: Path) -> Path:
+    def write(self, directory: Path) -> Path:
         """The store on disk: nothing but commitlog/."""
-        home = folder / "commitlog"
+        home = directory / "commitlog"
         home.mkdir(parents=True)
         for base, held in self.segments.items():
             (home / f"{base:020}").write_bytes(held)
-        return folder
+        return directory
 
 
 def _chunks(deltas: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[Chunk, ...]]:

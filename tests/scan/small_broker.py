@@ -2,7 +2,7 @@
 
     broker = SmallBroker(V5)
     half = broker.append(HALF_TOPIC, b"body", {...})
-    broker.write(folder)
+    broker.write(directory)
 
 It dispatches as the brokers do (ConsumeQueue, index, state table, redo log) and shares no code with the verification:
 that an untouched store has no finding is the first thing that the tests ask.
@@ -187,13 +187,13 @@ class SmallBroker:
             (store / "abort").write_bytes(b"" if self.kind.state_table else b"4711")
         return store
 
-    def _write_index(self, folder: Path) -> int:
+    def _write_index(self, directory: Path) -> int:
         """The index, a file after another; returns what the checkpoint says of it: the end of the last full one."""
-        folder.mkdir()
+        directory.mkdir()
         fit, full_ms = self.kind.index_items - 1, 0
         for number, first in enumerate(range(0, len(self.indexed), fit)):
             part = self.indexed[first : first + fit]
-            (folder / f"{20261121071316270 + number * 1117}").write_bytes(self._index_file(part))
+            (directory / f"{20261121071316270 + number * 1117}").write_bytes(self._index_file(part))
             full_ms = part[-1][2] if len(part) == fit else full_ms
         return full_ms
 
@@ -240,7 +240,7 @@ class SmallBroker:
         self.configs["subscriptionGroup.json"] = dumps(groups_file).encode()
 
 
-def _segments(folder: Path, raw: bytes, size: int) -> None:
-    folder.mkdir(parents=True)
+def _segments(directory: Path, raw: bytes, size: int) -> None:
+    directory.mkdir(parents=True)
     for at in range(0, max(len(raw), 1), size):
-        (folder / f"{at:020}").write_bytes(raw[at : at + size].ljust(size, b"\0"))
+        (directory / f"{at:020}").write_bytes(raw[at : at + size].ljust(size, b"\0"))

@@ -1,6 +1,6 @@
 """The small stores of the damage tests: a record of every kind that each generation writes.
 
-`build(generation, folder)` writes one. The shapes (properties and their order, what a copy keeps, what a redelivery
+`build(generation, directory)` writes one. The shapes (properties and their order, what a copy keeps, what a redelivery
 says) are those of the records in the golden stores and in those of `tests/compat`.
 """
 
@@ -19,15 +19,15 @@ COMPRESSED, COMPRESSED_ZLIB = 1, 0x301
 GROUP, CONSUMER, TOPIC, RETRY = "payer", "shop", "Orders", "%RETRY%shop"
 
 
-def build(generation: Generation, folder: Path) -> SmallBroker:
-    """Write the small store of a generation into a folder that is not there yet; returns what was written."""
+def build(generation: Generation, directory: Path) -> SmallBroker:
+    """Write the small store of a generation into a directory that is not there yet; returns what was written."""
     broker = SmallBroker(generation)
     if generation.state_table:
         _state_table(broker)
     else:
         _half_op(broker)
-    folder.mkdir(parents=True)
-    broker.write(folder, killed=generation.state_table)
+    directory.mkdir(parents=True)
+    broker.write(directory, killed=generation.state_table)
     return broker
 
 

@@ -151,8 +151,8 @@ def test_scan_gives_the_wanted_rows_and_columns(log: Log, data: st.DataObject) -
     start = data.draw(st.integers(0, log.end))
     end = data.draw(st.none() | st.integers(0, log.end + 10))
     columns = data.draw(st.none() | st.lists(st.sampled_from(list(COLUMNS)), unique=True, min_size=1))
-    with tempfile.TemporaryDirectory() as folder:
-        store = log.write(Path(folder) / "store")
+    with tempfile.TemporaryDirectory() as directory:
+        store = log.write(Path(directory) / "store")
         found = list(scan(store, start=start, end=end, columns=columns, rows=data.draw(st.integers(1, 9))))
     wanted = [
         {name: value for name, value in decoded(raw, offset).items() if columns is None or name in columns}

@@ -68,7 +68,7 @@ def test_every_message_of_the_truth_is_there(golden: Golden, truth: Truth, name:
 
 
 def picture(store: Path) -> dict[str, tuple[int, int, str]]:
-    """Of each file and folder: mode, time of the last change, and content."""
+    """Of each file and directory: mode, time of the last change, and content."""
     return {
         str(path.relative_to(store)): (
             path.stat().st_mode,
@@ -104,9 +104,9 @@ def read_all(store: Path) -> tuple[int, str]:
 @pytest.mark.parametrize("name", ["rocketmq-3.1.5-killed", "rocketmq-5.3.3-killed"])
 def test_scanning_needs_no_write_permission_and_changes_nothing(golden: Golden, name: str) -> None:
     wanted = read_all(golden(name))  # and every module that loads late is loaded
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders let nobody else in
-        Path(folder).chmod(0o755)
-        store = Path(folder, "store")
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own directories let nobody else in
+        Path(directory).chmod(0o755)
+        store = Path(directory, "store")
         subprocess.run(["cp", "-a", "--sparse=always", golden(name), store], check=True)
         subprocess.run(["chmod", "-R", "a-w,a+rX", store], check=True)
         before = picture(store)

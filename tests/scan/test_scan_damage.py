@@ -62,12 +62,12 @@ class Harm:
         )
 
     def scan(self, window_bytes: int) -> tuple[dict[int, bytes], Scan]:
-        with tempfile.TemporaryDirectory() as folder:
-            home = Path(folder) / "commitlog"
+        with tempfile.TemporaryDirectory() as directory:
+            home = Path(directory) / "commitlog"
             home.mkdir()
             for base, held in self.files.items():
                 (home / f"{base:020}").write_bytes(held)
-            scan = Scan(StoreFiles.open(folder).commitlog, window_bytes=window_bytes)
+            scan = Scan(StoreFiles.open(directory).commitlog, window_bytes=window_bytes)
             return found_by(scan), scan
 
 
@@ -175,12 +175,12 @@ def test_only_the_last_place_is_a_torn_tail() -> None:
 def test_ranges_of_a_damaged_log_give_each_whole_record_once(harm: Harm, first: int, second: int, window: int) -> None:
     cuts = sorted({harm.log.begin + first, harm.log.begin + second})
     last = max(harm.log.segments) + harm.log.segment_size
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder) / "commitlog"
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory) / "commitlog"
         home.mkdir()
         for base, held in harm.files.items():
             (home / f"{base:020}").write_bytes(held)
-        listing = StoreFiles.open(folder).commitlog
+        listing = StoreFiles.open(directory).commitlog
         together: list[int] = []
         for start, end in zip([0, *cuts], [*cuts, max(last, *cuts)], strict=True):
             together += found_by(Scan(listing, start, end, resync=True, window_bytes=window))

@@ -26,8 +26,8 @@ windows = st.sampled_from((64, 91, 100, 4096, 1 << 20)) | st.integers(8, 9000)
 @contextmanager
 def scanned(log: Log) -> Iterator[StoreFiles]:
     """The log on disk, as the engine finds it."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield StoreFiles.open(log.write(Path(folder) / "store"))
+    with tempfile.TemporaryDirectory() as directory:
+        yield StoreFiles.open(log.write(Path(directory) / "store"))
 
 
 @tries(60)

@@ -13,13 +13,13 @@ from recovery.scan.store_files import StoreFiles
 from tests.scan.logs import Chunk, Log, Wanted
 
 
-def a_log(folder: Path) -> StoreFiles:
+def a_log(directory: Path) -> StoreFiles:
     """120 records in two segments."""
     log = Log(8192)
     for number in range(120):
         log.append(Wanted(properties=b"KEYS\x01%d\x02" % number, chunks=(Chunk("bytes", b"x" * 10),)))
     assert len(log.segments) == 2
-    return StoreFiles.open(log.write(folder / "store"))
+    return StoreFiles.open(log.write(directory / "store"))
 
 
 def test_what_comes_next_is_prepared_in_another_thread(tmp_path: Path) -> None:

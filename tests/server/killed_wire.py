@@ -59,20 +59,20 @@ class WireTally:
 class Records:
     """Lines of one process in a file of its own: whole, or not there."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self._descriptor = os.open(folder / f"{kind}-{uuid.uuid4().hex}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    def __init__(self, directory: Path, kind: str) -> None:
+        self._descriptor = os.open(directory / f"{kind}-{uuid.uuid4().hex}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def add(self, key: str) -> None:
         os.write(self._descriptor, f"{key}\n".encode())
 
 
-def read_records(folder: Path, kind: str) -> set[str]:
-    return {line for file in folder.glob(f"{kind}-*") for line in file.read_text().splitlines()}
+def read_records(directory: Path, kind: str) -> set[str]:
+    return {line for file in directory.glob(f"{kind}-*") for line in file.read_text().splitlines()}
 
 
-def decide(folder: Path, key: str, wanted: str) -> str:
+def decide(directory: Path, key: str, wanted: str) -> str:
     """Decide a transaction, unless it was decided: the first file counts. A name with a content appears at once."""
-    place, beside = folder / "ledger" / key, folder / f"draft-{uuid.uuid4().hex}"
+    place, beside = directory / "ledger" / key, directory / f"draft-{uuid.uuid4().hex}"
     beside.write_text(wanted)
     with contextlib.suppress(FileExistsError):
         os.link(beside, place)
@@ -83,10 +83,10 @@ def decide(folder: Path, key: str, wanted: str) -> str:
 class Program:
     """What a producer and a consumer share: a connection to any server, until the file `stop` is there."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, f"{os.getpid()}@probe"
-        self.addresses = json.loads((folder / "servers").read_text())
-        self.is_over: Callable[[], bool] = (folder / "stop").exists
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.name = directory, f"{os.getpid()}@probe"
+        self.addresses = json.loads((directory / "servers").read_text())
+        self.is_over: Callable[[], bool] = (directory / "stop").exists
 
     def run(self, work: Callable[[WireClient], None]) -> None:
         while not self.is_over():
@@ -98,10 +98,10 @@ class Program:
 class Producing(Program):
     """Sends plain messages and transactions; answers checks from the ledger."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
         self.acked, self.ended, self.contrary, self.checked = (
-            Records(folder, kind) for kind in ("acked", "ended", "contrary", "checked")
+            Records(directory, kind) for kind in ("acked", "ended", "contrary", "checked")
         )
 
     def work(self, client: WireClient) -> None:
@@ -110,7 +110,7 @@ class Producing(Program):
             if time.monotonic() - beaten_s > 1:
                 beaten_s = time.monotonic()
                 client.heartbeat(producer=GROUP)
-            if (self.folder / "quiet").exists():
+            if (self.directory / "quiet").exists():
                 time.sleep(0.05)
             else:
                 self.send(client, random.randrange(QUEUES))
@@ -126,7 +126,7 @@ class Producing(Program):
         half = client.request(Code.SEND_MESSAGE_V2, fields, bytes(200))
         if half.code != Answer.SUCCESS or random.random() < 0.1:
             return  # as a producer that dies before it decides
-        decided = decide(self.folder, key, random.choice("ccr"))
+        decided = decide(self.directory, key, random.choice("ccr"))
         if random.random() < 0.2:
             return  # and after it did
         offset, slot = int(half.ext["msgId"][16:], 16), half.ext["queueOffset"]
@@ -149,7 +149,7 @@ class Producing(Program):
         client.asked.clear()
         for check in checks:
             key = check.ext["transactionId"]
-            decided = decide(self.folder, key, "r")
+            decided = decide(self.directory, key, "r")
             offset, slot = int(check.ext["commitLogOffset"]), check.ext["tranStateTableOffset"]
             if self.end(client, offset, slot, decided, is_check=True):
                 self.checked.add(key)
@@ -158,9 +158,9 @@ class Producing(Program):
 class Consuming(Program):
     """Pulls its share of the queues, as the list of the group's clients gives it."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.delivered = Records(folder, "delivered")
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.delivered = Records(directory, "delivered")
 
     def work(self, client: WireClient) -> None:
         mine: list[int] = []
@@ -191,19 +191,19 @@ class Consuming(Program):
 class Crowd:
     """The processes of one run: who is killed comes back."""
 
-    def __init__(self, folder: Path, servers: int) -> None:
-        self.folder, self.kills = folder, Counter[str]()
+    def __init__(self, directory: Path, servers: int) -> None:
+        self.directory, self.kills = directory, Counter[str]()
         self._processes: dict[str, subprocess.Popen[str]] = {}
         addresses = [self.start(f"server-{number}") for number in range(servers)]
-        (folder / "servers").write_text(json.dumps(addresses))
+        (directory / "servers").write_text(json.dumps(addresses))
         self._ports = {f"server-{number}": address for number, address in enumerate(addresses)}
 
     def start(self, name: str) -> str:
         """Start a process; a server's address."""
-        words = [sys.executable, "-m", "tests.server.killed_wire", name.split("-", maxsplit=1)[0], str(self.folder)]
+        words = [sys.executable, "-m", "tests.server.killed_wire", name.split("-", maxsplit=1)[0], str(self.directory)]
         if name.startswith("server"):
             address = self._ports[name] if hasattr(self, "_ports") else "127.0.0.1:0"
-            words = [sys.executable, "-m", "recovery.cli", "serve", str(self.folder / "store"), "--listen", address,
+            words = [sys.executable, "-m", "recovery.cli", "serve", str(self.directory / "store"), "--listen", address,
                      "--check-every", "1", "--check-after", "1", "--check-max", "1000"]  # fmt: skip
         self._processes[name] = process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         if not name.startswith("server"):
@@ -232,68 +232,72 @@ class Crowd:
             process.stdout.close()
 
 
-def kill(folder: Path, kills: int, *, engine: str = "state-table", servers: int = 2, seed: int = 1) -> WireTally:
+def kill(directory: Path, kills: int, *, engine: str = "state-table", servers: int = 2, seed: int = 1) -> WireTally:
     """Kill at random so many times, let the living settle everything, and add up."""
-    store, chance = folder / "store", random.Random(seed)
-    (folder / "ledger").mkdir()
+    store, chance = directory / "store", random.Random(seed)
+    (directory / "ledger").mkdir()
     with broker.open(store, layout=broker.StoreLayout.small(), transactions=engine) as made:
         made.create_topic(TOPIC, queues=QUEUES, message_type="")
-    crowd = Crowd(folder, servers)
+    crowd = Crowd(directory, servers)
     try:
         for name in ("produce-0", "produce-1", "consume-0", "consume-1"):
             crowd.start(name)
         for _ in range(kills):
             if chance.random() < 0.6:
-                _await_progress(folder)
+                _await_progress(directory)
             time.sleep(chance.uniform(0.0, 0.6))
             crowd.kill_one(chance)
-        _await_progress(folder)
-        (folder / "quiet").touch()
-        _await_settled(folder, store)
-        (folder / "stop").touch()
+        _await_progress(directory)
+        (directory / "quiet").touch()
+        _await_settled(directory, store)
+        (directory / "stop").touch()
         time.sleep(0.5)
     finally:
         crowd.end()
-    return _tally(folder, crowd.kills)
+    return _tally(directory, crowd.kills)
 
 
-def _await_progress(folder: Path) -> None:
+def _await_progress(directory: Path) -> None:
     """Until producers and consumers did something, or for so long: processes that start take their time."""
     deadline, kinds = time.monotonic() + PROGRESS_S, ("ended", "delivered")
-    before = [len(read_records(folder, kind)) for kind in kinds]
+    before = [len(read_records(directory, kind)) for kind in kinds]
     while time.monotonic() < deadline:
-        now = [len(read_records(folder, kind)) for kind in kinds]
+        now = [len(read_records(directory, kind)) for kind in kinds]
         if all(count > was + 5 for count, was in zip(now, before, strict=True)):
             return
         time.sleep(0.05)
 
 
-def _await_settled(folder: Path, store: Path) -> None:
+def _await_settled(directory: Path, store: Path) -> None:
     """Until nothing is in doubt and consumers have everything, or for so long."""
     deadline = time.monotonic() + DONE_S
     while time.monotonic() < deadline:
         time.sleep(1.0)
-        if not verify(store).transactions["in_doubt"] and _expected(folder) <= read_records(folder, "delivered"):
+        if not verify(store).transactions["in_doubt"] and _expected(directory) <= read_records(directory, "delivered"):
             return
 
 
-def _decisions(folder: Path) -> dict[str, str]:
-    return {place.name: place.read_text() for place in (folder / "ledger").iterdir()}
+def _decisions(directory: Path) -> dict[str, str]:
+    return {place.name: place.read_text() for place in (directory / "ledger").iterdir()}
 
 
-def _expected(folder: Path) -> set[str]:
+def _expected(directory: Path) -> set[str]:
     """What must be delivered: acknowledged plain sends, and halves that were stored and decided to be committed."""
-    return read_records(folder, "acked") | {key for key, decided in _decisions(folder).items() if decided == "c"}
+    return read_records(directory, "acked") | {key for key, decided in _decisions(directory).items() if decided == "c"}
 
 
-def _tally(folder: Path, kills: Counter[str]) -> WireTally:
-    delivered, decisions, report = read_records(folder, "delivered"), _decisions(folder), verify(folder / "store")
+def _tally(directory: Path, kills: Counter[str]) -> WireTally:
+    delivered, decisions, report = (
+        read_records(directory, "delivered"),
+        _decisions(directory),
+        verify(directory / "store"),
+    )
     return WireTally(
-        kills=kills, lost=_expected(folder) - delivered,
+        kills=kills, lost=_expected(directory) - delivered,
         invented=delivered & {key for key, decided in decisions.items() if decided == "r"},
-        contrary=read_records(folder, "contrary"), unsettled=report.transactions["in_doubt"],
-        findings=dict(report.findings.counts), acknowledged=len(read_records(folder, "acked")),
-        transactions=report.transactions["total"], by_check=len(read_records(folder, "checked")),
+        contrary=read_records(directory, "contrary"), unsettled=report.transactions["in_doubt"],
+        findings=dict(report.findings.counts), acknowledged=len(read_records(directory, "acked")),
+        transactions=report.transactions["total"], by_check=len(read_records(directory, "checked")),
     )  # fmt: skip
 
 

@@ -17,22 +17,24 @@ READY_S = 90
 
 
 @contextmanager
-def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
-    """The URL of a cluster; its processes end with the block. Logs and work folders are in `folder`."""
+def standalone(directory: Path, workers: int = 2) -> Iterator[str]:
+    """The URL of a cluster; its processes end with the block. Logs and work directories are in `directory`."""
     started: list[subprocess.Popen[bytes]] = []
     try:
-        master = _start(folder, "master", "org.apache.spark.deploy.master.Master", "--port", "0", "--webui-port", "0")
+        master = _start(
+            directory, "master", "org.apache.spark.deploy.master.Master", "--port", "0", "--webui-port", "0"
+        )
         started.append(master)
-        url = _said(folder / "master.log", r"Starting Spark master at (spark://\S+)", master)
+        url = _said(directory / "master.log", r"Starting Spark master at (spark://\S+)", master)
         for number in range(workers):
             kind = "org.apache.spark.deploy.worker.Worker"
             small = ("--cores", "1", "--memory", "1g", "--port", "0", "--webui-port", "0")
             name = f"worker{number}"
-            work = ("--work-dir", str(folder / f"{name}.work"))
-            worker = _start(folder, name, kind, *small, *work, url)
+            work = ("--work-dir", str(directory / f"{name}.work"))
+            worker = _start(directory, name, kind, *small, *work, url)
             started.append(worker)
         for number in range(workers):
-            _said(folder / f"worker{number}.log", r"(Successfully registered) with master", started[number + 1])
+            _said(directory / f"worker{number}.log", r"(Successfully registered) with master", started[number + 1])
         yield url
     finally:
         for process in reversed(started):
@@ -45,7 +47,7 @@ def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
                 process.wait()
 
 
-def _start(folder: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
+def _start(directory: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
     """pip's pyspark has no start-master.sh; this is what that would call."""
     found = find_spec("pyspark")
     assert found is not None
@@ -59,7 +61,7 @@ def _start(folder: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
         "SPARK_DAEMON_MEMORY": "256m",
     }
     host = ("--host", "127.0.0.1")
-    with (folder / f"{name}.log").open("wb") as log:
+    with (directory / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
             [str(home / "bin" / "spark-class"), words[0], *host, *words[1:]],
             stdout=log,

@@ -155,7 +155,7 @@ def test_what_is_appended_while_spark_reads_is_in_it(
 
 
 def test_a_damaged_log_is_no_ground_to_build_on(spark: SparkSession, golden_copy: Callable[[str], Path]) -> None:
-    """As the local engine says it; a store that is no folder of this machine is refused before anything is read."""
+    """As the local engine says it; a store that is no directory of this machine is refused before anything is read."""
     path = golden_copy("rocketmq-3.1.5-killed")
     segment = min((path / "commitlog").iterdir())
     with segment.open("r+b") as file:

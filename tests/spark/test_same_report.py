@@ -57,8 +57,8 @@ def test_golden_stores(golden: Callable[[str], Path], name: str, split_bytes: in
 def test_flipped_bits(small: Path, seed: int, split_bytes: int) -> None:
     """Bits flipped anywhere in the store, derived files included: finding for finding the same."""
     dice = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "store"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "store"
         shutil.copytree(small, path)
         files = [one for one in sorted(path.rglob("*")) if one.is_file() and one.stat().st_size]
         for _ in range(dice.randint(1, 4)):
@@ -126,8 +126,8 @@ def test_a_unit_that_moved_is_no_orphan(tmp_path: Path, split_bytes: int) -> Non
 def test_units_and_items_that_changed_places(small: Path, seed: int, split_bytes: int) -> None:
     """Runs of units in a derived file swapped, doubled or zeroed, across the borders of splits."""
     dice = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "store"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "store"
         shutil.copytree(small, path)
         files = [one for one in sorted(path.rglob("*")) if one.is_file() and one.name.isdecimal()]
         file = dice.choice([one for one in files if "commitlog" not in one.parts])
@@ -148,8 +148,8 @@ def test_units_and_items_that_changed_places(small: Path, seed: int, split_bytes
 @given(logs(deltas=truths_and_lies), st.integers(1024, 4096))
 def test_bodies_that_deceive(log: object, split_bytes: int) -> None:
     """Whole fake records, blanks and magic codes in bodies: no split falls for them."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(log.write(Path(folder)))  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(log.write(Path(directory)))  # type: ignore[attr-defined]
         assert comparable(verify_inline(path, split_bytes)) == comparable(verify(path))
 
 

@@ -35,8 +35,8 @@ def test_the_version_of_java(said: str, version: int | None) -> None:
     assert java_version(said) == version
 
 
-def _java(folder: Path, said: str) -> None:
-    file = folder / "java"
+def _java(directory: Path, said: str) -> None:
+    file = directory / "java"
     file.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
 
@@ -93,8 +93,8 @@ def test_workers_set_their_modules_aside(spark: SparkSession) -> None:
 
 
 def test_sockets_lie_where_their_path_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever Java's temporary folder is; where nobody may write there, Spark goes on with TCP."""
-    folder, enabled = "spark.python.unix.domain.socket.dir", "spark.python.unix.domain.socket.enabled"
-    assert len(sessions._settings("1g", local=True)[folder]) + len("/.") + 36 + len(".sock") < 100
+    """Whatever Java's temporary directory is; where nobody may write there, Spark goes on with TCP."""
+    directory, enabled = "spark.python.unix.domain.socket.dir", "spark.python.unix.domain.socket.enabled"
+    assert len(sessions._settings("1g", local=True)[directory]) + len("/.") + 36 + len(".sock") < 100
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert enabled not in sessions._settings("1g", local=True)

@@ -44,8 +44,8 @@ def _deceived() -> Log:
 @example(_deceived(), 1024)
 def test_splits_hold_what_the_whole_log_holds(log: Log, size: int) -> None:
     """No record twice, none left out, none that lies in a body."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = log.write(Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        path = log.write(Path(directory))
         assert _split(path, size) == _whole(path)
         assert _whole(path)[0] == [(at, len(raw)) for at, raw in log.records.items()]
 
@@ -58,8 +58,8 @@ def test_splits_find_the_damage_of_the_whole_log(log: Log, size: int, data: st.D
         at = data.draw(st.integers(0, len(segment) - 1))
         raw = data.draw(st.sampled_from((b"\0" * 8, b"\xff" * 90, b"\0" * 2000, b"\x01")))
         segment[at : at + len(raw)] = raw[: len(segment) - at]
-    with tempfile.TemporaryDirectory() as folder:
-        path = log.write(Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        path = log.write(Path(directory))
         assert _split(path, size) == _whole(path)
 
 

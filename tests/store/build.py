@@ -58,12 +58,12 @@ class Log:
 
     def write(self, store: Path, *, spare: bool = False) -> Path:
         """Write the segments, full size; `spare` adds one that is allocated ahead."""
-        folder = store / "commitlog"
-        folder.mkdir(parents=True, exist_ok=True)
+        directory = store / "commitlog"
+        directory.mkdir(parents=True, exist_ok=True)
         count = -(-len(self.data) // self.segment_size) or 1
         for number in range(count + spare):
             piece = self.data[number * self.segment_size : (number + 1) * self.segment_size]
-            path = folder / f"{self.base + number * self.segment_size:020}"
+            path = directory / f"{self.base + number * self.segment_size:020}"
             path.touch()
             with path.open("r+b") as file:  # in place: a broker never makes a segment shorter
                 file.write(piece.ljust(self.segment_size, b"\0"))
@@ -74,11 +74,11 @@ def write_queue(
     store: Path, units: Sequence[Unit], *, topic: str = "orders", queue_id: int = 0, per_file: int = 8
 ) -> None:
     """A ConsumeQueue from queue offset 0 on."""
-    folder = store / "consumequeue" / topic / str(queue_id)
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = store / "consumequeue" / topic / str(queue_id)
+    directory.mkdir(parents=True, exist_ok=True)
     for first in range(0, max(len(units), 1), per_file):
         raw = b"".join(unit.pack() for unit in units[first : first + per_file])
-        (folder / f"{first * Unit.SIZE:020}").write_bytes(raw.ljust(per_file * Unit.SIZE, b"\0"))
+        (directory / f"{first * Unit.SIZE:020}").write_bytes(raw.ljust(per_file * Unit.SIZE, b"\0"))
 
 
 def units_of(records: Iterable[Record]) -> list[Unit]:

@@ -36,9 +36,9 @@ def mount(command: list[str]) -> None:
         pytest.skip(f"cannot mount here: {done.stderr.strip()}")
 
 
-def fill_disk(folder: Path) -> Path:
+def fill_disk(directory: Path) -> Path:
     """A file that takes all that is left, and what ext4 gives back of its reserves when that is forced."""
-    filler = folder / "filler"
+    filler = directory / "filler"
     with filler.open("wb", buffering=0) as file:
         before = -1
         while before < file.tell():

@@ -30,12 +30,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_index(path, log.records, slots=5, items=30)
     (path / "checkpoint").write_bytes(checkpoint.encode(Checkpoint(START_MS)))
     slots = b"".join(Slot(record.commitlog_offset, 100, 1, 2, 4).pack() for record in log.records)
-    for folder, raw in (
+    for directory, raw in (
         ("transaction/statetable", slots),
         ("transaction/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0", b"".join(u.pack() for u in units_of(log.records))),
     ):
-        (path / folder).mkdir(parents=True)
-        (path / folder / f"{0:020}").write_bytes(raw.ljust(480, b"\0"))
+        (path / directory).mkdir(parents=True)
+        (path / directory / f"{0:020}").write_bytes(raw.ljust(480, b"\0"))
     (path / "config").mkdir()
     (path / "config/topics.json").write_text('{"topicConfigTable":{"orders":{"topicName":"orders"}}}')
     (path / "config/consumerOffset.json").write_text('{"offsetTable":{"orders@group":{0:5}}}')
@@ -73,14 +73,14 @@ def check(error: broker.StoreError) -> None:
 
 @given(data=st.data())
 def test_any_damage(small: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """A byte changed, a file cut, extended, removed, or replaced by another file of the store or by a folder."""
+    """A byte changed, a file cut, extended, removed, or replaced by another file of the store or by a directory."""
     path = tmp_path_factory.mktemp("damaged") / "store"
     shutil.copytree(small, path)
     files = sorted(item for item in path.rglob("*") if item.is_file())
     for _ in range(data.draw(st.integers(1, 2))):
         victim = data.draw(st.sampled_from([item for item in files if not item.is_dir()]))
         raw = bytearray(victim.read_bytes()) if victim.is_file() else bytearray()
-        match data.draw(st.sampled_from(["byte", "byte", "bytes", "cut", "extend", "remove", "swap", "folder"])):
+        match data.draw(st.sampled_from(["byte", "byte", "bytes", "cut", "extend", "remove", "swap", "directory"])):
             case "byte" if raw:
                 raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
             case "bytes" if raw:
@@ -95,7 +95,7 @@ def test_any_damage(small: Path, tmp_path_factory: pytest.TempPathFactory, data:
                 raw = bytearray(other.read_bytes()) if other.is_file() else raw
             case kind:
                 victim.unlink(missing_ok=True)
-                if kind == "folder":
+                if kind == "directory":
                     victim.mkdir()
                 continue
         victim.write_bytes(raw)

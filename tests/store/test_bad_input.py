@@ -24,7 +24,7 @@ def sentence(path: str | Path, error: type[broker.BrokerError] = broker.NotAStor
     return text.replace(f"{path}", "PATH")
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_no_directory(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b"
     assert sentence(path) == f"PATH: there is no such directory. The path exists as far as {tmp_path}"
 
@@ -36,19 +36,19 @@ def test_a_file(tmp_path: Path) -> None:
     assert sentence(path / "in it") == f"PATH: there is no such directory. {path} is a file"
 
 
-def test_an_empty_folder(tmp_path: Path) -> None:
+def test_an_empty_directory(tmp_path: Path) -> None:
     said = sentence(tmp_path)
     assert said.startswith("PATH is not a store, for it holds no commitlog/: it is empty. ")
     assert said.endswith("Give the directory that a broker calls storePathRootDir")
 
 
-def test_a_folder_of_junk(tmp_path: Path) -> None:
+def test_a_directory_of_junk(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt", "c.txt", "d.txt", "e.txt"):
         (tmp_path / name).touch()
     assert "it holds a.txt, b.txt, c.txt and 2 more. Give the directory" in sentence(tmp_path)
 
 
-def test_the_folder_above_and_the_folder_below(tmp_path: Path) -> None:
+def test_the_directory_above_and_the_directory_below(tmp_path: Path) -> None:
     store = Log().write(tmp_path / "data" / "shop.store")
     assert sentence(tmp_path / "data").endswith("there is one in it. Give PATH/shop.store")
     assert sentence(store / "commitlog").endswith(
@@ -85,11 +85,11 @@ def test_an_empty_commitlog_is_a_store(tmp_path: Path) -> None:
 
 
 def test_no_permission() -> None:
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders let nobody else in
-        Path(folder).chmod(0o755)
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own directories let nobody else in
+        Path(directory).chmod(0o755)
         log = Log()
         log.append(1)
-        path = log.write(Path(folder, "store"))
+        path = log.write(Path(directory, "store"))
         segment = path / "commitlog" / f"{0:020}"
         owner = f"belongs to user {os.geteuid()}, group {os.getegid()}"
         segment.chmod(0)
@@ -125,38 +125,38 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def overlap(folder: Path) -> None:
-    (folder / f"{SEGMENT_SIZE:020}").rename(folder / f"{SEGMENT_SIZE - 1000:020}")
+def overlap(directory: Path) -> None:
+    (directory / f"{SEGMENT_SIZE:020}").rename(directory / f"{SEGMENT_SIZE - 1000:020}")
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "one missing": (
-        lambda folder: (folder / f"{SEGMENT_SIZE:020}").unlink(),
-        "FOLDER: segment 00000000000000004096 is missing, 4096 bytes in the middle. Run: checkback verify STORE",
+        lambda directory: (directory / f"{SEGMENT_SIZE:020}").unlink(),
+        "DIR: segment 00000000000000004096 is missing, 4096 bytes in the middle. Run: checkback verify STORE",
     ),
     "two missing": (
-        lambda folder: [(folder / f"{n * SEGMENT_SIZE:020}").unlink() for n in (1, 2)],
-        "FOLDER: segments 00000000000000004096 to 00000000000000008192 are missing, 8192 bytes in the middle. Run: ",
+        lambda directory: [(directory / f"{n * SEGMENT_SIZE:020}").unlink() for n in (1, 2)],
+        "DIR: segments 00000000000000004096 to 00000000000000008192 are missing, 8192 bytes in the middle. Run: ",
     ),
     "cut in the middle": (
-        lambda folder: cut(folder / f"{SEGMENT_SIZE:020}", 0),
-        "FOLDER/00000000000000004096: the segment has 0 bytes, the others have 4096. Run: checkback verify STORE",
+        lambda directory: cut(directory / f"{SEGMENT_SIZE:020}", 0),
+        "DIR/00000000000000004096: the segment has 0 bytes, the others have 4096. Run: checkback verify STORE",
     ),
     "zeros in the middle": (
-        lambda folder: (folder / f"{SEGMENT_SIZE:020}").write_bytes(bytes(SEGMENT_SIZE)),
-        "FOLDER/00000000000000004096 at CommitLog offset 4096: no record begins here: the magic is 0x00000000. Run: ",
+        lambda directory: (directory / f"{SEGMENT_SIZE:020}").write_bytes(bytes(SEGMENT_SIZE)),
+        "DIR/00000000000000004096 at CommitLog offset 4096: no record begins here: the magic is 0x00000000. Run: ",
     ),
     "a bit in a body": (
-        lambda folder: flip(folder / f"{0:020}", 90),
-        "FOLDER/00000000000000000000 at CommitLog offset 0: the body's CRC is ",
+        lambda directory: flip(directory / f"{0:020}", 90),
+        "DIR/00000000000000000000 at CommitLog offset 0: the body's CRC is ",
     ),
     "a bit in a magic of the last segment": (
-        lambda folder: flip(max(folder.iterdir()), 5),
+        lambda directory: flip(max(directory.iterdir()), 5),
         "no record begins here: the magic is 0xDA",
     ),
     "another store's segment": (
-        lambda folder: (folder / f"{0:020}").write_bytes((folder / f"{SEGMENT_SIZE:020}").read_bytes()),
-        "FOLDER/00000000000000000000 at CommitLog offset 0: the record says that it begins at CommitLog offset 4096",
+        lambda directory: (directory / f"{0:020}").write_bytes((directory / f"{SEGMENT_SIZE:020}").read_bytes()),
+        "DIR/00000000000000000000 at CommitLog offset 0: the record says that it begins at CommitLog offset 4096",
     ),
 }
 
@@ -173,7 +173,7 @@ def test_a_damaged_commitlog(tmp_path: Path, name: str) -> None:
         found = []
         with pytest.raises(broker.CorruptStore) as caught:
             found.extend(store.records())
-        text = str(caught.value).replace(f"{path}/commitlog", "FOLDER").replace(str(path), "STORE")
+        text = str(caught.value).replace(f"{path}/commitlog", "DIR").replace(str(path), "STORE")
         assert expected in text
         assert text.endswith("Run: checkback verify STORE")
         assert store.end_offset >= 0
@@ -206,8 +206,8 @@ def test_a_last_segment_that_was_cut(tmp_path: Path) -> None:
     assert found == [r for r in log.records if r.commitlog_offset + r.total_size <= int(last.name) + 1000]
 
 
-def test_other_files_in_the_folder_are_passed_over(tmp_path: Path) -> None:
-    """RocketMQ ignores folders, and refuses the rest; an editor's backup is no reason not to read."""
+def test_other_files_in_the_directory_are_passed_over(tmp_path: Path) -> None:
+    """RocketMQ ignores directories, and refuses the rest; an editor's backup is no reason not to read."""
     log = Log()
     log.append(50)
     path = log.write(tmp_path)

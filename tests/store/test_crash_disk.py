@@ -44,7 +44,7 @@ def images(disk: CrashDisk, name: str = "page") -> set[bytes | None]:
 
 
 def trees(disk: CrashDisk) -> set[frozenset[tuple[str, bytes | None]]]:
-    """All names and contents that a power cut may leave; folders have no content."""
+    """All names and contents that a power cut may leave; directories have no content."""
     found = set()
     for seed in SEEDS:
         image = disk.survivors(seed)
@@ -83,13 +83,13 @@ def test_any_state_that_a_step_saw_may_be_there(disk: CrashDisk) -> None:
     page = page_of(disk, 1)
     for letter in (b"1", b"2", b"3"):
         page.view[0:1] = letter
-        disk.sync_folder(str(disk.root))
+        disk.sync_directory(str(disk.root))
     assert {data[:1] for data in images(disk) if data} == {b"\0", b"1", b"2", b"3"}
     disk = CrashDisk(disk.root)
     page = disk.open_map(str(disk.root / "page"), BLOCK)
     for letter in (b"4", b"5", b"6"):
         page.view[0:1] = letter
-        page.sync(0, 1) if letter == b"5" else disk.sync_folder(str(disk.root))
+        page.sync(0, 1) if letter == b"5" else disk.sync_directory(str(disk.root))
     assert {data[:1] for data in images(disk) if data} == {b"5", b"6"}
 
 
@@ -101,7 +101,7 @@ def test_stores_of_other_maps_and_of_closed_ones_are_seen(disk: CrashDisk) -> No
     assert len(images(disk)) == 4
 
 
-def test_names_need_their_folder(disk: CrashDisk) -> None:
+def test_names_need_their_directory(disk: CrashDisk) -> None:
     root = str(disk.root)
     disk.allocate(f"{root}/kept", 512)
     disk.allocate(f"{root}/new", 512, durable=False)
@@ -120,21 +120,21 @@ def test_a_forced_file_without_its_name_is_gone(disk: CrashDisk) -> None:
 def test_a_name_without_a_forced_file_has_any_size(disk: CrashDisk) -> None:
     path = str(disk.root / "file")
     disk.allocate(path, 4 * BLOCK, durable=False)
-    disk.sync_folder(str(disk.root))
+    disk.sync_directory(str(disk.root))
     sizes = {len(data) for data in images(disk, "file") if data is not None}
     assert {0, 4 * BLOCK} < sizes
     assert not [size for size in sizes if size % BLOCK]
 
 
-def test_what_lies_in_a_lost_folder_is_lost(disk: CrashDisk) -> None:
-    disk.create_folder(f"{disk.root}/a", durable=False)
-    disk.create_folder(f"{disk.root}/a/b")  # its name in `a` is safe, that of `a` is not
+def test_what_lies_in_a_lost_directory_is_lost(disk: CrashDisk) -> None:
+    disk.create_directory(f"{disk.root}/a", durable=False)
+    disk.create_directory(f"{disk.root}/a/b")  # its name in `a` is safe, that of `a` is not
     assert trees(disk) == {frozenset(), frozenset({("a", None), ("a/b", None)})}
 
 
 def test_durable_is_the_default_and_keeps_its_word(disk: CrashDisk) -> None:
     root = str(disk.root)
-    disk.create_folder(f"{root}/a/b/c")
+    disk.create_directory(f"{root}/a/b/c")
     disk.write_file(f"{root}/a/small", b"one")
     disk.write_file(f"{root}/a/small", b"two")
     disk.allocate(f"{root}/a/b/segment", 512)
@@ -142,7 +142,7 @@ def test_durable_is_the_default_and_keeps_its_word(disk: CrashDisk) -> None:
     disk.exchange(f"{root}/a/moved", f"{root}/a/b/c")
     disk.write_file(f"{root}/gone", b"")
     disk.remove(f"{root}/gone")
-    disk.create_folder(f"{root}/tree/below")
+    disk.create_directory(f"{root}/tree/below")
     disk.remove_tree(f"{root}/tree")
     kept = {("a", None), ("a/b", None), ("a/moved", None), ("a/b/c", bytes(512)), ("a/small", b"two")}
     assert trees(disk) == {frozenset(kept)}
@@ -151,7 +151,7 @@ def test_durable_is_the_default_and_keeps_its_word(disk: CrashDisk) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda disk, root: disk.create_folder(f"{root}/new/below"),
+        lambda disk, root: disk.create_directory(f"{root}/new/below"),
         lambda disk, root: disk.allocate(f"{root}/new", 512),
         lambda disk, root: disk.write_file(f"{root}/a/file", b"new"),
         lambda disk, root: disk.rename(f"{root}/a/file", f"{root}/b/moved"),
@@ -166,7 +166,7 @@ def test_durable_is_the_default_and_keeps_its_word(disk: CrashDisk) -> None:
 def test_each_call_is_durable_by_itself(disk: CrashDisk, call: Callable[[Disk, str], None]) -> None:
     root = str(disk.root)
     for name in ("a/file", "b/other"):
-        disk.create_folder(os.path.dirname(f"{root}/{name}"))
+        disk.create_directory(os.path.dirname(f"{root}/{name}"))
         disk.write_file(f"{root}/{name}", name.encode())
     before = trees(CrashDisk(disk.root))
     call(disk, root)
@@ -197,38 +197,38 @@ def test_without_the_force_write_file_would_be_torn(disk: CrashDisk) -> None:
     """The disk finds the classic mistake: a rename of what was not forced."""
     disk.write_file(str(disk.root / "small"), b"old" * 400)
     disk.write_file(str(disk.root / "small"), b"new" * 500, durable=False)
-    disk.sync_folder(str(disk.root))
+    disk.sync_directory(str(disk.root))
     assert len(images(disk, "small") - {b"old" * 400, b"new" * 500}) > 3
 
 
 def test_an_exchange_is_never_half(disk: CrashDisk) -> None:
     root = str(disk.root)
     for name in ("a", "b"):
-        disk.create_folder(f"{root}/{name}")
+        disk.create_directory(f"{root}/{name}")
         disk.write_file(f"{root}/{name}/{name}", b"")
     disk.exchange(f"{root}/a", f"{root}/b", durable=False)
     seen = {frozenset(name for name, content in tree if content is not None) for tree in trees(disk)}
     assert seen == {frozenset({"a/a", "b/b"}), frozenset({"a/b", "b/a"})}
 
 
-def test_a_rename_between_folders_is_never_half(disk: CrashDisk) -> None:
+def test_a_rename_between_directories_is_never_half(disk: CrashDisk) -> None:
     root = str(disk.root)
-    disk.create_folder(f"{root}/a")
-    disk.create_folder(f"{root}/b")
+    disk.create_directory(f"{root}/a")
+    disk.create_directory(f"{root}/b")
     disk.write_file(f"{root}/a/file", b"1")
     disk.rename(f"{root}/a/file", f"{root}/b/file", durable=False)
-    folders = {("a", None), ("b", None)}
-    assert trees(disk) == {frozenset({*folders, ("a/file", b"1")}), frozenset({*folders, ("b/file", b"1")})}
+    directories = {("a", None), ("b", None)}
+    assert trees(disk) == {frozenset({*directories, ("a/file", b"1")}), frozenset({*directories, ("b/file", b"1")})}
 
 
-def test_later_names_win_when_a_folder_is_synced(disk: CrashDisk) -> None:
-    """A sync takes along what touched the same names before, even from another folder."""
+def test_later_names_win_when_a_directory_is_synced(disk: CrashDisk) -> None:
+    """A sync takes along what touched the same names before, even from another directory."""
     root = str(disk.root)
-    disk.create_folder(f"{root}/a")
-    disk.create_folder(f"{root}/b")
+    disk.create_directory(f"{root}/a")
+    disk.create_directory(f"{root}/b")
     disk.allocate(f"{root}/a/x", 512, durable=False)
     disk.rename(f"{root}/a/x", f"{root}/b/x", durable=False)
-    disk.sync_folder(f"{root}/b")
+    disk.sync_directory(f"{root}/b")
     assert all(name != "a/x" for tree in trees(disk) for name, _ in tree)
     assert all("b/x" in {name for name, _ in tree} for tree in trees(disk))
 
@@ -259,14 +259,14 @@ def test_a_failed_sync_loses_what_it_should_have_kept(disk: CrashDisk) -> None:
 
 def test_a_failed_sync_by_pattern(disk: CrashDisk) -> None:
     disk.fail_next_sync("log/*")
-    disk.create_folder(f"{disk.root}/log")
+    disk.create_directory(f"{disk.root}/log")
     disk.write_file(f"{disk.root}/small", b"")
     with pytest.raises(SyncFailed, match="log/segment"):
         disk.allocate(f"{disk.root}/log/segment", 512)
     disk.allocate(f"{disk.root}/log/segment", 512)
     disk.fail_next_sync()
     with pytest.raises(SyncFailed):
-        disk.sync_folder(str(disk.root))
+        disk.sync_directory(str(disk.root))
 
 
 def test_a_disk_that_fills_up(disk: CrashDisk) -> None:
@@ -283,7 +283,7 @@ def test_a_disk_that_fills_up(disk: CrashDisk) -> None:
 
 def work(disk: Disk, root: str) -> None:
     """A bit of everything."""
-    disk.create_folder(f"{root}/store/log")
+    disk.create_directory(f"{root}/store/log")
     disk.allocate(f"{root}/store/log/0", 2048)
     page = disk.open_map(f"{root}/store/log/0", 2048)
     page.view[0:600] = b"f" * 600
@@ -292,7 +292,7 @@ def work(disk: Disk, root: str) -> None:
     disk.write_file(f"{root}/store/small", b"1")
     disk.rename(f"{root}/store/small", f"{root}/store/other")
     disk.truncate(f"{root}/store/other", 0)
-    disk.create_folder(f"{root}/store/beside")
+    disk.create_directory(f"{root}/store/beside")
     disk.exchange(f"{root}/store/log", f"{root}/store/beside")
     disk.remove(f"{root}/store/other")
     disk.remove_tree(f"{root}/store/beside")
@@ -414,7 +414,7 @@ def test_any_history_of_one_map(
             page.sync(block * BLOCK, (block + 1) * BLOCK)
             allowed[block] = {value}
         else:
-            disk.sync_folder(str(disk.root))
+            disk.sync_directory(str(disk.root))
     data = (disk.survivors(seed) / "page").read_bytes()
     for block, values in allowed.items():
         assert data[block * BLOCK : (block + 1) * BLOCK] in {bytes([value]) * BLOCK for value in values}

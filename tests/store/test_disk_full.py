@@ -91,9 +91,9 @@ def test_write_file_keeps_the_old_one(small: Path) -> None:
     DISK.write_file(str(small / "small"), b"new")
 
 
-def test_no_room_for_a_folder(small: Path) -> None:
-    """Inodes or blocks: a folder needs one too."""
+def test_no_room_for_a_directory(small: Path) -> None:
+    """Inodes or blocks: a directory needs one too."""
     numbers = itertools.count()
     with pytest.raises(StoreFull):  # noqa: PT012 - at which one depends on the file system
         while next(numbers) < 100_000:
-            DISK.create_folder(str(small / f"{next(numbers):0200}"), durable=False)
+            DISK.create_directory(str(small / f"{next(numbers):0200}"), durable=False)

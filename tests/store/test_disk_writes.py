@@ -1,4 +1,4 @@
-"""The writing side of the disk: folders, files, names; what fails says why and leaves nothing behind."""
+"""The writing side of the disk: directories, files, names; what fails says why and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -81,28 +81,28 @@ def test_what_is_filled_is_told_from_holes(tmp_path: Path, monkeypatch: pytest.M
     assert file.filled(17) == [(17, size)]
 
 
-def test_allocate_needs_its_folder(tmp_path: Path) -> None:
+def test_allocate_needs_its_directory(tmp_path: Path) -> None:
     with pytest.raises(Missing):
         DISK.allocate(str(tmp_path / "none" / "segment"), 4096)
 
 
-def test_folders_with_parents(tmp_path: Path) -> None:
+def test_directories_with_parents(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "c"
-    DISK.create_folder(str(path))
-    DISK.create_folder(str(path))
-    DISK.create_folder(str(path), durable=False)
+    DISK.create_directory(str(path))
+    DISK.create_directory(str(path))
+    DISK.create_directory(str(path), durable=False)
     assert path.is_dir()
-    DISK.sync_folder(str(path))
+    DISK.sync_directory(str(path))
     (tmp_path / "file").touch()
     with pytest.raises(StoreError):
-        DISK.create_folder(str(tmp_path / "file" / "below"))
+        DISK.create_directory(str(tmp_path / "file" / "below"))
     with pytest.raises(StoreError):
-        DISK.create_folder(str(tmp_path / "file"))
+        DISK.create_directory(str(tmp_path / "file"))
 
 
 def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    DISK.create_folder("store")
+    DISK.create_directory("store")
     DISK.write_file("small", b"1")
     DISK.allocate("segment", 512)
     DISK.rename("small", "other")
@@ -125,14 +125,14 @@ def test_write_file_meets_what_a_killed_process_left(tmp_path: Path) -> None:
     assert {item.name: item.read_bytes() for item in tmp_path.iterdir()} == {"small": b"new"}
 
 
-def test_write_file_in_place_of_a_folder_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
+def test_write_file_in_place_of_a_directory_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
     with pytest.raises(StoreError):
-        DISK.write_file(str(tmp_path / "folder"), b"x")
-    assert [item.name for item in tmp_path.iterdir()] == ["folder"]
+        DISK.write_file(str(tmp_path / "directory"), b"x")
+    assert [item.name for item in tmp_path.iterdir()] == ["directory"]
 
 
-def test_exchange_swaps_folders_and_files(tmp_path: Path) -> None:
+def test_exchange_swaps_directories_and_files(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     a.mkdir()
     (a / "inside").touch()
@@ -158,15 +158,15 @@ def test_exchange_where_there_is_none(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_names(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "directory").mkdir()
     (tmp_path / "old").write_bytes(b"1")
-    DISK.rename(str(tmp_path / "old"), str(tmp_path / "folder" / "new"))
-    assert (tmp_path / "folder" / "new").read_bytes() == b"1"
-    (tmp_path / "folder" / "link").symlink_to(tmp_path / "kept")
+    DISK.rename(str(tmp_path / "old"), str(tmp_path / "directory" / "new"))
+    assert (tmp_path / "directory" / "new").read_bytes() == b"1"
+    (tmp_path / "directory" / "link").symlink_to(tmp_path / "kept")
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").touch()
-    DISK.remove_tree(str(tmp_path / "folder"))
-    DISK.remove_tree(str(tmp_path / "folder"))
+    DISK.remove_tree(str(tmp_path / "directory"))
+    DISK.remove_tree(str(tmp_path / "directory"))
     assert [item.name for item in tmp_path.iterdir()] == ["kept"]
     assert (tmp_path / "kept" / "file").exists()
     DISK.remove(str(tmp_path / "kept" / "file"), durable=False)
@@ -183,7 +183,7 @@ def test_names(tmp_path: Path) -> None:
         lambda path: DISK.open_map(path, 4096),
         DISK.inode,
         DISK.sync_file,
-        DISK.sync_folder,
+        DISK.sync_directory,
         lambda path: DISK.truncate(path, 0),
         lambda path: DISK.open_lock(path, write=False),
     ],

@@ -88,13 +88,13 @@ def files(path: Path) -> dict[str, bytes]:
 @settings(max_examples=30, deadline=None)
 @given(moves=MOVES)
 def test_both_ways_store_the_same_bytes(moves: list[tuple[str, int, int]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         with same_times_and_keys():
-            run(Path(folder, "fast"), moves)
+            run(Path(directory, "fast"), moves)
         with same_times_and_keys() as patch:
             patch.setattr(FastAppend, "append", lambda _self, _draft: None)
-            run(Path(folder, "general"), moves)
-        assert files(Path(folder, "fast")) == files(Path(folder, "general"))
+            run(Path(directory, "general"), moves)
+        assert files(Path(directory, "fast")) == files(Path(directory, "general"))
 
 
 def test_the_fast_way_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

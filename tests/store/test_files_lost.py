@@ -42,14 +42,14 @@ def _replace(path: Path) -> None:
     os.replace(path.with_suffix(".new"), path)
 
 
-def _delete_folder(path: Path) -> None:
+def _delete_directory(path: Path) -> None:
     shutil.rmtree(path.parent)
 
 
 LOG, CONTROL, LOCK, STORE_JSON = f"commitlog/{0:020}", "checkback/control", "lock", "checkback/store.json"
 CASES: list[tuple[Callable[[Path], None], str]] = [
-    (_delete, LOG), (_replace, LOG), (_delete_folder, LOG), (_delete, CONTROL), (_replace, CONTROL), (_delete, LOCK),
-    (_replace, LOCK), (_delete, STORE_JSON), (_delete_folder, STORE_JSON),
+    (_delete, LOG), (_replace, LOG), (_delete_directory, LOG), (_delete, CONTROL), (_replace, CONTROL), (_delete, LOCK),
+    (_replace, LOCK), (_delete, STORE_JSON), (_delete_directory, STORE_JSON),
 ]  # fmt: skip
 
 

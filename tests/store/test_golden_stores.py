@@ -156,10 +156,10 @@ def test_the_small_files(golden: Golden, name: str) -> None:
 def tree(path: Path) -> str:
     """A hash of all names, kinds, sizes, times of change and contents below a path."""
     digest = hashlib.sha256()
-    for folder, folders, files in os.walk(path):
-        folders.sort()
+    for directory, directories, files in os.walk(path):
+        directories.sort()
         for name in [".", *sorted(files)]:
-            item = Path(folder, name)
+            item = Path(directory, name)
             found = item.stat()
             digest.update(
                 repr((str(item), found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)).encode()
@@ -194,9 +194,9 @@ def test_reading_changes_nothing_and_needs_no_permission_to_write(golden: Golden
     """Everything is read by a user who may write nothing; not a byte, a name or a time of change differs after it."""
     source = golden(name)
     assert read_all(source) == STORES[name]  # and every module that loads late is loaded
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders let nobody else in
-        Path(folder).chmod(0o755)
-        path = Path(folder, "store")
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own directories let nobody else in
+        Path(directory).chmod(0o755)
+        path = Path(directory, "store")
         subprocess.run(["cp", "-a", "--sparse=always", source, path], check=True)
         subprocess.run(["chmod", "-R", "a-w,a+rX", path], check=True)
         before = tree(path)

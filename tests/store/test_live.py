@@ -146,7 +146,7 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
     write_queue(path, units_of(log.records))
     faults: list[BaseException] = []
     with broker.open(path, read_only=True) as store:
-        store._folder.files._limit = 2
+        store._directory.files._limit = 2
 
         def read(shift: int) -> None:
             try:

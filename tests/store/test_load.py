@@ -375,7 +375,7 @@ def deadly(name):
         return getattr(Disk, name)(self, *arguments, **named)
     return call
 
-for name in "make_folder create reserve write map force force_folder rename remove_file".split():
+for name in "make_directory create reserve write map force force_directory rename remove_file".split():
     name = "_" + name
     setattr(Deadly, name, deadly(name))
 open_writer(sys.argv[1], Deadly(), sync="os")

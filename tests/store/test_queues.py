@@ -66,24 +66,24 @@ def test_topics_and_queues(tmp_path: Path) -> None:
 
 
 def test_slots_of_files_that_begin_late(tmp_path: Path) -> None:
-    folder = tmp_path / "transaction" / "statetable"
-    folder.mkdir(parents=True)
+    directory = tmp_path / "transaction" / "statetable"
+    directory.mkdir(parents=True)
     slots = [Slot(1000 * n, 300, 1_700_000_000 + n, 7, 4 + 4 * (n % 3)) for n in range(25)]
     for first in (10, 20):
         raw = b"".join(slot.pack() for slot in slots[first : first + 10])
-        (folder / f"{first * Slot.SIZE:020}").write_bytes(raw.ljust(240, b"\0"))
+        (directory / f"{first * Slot.SIZE:020}").write_bytes(raw.ljust(240, b"\0"))
     table = StateTable(StoreDirectory(str(tmp_path), Disk()))
     assert (table.first, table.end) == (10, 25)
     assert (table.get(9), table.get(10), table.get(24), table.get(25)) == (None, slots[10], slots[24], None)
     assert list(table.walk()) == slots[10:]
 
 
-def make_queue(folder: Path, sizes: dict[int, int]) -> SegmentQueue:
-    folder.mkdir(exist_ok=True)
+def make_queue(directory: Path, sizes: dict[int, int]) -> SegmentQueue:
+    directory.mkdir(exist_ok=True)
     for base, size in sizes.items():
-        (folder / f"{base:020}").write_bytes(bytes(base // 100 % 251 + 1 for _ in range(size)))
+        (directory / f"{base:020}").write_bytes(bytes(base // 100 % 251 + 1 for _ in range(size)))
     disk = Disk()
-    return SegmentQueue(disk, OpenFiles(disk), str(folder), str(folder.parent))
+    return SegmentQueue(disk, OpenFiles(disk), str(directory), str(directory.parent))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_reads_cross_segments(tmp_path: Path) -> None:
 
 
 def test_a_file_that_grows_is_seen(tmp_path: Path) -> None:
-    """RocketMQ creates a file empty and then gives it its size: the folder does not change then."""
+    """RocketMQ creates a file empty and then gives it its size: the directory does not change then."""
     queue = make_queue(tmp_path / "queue", {0: 100, 100: 0})
     assert queue.read(90, 20) == b"\1" * 10
     (tmp_path / "queue" / f"{100:020}").write_bytes(b"\2" * 100)

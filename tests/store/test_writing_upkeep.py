@@ -38,13 +38,13 @@ def until(true: Callable[[], bool]) -> None:
 @pytest.mark.usefixtures("still")
 def test_the_next_segment_is_there_before_it_is_needed(tmp_path: Path) -> None:
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
-    folder = tmp_path / "commitlog"
+    directory = tmp_path / "commitlog"
     while store.control[Word.TAIL] < SMALL.segment_bytes * 3 // 4:
         store.upkeep.make_segment_ahead()
-        assert len(list(folder.iterdir())) <= 1
+        assert len(list(directory.iterdir())) <= 1
         fill(store, 0, 10)
     store.upkeep.make_segment_ahead()
-    made = folder / f"{SMALL.segment_bytes:020}"
+    made = directory / f"{SMALL.segment_bytes:020}"
     inode = made.stat().st_ino
     store.upkeep.make_segment_ahead()
     report = verify(tmp_path)
@@ -136,16 +136,16 @@ def test_a_checkpoint_across_a_swap_is_not_kept(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.usefixtures("still")
 def test_swapped_files_are_mapped_anew(tmp_path: Path) -> None:
-    """Another process exchanged a folder for a copy of it, under the append lock, and raised `generation`."""
+    """Another process exchanged a directory for a copy of it, under the append lock, and raised `generation`."""
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 30)
     held = store.dispatcher.table.last[1]
     with store.append_lock:
         store.appender.heal()
-        for folder in (store.paths.state_table, store.paths.consumequeue, store.paths.index):
+        for directory in (store.paths.state_table, store.paths.consumequeue, store.paths.index):
             aside = tmp_path / "aside"
-            store.disk.rename(folder, str(aside))
-            _copy(aside, Path(folder))
+            store.disk.rename(directory, str(aside))
+            _copy(aside, Path(directory))
             store.disk.remove_tree(str(aside))
         store.control[Word.GENERATION] += 1
     assert store.dispatcher.slot(0).state == TransactionType.COMMIT

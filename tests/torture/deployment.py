@@ -87,16 +87,16 @@ class Hook:
 class Deployment:
     """Airflow and its stores, in a directory."""
 
-    def __init__(self, folder: Path, socket_folder: Path, foreign: Path, hook: Hook) -> None:
-        self.folder, self.foreign = folder, foreign
-        self.healthy = {f"s{number:02}": shop(folder / f"s{number:02}.store", orders=0) for number in range(HEALTHY)}
-        self.crashed = killed_shop(folder / "crashed.store")
-        settings = folder / "stores.json"
+    def __init__(self, directory: Path, socket_directory: Path, foreign: Path, hook: Hook) -> None:
+        self.directory, self.foreign = directory, foreign
+        self.healthy = {f"s{number:02}": shop(directory / f"s{number:02}.store", orders=0) for number in range(HEALTHY)}
+        self.crashed = killed_shop(directory / "crashed.store")
+        settings = directory / "stores.json"
         settings.write_text(json.dumps({"stores": self._tables()}))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        database = f"postgresql+psycopg://shop@/postgres?host={quote(str(socket_folder))}"
+        database = f"postgresql+psycopg://shop@/postgres?host={quote(str(socket_directory))}"
         environment = {
             "PYTHONPATH": str(ROOT),
             "AIRFLOW_CONN_HOOK": json.dumps(
@@ -106,7 +106,7 @@ class Deployment:
             "AIRFLOW__DATABASE__SQL_ALCHEMY_MAX_OVERFLOW": "3",
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
         }
-        self.airflow = Standalone(str(folder / "airflow"), port, str(settings), database=database, **environment)
+        self.airflow = Standalone(str(directory / "airflow"), port, str(settings), database=database, **environment)
         self.rest = Rest(self.airflow.url, self.airflow.login)
         self.parts: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -115,15 +115,15 @@ class Deployment:
         shared = {"resolver": ANSWERS, "engine": "local", "policy": policy, "check_back_every_s": 5, "alerts": "hook"}
         shared |= {"backstop_s": 3600, **NEVER}
         tables = {name: {"path": str(path), **shared} for name, path in self.healthy.items()}
-        tables["typo"] = {"path": str(self.folder / "typo.store"), "ask": "true", "alerts": "hook"}
-        tables["gone"] = {"path": str(self.folder / "gone.store"), **shared}
+        tables["typo"] = {"path": str(self.directory / "typo.store"), "ask": "true", "alerts": "hook"}
+        tables["gone"] = {"path": str(self.directory / "gone.store"), **shared}
         tables["crashed"] = {"path": str(self.crashed), **shared, "ask": True}
         tables["foreign"] = {"path": str(self.foreign), **shared}
         return tables
 
     def start(self, part: str) -> None:
         """A part of Airflow, as a process of its own."""
-        with (self.folder / f"{part}.log").open("ab") as log:
+        with (self.directory / f"{part}.log").open("ab") as log:
             self.parts[part] = self.airflow.child(["-m", "airflow", part], log)
 
     def kill(self, part: str) -> None:
@@ -157,7 +157,7 @@ class Deployment:
                 if found := is_so():
                     return found
             time.sleep(1)
-        logs = sorted(self.folder.glob("*.log"))
+        logs = sorted(self.directory.glob("*.log"))
         raise AssertionError("\n".join(f"== {one.name}\n{one.read_text(errors='replace')[-1500:]}" for one in logs))
 
     def questions(self) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ class Deployment:
 @contextlib.contextmanager
 def traffic(made: Deployment, every_s: float) -> Iterator[Path]:
     """Sales in the healthy stores, by a process of its own; the file in which it notes what it sold."""
-    log = made.folder / "traffic.jsonl"
+    log = made.directory / "traffic.jsonl"
     words = [sys.executable, "-c", TRAFFIC, str(every_s), "1", str(log), *map(str, made.healthy.values())]
     with subprocess.Popen(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
         try:

@@ -31,9 +31,9 @@ def rows(database: Path) -> dict[str, int]:
         return {name: connection.execute(f'select count(*) from "{name}"').fetchone()[0] for name in names}  # noqa: S608
 
 
-def measure(folder: Path, *, watch: bool) -> dict[str, int]:
+def measure(directory: Path, *, watch: bool) -> dict[str, int]:
     """What an hour of looks adds to each table."""
-    path = shop(folder / "shop", orders=0)
+    path = shop(directory / "shop", orders=0)
     never = {f"{work}_schedule": "never" for work in ("verify", "rebuild", "retention")}
     store = {
         "path": str(path),
@@ -43,12 +43,12 @@ def measure(folder: Path, *, watch: bool) -> dict[str, int]:
         "watch": watch,
         **never,
     }
-    settings = folder / "stores.json"
+    settings = directory / "stores.json"
     settings.write_text(json.dumps({"stores": {"shop": {**store, **never}}}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    airflow = Standalone(str(folder / "airflow"), port, str(settings), PYTHONPATH=str(ROOT))
+    airflow = Standalone(str(directory / "airflow"), port, str(settings), PYTHONPATH=str(ROOT))
     rest = Rest(airflow.url, airflow.login)
     with airflow:
         deadline = time.monotonic() + READY_S
@@ -60,17 +60,17 @@ def measure(folder: Path, *, watch: bool) -> dict[str, int]:
                 pass
             time.sleep(1)
         time.sleep(20)  # the first, hourly run is over, and what Airflow writes once at its start is written
-        before, began = rows(folder / "airflow/airflow.db"), time.monotonic()
+        before, began = rows(directory / "airflow/airflow.db"), time.monotonic()
         time.sleep(LOOKS)
-        after, took_s = rows(folder / "airflow/airflow.db"), time.monotonic() - began
+        after, took_s = rows(directory / "airflow/airflow.db"), time.monotonic() - began
     print(f"watch={watch}: {took_s:.0f} s", file=sys.stderr)
     return {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
 
 
 def main() -> None:
     for watch in (False, True):
-        with tempfile.TemporaryDirectory(prefix="rows-") as folder:
-            added = measure(Path(folder), watch=watch)
+        with tempfile.TemporaryDirectory(prefix="rows-") as directory:
+            added = measure(Path(directory), watch=watch)
         runs = added.get("dag_run", 0)
         print(json.dumps({"watch": watch, "runs": runs, "rows": sum(added.values()), "by_table": added}))
 

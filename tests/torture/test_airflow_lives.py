@@ -90,13 +90,13 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def alive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alive]:
-    folder = tmp_path_factory.mktemp("alive")
-    names = {"sold": shop(folder / "sold"), "crashing": folder / "crashing", "news": folder / "news"}
+    directory = tmp_path_factory.mktemp("alive")
+    names = {"sold": shop(directory / "sold"), "crashing": directory / "crashing", "news": directory / "news"}
     with broker.open(str(names["news"]), layout=SMALL) as store:
         store.append(broker.Message("news", b"old"))
     with broker.open(str(names["crashing"]), layout=SMALL):
         pass
-    settings = folder / "stores.json"
+    settings = directory / "stores.json"
     never = {f"{work}_schedule": "never" for work in ("verify", "rebuild", "retention")}
     shared = {"resolver": ANSWERS, "engine": "local", "policy": {"*": {"first_check_after": "0s"}}, **never}
     asked = {name: {"path": str(path), "check_back_every_s": 3600, **shared} for name, path in names.items()}
@@ -105,14 +105,14 @@ def alive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alive]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     airflow = Standalone(
-        str(folder / "airflow"),
+        str(directory / "airflow"),
         port,
         str(settings),
         PYTHONPATH=str(ROOT),
         AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL="5",
     )
-    (folder / "airflow/dags").mkdir(parents=True)
-    (folder / "airflow/dags/mine.py").write_text(MINE.format(path=str(names["news"])))
+    (directory / "airflow/dags").mkdir(parents=True)
+    (directory / "airflow/dags/mine.py").write_text(MINE.format(path=str(names["news"])))
     rest = Rest(airflow.url, airflow.login)
     with airflow:
         one = Alive(airflow, rest, **names)

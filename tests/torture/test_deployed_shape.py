@@ -63,17 +63,18 @@ def until(is_so: Callable[[], Any], timeout_s: float, log: Path) -> Any:
 
 
 class Shape:
-    """The services of the compose file, on this machine: hosts are the loopback, volumes are folders in `folder`."""
+    """The services of the compose file, on this machine: hosts are the loopback, volumes are directories in
+    `directory`."""
 
-    def __init__(self, folder: Path, socket_folder: Path) -> None:
-        self.folder, self.stores, self.logs = folder, folder / "stores", folder / "logs"
+    def __init__(self, directory: Path, socket_directory: Path) -> None:
+        self.directory, self.stores, self.logs = directory, directory / "stores", directory / "logs"
         self.stores.mkdir()
         self.logs.mkdir()
         self.api_port, self.spark_port = free_port(), free_port()
         told = (DOCKER / "stores.toml").read_text(encoding="utf-8").replace("/stores/", f"{self.stores}/")
-        (folder / "stores.toml").write_text(told)
-        self.database = f"postgresql+psycopg://shop@/postgres?host={quote(str(socket_folder))}"
-        self.secrets, self.state = folder / "secrets", folder / "state"
+        (directory / "stores.toml").write_text(told)
+        self.database = f"postgresql+psycopg://shop@/postgres?host={quote(str(socket_directory))}"
+        self.secrets, self.state = directory / "secrets", directory / "state"
         self.secrets.mkdir()
         self.state.mkdir()
         made = made_secrets() | {"sql_alchemy_conn": self.database}
@@ -83,14 +84,14 @@ class Shape:
         self._started: list[subprocess.Popen[bytes]] = []
         environment = {name: self.here(value) for name, value in SERVICES["airflow-api"]["environment"].items()}
         stores = environment.pop("AIRFLOW__CHECKBACK__STORES")
-        self.airflow = Standalone(str(folder / "airflow"), self.api_port, stores, **environment)
+        self.airflow = Standalone(str(directory / "airflow"), self.api_port, stores, **environment)
 
     def here(self, text: str) -> str:
-        """A text of the compose file, with the hosts, folders and secrets of this machine."""
+        """A text of the compose file, with the hosts, directories and secrets of this machine."""
         text = text.replace("/run/secrets", str(self.secrets)).replace("/opt/airflow/state", str(self.state))
         text = text.replace("airflow-api:8080", f"127.0.0.1:{self.api_port}")
         text = text.replace("spark-master", "127.0.0.1").replace("7077", str(self.spark_port))
-        return text.replace("/stores/", f"{self.stores}/").replace("/etc/checkback", str(self.folder))
+        return text.replace("/stores/", f"{self.stores}/").replace("/etc/checkback", str(self.directory))
 
     def command(self, name: str) -> list[str]:
         """What a service runs, as words for Python's interpreter."""
@@ -98,12 +99,12 @@ class Shape:
         if words[0] == "airflow":
             return ["-m", *words]
         if PYSPARK.match(words[0]):  # only its place is another here
-            return ["-c", SPARK_CLASS, *words[1:], "--webui-port", "0", *self.work_folder(name)]
+            return ["-c", SPARK_CLASS, *words[1:], "--webui-port", "0", *self.work_directory(name)]
         return ["-c", f"import os; os.execvp({words[0]!r}, {words!r})"]
 
-    def work_folder(self, name: str) -> list[str]:
+    def work_directory(self, name: str) -> list[str]:
         """In a container each worker has a file system of its own."""
-        return ["--work-dir", str(self.folder / name)] if "worker" in name else []
+        return ["--work-dir", str(self.directory / name)] if "worker" in name else []
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
         """A service, as a process of its own."""
@@ -133,8 +134,8 @@ class Shape:
 @pytest.fixture
 def shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shape]:
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    with postgres.server() as socket_folder:
-        made = Shape(tmp_path, socket_folder)
+    with postgres.server() as socket_directory:
+        made = Shape(tmp_path, socket_directory)
         try:
             yield made
         finally:
@@ -162,5 +163,5 @@ def test_a_verification_by_rest_runs_on_the_cluster(shape: Shape) -> None:
     told = rest.ask("GET", f"{task}/xcomEntries/return_value")["value"]
     assert told["engine"] == f"spark (spark://127.0.0.1:{shape.spark_port})"
     assert (told["digest"], told["transactions"]) == (expected["digest"], expected["transactions"])
-    ran = [name for name in SPARK[1:] if any((shape.folder / name).glob("app-*"))]
+    ran = [name for name in SPARK[1:] if any((shape.directory / name).glob("app-*"))]
     assert ran == list(SPARK[1:]), "an executor ran on each worker"

@@ -34,9 +34,9 @@ pytestmark = [
 ]
 
 
-def row_counts(socket_folder: Path) -> Counter[str]:
+def row_counts(socket_directory: Path) -> Counter[str]:
     """The rows of each table of Airflow's database."""
-    with psycopg.connect(f"host={socket_folder} user=shop dbname=postgres") as connection:
+    with psycopg.connect(f"host={socket_directory} user=shop dbname=postgres") as connection:
         names = [name for (name,) in connection.execute("select tablename from pg_tables where schemaname = 'public'")]
         counted = {name: connection.execute(f'select count(*) from "{name}"').fetchone() for name in names}  # noqa: S608
     return Counter({name: row[0] for name, row in counted.items() if row})
@@ -46,8 +46,8 @@ def test_fifty_stores_are_served_while_parts_are_killed(tmp_path: Path, golden_c
     """Each order is decided once, a crash asks by the hook and recovers, nothing is written into a foreign store."""
     foreign, hook = golden_copy("rocketmq-3.1.5-killed"), Hook()
     untouched = tree(foreign)
-    with postgres.server() as socket_folder:
-        made = Deployment(tmp_path, socket_folder, foreign, hook)
+    with postgres.server() as socket_directory:
+        made = Deployment(tmp_path, socket_directory, foreign, hook)
         try:
             with (tmp_path / "migrate.log").open("wb") as log:
                 assert made.airflow.child(["-m", "airflow", "db", "migrate"], log).wait(READY_S) == 0
@@ -58,11 +58,11 @@ def test_fifty_stores_are_served_while_parts_are_killed(tmp_path: Path, golden_c
                 "typo.settings"
             }
             made.until(lambda: wanted <= set(made.rest.dag_ids()), READY_S)
-            before = row_counts(socket_folder)
+            before = row_counts(socket_directory)
             killed, sold = run_it(made)
             check_healthy(made, sold)
             check_out_of_order(made, hook)
-            report_rows(before, row_counts(socket_folder), killed)
+            report_rows(before, row_counts(socket_directory), killed)
         finally:
             made.stop()
             hook.close()

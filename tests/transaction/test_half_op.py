@@ -132,7 +132,7 @@ def test_a_kill_leaves_no_delivery_without_its_op(tmp_path: Path) -> None:
             time.sleep(chance.random() / 5)
             worker.send_signal(signal.SIGKILL)
         log = records(store)
-        halves = {one.offset: one.queue_offset for one in log if one.topic == HALVES}
+        halves = {one.commitlog_offset: one.queue_offset for one in log if one.topic == HALVES}
         ended = Counter(int(one.body) for one in log if one.topic == OPS)
         delivered = Counter(halves[one.names] for one in log if one.kind == COMMIT)
         assert set(delivered.values()) | set(ended.values()) <= {1}

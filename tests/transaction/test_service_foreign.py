@@ -45,8 +45,8 @@ def test_a_table_that_is_swapped_is_seen_at_once(tmp_path: Path, each_engine: st
     """By a store that has the old one mapped: a slot that was damaged is in doubt again, and can be ended."""
     with opened(tmp_path, sync="os") as store:
         halves = [store.transactions.prepare(message(), "shop") for _ in range(3)]
-        folder = {"state-table": "transaction/statetable", "half-op": "checkback/halfstates"}[each_engine]
-        table = tmp_path / "store" / folder / f"{0:020}"
+        directory = {"state-table": "transaction/statetable", "half-op": "checkback/halfstates"}[each_engine]
+        table = tmp_path / "store" / directory / f"{0:020}"
         with table.open("r+b") as file:
             file.seek(24 + 23)
             file.write(b"\x08")

@@ -1,7 +1,7 @@
 """Any history: whatever is sent, ended, parked, killed, cut off and opened again, there is one truth, and it is kept.
 
 The judge is a model of plain dicts and three readings of the same bytes (`rebuilt.py`); neither shares code with what
-it judges. Two stores on one folder stand for two processes.
+it judges. Two stores on one directory stand for two processes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="histories-"))
-        self.disk = CrashDisk(self.folder / "disk")
+        self.directory = Path(tempfile.mkdtemp(prefix="histories-"))
+        self.disk = CrashDisk(self.directory / "disk")
         self.openers: list[LiveStore] = []
         self.boots = 0
         self.number = 0
@@ -239,7 +239,7 @@ class Histories(RuleBasedStateMachine):
             self.vanish(store)
         self.openers.clear()
         self.boots += 1
-        self.disk = CrashDisk(image.rename(self.folder / f"boot-{self.boots}"))
+        self.disk = CrashDisk(image.rename(self.directory / f"boot-{self.boots}"))
         self.open()
         self.unsure |= self.soft
         self.soft.clear()
@@ -327,7 +327,7 @@ class Histories(RuleBasedStateMachine):
         finally:
             for store in self.openers:
                 store.close()
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.directory)
 
 
 class Places:

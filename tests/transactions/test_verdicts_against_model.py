@@ -48,8 +48,8 @@ def judged(history: History, partitions: int, held_bytes: int) -> tuple[Report, 
         mock.patch.object(spill, "_HELD_BYTES", held_bytes),
         mock.patch.object(Transactions, "outcomes", listening),
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        store = history.log.write(Path(folder) / "store")
+    with tempfile.TemporaryDirectory() as directory:
+        store = history.log.write(Path(directory) / "store")
         for change in changes:
             change.start()
         try:

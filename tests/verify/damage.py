@@ -83,8 +83,8 @@ class Patient:
 
     def _names_cut(self, finding: Finding, file: str, size: int, whole: int) -> bool:
         if not file.startswith("commitlog/"):
-            folder = str((self.store / file).parent)
-            return self._is(finding, file) or (finding.file != "" and folder.endswith(finding.file))
+            directory = str((self.store / file).parent)
+            return self._is(finding, file) or (finding.file != "" and directory.endswith(finding.file))
         base = int(Path(file).name)
         said = [finding.commitlog_offset, *_numbers(finding)]
         in_cut = any(base + size <= offset < base + whole for offset in said)

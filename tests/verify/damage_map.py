@@ -110,24 +110,24 @@ def _record_fields(record: Record, record_crc: bool) -> Iterator[tuple[str, int,
 def _derived(broker: SmallBroker, store: Path) -> Iterator[Place]:
     kind = broker.kind
     for (topic, queue_id), units in broker.queues.items():
-        folder = store / "consumequeue" / topic / str(queue_id)
-        yield from _units(store, folder, "ConsumeQueue unit", units, kind.units)
+        directory = store / "consumequeue" / topic / str(queue_id)
+        yield from _units(store, directory, "ConsumeQueue unit", units, kind.units)
     if kind.state_table:
-        folder = store / "transaction" / "redolog" / redolog.TOPIC / "0"
-        yield from _units(store, folder, "redo log unit", broker.redo_log, kind.redo_units)
+        directory = store / "transaction" / "redolog" / redolog.TOPIC / "0"
+        yield from _units(store, directory, "redo log unit", broker.redo_log, kind.redo_units)
         yield from _units(store, store / "transaction" / "statetable", "state table slot", broker.table, kind.slots)
 
 
-def _units(store: Path, folder: Path, kind: str, units: Iterable[Unit | Slot], per_file: int) -> Iterator[Place]:
+def _units(store: Path, directory: Path, kind: str, units: Iterable[Unit | Slot], per_file: int) -> Iterator[Place]:
     units = list(units)
     layout: Any = type(units[0])
     for number, unit in enumerate(units):
         at = number % per_file * layout.SIZE
-        name = str((folder / f"{(number - number % per_file) * layout.SIZE:020}").relative_to(store))
+        name = str((directory / f"{(number - number % per_file) * layout.SIZE:020}").relative_to(store))
         yield from _layout(name, kind, layout, at, unit.commitlog_offset)
     rest = -len(units) % per_file
     if rest:
-        name = str((folder / f"{len(units) // per_file * per_file * layout.SIZE:020}").relative_to(store))
+        name = str((directory / f"{len(units) // per_file * per_file * layout.SIZE:020}").relative_to(store))
         end = per_file * layout.SIZE
         yield Place(name, f"{kind.rsplit(' ', 1)[0]} tail", UNUSED, end - rest * layout.SIZE, end, fixed=False)
 

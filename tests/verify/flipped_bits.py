@@ -82,8 +82,8 @@ def _bit_of_item(store: Path, layout: str) -> Place:
     return _first(store / "index"), 40 + 4 * LAYOUTS[layout].index_slots + 20 * 2, 1  # the hash of item 2
 
 
-def _first(folder: Path) -> Path:
-    return min(path for path in folder.iterdir() if path.is_file())
+def _first(directory: Path) -> Path:
+    return min(path for path in directory.iterdir() if path.is_file())
 
 
 def _flip(path: Path, at: int, bits: int) -> None:

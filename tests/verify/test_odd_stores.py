@@ -27,13 +27,13 @@ def findings_of(store: Path) -> list[Finding]:
 
 
 @each
-@pytest.mark.parametrize("what", ["no folder", "an empty folder"])
+@pytest.mark.parametrize("what", ["no directory", "an empty directory"])
 def test_a_store_without_an_index_has_one_finding(generation: Generation, what: str, tmp_path: Path) -> None:
     """Not one for each key: a broker may run with its index switched off, and the sentence says so."""
     build(generation, tmp_path / "store")
     index = tmp_path / "store" / "index"
     shutil.rmtree(index)
-    if what == "an empty folder":
+    if what == "an empty directory":
         index.mkdir()
     (found,) = findings_of(tmp_path / "store")
     assert (found.kind, found.file) == ("files-missing", str(index))
@@ -50,7 +50,7 @@ def test_records_without_a_key_need_no_index(record_crc: bool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("topic", ["Or\0ers", "T" * 300, "/", "..", "Or/ers"])
-def test_a_topic_that_no_folder_can_have(topic: str, tmp_path: Path) -> None:
+def test_a_topic_that_no_directory_can_have(topic: str, tmp_path: Path) -> None:
     """A damaged topic names a queue that cannot be there."""
     log = Log(4096)
     for name in ("Orders", topic):

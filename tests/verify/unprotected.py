@@ -93,9 +93,9 @@ def flips(found: Iterable[Place], seed: int = 0) -> Iterator[tuple[Place, int, i
                 yield place, at, bit
 
 
-def measure(generation: Generation, folder: Path, part: int = 0, parts: int = 1) -> Measured:
+def measure(generation: Generation, directory: Path, part: int = 0, parts: int = 1) -> Measured:
     """Flip every bit of a generation's store, or each `parts`-th place of it."""
-    store = folder / f"{generation.name}-{part}".replace(" ", "-")
+    store = directory / f"{generation.name}-{part}".replace(" ", "-")
     broker, measured = build(generation, store), Measured()
     with Patient(store) as patient, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -107,9 +107,9 @@ def measure(generation: Generation, folder: Path, part: int = 0, parts: int = 1)
 def measure_all() -> dict[str, Measured]:
     """All generations, on all processors."""
     found = {generation.name: Measured() for generation in GENERATIONS}
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor() as pool:
+    with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor() as pool:
         runs = [
-            (generation.name, pool.submit(measure, generation, Path(folder), part, _PARTS))
+            (generation.name, pool.submit(measure, generation, Path(directory), part, _PARTS))
             for generation in GENERATIONS
             for part in range(_PARTS)
         ]

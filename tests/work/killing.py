@@ -48,8 +48,8 @@ class Tally:
 class Deployment:
     """`checkback work` with two processes, and a customer, each started again by the test when it was killed."""
 
-    def __init__(self, folder: Path, url: URL, transactions: str) -> None:
-        self.store, self.log = folder / "shop.store", folder / "log"
+    def __init__(self, directory: Path, url: URL, transactions: str) -> None:
+        self.store, self.log = directory / "shop.store", directory / "log"
         own = {"DATABASE": url.render_as_string(hide_password=False), "STORE": str(self.store)}
         self._environment = {**os.environ, **own, "TRANSACTIONS": transactions, "PYTHONPATH": str(ROOT)}
         self.supervisor = self.start_supervisor()
@@ -101,12 +101,12 @@ class Deployment:
             process.wait()
 
 
-def run_and_kill(folder: Path, url: URL, kills: int, transactions: str) -> Tally:
+def run_and_kill(directory: Path, url: URL, kills: int, transactions: str) -> Tally:
     """Kill workers, supervisors and customers `kills` times, let the rest finish, and reconcile."""
-    (folder / "policy.toml").write_text(POLICY)
+    (directory / "policy.toml").write_text(POLICY)
     chance, tally, engine = random.Random(kills), Tally(), engine_of(url)
     _make_tables(engine)
-    with Deployment(folder, url, transactions) as deployment:
+    with Deployment(directory, url, transactions) as deployment:
         for number in range(kills):
             wanted = _count(engine, "packed") + chance.randrange(1, 8)
             until(lambda wanted=wanted: _count(engine, "packed") >= wanted, deployment)

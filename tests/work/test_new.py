@@ -23,23 +23,30 @@ def test_the_application_runs_and_its_tests_pass(
     ran = command(capsys, "new", "bakery")
     assert ran.code == 0
     assert "checkback work bakery:app" in ran.out
-    folder = tmp_path / "bakery"
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "bakery.py", "test_bakery.py"]
-    assert len((folder / "bakery.py").read_text().splitlines()) <= LINES_MAX
+    directory = tmp_path / "bakery"
+    assert sorted(path.name for path in directory.iterdir()) == ["README.md", "bakery.py", "test_bakery.py"]
+    assert len((directory / "bakery.py").read_text().splitlines()) <= LINES_MAX
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for words in (["ruff", "check", "--isolated", "."], ["pytest", "-q", "-p", "no:cacheprovider"]):
         line = [sys.executable, "-m", *words]
         done = subprocess.run(
-            line, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=280
+            line, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=280
         )
         assert done.returncode == 0, done.stdout + done.stderr
     placed = subprocess.run(
-        [sys.executable, "bakery.py", "bread"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "bakery.py", "bread"],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert placed.stdout == "order 1: bread\n", placed.stderr
     options = ("--until-idle", "1s")
     words = [sys.executable, "-m", "recovery.cli", "work", "bakery:app", *options]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        words, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 

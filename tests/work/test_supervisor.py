@@ -46,11 +46,11 @@ while True:
 class Running:
     """A supervisor in a thread."""
 
-    def __init__(self, folder: Path, processes: int, *, reload: bool = False, grace_s: float = 5.0) -> None:
-        self.folder, self.stopping, self.said = folder, threading.Event(), list[str]()
+    def __init__(self, directory: Path, processes: int, *, reload: bool = False, grace_s: float = 5.0) -> None:
+        self.directory, self.stopping, self.said = directory, threading.Event(), list[str]()
         self.supervisor = Supervisor(
             [sys.executable, "-S", "-c", CHILD], processes, self.stopping, grace_s=grace_s, say=self.said.append,
-            sources=SourceFiles(str(folder)) if reload else None, liveness=LivenessFile(str(folder / "alive")),
+            sources=SourceFiles(str(directory)) if reload else None, liveness=LivenessFile(str(directory / "alive")),
         )  # fmt: skip
         self.code: int | None = None
         self.thread = threading.Thread(target=self._run)
@@ -63,7 +63,7 @@ class Running:
         return [child.process.pid for child in self.supervisor._children]
 
     def all_pids(self) -> list[int]:
-        path = self.folder / "pids"
+        path = self.directory / "pids"
         return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 
     def are_ready(self, count: int) -> bool:
@@ -79,14 +79,14 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_mode(tmp_path, "works")
 
 
-def set_mode(folder: Path, text: str) -> None:
-    (folder / "mode.new").write_text(text)
-    (folder / "mode.new").rename(folder / "mode")
+def set_mode(directory: Path, text: str) -> None:
+    (directory / "mode.new").write_text(text)
+    (directory / "mode.new").rename(directory / "mode")
 
 
 @contextmanager
-def running(folder: Path, processes: int, **options: bool | float) -> Iterator[Running]:
-    it = Running(folder, processes, **options)  # type: ignore[arg-type]
+def running(directory: Path, processes: int, **options: bool | float) -> Iterator[Running]:
+    it = Running(directory, processes, **options)  # type: ignore[arg-type]
     try:
         yield it
     finally:

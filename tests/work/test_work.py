@@ -69,8 +69,8 @@ def place(name: str, *items: str) -> None:
     sys.modules[name].place(*items)
 
 
-def charges(folder: Path) -> list[tuple[str, str]]:
-    engine = create_engine(f"sqlite:///{folder}/shop.db")
+def charges(directory: Path) -> list[tuple[str, str]]:
+    engine = create_engine(f"sqlite:///{directory}/shop.db")
     with engine.connect() as connection:
         found = [(item, seen) for item, seen in connection.execute(text("SELECT item, seen FROM charges"))]
     engine.dispose()

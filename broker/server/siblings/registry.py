@@ -36,7 +36,7 @@ class SiblingRegistry:
         self._own: bytes | None = None
         self._read: dict[str, tuple[tuple[int, int, int], tuple[int, Groups]]] = {}  # path: file, number and groups
         self._others: dict[str, tuple[str, ...]] = {}
-        self._disk.create_folder(self._directory)
+        self._disk.create_directory(self._directory)
 
     @property
     def _path(self) -> str:

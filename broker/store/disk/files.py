@@ -40,7 +40,7 @@ class Entry:
 
     path: str
     name: str
-    is_folder: bool
+    is_directory: bool
     is_file: bool
     size: int
     inode: int
@@ -127,13 +127,13 @@ class Disk(Calls):
                 return None
             raise fault from error
 
-    def entries(self, folder: str) -> list[Entry]:
+    def entries(self, directory: str) -> list[Entry]:
         """The entries of a directory, sorted by name, without what vanishes meanwhile. Raises Missing without it."""
         try:
-            with os.scandir(folder) as found:
+            with os.scandir(directory) as found:
                 paths = sorted(item.path for item in found)
         except (OSError, ValueError) as error:
-            raise explained(error, folder) from error
+            raise explained(error, directory) from error
         return [entry for path in paths if (entry := self.entry(path)) is not None]
 
     def open_read(self, path: str) -> ReadFile:
@@ -192,20 +192,20 @@ class Disk(Calls):
 
     # Changing directories
 
-    def create_folder(self, path: str, *, durable: bool = True) -> None:
+    def create_directory(self, path: str, *, durable: bool = True) -> None:
         """Create a directory, and those above it that are missing; one that is there stays. Raises StoreFull."""
         made = [os.path.abspath(path)]
         while not os.path.isdir(above := os.path.dirname(made[-1])):
             made.append(above)
-        for folder in reversed(made):
-            if not os.path.isdir(folder):
-                self._make_folder(folder)
+        for directory in reversed(made):
+            if not os.path.isdir(directory):
+                self._make_directory(directory)
             if durable:
-                self._force_folder(os.path.dirname(folder))
+                self._force_directory(os.path.dirname(directory))
 
-    def sync_folder(self, path: str) -> None:
+    def sync_directory(self, path: str) -> None:
         """Flush the names in a directory: what was created, renamed and removed in it. Raises SyncFailed."""
-        self._force_folder(path)
+        self._force_directory(path)
 
     # Changing files
 
@@ -230,7 +230,7 @@ class Disk(Calls):
         finally:
             os.close(descriptor)
         if durable:
-            self._force_folder(_above(path))
+            self._force_directory(_above(path))
 
     def allocate_head(self, path: str, size: int, head: int) -> None:
         """See that there is a file of this size with a block for each of its first `head` bytes; the rest is a hole.
@@ -253,7 +253,7 @@ class Disk(Calls):
             self._force(descriptor, path)
         finally:
             os.close(descriptor)
-        self._force_folder(_above(path))
+        self._force_directory(_above(path))
 
     def reserve(self, path: str, stop: int) -> None:
         """Have a block for each byte below `stop` of a file that `allocate_head` made. Raises StoreFull."""
@@ -300,7 +300,7 @@ class Disk(Calls):
                 self._remove_file(beside)
             raise
         if durable:
-            self._force_folder(_above(path))
+            self._force_directory(_above(path))
 
     def sync_file(self, path: str) -> None:
         """Flush what was written to a file, by any process and in any way. Raises SyncFailed, and Missing."""
@@ -332,19 +332,19 @@ class Disk(Calls):
         """Give a file or directory another name, in place of what has that name now, in one step."""
         self._rename(old, new)
         if durable:
-            self._force_folders(old, new)
+            self._force_directories(old, new)
 
     def exchange(self, path_a: str, path_b: str, *, durable: bool = True) -> None:
         """Swap two files or directories in one step. Raises NotSupported, with nothing changed, where it takes more."""
         self._exchange(path_a, path_b)
         if durable:
-            self._force_folders(path_a, path_b)
+            self._force_directories(path_a, path_b)
 
     def remove(self, path: str, *, durable: bool = True) -> None:
         """Remove a file. Raises Missing when it is not there."""
         self._remove_file(path)
         if durable:
-            self._force_folder(_above(path))
+            self._force_directory(_above(path))
 
     def remove_tree(self, path: str, *, durable: bool = True) -> None:
         """Remove a directory and all that lies in it, if it is there. Links in it are removed, not followed."""
@@ -353,21 +353,21 @@ class Disk(Calls):
         if os.path.isdir(path) and not os.path.islink(path):
             for name in self._names(path):
                 self.remove_tree(os.path.join(path, name), durable=False)
-            self._remove_folder(path)
+            self._remove_directory(path)
         else:
             self._remove_file(path)
         if durable:
-            self._force_folder(_above(path))
+            self._force_directory(_above(path))
 
     def open_lock(self, path: str, *, write: bool = True) -> int:
         """A descriptor of its own for a lock file, created when missing if `write`. Raises Missing."""
         return self._open(path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
 
-    def _force_folders(self, *paths: str) -> None:
+    def _force_directories(self, *paths: str) -> None:
         """Flush the directories that hold these names, the last named first: a name that moved is in the new one before
         it is gone from the old one."""
-        for folder in dict.fromkeys(_above(path) for path in reversed(paths)):
-            self._force_folder(folder)
+        for directory in dict.fromkeys(_above(path) for path in reversed(paths)):
+            self._force_directory(directory)
 
 
 _READ_BYTES = 1 << 20
@@ -382,7 +382,7 @@ def _entry(path: str, found: os.stat_result) -> Entry:
     return Entry(
         path=path,
         name=os.path.basename(path),
-        is_folder=stat.S_ISDIR(found.st_mode),
+        is_directory=stat.S_ISDIR(found.st_mode),
         is_file=stat.S_ISREG(found.st_mode),
         size=found.st_size,
         inode=found.st_ino,

@@ -216,6 +216,6 @@ def path_of_store(path: object) -> str:
     return text.rstrip(os.sep) or os.sep
 
 
-def is_topic_folder(topic: str) -> bool:
+def is_topic_directory(topic: str) -> bool:
     """Whether a topic can name a directory: the name comes from the caller, and `..` would leave the store."""
     return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic

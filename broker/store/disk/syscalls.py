@@ -24,13 +24,13 @@ class Calls:
         except OSError as error:
             raise refused(error, path) from error
 
-    def _names(self, folder: str) -> list[str]:
+    def _names(self, directory: str) -> list[str]:
         try:
-            return sorted(os.listdir(folder))
+            return sorted(os.listdir(directory))
         except OSError as error:
-            raise refused(error, folder) from error
+            raise refused(error, directory) from error
 
-    def _make_folder(self, path: str) -> None:
+    def _make_directory(self, path: str) -> None:
         try:
             os.mkdir(path)
         except FileExistsError as error:  # another process was quicker
@@ -80,7 +80,7 @@ class Calls:
         except OSError as error:
             raise sync_failed(error, path) from error
 
-    def _force_folder(self, path: str) -> None:
+    def _force_directory(self, path: str) -> None:
         descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -108,7 +108,7 @@ class Calls:
         except OSError as error:
             raise refused(error, path) from error
 
-    def _remove_folder(self, path: str) -> None:
+    def _remove_directory(self, path: str) -> None:
         try:
             os.rmdir(path)
         except OSError as error:

@@ -38,15 +38,15 @@ class ReplayWatch:
 
     def __init__(self, parts: StoreParts) -> None:
         self._parts, self._table = parts, parts.dispatcher.table
-        self._folder = StoreDirectory(parts.path, parts.disk)
-        self._index = Index(self._folder)
+        self._directory = StoreDirectory(parts.path, parts.disk)
+        self._index = Index(self._directory)
         self._progress = self._half_progress()
         self.without_op: set[int] = set()  # slots that ended, and of which no op message says so yet
 
     def _half_progress(self) -> int:
         """The half queue offset up to which the broker's check loop looks at none any more."""
         try:
-            positions = read_consumer_offsets(self._folder).positions
+            positions = read_consumer_offsets(self._directory).positions
         except CorruptRecord:
             return 0
         return max(0, positions.get((HALF_TOPIC, CHECK_GROUP), {}).get(QUEUE, 0))

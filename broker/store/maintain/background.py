@@ -196,8 +196,8 @@ class BackgroundTasks:
         with self._parts.append_lock:  # under which everybody makes segments
             if self._disk.entry(log.path_of(following)) is None:
                 self._disk.rename(beside, log.path_of(following), durable=False)
-        self._disk.sync_folder(log.folder)
-        self._disk.sync_folder(self._paths.own)
+        self._disk.sync_directory(log.directory)
+        self._disk.sync_directory(self._paths.own)
 
     def close(self) -> None:
         """End the threads; what they were to do, the last to leave does."""

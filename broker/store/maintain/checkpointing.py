@@ -85,7 +85,7 @@ def _publish(parts: StoreParts, captured: OwnCheckpoint) -> None:
 def _finish(parts: StoreParts, captured: OwnCheckpoint) -> None:
     """Make the published name durable, and write RocketMQ's own checkpoint."""
     disk, paths = parts.disk, parts.paths
-    disk.sync_folder(paths.own)
+    disk.sync_directory(paths.own)
     disk.write_file(paths.checkpoint, encode_rocket(RocketCheckpoint(captured.store_ms, captured.store_ms)))
 
 

@@ -43,7 +43,7 @@ def old_segments(parts: StoreParts) -> Iterator[OldSegment]:
     Each is looked at when it is asked for.
     """
     log, tail = parts.appender.log, parts.control[Word.TAIL]
-    for base in _bases(parts, log.folder):
+    for base in _bases(parts, log.directory):
         following = base + log.file_size
         if following >= tail:
             return
@@ -112,11 +112,11 @@ def _checkpoint_first(parts: StoreParts) -> None:
                 parts.disk.remove(parts.paths.own_checkpoint)
 
 
-def _bases(parts: StoreParts, folder: str) -> list[int]:
+def _bases(parts: StoreParts, directory: str) -> list[int]:
     """The positions at which the files of a queue of files begin."""
-    if parts.disk.entry(folder) is None:
+    if parts.disk.entry(directory) is None:
         return []
-    return [int(entry.name) for entry in parts.disk.entries(folder) if entry.is_file and is_base(entry.name)]
+    return [int(entry.name) for entry in parts.disk.entries(directory) if entry.is_file and is_base(entry.name)]
 
 
 def _remove_derived(parts: StoreParts, begin: int) -> list[str]:
@@ -124,7 +124,7 @@ def _remove_derived(parts: StoreParts, begin: int) -> list[str]:
     disk, paths, layout = parts.disk, parts.paths, parts.layout
     removed = []
     for topic in disk.entries(paths.consumequeue):
-        for queue in disk.entries(topic.path) if topic.is_folder else []:
+        for queue in disk.entries(topic.path) if topic.is_directory else []:
             removed += _remove_units(parts, queue.path, layout.consume_queue_bytes, UNIT_SIZE, _unit_offset, begin)
     removed += _remove_units(parts, paths.redo_log, layout.redo_log_bytes, UNIT_SIZE, _unit_offset, begin)
     removed += _remove_units(parts, parts.engine.table(paths), layout.state_table_bytes, SLOT_SIZE, _slot_offset, begin)
@@ -147,15 +147,15 @@ def _slot_offset(raw: bytes) -> int:
 
 
 def _remove_units(
-    parts: StoreParts, folder: str, file_size: int, unit_size: int, offset_of: Callable[[bytes], int], begin: int
+    parts: StoreParts, directory: str, file_size: int, unit_size: int, offset_of: Callable[[bytes], int], begin: int
 ) -> list[str]:
     """A file goes when its last unit names a record that is gone.
 
     RocketMQ: MappedFileQueue.deleteExpiredFileByOffset (5.3.3).
     """
     removed = []
-    for base in _bases(parts, folder)[:-1]:
-        path = os.path.join(folder, f"{base:020}")
+    for base in _bases(parts, directory)[:-1]:
+        path = os.path.join(directory, f"{base:020}")
         if offset_of(parts.disk.open_read(path).pread(unit_size, file_size - unit_size)) >= begin:
             break
         parts.disk.remove(path)

@@ -29,7 +29,7 @@ class RetentionRegistration:
     def __init__(self, disk: Disk, paths: Paths, retention: Retention) -> None:
         """Call under the background lock. Raises StoreFull."""
         if disk.entry(paths.retention) is None:
-            disk.create_folder(paths.retention)
+            disk.create_directory(paths.retention)
         self._disk, self._pid = disk, os.getpid()
         self._path = os.path.join(paths.retention, f"{os.getpid()}-{secrets.token_hex(4)}")  # pids repeat
         disk.write_file(self._path, json.dumps(retention.as_json()).encode())

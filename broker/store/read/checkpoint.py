@@ -9,13 +9,13 @@ from broker.store.disk.files import Missing
 from broker.store.read.directory import StoreDirectory
 
 
-def read_checkpoint(folder: StoreDirectory) -> Checkpoint | None:
+def read_checkpoint(directory: StoreDirectory) -> Checkpoint | None:
     """The checkpoint as it is now; None when there is none. Raises CorruptRecord when the file has a wrong size."""
-    path = folder.paths.checkpoint
+    path = directory.paths.checkpoint
     try:
-        return checkpoint.decode(folder.disk.read(path))
+        return checkpoint.decode(directory.disk.read(path))
     except Missing:
         return None
     except CorruptRecord as error:
-        reason = f"{error.reason}. Run: checkback verify {folder.path}"
+        reason = f"{error.reason}. Run: checkback verify {directory.path}"
         raise CorruptRecord(reason, at=error.at, path=path) from None

@@ -63,9 +63,9 @@ class _Look:
 class CommitLog:
     """The records of a store, by their CommitLog offset. Threads may share it."""
 
-    def __init__(self, folder: StoreDirectory) -> None:
-        self._queue = folder.segments(folder.paths.commitlog)
-        self._store_path = folder.path
+    def __init__(self, directory: StoreDirectory) -> None:
+        self._queue = directory.segments(directory.paths.commitlog)
+        self._store_path = directory.path
         self._last: tuple[int, int] | None = None  # the last record when we last looked: inode and CommitLog offset
 
     @property
@@ -286,7 +286,7 @@ class CommitLog:
     def damage(self, at: int, fault: CorruptRecord) -> CorruptRecord:
         """A fault in the record at an offset, with its file and the next step."""
         segment = self._queue.listing().at(at)
-        path = self._queue.folder if segment is None else segment.path
+        path = self._queue.directory if segment is None else segment.path
         reason = f"{fault.reason}. Run: checkback verify {self._store_path}"
         return CorruptRecord(reason, at=at - segment.base if segment else 0, commitlog_offset=at, path=path)
 

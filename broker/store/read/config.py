@@ -20,26 +20,26 @@ from broker.store.read.kinds.rocksdb_config import read_config_database
 _T = TypeVar("_T")
 
 
-def read_topics(folder: StoreDirectory) -> Topics:
-    return _read(folder, "topics.json", config.decode_topics, Topics())
+def read_topics(directory: StoreDirectory) -> Topics:
+    return _read(directory, "topics.json", config.decode_topics, Topics())
 
 
-def read_subscription_groups(folder: StoreDirectory) -> SubscriptionGroups:
-    return _read(folder, "subscriptionGroup.json", config.decode_subscription_groups, SubscriptionGroups())
+def read_subscription_groups(directory: StoreDirectory) -> SubscriptionGroups:
+    return _read(directory, "subscriptionGroup.json", config.decode_subscription_groups, SubscriptionGroups())
 
 
-def read_consumer_offsets(folder: StoreDirectory) -> ConsumerOffsets:
-    return _read(folder, "consumerOffset.json", config.decode_consumer_offsets, ConsumerOffsets())
+def read_consumer_offsets(directory: StoreDirectory) -> ConsumerOffsets:
+    return _read(directory, "consumerOffset.json", config.decode_consumer_offsets, ConsumerOffsets())
 
 
-def _read(folder: StoreDirectory, name: str, decode: Callable[[bytes], _T], default: _T) -> _T:
-    raw = read_config_database(name, folder.paths, folder.disk)
+def _read(directory: StoreDirectory, name: str, decode: Callable[[bytes], _T], default: _T) -> _T:
+    raw = read_config_database(name, directory.paths, directory.disk)
     if raw is not None:
         return decode(raw)
     for candidate in (name, f"{name}.bak"):
-        path = folder.paths.config(candidate)
+        path = directory.paths.config(candidate)
         try:
-            raw = folder.disk.read(path)
+            raw = directory.disk.read(path)
         except Missing:
             continue
         if raw.strip():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from broker.format.consumequeue import Unit, is_end
 from broker.store.disk.files import Missing
-from broker.store.disk.paths import is_topic_folder
+from broker.store.disk.paths import is_topic_directory
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.fixedqueue import FixedQueue
 
@@ -55,34 +55,34 @@ class ConsumeQueue:
 class ConsumeQueues:
     """The directory `consumequeue`: topics, and in each its queues."""
 
-    def __init__(self, folder: StoreDirectory) -> None:
-        self._folder = folder
-        self._paths = folder.paths
+    def __init__(self, directory: StoreDirectory) -> None:
+        self._directory = directory
+        self._paths = directory.paths
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
 
     def topics(self) -> list[str]:
         """The topics that have a directory, sorted."""
-        return self._folders(self._paths.consumequeue)
+        return self._directories(self._paths.consumequeue)
 
     def queue_ids(self, topic: str) -> list[int]:
         """The queues of a topic, sorted. A directory that is not a number is none, as for RocketMQ."""
-        if not is_topic_folder(topic):
+        if not is_topic_directory(topic):
             return []
-        names = self._folders(self._paths.topic(topic))
+        names = self._directories(self._paths.topic(topic))
         return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name)) == name)
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """One queue; None when it has no directory."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            if not is_topic_folder(topic) or self._folder.disk.entry(self._paths.queue(topic, queue_id)) is None:
+            if not is_topic_directory(topic) or self._directory.disk.entry(self._paths.queue(topic, queue_id)) is None:
                 return None
-            units = FixedQueue(self._folder, self._paths.queue(topic, queue_id), Unit, is_end)
+            units = FixedQueue(self._directory, self._paths.queue(topic, queue_id), Unit, is_end)
             queue = self._queues[topic, queue_id] = ConsumeQueue(topic, queue_id, units)
         return queue
 
-    def _folders(self, path: str) -> list[str]:
+    def _directories(self, path: str) -> list[str]:
         try:
-            return [entry.name for entry in self._folder.disk.entries(path) if entry.is_folder]
+            return [entry.name for entry in self._directory.disk.entries(path) if entry.is_directory]
         except Missing:
             return []

@@ -29,7 +29,7 @@ def check_place(path: str, disk: Disk, *, create: bool) -> None:
     if disk.entry(path) is None:
         parent = os.path.dirname(os.path.abspath(path))
         found = disk.entry(parent)
-        if found is None or not found.is_folder:
+        if found is None or not found.is_directory:
             text = f"{path} cannot be made, for there is no directory {parent}. {_where_it_ends(path, disk)}"
             raise NotAStore(f"{text}. Correct the path, mount the volume, or make the directory", path=path)
 
@@ -38,17 +38,17 @@ def _fault(path: str, disk: Disk) -> str | None:
     found = disk.entry(path)
     if found is None:
         return f"{path}: there is no such directory. {_where_it_ends(path, disk)}"
-    if not found.is_folder:
+    if not found.is_directory:
         return f"{path} is {_kind(found)}, and a store is a directory that holds commitlog/. Give that directory"
     entries = disk.entries(path)
     commitlog = disk.entry(Paths(path).commitlog)
-    ledger = next((entry.path for entry in entries if entry.is_folder and entry.name.startswith(_DLEDGER)), None)
+    ledger = next((entry.path for entry in entries if entry.is_directory and entry.name.startswith(_DLEDGER)), None)
     if ledger is not None and (commitlog is None or not disk.entries(commitlog.path)):
         text = f"the log of {path} is one of DLedger ({ledger}), which checkback does not read"
         return f"{text}. Give a store whose log is in commitlog/"
     if commitlog is None:
         return f"{path} is not a store, for it holds no commitlog/: {_what_is_there(path, entries, disk)}"
-    if not commitlog.is_folder:
+    if not commitlog.is_directory:
         return f"{path} is not a store: commitlog in it is {_kind(commitlog)}, not a directory of segments. {_GIVE}"
     inside = disk.entries(commitlog.path)
     if inside and not any(_is_segment_name(entry.name) for entry in inside):
@@ -61,7 +61,7 @@ def _where_it_ends(path: str, disk: Disk) -> str:
     parent = os.path.dirname(os.path.abspath(path))
     while (found := disk.entry(parent)) is None:
         parent = os.path.dirname(parent)
-    if not found.is_folder:
+    if not found.is_directory:
         return f"{parent} is {_kind(found)}"
     return f"The path exists as far as {parent}"
 
@@ -73,7 +73,9 @@ def _what_is_there(path: str, entries: list[Entry], disk: Disk) -> str:
     if any(_is_segment_name(entry.name) for entry in entries):
         parent = os.path.dirname(os.path.abspath(path))
         return f"it holds segments itself. Give the store that it is a part of, perhaps {parent}"
-    below = [entry.path for entry in entries if entry.is_folder and disk.entry(Paths(entry.path).commitlog) is not None]
+    below = [
+        entry.path for entry in entries if entry.is_directory and disk.entry(Paths(entry.path).commitlog) is not None
+    ]
     if below:
         return f"there is one in it. Give {below[0]}"
     parts = [entry.name for entry in entries if entry.name in PARTS]
@@ -90,7 +92,7 @@ def _names(entries: list[Entry]) -> str:
 
 
 def _kind(entry: Entry) -> str:
-    return "a directory" if entry.is_folder else "a file" if entry.is_file else "neither a file nor a directory"
+    return "a directory" if entry.is_directory else "a file" if entry.is_file else "neither a file nor a directory"
 
 
 def _is_segment_name(name: str) -> bool:

@@ -21,11 +21,11 @@ _STEP = 4096  # values that are read at once
 class FixedQueue(Generic[_V]):
     """The values of one directory, by number. Threads may share it."""
 
-    def __init__(self, folder: StoreDirectory, path: str, layout: type[_V], is_end: Callable[[_V], bool]) -> None:
-        self._queue = folder.segments(path)
+    def __init__(self, directory: StoreDirectory, path: str, layout: type[_V], is_end: Callable[[_V], bool]) -> None:
+        self._queue = directory.segments(path)
         self._layout = layout
         self._is_end = is_end
-        self._store_path = folder.path
+        self._store_path = directory.path
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -90,5 +90,5 @@ class FixedQueue(Generic[_V]):
         if listing.segment_size % self._layout.SIZE:
             reason = f"the segments have {listing.segment_size} bytes, no multiple of {self._layout.SIZE}"
             next_step = f"It is not what RocketMQ writes there. Run: checkback verify {self._store_path}"
-            raise CorruptStore(f"{self._queue.folder}: {reason}. {next_step}", path=self._queue.folder)
+            raise CorruptStore(f"{self._queue.directory}: {reason}. {next_step}", path=self._queue.directory)
         return listing

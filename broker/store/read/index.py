@@ -91,16 +91,16 @@ class IndexFile:
 class Index:
     """The directory `index`. A store may lack it: then nothing is found by key."""
 
-    def __init__(self, folder: StoreDirectory) -> None:
-        self._folder = folder
+    def __init__(self, directory: StoreDirectory) -> None:
+        self._directory = directory
         self._counts: tuple[int, int] | None = None  # of the last file that was complete: usually those of all
-        layout = read_layout(folder.disk, folder.paths)  # of a store of ours nothing has to be worked out
+        layout = read_layout(directory.disk, directory.paths)  # of a store of ours nothing has to be worked out
         self._capacity = (layout.index_slots, layout.index_items) if layout is not None else None
 
     def files(self) -> list[IndexFile]:
         """The files, newest first; one that RocketMQ has only begun is left out."""
         try:
-            entries = self._folder.disk.entries(self._folder.paths.index)
+            entries = self._directory.disk.entries(self._directory.paths.index)
         except Missing:
             return []
         named = [entry for entry in entries if entry.is_file and entry.name.isdecimal()]
@@ -119,7 +119,7 @@ class Index:
 
     def _open(self, entry: Entry) -> IndexFile | None:
         try:
-            file = self._folder.files.get(entry.path, entry.inode)
+            file = self._directory.files.get(entry.path, entry.inode)
         except Missing:
             return None
         used_items = 0
@@ -133,12 +133,12 @@ class Index:
             if used_items == 0:
                 return None
             with suppress(CorruptRecord):
-                found = work_out(file, header, entry.size, self._folder.path, self._counts, self._capacity)
+                found = work_out(file, header, entry.size, self._directory.path, self._counts, self._capacity)
                 if found.is_confirmed():
                     self._counts = (found.slots, found.items)
                     return found
         reason = f"no number of slots and items fits its {entry.size} bytes and its {used_items} items"
-        next_step = f"Run: checkback verify {self._folder.path}"
+        next_step = f"Run: checkback verify {self._directory.path}"
         raise CorruptStore(f"{entry.path}: not an index that RocketMQ wrote: {reason}. {next_step}", path=entry.path)
 
 

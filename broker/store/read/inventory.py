@@ -257,9 +257,9 @@ def _walk(store: str, disk: Disk) -> Iterator[tuple[str, int]]:
     while waiting:
         above = waiting.pop()
         for entry in _entries(os.path.join(store, above), disk):
-            path = f"{above}{entry.name}/" if entry.is_folder else f"{above}{entry.name}"
+            path = f"{above}{entry.name}/" if entry.is_directory else f"{above}{entry.name}"
             yield path, entry.size
-            kind = kind_of(path) if entry.is_folder else None
+            kind = kind_of(path) if entry.is_directory else None
             if path.startswith(_WALKED) and kind is not None and kind.handling is not Handling.REFUSED:
                 waiting.append(path)
 
@@ -274,7 +274,7 @@ def _entries(path: str, disk: Disk) -> list[Entry]:
 def _rocksdb_config(store: str, disk: Disk) -> Iterator[str]:
     """The directories under config/ that are RocksDBs."""
     for entry in _entries(Paths(store).config(""), disk):
-        if entry.is_folder and is_rocksdb(entry.path, disk):
+        if entry.is_directory and is_rocksdb(entry.path, disk):
             yield entry.name
 
 

@@ -13,10 +13,10 @@ WINDOW_BYTES = 8 << 20
 class LogReader:
     """Windows of the log by CommitLog offset. The list of segments is that of the moment when it was made."""
 
-    def __init__(self, disk: Disk, folder: str, segment_bytes: int) -> None:
-        self.folder, self.segment_bytes = folder, segment_bytes
+    def __init__(self, disk: Disk, directory: str, segment_bytes: int) -> None:
+        self.directory, self.segment_bytes = directory, segment_bytes
         self._disk = disk
-        found = disk.entries(folder) if disk.entry(folder) else []
+        found = disk.entries(directory) if disk.entry(directory) else []
         self.files: dict[int, Entry] = {int(e.name): e for e in found if e.is_file and is_base(e.name)}
         self.begin = min(self.files, default=0)
 
@@ -32,7 +32,7 @@ class LogReader:
     def path_of(self, commitlog_offset: int) -> str:
         """The segment that holds an offset, or the directory when there is none."""
         entry = self.files.get(commitlog_offset - commitlog_offset % self.segment_bytes)
-        return entry.path if entry else self.folder
+        return entry.path if entry else self.directory
 
     def read(self, commitlog_offset: int, size: int) -> bytes:
         """The bytes from an offset on: fewer where the segment or the log ends."""

@@ -106,8 +106,8 @@ class Listing:
 class SegmentQueue:
     """The segments of one directory, read as one run of bytes. Threads may share it."""
 
-    def __init__(self, disk: Disk, files: OpenFiles, folder: str, store_path: str) -> None:
-        self.folder = folder
+    def __init__(self, disk: Disk, files: OpenFiles, directory: str, store_path: str) -> None:
+        self.directory = directory
         self._disk = disk
         self._files = files
         self._store_path = store_path
@@ -115,11 +115,11 @@ class SegmentQueue:
 
     def listing(self, *, fresh: bool = False) -> Listing:
         """The segments as they are now. A file that only grew shows when the listing is `fresh`."""
-        folder = self._disk.entry(self.folder)
-        if folder is None:
+        directory = self._disk.entry(self.directory)
+        if directory is None:
             self._listing = Listing()
             return self._listing
-        stamp = (folder.inode, folder.changed_ns)
+        stamp = (directory.inode, directory.changed_ns)
         if fresh or stamp != self._listing.stamp:
             before, self._listing = self._listing, self._list(stamp)
             for segment in set(before.segments) - set(self._listing.segments):
@@ -128,7 +128,7 @@ class SegmentQueue:
 
     def _list(self, stamp: tuple[int, int]) -> Listing:
         try:
-            entries = self._disk.entries(self.folder)
+            entries = self._disk.entries(self.directory)
         except Missing:
             return Listing()
         segments = tuple(
@@ -208,11 +208,11 @@ def damages_of(segments: Sequence[Segment], size: int) -> list[SegmentDamage]:
             continue
         end = segment.base + size
         if following.base > end:
-            folder = os.path.dirname(segment.path)
+            directory = os.path.dirname(segment.path)
             last = following.base - size
             which = f"segment {end:0{NAME_DIGITS}} is" if last <= end else f"segments {end:020} to {last:020} are"
             reason = f"{which} missing, {following.base - end} bytes in the middle"
-            found.append(SegmentDamage("segment-missing", end, following.base, folder, reason))
+            found.append(SegmentDamage("segment-missing", end, following.base, directory, reason))
         else:
             reason = f"the segment begins inside the one before it, which ends at {end}"
             found.append(SegmentDamage("segment-overlap", following.base, end, following.path, reason))

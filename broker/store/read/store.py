@@ -52,13 +52,13 @@ class Store:
         path = path_of_store(path)
         check_is_store(path, disk)
         self.path = path
-        self._folder = StoreDirectory(path, disk)
-        self.commitlog = CommitLog(self._folder)
-        self.consumequeues = ConsumeQueues(self._folder)
-        self.every_queue = EveryQueue(self._folder, self.consumequeues)
-        self.index = Index(self._folder)
-        self.state_table = StateTable(self._folder)
-        self.redo_log = RedoLog(self._folder)
+        self._directory = StoreDirectory(path, disk)
+        self.commitlog = CommitLog(self._directory)
+        self.consumequeues = ConsumeQueues(self._directory)
+        self.every_queue = EveryQueue(self._directory, self.consumequeues)
+        self.index = Index(self._directory)
+        self.state_table = StateTable(self._directory)
+        self.redo_log = RedoLog(self._directory)
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +74,7 @@ class Store:
     def close(self) -> None:
         """Release the files. Closing twice is not an error."""
         self.every_queue.close()
-        self._folder.files.close()
+        self._directory.files.close()
 
     # By CommitLog offset
 
@@ -186,20 +186,20 @@ class Store:
 
     def topic_configs(self) -> Topics:
         """config/topics.json; empty when the store has none."""
-        return read_topics(self._folder)
+        return read_topics(self._directory)
 
     def consumer_offsets(self) -> ConsumerOffsets:
         """config/consumerOffset.json; empty when the store has none."""
-        return read_consumer_offsets(self._folder)
+        return read_consumer_offsets(self._directory)
 
     def checkpoint(self) -> Checkpoint | None:
         """The file `checkpoint`; None when the store has none."""
-        return read_checkpoint(self._folder)
+        return read_checkpoint(self._directory)
 
     @property
     def has_abort(self) -> bool:
         """Whether the file `abort` is there: a broker runs on the store now, or its last exit was not clean."""
-        return self._folder.disk.entry(self._folder.paths.abort) is not None
+        return self._directory.disk.entry(self._directory.paths.abort) is not None
 
     def _indexed(
         self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None
@@ -229,7 +229,7 @@ class Store:
         unit = queue.get(queue_offset)
         if unit is None:
             return None
-        where = f"{self._folder.paths.queue(queue.topic, queue.queue_id)}: the unit of queue offset {queue_offset}"
+        where = f"{self._directory.paths.queue(queue.topic, queue.queue_id)}: the unit of queue offset {queue_offset}"
         next_step = f"The ConsumeQueue is not that of this CommitLog. Run: checkback verify {self.path}"
         try:
             record = self.commitlog.read(unit.commitlog_offset, unit.size)

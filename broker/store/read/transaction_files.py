@@ -17,13 +17,13 @@ from broker.store.read.layout import read_engine
 class RedoLog(FixedQueue[Unit]):
     """Units by number."""
 
-    def __init__(self, folder: StoreDirectory) -> None:
-        super().__init__(folder, folder.paths.redo_log, Unit, consumequeue.is_end)
+    def __init__(self, directory: StoreDirectory) -> None:
+        super().__init__(directory, directory.paths.redo_log, Unit, consumequeue.is_end)
 
 
 class StateTable(FixedQueue[Slot]):
     """Slots by number."""
 
-    def __init__(self, folder: StoreDirectory) -> None:
-        table = folder.paths.table_of(read_engine(folder.disk, folder.paths))
-        super().__init__(folder, table, Slot, statetable.is_end)
+    def __init__(self, directory: StoreDirectory) -> None:
+        table = directory.paths.table_of(read_engine(directory.disk, directory.paths))
+        super().__init__(directory, table, Slot, statetable.is_end)

@@ -30,7 +30,7 @@ def keep_aside(disk: Disk, paths: Paths, tail: Tail, segment_bytes: int) -> list
     """
     log = LogReader(disk, paths.commitlog, segment_bytes)
     if disk.entry(paths.torn) is None:
-        disk.create_folder(paths.torn)
+        disk.create_directory(paths.torn)
     kept = []
     for place, data in log.filled(tail.end):
         kept.append(_free_name(disk, os.path.join(paths.torn, f"{place:020}")))
@@ -108,9 +108,9 @@ def empty_derived(disk: Disk, paths: Paths, engine: TransactionEngine) -> None:
     """Remove all derived files, and the checkpoint that spoke of them first."""
     if disk.entry(paths.own_checkpoint) is not None:
         disk.remove(paths.own_checkpoint)
-    for folder in (paths.consumequeue, paths.index, *engine.directories(paths)):
-        disk.remove_tree(folder)
-        disk.create_folder(folder)
+    for directory in (paths.consumequeue, paths.index, *engine.directories(paths)):
+        disk.remove_tree(directory)
+        disk.create_directory(directory)
 
 
 def cut_derived(parts: StoreParts, point: OwnCheckpoint) -> None:
@@ -137,7 +137,7 @@ def cut_derived(parts: StoreParts, point: OwnCheckpoint) -> None:
 def _remove_other_queues(disk: Disk, paths: Paths, known: set[tuple[str, str]]) -> None:
     """Queues that began after the checkpoint: all of their records are dispatched again."""
     for topic in disk.entries(paths.consumequeue) if disk.entry(paths.consumequeue) else []:
-        for queue in disk.entries(topic.path) if topic.is_folder else []:
+        for queue in disk.entries(topic.path) if topic.is_directory else []:
             if (topic.name, queue.name) not in known:
                 disk.remove_tree(queue.path)
 
@@ -158,6 +158,6 @@ def _cut(disk: Disk, queue: MappedQueue, position: int) -> None:
 
 def _bases(disk: Disk, queue: MappedQueue, position: int) -> list[int]:
     """The files that hold bytes from a position on."""
-    found = disk.entries(queue.folder) if disk.entry(queue.folder) else []
+    found = disk.entries(queue.directory) if disk.entry(queue.directory) else []
     bases = [int(entry.name) for entry in found if is_base(entry.name)]
     return [base for base in bases if base + queue.file_size > position]

@@ -16,14 +16,14 @@ from broker.store.disk.files import Disk, ReadFile
 _PIECE_ITEMS = 1 << 16
 
 
-def cut_index(disk: Disk, folder: str, slots: int, items: int, number: int, header: str) -> None:
+def cut_index(disk: Disk, directory: str, slots: int, items: int, number: int, header: str) -> None:
     """Bring the directory back to what a checkpoint says: the file in use, and its header in hexadecimal."""
-    for entry in disk.entries(folder) if disk.entry(folder) else []:
+    for entry in disk.entries(directory) if disk.entry(directory) else []:
         if not entry.name.isdecimal() or int(entry.name) > number:
             disk.remove(entry.path)
     if not number:
         return
-    path = f"{folder}/{number:017}"
+    path = f"{directory}/{number:017}"
     opened = disk.open_map(path, file_size(slots, items))
     try:
         count = _cut(opened.view, slots, bytes.fromhex(header))

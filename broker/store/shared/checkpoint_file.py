@@ -117,13 +117,13 @@ def _places(paths: Paths, point: OwnCheckpoint) -> Iterator[tuple[str, int, int,
     yield os.path.join(paths.store, point.table), point.slots * Slot.SIZE, Slot.SIZE, STATE_AT
 
 
-def _last(disk: Disk, folder: str, stop: int, size: int, kept: int) -> str:
+def _last(disk: Disk, directory: str, stop: int, size: int, kept: int) -> str:
     """The value that ends at a position of a queue of files; empty when nothing should be there, or is."""
     at = stop - size
     if at < 0:
         return ""
     try:
-        names = [entry for entry in disk.entries(folder) if entry.is_file and is_base(entry.name)]
+        names = [entry for entry in disk.entries(directory) if entry.is_file and is_base(entry.name)]
         base = max((entry for entry in names if int(entry.name) <= at), key=lambda entry: entry.name, default=None)
         if base is None:
             return ""

@@ -33,7 +33,7 @@ class DirectoryExchange:
 
 
 def begin_swap(
-    disk: Disk, paths: Paths, folders: Sequence[tuple[str, str]], words: dict[str, int] | None = None
+    disk: Disk, paths: Paths, directories: Sequence[tuple[str, str]], words: dict[str, int] | None = None
 ) -> None:
     """Write the journal for (live, built) directories, which must be flushed already: from here on the swap goes
     forward.
@@ -46,7 +46,7 @@ def begin_swap(
                 os.path.relpath(live, paths.store), os.path.relpath(built, paths.store), _inode(disk, built)
             )
         )
-        for live, built in folders
+        for live, built in directories
     ]
     content = {"exchanges": exchanges, "words": words or {}}
     disk.write_file(paths.swap, seal(json.dumps(content).encode()))
@@ -102,7 +102,7 @@ def _put_in_place(disk: Disk, live: str, built: str, *, goes: bool) -> None:
             disk.rename(live, built)
         return
     if disk.entry(os.path.dirname(live)) is None:
-        disk.create_folder(os.path.dirname(live))
+        disk.create_directory(os.path.dirname(live))
     if disk.entry(live) is None:
         disk.rename(built, live)
         return

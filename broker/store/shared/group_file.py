@@ -29,8 +29,8 @@ class GroupFile:
     def __init__(self, path: str, disk: Disk, append_lock: AbstractContextManager[None]) -> None:
         """Of the store at a path; changes are made under its append lock."""
         self._append_lock, self._lock = append_lock, threading.Lock()
-        self._folder = StoreDirectory(path, disk)
-        self._path = self._folder.paths.config(_NAME)
+        self._directory = StoreDirectory(path, disk)
+        self._path = self._directory.paths.config(_NAME)
         self._held, self._seen, self._looked_s = SubscriptionGroups(), (0, 0, -1), float("-inf")
         self._look()
 
@@ -39,10 +39,10 @@ class GroupFile:
         now_s = time.monotonic()
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
-            entry = self._folder.disk.entry(self._path)
+            entry = self._directory.disk.entry(self._path)
             seen = (0, 0, 0) if entry is None else (entry.inode, entry.changed_ns, entry.size)
             if seen != self._seen:
-                self._held, self._seen = read_subscription_groups(self._folder), seen
+                self._held, self._seen = read_subscription_groups(self._directory), seen
         return self._held
 
     def get(self, name: str) -> SubscriptionGroup | None:
@@ -78,9 +78,9 @@ class GroupFile:
         self._change({name: None})
 
     def _change(self, changes: dict[str, SubscriptionGroup | None]) -> None:
-        disk, paths = self._folder.disk, self._folder.paths
+        disk, paths = self._directory.disk, self._directory.paths
         with self._lock, self._append_lock:
-            found = read_subscription_groups(self._folder)
+            found = read_subscription_groups(self._directory)
             groups = {name: group for name, group in {**found.groups, **changes}.items() if group is not None}
             if len(groups) > GROUPS_MAX:
                 raise MessageRejected(f"a store has room for {GROUPS_MAX} consumer groups, and all are taken")
@@ -88,7 +88,7 @@ class GroupFile:
             version = DataVersion(found.version.counter + 1, time.time_ns() // 1_000_000, found.version.state_version)
             self._held = replace(found, groups=groups, version=version)
             if disk.entry(paths.config("")) is None:
-                disk.create_folder(paths.config(""))
+                disk.create_directory(paths.config(""))
             path = paths.config(_NAME)
             if disk.entry(path) is not None:
                 disk.write_file(f"{path}.bak", disk.read(path))

@@ -38,8 +38,8 @@ class TopicFile:
     """The topics of a store, read at once and looked at again when another process may have changed them."""
 
     def __init__(self, path: str, disk: Disk) -> None:
-        self._folder = StoreDirectory(path, disk)
-        self._path = self._folder.paths.config(_NAME)
+        self._directory = StoreDirectory(path, disk)
+        self._path = self._directory.paths.config(_NAME)
         self._seen: tuple[int, int, int] | None = None
         self._looked_ms = -_LOOK_MS
         self._topics: dict[str, TopicConfig] = {}
@@ -58,21 +58,21 @@ class TopicFile:
 
     def put(self, topic: TopicConfig, now_ms: int) -> None:
         """Create or change a topic; call under the append lock, which keeps other processes from doing the same."""
-        self._write({**read_topics(self._folder).topics, topic.name: topic}, now_ms)
+        self._write({**read_topics(self._directory).topics, topic.name: topic}, now_ms)
 
     def remove(self, name: str, now_ms: int) -> None:
         """Forget a topic; call under the append lock."""
-        topics = dict(read_topics(self._folder).topics)
+        topics = dict(read_topics(self._directory).topics)
         if topics.pop(name, None) is not None:
             self._write(topics, now_ms)
 
     def _write(self, topics: dict[str, TopicConfig], now_ms: int) -> None:
-        disk, paths = self._folder.disk, self._folder.paths
-        found = read_topics(self._folder)
+        disk, paths = self._directory.disk, self._directory.paths
+        found = read_topics(self._directory)
         version = DataVersion(found.version.counter + 1, now_ms, found.version.state_version)
         changed = replace(found, topics=topics, version=version)
-        if disk.entry(folder := paths.config("")) is None:
-            disk.create_folder(folder)
+        if disk.entry(directory := paths.config("")) is None:
+            disk.create_directory(directory)
         if disk.entry(self._path) is not None:
             disk.write_file(f"{self._path}.bak", disk.read(self._path))
         disk.write_file(self._path, encode_topics(changed))
@@ -80,10 +80,10 @@ class TopicFile:
 
     def look(self, now_ms: int) -> None:
         """Read the file if it is another one than at the last look. Raises CorruptRecord."""
-        entry = self._folder.disk.entry(self._path)
+        entry = self._directory.disk.entry(self._path)
         seen = None if entry is None else (entry.inode, entry.changed_ns, entry.size)
         if seen is None or seen != self._seen:
-            self._topics = dict(read_topics(self._folder).topics)
+            self._topics = dict(read_topics(self._directory).topics)
             self._rules = {name: _rules(topic) for name, topic in self._topics.items()}
         self._seen, self._looked_ms = seen, now_ms
 

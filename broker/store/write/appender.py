@@ -95,7 +95,7 @@ class Appender:
         words = self._words
         if words[_POISON]:
             self.check_files()
-            raise poisoned(os.path.dirname(self.log.folder), words[_POISON])
+            raise poisoned(os.path.dirname(self.log.directory), words[_POISON])
         if words[_GENERATION] != self.dispatcher.generation:
             self.dispatcher.refresh()
         tail = words[_TAIL]
@@ -115,7 +115,7 @@ class Appender:
 
     def replay(self, start: int, stop: int) -> None:
         """Dispatch the records of [start, stop) again, which a killed process published."""
-        log = LogReader(self.log.disk, self.log.folder, self._segment_bytes)
+        log = LogReader(self.log.disk, self.log.directory, self._segment_bytes)
         Replay(log, self.control, self.dispatcher, again=True).run(start, stop)
 
     def read(self, commitlog_offset: int) -> bytes:
@@ -176,9 +176,9 @@ class Appender:
         return appended
 
 
-def poisoned(folder: str, why: int = Poison.SYNC_FAILED) -> StoreError:
+def poisoned(directory: str, why: int = Poison.SYNC_FAILED) -> StoreError:
     """The error for a write after an fsync failed or files were lost, in any process."""
     if why == Poison.FILES_LOST:
-        return files_lost(folder)
-    text = f"{folder}: an fsync failed, so that nothing more can be promised. Close the store in every process"
-    return StoreError(f"{text}, check the disk, and open it again: it recovers what is there", path=folder)
+        return files_lost(directory)
+    text = f"{directory}: an fsync failed, so that nothing more can be promised. Close the store in every process"
+    return StoreError(f"{text}, check the disk, and open it again: it recovers what is there", path=directory)

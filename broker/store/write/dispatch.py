@@ -78,8 +78,8 @@ class Dispatcher:
         found = self.queues.get(cell)
         if found is None:
             topic, queue_id = self.cells.queue(cell)
-            folder = self._paths.queue(topic, queue_id)
-            found = self.queues[cell] = MappedQueue(self._disk, folder, self._layout.consume_queue_bytes)
+            directory = self._paths.queue(topic, queue_id)
+            found = self.queues[cell] = MappedQueue(self._disk, directory, self._layout.consume_queue_bytes)
         return found
 
     def reserve(self, drafts: Sequence[PendingRecord]) -> list[int]:

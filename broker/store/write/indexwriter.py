@@ -45,8 +45,8 @@ Room = tuple["memoryview[int]", tuple[int, ...]]  # an index file and its header
 class IndexWriter:
     """The newest index file of a store; call under the append lock."""
 
-    def __init__(self, disk: Disk, folder: str, slots: int, items: int, control: ControlPage) -> None:
-        self._disk, self._folder, self._control = disk, folder, control
+    def __init__(self, disk: Disk, directory: str, slots: int, items: int, control: ControlPage) -> None:
+        self._disk, self._directory, self._control = disk, directory, control
         self._slots, self._items = slots, items
         self._items_at = HEADER_SIZE + SLOT_SIZE * slots
         self._words = control.words
@@ -152,9 +152,9 @@ class IndexWriter:
         return [number for number in self._listed() if number > self._words[_INDEX]]
 
     def _listed(self) -> list[int]:
-        if self._disk.entry(self._folder) is None:
+        if self._disk.entry(self._directory) is None:
             return []
-        return [int(entry.name) for entry in self._disk.entries(self._folder) if entry.name.isdecimal()]
+        return [int(entry.name) for entry in self._disk.entries(self._directory) if entry.name.isdecimal()]
 
     def _next(self, view: memoryview[int]) -> int:
         return max(1, int(_unpack_int(view, _COUNT_AT)[0]))
@@ -181,8 +181,8 @@ class IndexWriter:
         now_ms = time.time_ns() // 1_000_000
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03}"
         number = max(int(name), self._words[_INDEX] + 1)
-        if self._disk.entry(self._folder) is None:
-            self._disk.create_folder(self._folder)
+        if self._disk.entry(self._directory) is None:
+            self._disk.create_directory(self._directory)
         begun = self._begun()
         number = begun[-1] if begun else number
         self._disk.allocate(self.path(number), file_size(self._slots, self._items))
@@ -193,7 +193,7 @@ class IndexWriter:
 
     def path(self, number: int) -> str:
         """Where a file lies."""
-        return os.path.join(self._folder, f"{number:017}")
+        return os.path.join(self._directory, f"{number:017}")
 
     def _open(self, number: int) -> Map:
         self._map = opened = self._disk.open_map(self.path(number), file_size(self._slots, self._items))

@@ -18,8 +18,8 @@ class MappedQueue:
     Threads may share it: what they share is replaced whole, never changed.
     """
 
-    def __init__(self, disk: Disk, folder: str, file_size: int) -> None:
-        self.folder, self.file_size = folder, file_size
+    def __init__(self, disk: Disk, directory: str, file_size: int) -> None:
+        self.directory, self.file_size = directory, file_size
         self.disk = disk
         self._maps: dict[int, Map] = {}
         # Where the file of the last position begins, and its bytes: most positions lie there. Of use to one who writes
@@ -46,8 +46,8 @@ class MappedQueue:
         if allocate:
             entry = self.disk.entry(path)
             if entry is None or entry.size != self.file_size:  # the process that began it may have been killed
-                if self.disk.entry(self.folder) is None:
-                    self.disk.create_folder(self.folder)
+                if self.disk.entry(self.directory) is None:
+                    self.disk.create_directory(self.directory)
                 self.disk.allocate(path, self.file_size)
         opened = self.disk.open_map(path, self.file_size)
         self._maps[base] = opened
@@ -57,7 +57,7 @@ class MappedQueue:
         return opened
 
     def path_of(self, base: int) -> str:
-        return os.path.join(self.folder, f"{base:0{NAME_DIGITS}}")
+        return os.path.join(self.directory, f"{base:0{NAME_DIGITS}}")
 
     def allocate(self, position: int) -> None:
         """Have the file that holds a position ready, so that what needs it cannot fail for want of space."""

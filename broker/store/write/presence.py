@@ -62,7 +62,7 @@ class FilesInPlace:
         """Whether retention may have removed a segment: it takes the oldest, of those that are durable as a whole."""
         if base + log.file_size > self._control.words[Word.DURABLE]:
             return False
-        others = self._disk.entries(log.folder) if self._disk.entry(log.folder) is not None else []
+        others = self._disk.entries(log.directory) if self._disk.entry(log.directory) is not None else []
         bases = [int(entry.name) for entry in others if is_base(entry.name)]
         return bool(bases) and base < min(bases)
 

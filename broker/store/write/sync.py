@@ -107,9 +107,9 @@ class Syncer:
         words, log = self._words, self.log
         if words[_POISON] == Poison.FILES_LOST:
             self._check_files()
-            raise files_lost(os.path.dirname(log.folder))
+            raise files_lost(os.path.dirname(log.directory))
         if words[_POISON]:  # pages that failed once are clean now, and lost: a sync that works would prove nothing
-            text = f"{log.folder}: an fsync failed before. Close the store in every process, check the disk, and"
+            text = f"{log.directory}: an fsync failed before. Close the store in every process, check the disk, and"
             raise SyncFailed(f"{text} open it again: it recovers what is there")
         start, stop = words[_DURABLE], words[_TAIL]
         try:
@@ -118,7 +118,7 @@ class Syncer:
             finally:
                 self._check_files()  # before it is reported as durable
             if start // log.file_size != (stop - 1) // log.file_size or start % log.file_size == 0:
-                self._disk.sync_folder(log.folder)  # the name of a new segment
+                self._disk.sync_directory(log.directory)  # the name of a new segment
         except SyncFailed:
             words[_POISON] = Poison.SYNC_FAILED
             self._on_failure()

@@ -18,15 +18,15 @@ _CHECK_BACK_S = 10.0
 class Sale:
     """One sale in a new directory. It checks its own transactions too; the first answer decides, the other sees it."""
 
-    def __init__(self, folder: str, airflow: Standalone) -> None:
-        self.folder, self._airflow = folder, airflow
-        self.store = os.path.join(folder, "store")
-        self._output = f"{folder}.txt"
+    def __init__(self, directory: str, airflow: Standalone) -> None:
+        self.directory, self._airflow = directory, airflow
+        self.store = os.path.join(directory, "store")
+        self._output = f"{directory}.txt"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Begin, and wait until the shop has opened. Raises NotHere when it does not."""
-        words = ["-m", "recovery.cli", "demo", "--keep", self.folder, "--seconds", str(SELL_S)]
+        words = ["-m", "recovery.cli", "demo", "--keep", self.directory, "--seconds", str(SELL_S)]
         with open(self._output, "wb") as out:
             self._process = self._airflow.child(words, out)
         began = time.monotonic()
@@ -37,7 +37,7 @@ class Sale:
 
     def settings(self) -> dict[str, Any]:
         """How Airflow looks after its store: asked often, since it is a short sale."""
-        url = f"sqlite:///{os.path.join(self.folder, 'shop.db')}"
+        url = f"sqlite:///{os.path.join(self.directory, 'shop.db')}"
         resolvers = {"*": {"ledger": url, "table": "flash_sale_ledger"}}
         return {"path": self.store, "resolvers": resolvers, "check_back_every_s": _CHECK_BACK_S}
 

@@ -34,11 +34,13 @@ def check_port(port: int) -> None:
             raise NotHere(f"{text} another `checkback up`. Stop that, or give another one: --port {port + 1}") from None
 
 
-def check_disk(folder: str) -> None:
+def check_disk(directory: str) -> None:
     """Raises NotHere when there is not enough room."""
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(directory).free
     if free < NEEDED_BYTES:
-        text = f"{folder} has {free >> 20} MiB free and {NEEDED_BYTES >> 20} MiB are needed. Make room, or give another"
+        text = (
+            f"{directory} has {free >> 20} MiB free and {NEEDED_BYTES >> 20} MiB are needed. Make room, or give another"
+        )
         raise NotHere(f"{text} directory with --home")
 
 

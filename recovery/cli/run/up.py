@@ -56,26 +56,28 @@ def up(
     from recovery.airflow.local.standalone import Standalone
 
     surroundings.check_airflow()
-    folder = os.path.abspath(os.path.expanduser(home))
-    os.makedirs(folder, exist_ok=True)
-    surroundings.check_disk(folder)
+    directory = os.path.abspath(os.path.expanduser(home))
+    os.makedirs(directory, exist_ok=True)
+    surroundings.check_disk(directory)
     surroundings.check_port(port)
     airflow = Standalone(
-        os.path.join(folder, "airflow"),
+        os.path.join(directory, "airflow"),
         port,
-        os.path.join(folder, "stores.toml") if stores is None else os.path.abspath(stores),
+        os.path.join(directory, "stores.toml") if stores is None else os.path.abspath(stores),
         database=database,
         spark_master="local[*]" if _says_java(surroundings.has_java()) else None,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     until = None if seconds is None else time.monotonic() + seconds
     try:
-        sale = Sale(os.path.join(folder, time.strftime("demo-%Y%m%d-%H%M%S")), airflow) if demo else None
+        sale = Sale(os.path.join(directory, time.strftime("demo-%Y%m%d-%H%M%S")), airflow) if demo else None
         if sale is not None:
             sale.start()
         if stores is None:
             asked = {"ledger": ledger, "resolver": resolver}
-            _write_settings(airflow.stores, sale.settings() if sale is not None else _one_store(folder, store, asked))
+            _write_settings(
+                airflow.stores, sale.settings() if sale is not None else _one_store(directory, store, asked)
+            )
         airflow.start()
         _stay(airflow, sale, until)
     finally:
@@ -143,11 +145,11 @@ def _says_java(is_there: bool) -> bool:
     return is_there
 
 
-def _one_store(folder: str, store: str | None, asked: Mapping[str, str | None]) -> dict[str, Any]:
+def _one_store(directory: str, store: str | None, asked: Mapping[str, str | None]) -> dict[str, Any]:
     """The settings for one store, which is made when it is not there; what another program wrote is only read."""
     import broker
 
-    path = os.path.abspath(store if store is not None else os.path.join(folder, "store"))
+    path = os.path.abspath(store if store is not None else os.path.join(directory, "store"))
     if not os.path.exists(path) or not os.listdir(path):
         broker.open(path).close()
     broker.open(path, read_only=True).close()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from broker.format.consumequeue import BatchUnit, Unit
 from broker.store.disk.files import Missing
-from broker.store.disk.paths import is_topic_folder
+from broker.store.disk.paths import is_topic_directory
 from broker.store.read.consumequeue import ConsumeQueues
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.fixedqueue import FixedQueue
@@ -83,9 +83,9 @@ def _is_unused(unit: BatchUnit) -> bool:
 class EveryQueue:
     """The queues of a store, whatever kind they are of."""
 
-    def __init__(self, folder: StoreDirectory, consumequeues: ConsumeQueues) -> None:
-        self._folder, self._files = folder, consumequeues
-        self._batches = folder.paths.batchconsumequeue
+    def __init__(self, directory: StoreDirectory, consumequeues: ConsumeQueues) -> None:
+        self._directory, self._files = directory, consumequeues
+        self._batches = directory.paths.batchconsumequeue
 
     def close(self) -> None:
         """Release the RocksDB, where one was opened."""
@@ -95,8 +95,8 @@ class EveryQueue:
     @cached_property
     def _in_rocksdb(self) -> RocksDBQueues | None:
         """The queues that a broker keeps in a RocksDB, as they were when one was asked for first."""
-        path = queue_database(self._folder.paths, self._folder.disk)
-        return None if path is None or missing_extra() else RocksDBQueues(path, self._folder.disk)
+        path = queue_database(self._directory.paths, self._directory.disk)
+        return None if path is None or missing_extra() else RocksDBQueues(path, self._directory.disk)
 
     def topics(self) -> list[str]:
         """The topics that have queues, sorted."""
@@ -105,7 +105,7 @@ class EveryQueue:
 
     def queue_ids(self, topic: str) -> list[int]:
         """The queues of a topic, sorted."""
-        if not is_topic_folder(topic):
+        if not is_topic_directory(topic):
             return []
         batches = {int(name) for name in self._names(os.path.join(self._batches, topic)) if name.isdecimal()}
         in_rocksdb = self._in_rocksdb.queue_ids(topic) if self._in_rocksdb is not None else []
@@ -114,15 +114,15 @@ class EveryQueue:
     def queue(self, topic: str, queue_id: int) -> AnyQueue | None:
         """One queue; None when there is none, or when it is in a RocksDB that this installation cannot read."""
         found: AnyQueue | None = self._files.queue(topic, queue_id)
-        if found is None and is_topic_folder(topic):
+        if found is None and is_topic_directory(topic):
             path = os.path.join(self._batches, topic, str(queue_id))
-            if self._folder.disk.entry(path) is not None:
-                return BatchConsumeQueue(topic, queue_id, FixedQueue(self._folder, path, BatchUnit, _is_unused))
+            if self._directory.disk.entry(path) is not None:
+                return BatchConsumeQueue(topic, queue_id, FixedQueue(self._directory, path, BatchUnit, _is_unused))
             found = self._in_rocksdb.queue(topic, queue_id) if self._in_rocksdb is not None else None
         return found
 
     def _names(self, path: str) -> list[str]:
         try:
-            return [entry.name for entry in self._folder.disk.entries(path) if entry.is_folder]
+            return [entry.name for entry in self._directory.disk.entries(path) if entry.is_directory]
         except Missing:
             return []

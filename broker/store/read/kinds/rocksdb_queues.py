@@ -25,7 +25,7 @@ QueueName = tuple[str, int]
 def queue_database(paths: Paths, disk: Disk) -> str | None:
     """The directory of the RocksDB that holds queues; None where a store has none."""
     try:
-        beside = [one.path for one in disk.entries(paths.store) if one.is_folder and _SEPARATE.fullmatch(one.name)]
+        beside = [one.path for one in disk.entries(paths.store) if one.is_directory and _SEPARATE.fullmatch(one.name)]
     except Missing:
         beside = []
     return next((place for place in (paths.consumequeue, *beside) if is_rocksdb(place, disk)), None)
@@ -122,6 +122,6 @@ def _unit(value: bytes) -> Unit:
 def has_queue_files(paths: Paths, disk: Disk) -> bool:
     """Whether a store has queues in files, too: its broker writes both, or wrote them before."""
     try:
-        return any(entry.is_folder for entry in disk.entries(os.path.join(paths.consumequeue)))
+        return any(entry.is_directory for entry in disk.entries(os.path.join(paths.consumequeue)))
     except Missing:
         return False

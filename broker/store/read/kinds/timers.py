@@ -41,17 +41,17 @@ class TimerDamage(NamedTuple):
 class Timers:
     """The wheel of one store; `read_timers` makes it. What a walk finds wrong is in `damages` afterwards."""
 
-    def __init__(self, folder: StoreDirectory, check: TimerCheck) -> None:
-        self._folder, self.check = folder, check
-        self.path = os.path.join(folder.path, "timerwheel")
-        self.log_path = os.path.join(folder.path, "timerlog")
-        self._log = folder.segments(self.log_path)
+    def __init__(self, directory: StoreDirectory, check: TimerCheck) -> None:
+        self._directory, self.check = directory, check
+        self.path = os.path.join(directory.path, "timerwheel")
+        self.log_path = os.path.join(directory.path, "timerlog")
+        self._log = directory.segments(self.log_path)
         self.damages: list[TimerDamage] = []
 
     @property
     def is_whole(self) -> bool:
         """Whether both the wheel and its log are there."""
-        return self._folder.disk.entry(self.path) is not None and bool(self._log.listing(fresh=True).segments)
+        return self._directory.disk.entry(self.path) is not None and bool(self._log.listing(fresh=True).segments)
 
     def waiting(self) -> Iterator[TimerEntry]:
         """The messages that are not delivered yet, slot by slot, each chain from its last unit to its first."""
@@ -70,7 +70,7 @@ class Timers:
     def _slots(self) -> Iterator[tuple[int, TimerSlot]]:
         """The slots in use, and where in the wheel each lies."""
         try:
-            file = self._folder.disk.open_read(self.path)
+            file = self._directory.disk.open_read(self.path)
         except Missing:
             return
         at = 0
@@ -123,11 +123,11 @@ class Timers:
         self.damages.append(TimerDamage(self.path, position, f"the slot at {position} of the timer wheel {text}"))
 
 
-def read_timers(folder: StoreDirectory) -> Timers | None:
+def read_timers(directory: StoreDirectory) -> Timers | None:
     """The timers of a store; None where no broker with a timer wheel had it. Raises CorruptRecord."""
     try:
-        raw = folder.disk.read(folder.paths.config("timercheck"))
+        raw = directory.disk.read(directory.paths.config("timercheck"))
     except Missing:
         return None
     check = TimerCheck.unpack_from(raw)
-    return Timers(folder, check) if check.read_ms > 0 else None
+    return Timers(directory, check) if check.read_ms > 0 else None
