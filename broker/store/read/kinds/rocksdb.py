@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
@@ -29,6 +30,7 @@ _LINKED = re.compile(r"\d+\.(sst|blob)")
 _COPIED_FIRST = re.compile(r"CURRENT|IDENTITY|(MANIFEST|OPTIONS)-\d+")
 _COPIED_LAST = re.compile(r"\d+\.log")
 _TRIES = 5
+_PAUSE_S = 0.02
 
 
 class NoRocksDB(StoreError):
@@ -186,4 +188,8 @@ def _damaged(path: str, view: str, error: Exception) -> CorruptStore:
 def _release(families: dict[str, Any], close: Any, view: str) -> None:
     families.clear()  # before the database itself
     close()
-    shutil.rmtree(view, ignore_errors=True)
+    for _ in range(_TRIES):  # RocksDB's own threads may still remove files of theirs
+        shutil.rmtree(view, ignore_errors=True)
+        if not os.path.exists(view):
+            return
+        time.sleep(_PAUSE_S)
