@@ -184,7 +184,7 @@ def _settings(home: str, port: int, stores: str, database: str | None, spark_mas
         # such tasks; by default it waits five minutes.
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
         "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
-        # All processes start at once: a task that waits 5 s for the busy API server, as by default, fails without a try.
+        # All processes start at once. By default a task fails that waits 5 s for the busy API server.
         "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "30",
     }
     if database:
