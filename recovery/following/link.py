@@ -72,6 +72,9 @@ class MasterLink:
             self._socket = socket.create_connection(address, timeout=CONNECT_S)
         except OSError as error:
             raise MasterAway(f"{self._name} cannot be reached: {error.strerror or error}") from None
+        # poll and not select: a process with many files open has descriptors above 1,023, which select refuses.
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         self.heard_s = self._reported_s = time.monotonic()
         self._has_heard = False
 
@@ -104,7 +107,7 @@ class MasterLink:
     def receive(self, timeout_s: float) -> list[Transfer]:
         """What came within some time. Raises MasterAway after a long silence, ProtocolError."""
         try:
-            if not select.select([self._socket], [], [], timeout_s)[0]:
+            if not self._readable.poll(timeout_s * 1000):
                 if time.monotonic() - self.heard_s > SILENCE_S:
                     raise MasterAway(f"{self._name} has been silent for {SILENCE_S:.0f} s")
                 return []

@@ -47,11 +47,11 @@ class _Listener(abc.ABC):
         """Speak with one client until it leaves."""
 
     def cut(self) -> None:
-        """Close every connection; new ones are taken."""
-        for one in self._open:
+        """Close every connection of now; new ones are taken, also those that come while it closes."""
+        now, self._open = self._open, []
+        for one in now:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        self._open.clear()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
