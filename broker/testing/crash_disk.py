@@ -71,6 +71,7 @@ class CrashDisk(Disk):
         self._tree = loaded(str(self.root))
         self._operations: list[Operation] = []
         self._mapped: weakref.WeakSet[File] = weakref.WeakSet()
+        self._maps: weakref.WeakSet[_CrashMap] = weakref.WeakSet()
         self._failing: list[str] = []
         self._room: int | None = None
         self._boot_id = str(uuid.uuid4())
@@ -100,6 +101,14 @@ class CrashDisk(Disk):
         image = Path(tempfile.mkdtemp(prefix=f"{self.root.name}.seed-{seed}.", dir=self.root.parent))
         write_image(self._tree, str(image), entries, chance)
         return image
+
+    def close(self) -> None:
+        """Cut the power, and close the files that those who lived on this disk left open; `survivors` came before."""
+        self.crash()
+        for opened in list(self._maps):
+            opened.close()
+        for file in list(self._mapped):
+            file.close()
 
     # Other faults
 
@@ -180,7 +189,9 @@ class CrashDisk(Disk):
                 if file.descriptor < 0:
                     file.descriptor = os.dup(descriptor)
                 self._mapped.add(file)
-            return _CrashMap(path, size, descriptor, self)
+            made = _CrashMap(path, size, descriptor, self)
+            self._maps.add(made)
+            return made
 
     def _force(self, descriptor: int, path: str) -> None:
         self.force_range(path, 0, os.fstat(descriptor).st_size)

@@ -94,8 +94,13 @@ class File:
         self.descriptor = -1
 
     def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file itself; what was seen of it stays."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def look(self, descriptor: int) -> None:
         """Note what changed."""

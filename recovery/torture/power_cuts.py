@@ -215,4 +215,5 @@ def cut_at(
         except BrokerError as error:
             raise PromiseBroken(f"what a power cut left cannot be used: {error}") from error
         shutil.rmtree(image)
+    disk.close()
     shutil.rmtree(disk.root)

@@ -196,14 +196,14 @@ def test_a_failed_sync_stops_every_process_until_the_store_was_recovered(
 ) -> None:
     """What another process appended and what was acknowledged is there afterwards."""
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="group")
-    fill(store, 0, 30)
+    fill(store, 0, 31)  # so that no file is due: what fails is the fsync of the log
     asked, answers = FORK.Event(), FORK.SimpleQueue()
 
     def other() -> None:
         theirs = open_writer(str(tmp_path), Disk(), sync="os")
         fill(theirs, 100, 30)
         answers.put("ready")
-        asked.wait()
+        asked.wait(60)  # a test that fails before it asks leaves no process behind
         try:
             theirs.append([half(500)])
             answers.put("appended")
@@ -235,7 +235,7 @@ def test_a_failed_sync_stops_every_process_until_the_store_was_recovered(
     again.close()
     report = verify(tmp_path)
     assert report.ok, [str(finding) for finding in report.findings][:4]
-    assert report.transactions["committed"] == 30
+    assert report.transactions["committed"] == 31
 
 
 def test_a_process_of_another_version_is_kept_out(tmp_path: Path) -> None:

@@ -123,6 +123,15 @@ class Paths:
         return self._join("checkback", "durable")
 
     @property
+    def beginnings(self) -> str:
+        """Files of units that have no unit yet: see broker.store.write.mapped.UnitQueue."""
+        return self._join("checkback", "begun")
+
+    def begun(self, name: str) -> str:
+        """The path of one of them, without its position."""
+        return self._join("checkback", "begun", name)
+
+    @property
     def half_states(self) -> str:
         return self._join("checkback", "halfstates")
 

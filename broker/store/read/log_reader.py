@@ -29,6 +29,13 @@ class LogReader:
         entry = self.files.get(base)
         return entry is not None and entry.size >= min(self.segment_bytes, stop - base)
 
+    def unmade(self, end: int) -> tuple[str, ...]:
+        """The files behind an offset that are shorter than a segment and hold nothing: the power failed meanwhile."""
+        bases = [base for base in sorted(self.files) if base >= end and base > self.begin]
+        short = [base for base in bases if self.files[base].size < self.segment_bytes]
+        filled = {place - place % self.segment_bytes for place, _ in self.filled(end)} if short else set()
+        return tuple(self.files[base].path for base in short if base not in filled)
+
     def path_of(self, commitlog_offset: int) -> str:
         """The segment that holds an offset, or the directory when there is none."""
         entry = self.files.get(commitlog_offset - commitlog_offset % self.segment_bytes)

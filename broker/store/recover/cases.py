@@ -18,6 +18,7 @@ from broker.store.recover.steps import (
     FINISH_SWAP,
     FLUSH,
     KEEP_ASIDE,
+    REMOVE_UNMADE,
     REPLAY,
     TRUST,
     WRITE_AGAIN,
@@ -62,7 +63,7 @@ def _when(**facts: Any) -> dict[str, frozenset[Any]]:
 _SOUND = frozenset([TailKind.WHOLE, TailKind.TORN])
 _OURS: dict[str, Any] = {"owner": Owner.US, "in_use": False}
 _CRASHED: dict[str, Any] = {**_OURS, "page_trusted": False, "poisoned": False}
-_TAIL = (FINISH_SWAP, KEEP_ASIDE, CUT_LOG)
+_TAIL = (FINISH_SWAP, KEEP_ASIDE, CUT_LOG, REMOVE_UNMADE)
 _END = (FLUSH, REPLAY, CHECKPOINT, TRUST)
 _AFTER_CUT = (*_TAIL, CUT_DERIVED, *_END)
 _FROM_NOTHING = (*_TAIL, EMPTY_DERIVED, *_END)

@@ -51,6 +51,11 @@ def _cut_log(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
     cut_log(parts.disk, parts.paths, survey.tail, parts.layout.segment_bytes)
 
 
+def _remove_unmade(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
+    for path in survey.unmade:
+        parts.disk.remove(path)
+
+
 def _write_again(parts: StoreParts, survey: Survey, _progress: Progress) -> None:
     parts.appender.log.close()
     write_again(parts.disk, parts.paths, survey.durable, parts.layout.segment_bytes)
@@ -181,6 +186,12 @@ KEEP_ASIDE: Step = Step(
     _keep_aside,
 )
 CUT_LOG: Step = Step("cut-log", "clear the log behind its last whole record", _describe_cut, _cut_log)
+REMOVE_UNMADE: Step = Step(
+    "remove-unmade",
+    "remove the empty segment that was being made",
+    lambda survey: f"{REMOVE_UNMADE.sentence}: {', '.join(survey.unmade)}" if survey.unmade else "",
+    _remove_unmade,
+)
 WRITE_AGAIN: Step = Step(
     "write-again",
     "write the segments again that a failed fsync may have lost",

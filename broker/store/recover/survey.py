@@ -73,6 +73,7 @@ class Survey:
     point: OwnCheckpoint | None = None
     layout: StoreLayout | None = None
     swaps: tuple[str, ...] = ()  # exchanges of derived directories that were begun and not finished
+    unmade: tuple[str, ...] = ()  # segments that were being made when the power failed
 
     def as_json(self) -> dict[str, Any]:
         """Its public form."""
@@ -155,7 +156,8 @@ def _looked(
         owner = Owner.FOREIGN_SINCE if is_appended_to or tail.foreign_at is not None else Owner.US
     facts = SurveyFacts(owner, in_use, page_trusted=False, poisoned=poisoned, ending=_ending(closed=closed),
                         point=where, tail=tail.kind)  # fmt: skip
-    return Survey(path, facts, log.begin, durable, tail, point, layout, tuple(pending_swaps(disk, paths)))
+    swaps = tuple(pending_swaps(disk, paths))
+    return Survey(path, facts, log.begin, durable, tail, point, layout, swaps, log.unmade(tail.end))
 
 
 def _ending(*, closed: bool) -> Ending:

@@ -108,6 +108,7 @@ def empty_derived(disk: Disk, paths: Paths, engine: TransactionEngine) -> None:
     """Remove all derived files, and the checkpoint that spoke of them first."""
     if disk.entry(paths.own_checkpoint) is not None:
         disk.remove(paths.own_checkpoint)
+    disk.remove_tree(paths.beginnings)
     for directory in (paths.consumequeue, paths.index, *engine.directories(paths)):
         disk.remove_tree(directory)
         disk.create_directory(directory)
@@ -119,11 +120,14 @@ def cut_derived(parts: StoreParts, point: OwnCheckpoint) -> None:
     Slots that were in doubt then are prepared again: an end that settled one may have been lost with the log's tail.
     """
     disk, paths, layout = parts.disk, parts.paths, parts.layout
+    disk.remove_tree(paths.beginnings)
     _remove_other_queues(disk, paths, {(topic, str(queue_id)) for topic, queue_id, _ in point.queues})
     for topic, queue_id, following in point.queues:
         queue = MappedQueue(disk, paths.queue(topic, queue_id), layout.consume_queue_bytes)
+        _remove_empty(disk, queue, following * UNIT_SIZE)
         _cut(disk, queue, following * UNIT_SIZE)
     redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
+    _remove_empty(disk, redo_log, point.redo_units * UNIT_SIZE)
     _cut(disk, redo_log, point.redo_units * UNIT_SIZE)
     table = MappedQueue(disk, parts.engine.table(paths), layout.state_table_bytes)
     prepared = int(TransactionType.PREPARED).to_bytes(Slot.SIZE - STATE_AT, "big")
@@ -140,6 +144,13 @@ def _remove_other_queues(disk: Disk, paths: Paths, known: set[tuple[str, str]]) 
         for queue in disk.entries(topic.path) if topic.is_directory else []:
             if (topic.name, queue.name) not in known:
                 disk.remove_tree(queue.path)
+
+
+def _remove_empty(disk: Disk, queue: MappedQueue, position: int) -> None:
+    """Remove the files of units that would be left without one: a broker counts an empty last file as a message."""
+    for base in _bases(disk, queue, position):
+        if base >= position:
+            disk.remove(queue.path_of(base))
 
 
 def _cut(disk: Disk, queue: MappedQueue, position: int) -> None:

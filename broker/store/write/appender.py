@@ -151,7 +151,7 @@ class Appender:
             at = tail + room
         if tail % segment:
             self.log.existing(tail)  # what is published in it must not be lost to a new file
-        queue_offsets = self.dispatcher.reserve(drafts)
+        queue_offsets = self.dispatcher.reserve(drafts, at)
         self.log.allocate(at)
         words[_INTENT] = at + size
         if at != tail:

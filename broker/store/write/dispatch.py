@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from broker.format.consumequeue import UNIT_SIZE, Unit
+from broker.format.consumequeue import UNIT_SIZE
 from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
@@ -25,11 +25,11 @@ from broker.store.shared.directory_swap import finish_swap
 from broker.store.shared.queue_offsets import NextOffsets
 from broker.store.write.engine import TransactionEngine
 from broker.store.write.indexwriter import IndexWriter
-from broker.store.write.mapped import MappedQueue
+from broker.store.write.mapped import MappedQueue, UnitQueue
 from broker.store.write.pending_record import PendingRecord
 
 # Plain numbers: an attribute of an enum takes as long as a write to a map.
-_pack_unit, _pack_slot, _unpack_slot = Unit.STRUCT.pack_into, Slot.STRUCT.pack_into, Slot.STRUCT.unpack_from
+_pack_slot, _unpack_slot = Slot.STRUCT.pack_into, Slot.STRUCT.unpack_from
 _LAST_OF_STATE = SLOT_SIZE - 1  # one byte holds the state: the other three of the big-endian word are zero
 _PREPARED, _COMMIT = int(TransactionType.PREPARED), int(TransactionType.COMMIT)
 _ROLLBACK = int(TransactionType.ROLLBACK)
@@ -54,9 +54,9 @@ class Dispatcher:
         self.engine, self.has_redo_log = engine, engine.has_redo_log
         self._control, self.cells = control, cells
         self._words, self._table_bytes = control.words, layout.state_table_bytes
-        self.queues: dict[int, MappedQueue] = {}  # by cell, those that were touched
+        self.queues: dict[int, UnitQueue] = {}  # by cell, those that were touched
         self.table = MappedQueue(disk, engine.table(paths), layout.state_table_bytes)
-        self.redo_log = MappedQueue(disk, paths.redo_log, layout.redo_log_bytes)
+        self.redo_log = UnitQueue(disk, paths.redo_log, layout.redo_log_bytes, paths.begun("redolog"))
         self.index = IndexWriter(disk, paths.index, layout.index_slots, layout.index_items, control)
         generation = control.words[_GENERATION]
         self.generation = -1 if generation % 2 else generation  # odd: a swap was killed, `refresh` goes on
@@ -73,27 +73,28 @@ class Dispatcher:
             self.index.forget()
             self.generation = generation
 
-    def queue(self, cell: int) -> MappedQueue:
+    def queue(self, cell: int) -> UnitQueue:
         """The ConsumeQueue of a cell."""
         found = self.queues.get(cell)
         if found is None:
             topic, queue_id = self.cells.queue(cell)
-            directory = self._paths.queue(topic, queue_id)
-            found = self.queues[cell] = MappedQueue(self._disk, directory, self._layout.consume_queue_bytes)
+            directory, beside = self._paths.queue(topic, queue_id), self._paths.begun(f"queue-{cell}")
+            found = self.queues[cell] = UnitQueue(self._disk, directory, self._layout.consume_queue_bytes, beside)
         return found
 
-    def reserve(self, drafts: Sequence[PendingRecord]) -> list[int]:
+    def reserve(self, drafts: Sequence[PendingRecord], commitlog_offset: int) -> list[int]:
         """Have every file ready that dispatching these records needs, and say which queue offset each will get.
 
-        A half message's is its slot. A full disk says so here, before anything is written: raises StoreFull.
+        A half message's is its slot. `commitlog_offset` is where the first of them will begin. A full disk says so
+        here, before anything is written: raises StoreFull.
         """
-        slots, units = self._words[_SLOTS], self._words[_REDO_UNITS]
+        slots, units, at = self._words[_SLOTS], self._words[_REDO_UNITS], commitlog_offset
         taken: dict[int, int] = {}
         queue_offsets = []
         for draft in drafts:
-            kind = draft.kind
+            kind, size = draft.kind, len(draft.raw)
             if kind and self.has_redo_log:
-                self.redo_log.at(units * UNIT_SIZE)
+                self.redo_log.make_ready(units * UNIT_SIZE, at, size, _redo_tag(draft))
                 units += 1
             if kind == _PREPARED:
                 self.table.at(slots * SLOT_SIZE)
@@ -106,10 +107,11 @@ class Dispatcher:
                 if queue_offset < 0:
                     queue_offset = self.cells[cell]
                 taken[cell] = queue_offset + 1
-                self.queue(cell).at(queue_offset * UNIT_SIZE)
+                self.queue(cell).make_ready(queue_offset * UNIT_SIZE, at, size, draft.tags_code)
                 if draft.target is not None:
                     self.table.at(queue_offset * SLOT_SIZE)
             queue_offsets.append(queue_offset)
+            at += size
         self.index.reserve(sum([len(draft.index_codes) for draft in drafts]))
         return queue_offsets
 
@@ -130,19 +132,16 @@ class Dispatcher:
                 return
         elif kind and not (again and self._has_redo(commitlog_offset)):
             unit = words[_REDO_UNITS]
-            view, at = self.redo_log.at(unit * UNIT_SIZE)
-            tag = PREPARED_TAG if kind == _PREPARED else draft.prepared_offset
-            _pack_unit(view, at, commitlog_offset, size, tag)
+            self.redo_log.put(unit * UNIT_SIZE, commitlog_offset, size, _redo_tag(draft))
             words[_REDO_UNITS] = unit + 1
         if kind == _PREPARED:
             self._open_slot(draft, commitlog_offset, queue_offset, store_timestamp_ms)
         else:
             if not kind or kind == _COMMIT:
                 cell = self.cells.of(draft.topic, draft.queue_id)
-                view, at = self.queue(cell).at(queue_offset * UNIT_SIZE)
                 waits = draft.topic == SCHEDULE_TOPIC  # a unit says there when it is due, not which tag it has
                 code = deliver_time_ms(draft.queue_id + 1, store_timestamp_ms, _DELAYS_MS) if waits else draft.tags_code
-                _pack_unit(view, at, commitlog_offset, size, code)
+                self.queue(cell).put(queue_offset * UNIT_SIZE, commitlog_offset, size, code)
                 self.cells[cell] = queue_offset + 1
                 if draft.target is not None:
                     self._open_slot(draft, commitlog_offset, queue_offset, store_timestamp_ms)
@@ -226,6 +225,10 @@ def prepared_slots(table: MappedQueue, first: int, stop: int) -> Iterator[int]:
                 yield first + number
                 number = found.find(_PREPARED, number + 1)
         first = end
+
+
+def _redo_tag(draft: PendingRecord) -> int:
+    return PREPARED_TAG if draft.kind == _PREPARED else draft.prepared_offset
 
 
 def wrapped_s(store_timestamp_ms: int) -> int:

@@ -1,15 +1,17 @@
-"""A queue of segments to write to: files of one size, allocated before they are needed, mapped when touched."""
+"""A queue of files to write to: of one size, allocated before they are needed, mapped when touched."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 
+from broker.format.consumequeue import Unit
 from broker.store.disk.files import Disk, Map
 from broker.store.read.segments import NAME_DIGITS
 
 _OPEN_MAPS = 64
 _NOWHERE: tuple[int, memoryview[int]] = (-(1 << 62), memoryview(b""))
+_pack_unit = Unit.STRUCT.pack_into
 
 
 class MappedQueue:
@@ -43,18 +45,24 @@ class MappedQueue:
 
     def _open(self, base: int, *, allocate: bool) -> Map:
         path = self.path_of(base)
-        if allocate:
-            entry = self.disk.entry(path)
-            if entry is None or entry.size != self.file_size:  # the process that began it may have been killed
-                if self.disk.entry(self.directory) is None:
-                    self.disk.create_directory(self.directory)
-                self.disk.allocate(path, self.file_size)
+        if allocate and not self._is_whole(path):
+            self._make_directory()
+            self.disk.allocate(path, self.file_size)
         opened = self.disk.open_map(path, self.file_size)
         self._maps[base] = opened
         while len(self._maps) > _OPEN_MAPS:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread opened one at this moment
                 self._maps.pop(next(iter(self._maps)), None)  # it closes when the last one who holds it lets go
         return opened
+
+    def _is_whole(self, path: str) -> bool:
+        """Whether a file is there in its size: the process that began it may have been killed."""
+        entry = self.disk.entry(path)
+        return entry is not None and entry.size == self.file_size
+
+    def _make_directory(self) -> None:
+        if self.disk.entry(self.directory) is None:
+            self.disk.create_directory(self.directory)
 
     def path_of(self, base: int) -> str:
         return os.path.join(self.directory, f"{base:0{NAME_DIGITS}}")
@@ -100,6 +108,66 @@ class MappedQueue:
         maps, self._maps, self.last = self._maps, {}, _NOWHERE
         for opened in maps.values():
             opened.close()
+
+
+class UnitQueue(MappedQueue):
+    """The same for units of a ConsumeQueue, or of a redo log of its form: no file of it is ever seen without a unit.
+
+    A broker that recovers takes the first 20 bytes of the last file for a unit whatever they say, so that an empty file
+    counts as one message: a queue offset would be skipped for good. So a file gets its first unit under another name.
+    RocketMQ: ConsumeQueue.truncateDirtyLogicFiles (3.1.4 to 5.5.0).
+    """
+
+    def __init__(self, disk: Disk, directory: str, file_size: int, beside: str) -> None:
+        """Files are begun at the path `beside` with their position behind it, on the same file system."""
+        super().__init__(disk, directory, file_size)
+        self._beside = beside
+        self._begun = -1  # the file that has its first unit already, and not its name
+
+    def make_ready(self, position: int, commitlog_offset: int, size: int, tags_code: int) -> None:
+        """Have all that can fail behind us before `put`: a file that is there, or one begun with this unit in it.
+
+        Raises StoreFull, SyncFailed.
+        """
+        base = position - position % self.file_size
+        if base in self._maps or self._is_whole(self.path_of(base)):
+            self.at(position)
+        elif base != self._begun or position == base:  # the next units of a batch need nothing more
+            self._begin(base, position - base, (commitlog_offset, size, tags_code))
+
+    def put(self, position: int, commitlog_offset: int, size: int, tags_code: int) -> None:
+        """Write the unit of a position; a file that it is the first of gets its name now."""
+        base, view = self.last
+        if not 0 <= position - base < self.file_size:
+            base = position - position % self.file_size
+            if base not in self._maps and not self._is_whole(path := self.path_of(base)):
+                if base != self._begun:  # nobody made it ready: this is a replay
+                    self._begin(base, position - base, (commitlog_offset, size, tags_code))
+                self.disk.rename(self._begun_path(base), path)
+            self._begun = -1
+            view, _ = self.at(position)
+        _pack_unit(view, position - base, commitlog_offset, size, tags_code)
+
+    def forget(self) -> None:
+        super().forget()
+        self._begun = -1
+
+    def _begun_path(self, base: int) -> str:
+        return f"{self._beside}-{base:0{NAME_DIGITS}}"
+
+    def _begin(self, base: int, at: int, unit: tuple[int, int, int]) -> None:
+        """A killed process may have begun it: its unit was for the same place, and is replaced."""
+        path = self._begun_path(base)
+        for directory in (self.directory, os.path.dirname(path)):
+            if self.disk.entry(directory) is None:
+                self.disk.create_directory(directory)
+        if not self._is_whole(path):
+            self.disk.allocate(path, self.file_size, durable=False)
+        opened = self.disk.open_map(path, self.file_size)
+        _pack_unit(opened.view, at, *unit)
+        opened.sync()
+        opened.close()
+        self._begun = base
 
 
 def zero(queue: MappedQueue, start: int, stop: int) -> None:
