@@ -64,7 +64,7 @@ class StateTableService(TransactionalMessageService):
         self._waiting = Waiting(self._writer.settle)
         self._park_topic = ParkTopic(self._store)
         self._rounds = Rounds()
-        self._sync_each = self._writer.sync == "each"
+        self._sync_each, self._sync_os = self._writer.sync == "each", self._writer.sync == "os"
 
     def open(self) -> None:
         """Nothing to get ready: the table was brought in order when the store was opened."""
@@ -87,7 +87,7 @@ class StateTableService(TransactionalMessageService):
     ) -> Half:
         """See TransactionalMessageService. In mode `each` it is always waited for."""
         half = self._stored(message, producer_group, queue_id, extra_properties, origin)
-        if wait or self._sync_each:
+        if not self._sync_os and (wait or self._sync_each):
             self._writer.settle(half.end)
         return half
 
@@ -168,14 +168,16 @@ class StateTableService(TransactionalMessageService):
         return self._end(half, TransactionType.ROLLBACK, extra_properties)
 
     def _end(self, half: Reference, kind: TransactionType, extra: Mapping[str, str] | None) -> Ended:
-        self._admission.check_role()
+        if self._admission.is_slave:
+            self._admission.check_role()
         writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
         known = self._known(half)
         ends = self._engine.ends(known, commitlog_offset, slot, kind, time.time_ns() // 1_000_000)
         if extra:
             add_extra(ends[0], extra)
         size = len(ends[0].raw) + (len(ends[1].raw) if len(ends) > 1 else 0)
-        check_size(size, self._record_bytes_max)
+        if size > self._record_bytes_max:
+            check_size(size, self._record_bytes_max)
         if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
         with writer.append_lock:

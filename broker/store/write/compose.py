@@ -88,7 +88,9 @@ def compose(
             properties |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id)}
     waits = level and not prepared
     asked = dict(properties) if extra else properties  # an engine keeps the delay under another name
-    if engine is not None:
+    if engine is not None and origin is None:
+        record = engine.half(topic, message.body, properties, queue_id=queue_id, born_timestamp_ms=now_ms)
+    elif engine is not None:
         record = engine.half(topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms))
     else:
         record = draft(

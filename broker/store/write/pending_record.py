@@ -50,7 +50,7 @@ _LAST_OF_TYPE_AT = RecordHead.OFFSET["sys_flag"] + 3  # the byte with the two bi
 _CRC_AT = RecordHead.OFFSET["body_crc"]
 
 _HEAD = head_struct(born_ipv6=False, store_ipv6=False)
-_HEAD_SIZE, _ADDRESS, _PORT = _HEAD.size, LOCAL_HOST.address, LOCAL_HOST.port
+_HEAD_SIZE, _LOCAL_PLACE = _HEAD.size, (LOCAL_HOST.address, LOCAL_HOST.port)
 _pack_head = _HEAD.pack
 _pack_offsets, _pack_long = _OFFSETS.pack_into, _LONG.pack_into
 _NO_CRC = record_crc_item(0)
@@ -233,10 +233,11 @@ def draft(
     size = len(texts) + RECORD_CRC_SIZE
     if size > names.SIZE_MAX:
         raise MessageRejected(f"the message is too large for a record: properties of {len(texts)} bytes")
+    born_at = _LOCAL_PLACE if born_host is LOCAL_HOST else _place(born_host)
+    stored_at = _LOCAL_PLACE if store_host is LOCAL_HOST else _place(store_host)
     head = _pack_head(
         _HEAD_SIZE + len(body) + len(named) + 2 + size, MAGIC_V1, _crc32(body) & 0x7FFFFFFF, queue_id, flag, 0, 0,
-        sys_flag & ~0xC | kind, born_timestamp_ms, *_place(born_host), 0, *_place(store_host),
-        reconsume_times, 0, len(body),
+        sys_flag & ~0xC | kind, born_timestamp_ms, *born_at, 0, *stored_at, reconsume_times, 0, len(body),
     )  # fmt: skip
     raw = b"".join((head, body, named, size.to_bytes(2, "big"), texts, _NO_CRC))
     return _with_facts(raw, topic, queue_id, kind, properties, index_codes)
@@ -244,8 +245,6 @@ def draft(
 
 def _place(host: Host) -> tuple[bytes, int]:
     """An address and a port as they stand in a record."""
-    if host is LOCAL_HOST:
-        return _ADDRESS, _PORT
     if host.is_ipv6:
         raise MessageRejected(f"a record of this store holds IPv4 addresses, not {host}")
     return host.address, host.port
