@@ -156,8 +156,8 @@ def test_and_back(real: rocketmq.Cluster, tmp_path: Path) -> None:
     real.broker.stop()
     shutil.copytree(real.store / "config", copy / "config")
     subprocess.run(command("salvage", copy, made), check=True, timeout=300)
-    subprocess.run(command("recover", real.store, "--apply", "--broker-is-stopped"), check=True, timeout=300)
     for path in (made, real.store):
+        subprocess.run(command("recover", path, "--apply", "--broker-is-stopped"), check=True, timeout=300)
         with broker.open(path) as store, store.consumer(group, topic) as consumer:
             found = set()
             while (message := consumer.receive(2.0)) is not None:
