@@ -102,6 +102,10 @@ def test_the_image_has_what_runs_and_no_tools() -> None:
     assert image.items() <= tree.items()
     assert {"apache-airflow", "pyspark", "psycopg", "sqlalchemy", "uvicorn", "setuptools"} <= set(image)
     assert not {"pytest", "mypy", "ruff", "hypothesis", "uv", "mkdocs-material"} & set(image)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (named,) = re.findall(r"^IMAGE := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    wanted = {re.split(r"[^a-z0-9-]", one)[0] for name in named.split() for one in extras[name]}
+    assert wanted <= {*image, "checkback"}
 
 
 def test_the_kubernetes_values_are_the_compose_files(tmp_path: Path) -> None:
