@@ -35,6 +35,9 @@ class Page(HTMLParser):
             self.loaded.append(values["href"])
 
 
+pytestmark = pytest.mark.xdist_group("site")  # it takes half a minute to build: once, not in each worker
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     """Every page of a strict build, by its path."""

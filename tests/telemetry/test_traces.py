@@ -52,6 +52,9 @@ class Site:
         self.run("recovery.cli", *words, "--otlp", self.collector.url)
 
 
+pytestmark = pytest.mark.xdist_group("traces")  # one shop for all
+
+
 @pytest.fixture(scope="module", params=["state-table", "half-op"])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Three orders: one in peace, one whose handler fails once, one whose process dies after COMMIT."""
