@@ -1,4 +1,4 @@
-"""The power is cut at every step of a life of the engine half-op, and each precaution that is left out is found."""
+"""The power is cut at every step of a life of each engine, and of half-op each precaution that is left out is found."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tests.store.watched_lives import MUTATIONS, is_found_out
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", ["half-op", "state-table"])
 @pytest.mark.parametrize("sync", ["each", "group"])
-def test_nothing_that_was_seen_is_gone(tmp_path: Path, sync: str) -> None:
-    steps, begun = steps_of_a_life(tmp_path, sync, "half-op")
+def test_nothing_that_was_seen_is_gone(tmp_path: Path, sync: str, engine: str) -> None:
+    steps, begun = steps_of_a_life(tmp_path, sync, engine)
     for step in range(begun, steps + 1):
-        cut_at(tmp_path, sync, "half-op", step, (0, 1, 2 + step))
+        cut_at(tmp_path, sync, engine, step, (0, 1, 2 + step))
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
