@@ -63,10 +63,11 @@ def _of_group(context: ServerContext, base: Labels, group: str, ends: dict[tuple
 
 
 def exposition(found: Iterator[Sample]) -> str:
-    """The text format of Prometheus: samples of one name together."""
+    """The text format of Prometheus: samples of one name together, those of a histogram below the name they share."""
     lines: dict[str, list[str]] = {}
     for name, kind, labels, value in found:
-        block = lines.setdefault(name, [f"# TYPE {name} {kind}"])
+        family = name.rpartition("_")[0] if kind == "histogram" else name
+        block = lines.setdefault(family, [f"# TYPE {family} {kind}"])
         shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
         block.append(f"{name}{{{shown}}} {_number(value)}")
     return "".join(f"{line}\n" for block in lines.values() for line in block)

@@ -13,6 +13,7 @@ from broker.format.topics import RETRY_PREFIX
 from broker.live import LiveStore
 from broker.server.metrics import Sample
 from broker.store.shared.control import Word
+from broker.store.write.latency import BOUNDS_S, Latencies
 from recovery.views import consumer_lag, dead_letters
 
 
@@ -74,3 +75,13 @@ def _of_disk(store: LiveStore) -> Iterator[Sample]:
     yield "checkback_not_durable_bytes", "gauge", {}, max(0, tail - durable)
     yield "checkback_store_bytes", "gauge", {}, writer.disk.used_bytes(store.path)
     yield "checkback_disk_free_bytes", "gauge", {}, writer.disk.free_bytes(store.path)
+
+
+def latency_samples(latencies: Latencies) -> Iterator[Sample]:
+    """How long the appends and fsyncs of one process took, as histograms in seconds."""
+    for name, one in (("checkback_append", latencies.append), ("checkback_sync", latencies.sync)):
+        reached, total_s = one.read()
+        for bound_s, count in zip([*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"], reached, strict=True):
+            yield f"{name}_seconds_bucket", "histogram", {"le": bound_s}, count
+        yield f"{name}_seconds_sum", "histogram", {}, total_s
+        yield f"{name}_seconds_count", "histogram", {}, reached[-1]

@@ -21,7 +21,7 @@ from recovery.following import decisions
 from recovery.following.copied_log import SegmentSizeWrong
 from recovery.following.decisions import NOT_A_SLAVE
 from recovery.following.follower import Follower, FollowOptions
-from recovery.following.metrics_page import MetricsServer
+from recovery.following.metrics_page import StatusPage
 from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.following.masters import (
@@ -284,7 +284,7 @@ def test_the_command_line_and_its_page(tmp_path: Path) -> None:
         assert status["transactions"]["in_doubt"] == 10
         done = subprocess.run([*words[:-2], "--from", "soon"], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 2
-        with Follower(address, tmp_path / "copy") as follower, MetricsServer(0) as page:
+        with Follower(address, tmp_path / "copy") as follower, StatusPage(0) as page:
             page.show(follower.status())
             with urllib.request.urlopen(f"http://{page.address}/metrics", timeout=10) as answer:
                 text = answer.read().decode()

@@ -68,7 +68,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"transactions", "answering", "work"},
         {"checkback"},
         {"scan"},
-        {"findings", "humanize"},
+        {"findings", "humanize", "metrics_server"},
     ),
     "broker.store": (
         {"writer"},

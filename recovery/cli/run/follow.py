@@ -63,7 +63,7 @@ def follow(
         signal.signal(number, lambda *_: stopped.set())
     from recovery.following.follower import Follower, FollowOptions
     from recovery.following.link import TRIES, MasterAway
-    from recovery.following.metrics_page import MetricsServer
+    from recovery.following.metrics_page import StatusPage
     from recovery.following.status import FollowerStatus
 
     options = FollowOptions(
@@ -79,7 +79,7 @@ def follow(
 
     try:
         _await_master(master, store, options, stopped, once=once)
-        with Follower(master, store, options) as follower, MetricsServer(metrics_port) as metrics:
+        with Follower(master, store, options) as follower, StatusPage(metrics_port) as metrics:
             if metrics.address and not as_json:
                 typer.echo(f"Metrics on http://{metrics.address}/metrics")
 
