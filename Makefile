@@ -70,6 +70,7 @@ torture: setup ## Flip every bit, cut at every byte, kill at every step (minutes
 	$(BIN)/python -m pytest tests/torture
 
 bench: setup ## Measure speed and memory: the figures in the README
+	$(BIN)/python -m tests.bench.starting
 	$(BIN)/python -m tests.bench.run
 	$(BIN)/python -m tests.bench.write
 	$(BIN)/python -m tests.bench.transactions

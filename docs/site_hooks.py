@@ -54,7 +54,7 @@ def command_line() -> str:
     group = whole_command_line()
     panels: dict[str, list[Any]] = {}
     for command in (group.commands[name] for name in group.list_commands(None)):
-        panels.setdefault(command.rich_help_panel or "Commands", []).append(command)
+        panels.setdefault(command.panel or "Commands", []).append(command)
     lines = ["# Command line", "", group.help, "", "Written from the program's own `--help`.", ""]
     lines += [f"**{group.epilog}**", "", "Options of the program itself:", ""]
     lines += [*_table("option", [one for one in group.params if one.name != "help"])]

@@ -6,21 +6,20 @@ import os
 import time
 from typing import Annotated
 
-import typer
-
 from broker.errors import StoreError
+from recovery.cli.declaration import Argument, Option, VerbGroup
 from recovery.cli.shared import AsJson, Store, examples, listing
 from recovery.cli.terminal.output import Bar, print_json, show
 
 Master = Annotated[
     str | None,
-    typer.Option("--spark", metavar="MASTER", help="Run on Spark: local[*], spark://host:7077, yarn, k8s://..."),
+    Option("--spark", metavar="MASTER", help="Run on Spark: local[*], spark://host:7077, yarn, k8s://..."),
 ]
 
 
 def transactions(
     store: Store,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The directory to write; it must not exist.")],
+    out: Annotated[str, Argument(metavar="OUT", help="The directory to write; it must not exist.")],
     as_json: AsJson = False,
     spark: Master = None,
 ) -> None:
@@ -55,7 +54,7 @@ def transactions(
 
 def report(
     store: Store,
-    out: Annotated[str, typer.Argument(metavar="FILE", help="The page to write, such as store.html.")],
+    out: Annotated[str, Argument(metavar="FILE", help="The page to write, such as store.html.")],
 ) -> None:
     """Verify a store and write the result as one HTML page: figures, findings, transactions in doubt.
 
@@ -78,10 +77,11 @@ def report(
     show([f"{out}: {found} finding{'s' if found != 1 else ''}, {figures.report.transactions['in_doubt']} in doubt"])
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Add these verbs to the command line."""
-    app.command(
+    app.verb(
+        transactions,
         epilog=examples("transactions shop.store out/", 'transactions shop.store out/ --spark "local[*]" --json'),
         **listing("transactions"),
-    )(transactions)
-    app.command(epilog=examples("report shop.store shop.html"), **listing("report"))(report)
+    )
+    app.verb(report, epilog=examples("report shop.store shop.html"), **listing("report"))

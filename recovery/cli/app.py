@@ -8,50 +8,51 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import typer
-import typer.main
-from typer.core import TyperCommand, TyperGroup
+import click
 
 from broker.errors import BrokerError, CorruptStore, StoreLocked
+from recovery.cli.declaration import Abort, ClickException, Exit, Option, VerbCommand, VerbGroup, program
 from recovery.cli.shared import (
+    ANALYSE,
     CORRUPT,
     DEBUG,
     DEFECT,
     INTERRUPTED,
     LOCKED,
+    LOOK,
     PIPE_CLOSED,
+    REPAIR,
     USAGE,
     VERBS,
     WELL,
     fail,
-    listing,
 )
 from recovery.cli.terminal.output import warn
 
-# Typer's own way to end: click's classes, which newer versions of typer bring along under another name.
-_TYPERS_OWN: tuple[type[Exception], ...] = (
-    typer.Exit,
-    typer.Abort,
-    next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"),
-)
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# NumPy's OpenBLAS starts a thread for each core when it loads: a third of the time of `import numpy`, and of what these
+# verbs run nothing multiplies matrices. The handlers of an application may.
+_WITHOUT_CODE_OF_USERS = {LOOK, REPAIR, ANALYSE}
+
+# click's own way to end.
+_CLICKS_OWN = (Exit, Abort, ClickException)
 
 
-class _Verbs(TyperGroup):
+class SafeVerbs(VerbGroup):
     """Verbs; whatever one of them raises becomes a sentence and an exit code."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The verbs in the order of their groups."""
-        return sorted(super().list_commands(ctx), key=lambda name: [*VERBS, name].index(name))
-
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: click.Context) -> None:
         try:
             super().invoke(ctx)
             sys.stdout.flush()
-        except _TYPERS_OWN:
+        except _CLICKS_OWN:
             raise
         except BrokerError as error:
             fail(str(error), _code_of(error))
@@ -69,55 +70,76 @@ class _Verbs(TyperGroup):
             fail(text, DEFECT)
 
 
-class _AllVerbs(_Verbs):
-    """The verbs of `shared.VERBS`: the module of one is imported when it is called, the help needs none of them."""
+class _AllVerbs(SafeVerbs):
+    """The verbs of `shared.VERBS`: the module of one is imported when it is called, lists of verbs need none."""
 
     _is_listing = False
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The verbs in the order of their groups."""
         return list(VERBS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """One verb; None when there is no such verb."""
         if cmd_name not in VERBS:
-            self.load(VERBS)  # typer suggests the nearest of those that it knows
             return None
         if self._is_listing:
-            return TyperCommand(cmd_name, **listing(cmd_name))
+            return _line(cmd_name)
+        if VERBS[cmd_name][0] in _WITHOUT_CODE_OF_USERS:
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         self.load([cmd_name])
         return self.commands[cmd_name]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb of these words; for one that does not exist, the nearest that does."""
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            from difflib import get_close_matches
+
+            nearest = get_close_matches(name, VERBS, n=1)
+            ctx.fail(f"No such verb {name!r}." + (f" Did you mean {nearest[0]!r}?" if nearest else ""))
+        return super().resolve_command(ctx, args)
 
     def load(self, verbs: Iterable[str]) -> None:
         """Import the modules of these verbs."""
         for name in verbs:
             if name not in self.commands:
-                room = typer.Typer(rich_markup_mode=app.rich_markup_mode)
-                room.callback()(_nothing)  # else a module with one verb would be that verb
-                import_module(f"recovery.cli.{VERBS[name][1]}").register(room)
-                group: Any = typer.main.get_command(room)
-                self.commands.update(group.commands)
+                import_module(f"recovery.cli.{VERBS[name][1]}").register(self)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The help of the program: groups and lines of the verbs."""
+        with self._listing():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What a shell may complete to a verb or an option of the program."""
+        with self._listing():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
         self._is_listing = True
         try:
-            super().format_help(ctx, formatter)
+            yield
         finally:
             self._is_listing = False
 
 
-def _nothing() -> None:
-    pass
+def _line(name: str) -> click.Command:
+    """A verb as the list of verbs shows it."""
+    panel, _, line = VERBS[name]
+    command = VerbCommand(name, short_help=line)
+    command.panel = panel
+    return command
 
 
-app = typer.Typer(
-    cls=_AllVerbs,
-    name="checkback",
+app = _AllVerbs(
+    "checkback",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="VERB ...",
     help="Transactional messages in Apache RocketMQ's store format: look, write, settle, repair, analyse, run.",
     epilog="Exit codes: 0 ok, 1 findings, 2 usage, 3 locked, 4 corrupt, 70 a defect of checkback (details: --debug)",
 )
@@ -128,25 +150,57 @@ def _print_version(wanted: bool) -> None:
         from recovery.cli.read import installed_version
 
         print(f"checkback {installed_version()}")
-        raise typer.Exit
+        raise Exit
 
 
-@app.callback()
-def _checkback(
+def _show_completion(wanted: bool) -> None:
+    if wanted:
+        from recovery.cli.terminal import completion
+
+        print(completion.script(app, completion.shell_of(os.environ)))
+        raise Exit
+
+
+def _install_completion(wanted: bool) -> None:
+    if wanted:
+        from recovery.cli.terminal import completion
+
+        print(completion.install(app, completion.shell_of(os.environ), os.path.expanduser("~")))
+        raise Exit
+
+
+def _before_the_verb(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
+    _installs: Annotated[
+        bool,
+        Option(
+            "--install-completion",
+            callback=_install_completion,
+            is_eager=True,
+            help="Let your shell ($SHELL) complete verbs and options.",
+        ),
+    ] = False,
+    _shows: Annotated[
+        bool,
+        Option(
+            "--show-completion", callback=_show_completion, is_eager=True, help="Print what that installs, to copy it."
+        ),
+    ] = False,
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"
 
 
-def whole_command_line() -> Any:
+program(_before_the_verb, app)
+
+
+def whole_command_line() -> VerbGroup:
     """The program with every verb loaded: what its documentation is written from."""
-    group: Any = typer.main.get_command(app)
-    group.load(VERBS)
-    return group
+    app.load(VERBS)
+    return app
 
 
 # The way out

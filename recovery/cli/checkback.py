@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from recovery.checkback.leader import myself
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, Store, examples, fail, listing, secret
 from recovery.cli.terminal.check_back_round import show_round
 from recovery.cli.terminal.log_lines import log_to_stderr
@@ -28,41 +27,39 @@ if TYPE_CHECKING:
 
 LedgerUrls = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--ledger", metavar="URL", envvar="CHECKBACK_LEDGER", help="The ledger's database (SQLAlchemy); again for more."
     ),
 ]
 Schemas = Annotated[
     list[str] | None,
-    typer.Option("--schema", metavar="NAME", help="Where the ledger's tables are; again for each tenant."),
+    Option("--schema", metavar="NAME", help="Where the ledger's tables are; again for each tenant."),
 ]
-Http = Annotated[str | None, typer.Option(metavar="URL", help="An endpoint of the application to ask.")]
+Http = Annotated[str | None, Option(metavar="URL", help="An endpoint of the application to ask.")]
 HeadersFile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Headers for --http, a line `Name: value` each. A token: see above.")
+    str | None, Option(metavar="FILE", help="Headers for --http, a line `Name: value` each. A token: see above.")
 ]
-Call = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A function module:function, or an entry point, to ask.")
-]
+Call = Annotated[str | None, Option(metavar="NAME", help="A function module:function, or an entry point, to ask.")]
 Within = Annotated[
-    str, typer.Option("--answer-within", metavar="TIME", help="How long --call or --http may take for one question.")
+    str, Option("--answer-within", metavar="TIME", help="How long --call or --http may take for one question.")
 ]
 Config = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="TOML: resolvers by producer group, and the policy.")
+    str | None, Option("--config", metavar="FILE", help="TOML: resolvers by producer group, and the policy.")
 ]
 CatalogUrl = Annotated[
     str | None,
-    typer.Option("--catalog", metavar="URL", envvar="CHECKBACK_CATALOG", help="Instead of STORE/checkback/catalog.db."),
+    Option("--catalog", metavar="URL", envvar="CHECKBACK_CATALOG", help="Instead of STORE/checkback/catalog.db."),
 ]
 HTTP_TOKEN = "CHECKBACK_HTTP_TOKEN"  # noqa: S105 - the name of a variable
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print what would be done, and do nothing.")]
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID...", help="CommitLog offsets, message ids or unique keys of half messages."),
+    Argument(metavar="ID...", help="CommitLog offsets, message ids or unique keys of half messages."),
 ]
-AllParked = Annotated[bool, typer.Option("--all-parked", help="All parked transactions, instead of IDs.")]
-Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="With --all-parked: only of this topic.")]
-Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="With --all-parked: only of this group.")]
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; stored in the end record.")]
+AllParked = Annotated[bool, Option("--all-parked", help="All parked transactions, instead of IDs.")]
+Topic = Annotated[str | None, Option("--topic", metavar="TOPIC", help="With --all-parked: only of this topic.")]
+Group = Annotated[str | None, Option("--group", metavar="GROUP", help="With --all-parked: only of this group.")]
+Why = Annotated[str, Option("--why", metavar="TEXT", help="The reason; stored in the end record.")]
 
 
 def check_back(
@@ -75,15 +72,15 @@ def check_back(
     answer_within: Within = "10s",
     config: Config = None,
     catalog: CatalogUrl = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Query at most N transactions per round.")] = 10_000,
+    limit: Annotated[int, Option(min=1, metavar="N", help="Query at most N transactions per round.")] = 10_000,
     per_topic: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Query at most N transactions of one topic per round.")
+        int | None, Option(min=1, metavar="N", help="Query at most N transactions of one topic per round.")
     ] = None,
-    every: Annotated[str | None, typer.Option(metavar="TIME", help="Repeat, for example every 30s.")] = None,
+    every: Annotated[str | None, Option(metavar="TIME", help="Repeat, for example every 30s.")] = None,
     keep_ledger: Annotated[
-        str, typer.Option(metavar="TIME", help="Remove ledger rows that are older and no longer needed.")
+        str, Option(metavar="TIME", help="Remove ledger rows that are older and no longer needed.")
     ] = "30d",
-    anyway: Annotated[bool, typer.Option("--anyway", help="Run even while another process is the leader.")] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Run even while another process is the leader.")] = False,
     otlp: Otlp = None,
     log: LogOrNone = None,
     dry_run: DryRun = False,
@@ -143,8 +140,8 @@ def _finish(report: RoundReport | None, as_json: bool) -> None:
         return
     show_round(report, as_json)
     if report.refusals:
-        raise typer.Exit(USAGE)
-    raise typer.Exit(FINDINGS if report.down or report.errors else WELL)
+        raise Exit(USAGE)
+    raise Exit(FINDINGS if report.down or report.errors else WELL)
 
 
 def park_list(store: Store, as_json: AsJson = False) -> None:
@@ -166,12 +163,10 @@ def park_list(store: Store, as_json: AsJson = False) -> None:
 def resolve(
     store: Store,
     ids: Ids = None,
-    commit: Annotated[bool, typer.Option("--commit", help="Deliver them.")] = False,
-    rollback: Annotated[bool, typer.Option("--rollback", help="Never deliver them.")] = False,
+    commit: Annotated[bool, Option("--commit", help="Deliver them.")] = False,
+    rollback: Annotated[bool, Option("--rollback", help="Never deliver them.")] = False,
     why: Why = "",
-    by: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The person who decides; by default this user.")
-    ] = None,
+    by: Annotated[str | None, Option(metavar="NAME", help="The person who decides; by default this user.")] = None,
     all_parked: AllParked = False,
     topic: Topic = None,
     group: Group = None,
@@ -179,7 +174,7 @@ def resolve(
     schema: Schemas = None,
     config: Config = None,
     without_ledger: Annotated[
-        bool, typer.Option("--without-ledger", help="Decide without the ledger, which is lost or wrong.")
+        bool, Option("--without-ledger", help="Decide without the ledger, which is lost or wrong.")
     ] = False,
     catalog: CatalogUrl = None,
     dry_run: DryRun = False,
@@ -194,7 +189,7 @@ def resolve(
     from recovery.checkback.manual import resolve as decide
 
     if commit == rollback:
-        raise typer.BadParameter("say either --commit or --rollback")
+        raise BadParameter("say either --commit or --rollback")
     state = TransactionState.COMMITTED if commit else TransactionState.ROLLED_BACK
     setup = _setup({"ledger": ledger, "schema": schema}, config)
     with _open(store) as opened, _catalog(opened, catalog) as kept, setup.open(opened) as asked:
@@ -236,7 +231,7 @@ def recheck(
 
 
 def policy_explain(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic; * for topics without a rule of their own.")],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="A topic; * for topics without a rule of their own.")],
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -320,7 +315,7 @@ def _duration(text: str) -> int:
     try:
         return parse_duration(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r}: {error}") from None
+        raise BadParameter(f"{text!r}: {error}") from None
 
 
 def _meant(
@@ -329,9 +324,9 @@ def _meant(
     from recovery.checkback.manual import chosen, find
 
     if bool(ids) == all_parked:
-        raise typer.BadParameter("give IDs, or --all-parked")
+        raise BadParameter("give IDs, or --all-parked")
     if ids and (topic or group):
-        raise typer.BadParameter("--topic and --group go with --all-parked")
+        raise BadParameter("--topic and --group go with --all-parked")
     return find(store, ids) if ids else chosen(store, topic=topic, producer_group=group)
 
 
@@ -373,12 +368,14 @@ _EXAMPLES: dict[Callable[..., Any], tuple[str, str]] = {
 }
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put these verbs on the command line."""
     for verb, (name, epilog) in _EXAMPLES.items():
-        app.command(name, epilog=epilog, **listing(name))(verb)
-    policy = typer.Typer(help="The check-back policy.", no_args_is_help=True)
-    policy.command(
-        "explain", epilog=examples("policy explain orders", "policy explain orders --config check-back.toml")
-    )(policy_explain)
-    app.add_typer(policy, name="policy", **listing("policy"))
+        app.verb(verb, name, epilog=epilog, **listing(name))
+    policy = VerbGroup("policy", help="The check-back policy.", no_args_is_help=True)
+    policy.verb(
+        policy_explain,
+        "explain",
+        epilog=examples("policy explain orders", "policy explain orders --config check-back.toml"),
+    )
+    app.add_group(policy, **listing("policy"))

@@ -7,25 +7,20 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
 from recovery.cli.terminal.output import print_json, print_json_list, show, warn
 
-Group = Annotated[str | None, typer.Argument(metavar="GROUP", help="A consumer group; all groups without it.")]
+Group = Annotated[str | None, Argument(metavar="GROUP", help="A consumer group; all groups without it.")]
 
 
 def dlq(
     store: Store,
     group: Group = None,
     as_json: AsJson = False,
-    resend: Annotated[
-        bool, typer.Option("--resend", help="Send them to the group again. Writes to the store.")
-    ] = False,
-    ids: Annotated[
-        list[str] | None, typer.Option("--id", metavar="ID", help="Only this message; may be repeated.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Include those that were resent.")] = False,
+    resend: Annotated[bool, Option("--resend", help="Send them to the group again. Writes to the store.")] = False,
+    ids: Annotated[list[str] | None, Option("--id", metavar="ID", help="Only this message; may be repeated.")] = None,
+    everything: Annotated[bool, Option("--all", help="Include those that were resent.")] = False,
 ) -> None:
     """List the dead letters of consumer groups: messages that failed in all their retries. Send them again.
 
@@ -37,7 +32,7 @@ def dlq(
 
     if group is None:
         if resend or ids:
-            raise typer.BadParameter("name the GROUP whose dead letters are meant", param_hint="GROUP")
+            raise BadParameter("name the GROUP whose dead letters are meant", param_hint="GROUP")
         with broker.open(store, read_only=True) as opened:
             found = dead_letters.groups(opened)
         print_json(found) if as_json else show(screen_consume.dead_letter_groups(found))
@@ -60,17 +55,15 @@ def consumer(
     store: Store,
     group: Group = None,
     as_json: AsJson = False,
-    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Only this topic.")] = None,
+    topic: Annotated[str | None, Option(metavar="TOPIC", help="Only this topic.")] = None,
     reset: Annotated[
         str | None,
-        typer.Option(
-            metavar="TO", help="first, last, a time (2026-11-21T08:00Z) or a queue offset. Writes to the store."
-        ),
+        Option(metavar="TO", help="first, last, a time (2026-11-21T08:00Z) or a queue offset. Writes to the store."),
     ] = None,
-    queue: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --reset: only this queue.")] = None,
+    queue: Annotated[int | None, Option(min=0, metavar="N", help="With --reset: only this queue.")] = None,
     pause: Annotated[
         bool | None,
-        typer.Option("--pause/--resume", help="Give the group no messages any more, or again. Writes to the store."),
+        Option("--pause/--resume", help="Give the group no messages any more, or again. Writes to the store."),
     ] = None,
 ) -> None:
     """Show the positions and the lag of consumer groups, reset one, or pause one.
@@ -85,7 +78,7 @@ def consumer(
 
     if pause is not None:
         if group is None or reset is not None:
-            raise typer.BadParameter("--pause and --resume need a GROUP, and no --reset", param_hint="--pause")
+            raise BadParameter("--pause and --resume need a GROUP, and no --reset", param_hint="--pause")
         with broker.open(store, create=False) as live:
             live.pause_group(group) if pause else live.resume_group(group)
     if reset is None:
@@ -93,7 +86,7 @@ def consumer(
             found = list(group_positions.positions(opened, group, topic))
     else:
         if group is None or topic is None:
-            raise typer.BadParameter("--reset needs a GROUP and a --topic", param_hint="--reset")
+            raise BadParameter("--reset needs a GROUP and a --topic", param_hint="--reset")
         to = group_positions.place(reset)
         with broker.open(store, create=False) as live:
             if topic not in live.topics():
@@ -116,25 +109,21 @@ class Switch(StrEnum):
 
 def demo(
     as_json: AsJson = False,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the random choices; timing differs from run to run.")
-    ] = 0,
+    seed: Annotated[int, Option(metavar="N", help="Seed of the random choices; timing differs from run to run.")] = 0,
     seconds: Annotated[
-        float, typer.Option(min=1, metavar="S", help="Duration of the sale; longer until each crash occurred 20 times.")
+        float, Option(min=1, metavar="S", help="Duration of the sale; longer until each crash occurred 20 times.")
     ] = 20.0,
     database: Annotated[
-        str | None, typer.Option(metavar="URL", help="SQLAlchemy URL of a PostgreSQL database; else SQLite.")
+        str | None, Option(metavar="URL", help="SQLAlchemy URL of a PostgreSQL database; else SQLite.")
     ] = None,
     without: Annotated[
         list[Switch] | None,
-        typer.Option("--without", help="Turn a safeguard off, to see that it is needed; may be repeated."),
+        Option("--without", help="Turn a safeguard off, to see that it is needed; may be repeated."),
     ] = None,
-    keep: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Keep store and database in this new directory.")
-    ] = None,
+    keep: Annotated[str | None, Option(metavar="DIR", help="Keep store and database in this new directory.")] = None,
     broker: Annotated[
         str | None,
-        typer.Option("--broker", metavar="URL", help="A cluster, rocketmq://HOST:9876, not a store."),
+        Option("--broker", metavar="URL", help="A cluster, rocketmq://HOST:9876, not a store."),
     ] = None,
 ) -> None:
     """Run a flash sale of nine processes that are killed at random, and reconcile: is anything lost or duplicated?
@@ -151,7 +140,7 @@ def demo(
         off = [switch.value for switch in without or []]
         result = Demo(directory, database=database, seed=seed, seconds=seconds, off=off, broker=broker, say=say).run()
     print_json(result.as_json()) if as_json else show(screen_consume.reconciliation(result))
-    raise typer.Exit(WELL if result.ok else FINDINGS)
+    raise Exit(WELL if result.ok else FINDINGS)
 
 
 _EXAMPLES: dict[Callable[..., None], str] = {
@@ -168,7 +157,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 }
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put these verbs on the command line."""
     for verb, epilog in _EXAMPLES.items():
-        app.command(epilog=epilog, **listing(verb.__name__))(verb)
+        app.verb(verb, epilog=epilog, **listing(verb.__name__))

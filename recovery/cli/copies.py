@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
 from recovery.cli.terminal.output import Bar, print_json, print_json_list, show, warn
 from recovery.humanize import moment, printable, size
@@ -14,15 +13,13 @@ from recovery.humanize import moment, printable, size
 if TYPE_CHECKING:
     from recovery.views.messages.find import Query
 
-Identifier = Annotated[
-    str, typer.Option("--id", metavar="ID", help="A CommitLog offset, or an offset message id.", show_default=False)
-]
-UniqueKey = Annotated[str, typer.Option("--unique-key", metavar="KEY", help="The id that the producer gave it.")]
-Key = Annotated[str, typer.Option("--key", metavar="KEY", help="One of its keys.")]
-Topic = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")]
-Since = Annotated[str, typer.Option("--since", metavar="TIME", help="Stored at or after (ISO 8601, UTC) or ms.")]
-Until = Annotated[str, typer.Option("--until", metavar="TIME", help="Stored before.")]
-Limit = Annotated[int | None, typer.Option(min=0, metavar="N", help="At most N messages.")]
+Identifier = Annotated[str, Option("--id", metavar="ID", help="A CommitLog offset, or an offset message id.")]
+UniqueKey = Annotated[str, Option("--unique-key", metavar="KEY", help="The id that the producer gave it.")]
+Key = Annotated[str, Option("--key", metavar="KEY", help="One of its keys.")]
+Topic = Annotated[str, Option("--topic", metavar="TOPIC", help="Only this topic.")]
+Since = Annotated[str, Option("--since", metavar="TIME", help="Stored at or after (ISO 8601, UTC) or ms.")]
+Until = Annotated[str, Option("--until", metavar="TIME", help="Stored before.")]
+Limit = Annotated[int | None, Option(min=0, metavar="N", help="At most N messages.")]
 
 
 def find(
@@ -57,15 +54,15 @@ def find(
             found += 1
     if not found and not as_json:
         warn(f"no message in {printable(store)} is like that")
-    raise typer.Exit(WELL if found else FINDINGS)
+    raise Exit(WELL if found else FINDINGS)
 
 
 def copy(
     store: Store,
-    to: Annotated[str, typer.Argument(metavar="TO", help="A directory that does not exist.")],
-    link: Annotated[bool, typer.Option("--link", help="Hard links for full segments; for reading only.")] = False,
+    to: Annotated[str, Argument(metavar="TO", help="A directory that does not exist.")],
+    link: Annotated[bool, Option("--link", help="Hard links for full segments; for reading only.")] = False,
     with_ledgers: Annotated[
-        bool, typer.Option("--with-ledgers", help="The copy takes the place of the original, which is gone.")
+        bool, Option("--with-ledgers", help="The copy takes the place of the original, which is gone.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -89,7 +86,7 @@ def copy(
 
 def export(
     store: Store,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file that does not exist.")],
+    file: Annotated[str, Argument(metavar="FILE", help="A file that does not exist.")],
     identifier: Identifier = "",
     unique_key: UniqueKey = "",
     key: Key = "",
@@ -106,14 +103,14 @@ def export(
 
     count = write(store, _query(identifier, unique_key, key, topic, since, until), file, limit)
     show([f"{count:,} messages written to {printable(file)}"])
-    raise typer.Exit(WELL if count else FINDINGS)
+    raise Exit(WELL if count else FINDINGS)
 
 
 def replay(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What checkback export wrote.")],
-    store: Annotated[str, typer.Argument(metavar="STORE", help="The store that they are sent to.")],
-    topic: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Send them to this topic instead.")] = "",
-    apply: Annotated[bool, typer.Option("--apply", help="Send them. Without it nothing is sent.")] = False,
+    file: Annotated[str, Argument(metavar="FILE", help="What checkback export wrote.")],
+    store: Annotated[str, Argument(metavar="STORE", help="The store that they are sent to.")],
+    topic: Annotated[str, Option("--topic", metavar="TOPIC", help="Send them to this topic instead.")] = "",
+    apply: Annotated[bool, Option("--apply", help="Send them. Without it nothing is sent.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send exported messages again, as new messages; without --apply say what would be sent.
@@ -149,13 +146,13 @@ def _query(identifier: str, unique_key: str, key: str, topic: str, since: str, u
     from recovery.views.messages.find import Query
 
     if not (identifier or unique_key or key or topic or since or until):
-        raise typer.BadParameter("give at least one of --id --unique-key --key --topic --since --until")
+        raise BadParameter("give at least one of --id --unique-key --key --topic --since --until")
     times = {}
     for option, text in (("--since", since), ("--until", until)):
         try:
             times[option] = moment_of(text) if text else None
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=option) from None
+            raise BadParameter(str(error), param_hint=option) from None
     query = Query(identifier, unique_key, key, topic, times["--since"] or 0)
     until_ms = times["--until"]
     return query if until_ms is None else Query(identifier, unique_key, key, topic, query.since_ms, until_ms)
@@ -173,7 +170,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 }
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put these verbs on the command line."""
     for verb, epilog in _EXAMPLES.items():
-        app.command(epilog=epilog, **listing(verb.__name__))(verb)
+        app.verb(verb, epilog=epilog, **listing(verb.__name__))

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
-
 from recovery.checkback.leader import myself
+from recovery.cli.declaration import Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, WELL, AsJson, Store, examples, listing
 from recovery.cli.terminal.output import print_json, show
 
@@ -20,15 +19,13 @@ if TYPE_CHECKING:
 
 Url = Annotated[
     str,
-    typer.Option("--ledger", metavar="URL", envvar="CHECKBACK_LEDGER", help="The database of the ledger (SQLAlchemy)."),
+    Option("--ledger", metavar="URL", envvar="CHECKBACK_LEDGER", help="The database of the ledger (SQLAlchemy)."),
 ]
-Schema = Annotated[
-    str | None, typer.Option("--schema", metavar="NAME", help="Where its tables are, if not by default.")
-]
-Table = Annotated[str, typer.Option("--table", metavar="NAME", help="The ledger's table, if it has another name.")]
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; the store keeps it.")]
-By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who says so; by default the user's name.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Schema = Annotated[str | None, Option("--schema", metavar="NAME", help="Where its tables are, if not by default.")]
+Table = Annotated[str, Option("--table", metavar="NAME", help="The ledger's table, if it has another name.")]
+Why = Annotated[str, Option("--why", metavar="TEXT", help="The reason; the store keeps it.")]
+By = Annotated[str | None, Option("--by", metavar="NAME", help="Who says so; by default the user's name.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Say what would be done, and do nothing.")]
 _TABLE = "checkback_ledger"
 _T = TypeVar("_T")
 
@@ -46,7 +43,7 @@ def doctor(store: Store, ledger: Url, schema: Schema = None, table: Table = _TAB
         print_json({"ok": ok, "lines": [line.as_json() for line in lines]})
     else:
         show(_shown(line) for line in lines)
-    raise typer.Exit(WELL if ok else FINDINGS)
+    raise Exit(WELL if ok else FINDINGS)
 
 
 def _shown(line: LedgerCheck) -> str:
@@ -60,7 +57,7 @@ def rebind(
     why: Why = "",
     by: By = None,
     binding: Annotated[
-        str | None, typer.Option("--binding", metavar="ID", help="Which ledger of the store, where it has several.")
+        str | None, Option("--binding", metavar="ID", help="Which ledger of the store, where it has several.")
     ] = None,
     schema: Schema = None,
     table: Table = _TABLE,
@@ -157,11 +154,11 @@ _EXAMPLES: dict[Callable[..., Any], str] = {
 }
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put these verbs on the command line."""
-    verbs = typer.Typer(
-        help="The database of a ledger: is it the right one, and what if it was moved?", no_args_is_help=True
+    verbs = VerbGroup(
+        "ledger", help="The database of a ledger: is it the right one, and what if it was moved?", no_args_is_help=True
     )
     for verb, epilog in _EXAMPLES.items():
-        verbs.command(verb.__name__, epilog=epilog)(verb)
-    app.add_typer(verbs, name="ledger", **listing("ledger"))
+        verbs.verb(verb, verb.__name__, epilog=epilog)
+    app.add_group(verbs, **listing("ledger"))

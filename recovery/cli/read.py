@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from broker.errors import BrokerError
 from broker.store.disk.paths import Paths
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import CORRUPT, FINDINGS, WELL, AsJson, Store, examples, fail, listing
 from recovery.cli.terminal.output import Bar, print_entry, print_json, print_json_list, show, warn
 
@@ -26,10 +24,10 @@ if TYPE_CHECKING:
 def verify(
     store: Store,
     as_json: AsJson = False,
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="List at most N findings.")] = None,
+    limit: Annotated[int | None, Option(min=0, metavar="N", help="List at most N findings.")] = None,
     spark: Annotated[
         str | None,
-        typer.Option(metavar="MASTER", help="Run on Spark: local[*], spark://HOST:PORT. The result is the same."),
+        Option(metavar="MASTER", help="Run on Spark: local[*], spark://HOST:PORT. The result is the same."),
     ] = None,
 ) -> None:
     """Read the whole CommitLog and compare every derived file with it.
@@ -55,13 +53,13 @@ def verify(
         print_json(answer)
     else:
         show(screen.verification(report, limit))
-    raise typer.Exit(WELL if report.ok else FINDINGS)
+    raise Exit(WELL if report.ok else FINDINGS)
 
 
 def pending(
     store: Store,
     as_json: AsJson = False,
-    parked: Annotated[bool, typer.Option("--parked", help="Include those that RocketMQ has given up.")] = False,
+    parked: Annotated[bool, Option("--parked", help="Include those that RocketMQ has given up.")] = False,
 ) -> None:
     """List the transactions in doubt: half messages without a commit or a rollback.
 
@@ -92,17 +90,17 @@ def pending(
 
 
 def info(
-    store: Annotated[str | None, typer.Argument(metavar="STORE", help="The directory of the store.")] = None,
+    store: Annotated[str | None, Argument(metavar="STORE", help="The directory of the store.")] = None,
     as_json: AsJson = False,
-    count: Annotated[bool, typer.Option("--count", help="Read the whole log and count its records.")] = False,
-    environment: Annotated[bool, typer.Option("--environment", help="Check this installation instead.")] = False,
+    count: Annotated[bool, Option("--count", help="Read the whole log and count its records.")] = False,
+    environment: Annotated[bool, Option("--environment", help="Check this installation instead.")] = False,
 ) -> None:
     """Show what a store is: generation, segments, queues, consumer groups, checkpoint, processes that have it open."""
     if environment:
         _environment(as_json)
         return
     if store is None:
-        raise typer.BadParameter("give a STORE, or --environment", param_hint="STORE")
+        raise BadParameter("give a STORE, or --environment", param_hint="STORE")
     from recovery.cli.terminal import tables as screen
     from recovery.views.info import look
 
@@ -117,10 +115,10 @@ def info(
 def trace(
     store: Store,
     identifier: Annotated[
-        str, typer.Argument(metavar="ID", help="A CommitLog offset, an offset message id, or a unique key.")
+        str, Argument(metavar="ID", help="A CommitLog offset, an offset message id, or a unique key.")
     ],
     as_json: AsJson = False,
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write one HTML page instead.")] = None,
+    html: Annotated[str | None, Option(metavar="FILE", help="Write one HTML page instead.")] = None,
 ) -> None:
     """Show one transaction: its half message, the checks, who decided, the delivery, what consumers sent back.
 
@@ -139,7 +137,7 @@ def trace(
         print_json(found)
     else:
         show(screen.traced(found))
-    raise typer.Exit(WELL if found["steps"] else FINDINGS)
+    raise Exit(WELL if found["steps"] else FINDINGS)
 
 
 class What(StrEnum):
@@ -160,32 +158,32 @@ def dump(
     store: Store,
     what: Annotated[
         What,
-        typer.Argument(
+        Argument(
             metavar="WHAT",
             help="commitlog, consumequeue, redolog, statetable, index, checkpoint, config, timers or popped.",
         ),
     ] = What.COMMITLOG,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="TOPIC/QUEUE, an index file, or a file under config/.")
+        str | None, Argument(metavar="NAME", help="TOPIC/QUEUE, an index file, or a file under config/.")
     ] = None,
     as_json: AsJson = False,
-    as_hex: Annotated[bool, typer.Option("--hex", help="Print each field: position, bytes, name, meaning.")] = False,
+    as_hex: Annotated[bool, Option("--hex", help="Print each field: position, bytes, name, meaning.")] = False,
     start: Annotated[
         int | None,
-        typer.Option("--from", min=0, metavar="N", help="From this CommitLog offset, unit or slot on."),
+        Option("--from", min=0, metavar="N", help="From this CommitLog offset, unit or slot on."),
     ] = None,
-    end: Annotated[int | None, typer.Option("--to", min=0, metavar="N", help="Up to this one, exclusive.")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show at most N.")] = None,
+    end: Annotated[int | None, Option("--to", min=0, metavar="N", help="Up to this one, exclusive.")] = None,
+    limit: Annotated[int | None, Option(min=0, metavar="N", help="Show at most N.")] = None,
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Records in this topic, and half messages for it.")
+        str | None, Option(metavar="TOPIC", help="Records in this topic, and half messages for it.")
     ] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with this key or unique key.")] = None,
+    key: Annotated[str | None, Option(metavar="KEY", help="Records with this key or unique key.")] = None,
 ) -> None:
     """Print a file of the store, record by record. Damage is shown in its place, and reading continues after it."""
     from recovery.views.dump_commitlog import DumpSelection
 
     if topic is not None and what not in (What.COMMITLOG, What.INDEX):
-        raise typer.BadParameter(f"--topic is for commitlog and index; {what} has no topics")
+        raise BadParameter(f"--topic is for commitlog and index; {what} has no topics")
     if what is What.CONFIG:
         from recovery.views.dump_derived import dump_config
 
@@ -213,15 +211,13 @@ def dump(
 
 def salvage(
     store: Store,
-    out: Annotated[
-        str, typer.Argument(metavar="OUT", help="The new store: a directory that is empty or does not exist.")
-    ],
+    out: Annotated[str, Argument(metavar="OUT", help="The new store: a directory that is empty or does not exist.")],
     as_json: AsJson = False,
     segment_size: Annotated[
-        int | None, typer.Option(min=4096, metavar="BYTES", help="Size of a segment, where the only one was truncated.")
+        int | None, Option(min=4096, metavar="BYTES", help="Size of a segment, where the only one was truncated.")
     ] = None,
     without_config: Annotated[
-        bool, typer.Option("--without-config", help="Go without topics, groups and positions that are in a RocksDB.")
+        bool, Option("--without-config", help="Go without topics, groups and positions that are in a RocksDB.")
     ] = False,
 ) -> None:
     """Copy the readable records of a corrupt store into a new one. The old store is only read.
@@ -239,7 +235,7 @@ def salvage(
         print_json(report.as_json())
     else:
         show(screen.salvaged(report))
-    raise typer.Exit(FINDINGS if report.left_behind else WELL)
+    raise Exit(FINDINGS if report.left_behind else WELL)
 
 
 def _entries(store: str, what: What, name: str | None, selection: DumpSelection) -> Iterator[DumpEntry]:
@@ -251,7 +247,7 @@ def _entries(store: str, what: What, name: str | None, selection: DumpSelection)
     if what is What.INDEX:
         return dump_files.dump_index(store, name, selection)
     if name is not None:
-        raise typer.BadParameter(f"{what} takes no name, not {name!r}")
+        raise BadParameter(f"{what} takes no name, not {name!r}")
     if what is What.CHECKPOINT:
         return dump_files.dump_checkpoint(store)
     dumps = {What.REDOLOG: dump_files.dump_redo_log, What.STATETABLE: dump_files.dump_state_table}
@@ -260,8 +256,10 @@ def _entries(store: str, what: What, name: str | None, selection: DumpSelection)
 
 def _environment(as_json: bool) -> None:
     """The versions that are installed, and whether another distribution holds a package of our name."""
+    from importlib.metadata import packages_distributions
+
     owners = packages_distributions()
-    installed = {name: installed_version(name) for name in ("checkback", "numpy", "pyarrow", "typer", "rich", "isal")}
+    installed = {name: installed_version(name) for name in ("checkback", "numpy", "pyarrow", "click", "isal")}
     shared = {name: sorted(set(owners.get(name, []))) for name in ("broker", "recovery")}
     clashes = {name: found for name, found in shared.items() if set(found) - {"checkback"}}
     if as_json:
@@ -275,6 +273,8 @@ def _environment(as_json: bool) -> None:
 
 
 def installed_version(name: str = "checkback") -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(name)
     except PackageNotFoundError:
@@ -318,7 +318,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 }
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put these verbs on the command line."""
     for verb, epilog in _EXAMPLES.items():
-        app.command(epilog=epilog, **listing(verb.__name__))(verb)
+        app.verb(verb, epilog=epilog, **listing(verb.__name__))

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import CORRUPT, FINDINGS, USAGE, WELL, AsJson, Store, examples, fail, listing
 from recovery.cli.terminal.output import Bar, print_json, show, warn
 from recovery.humanize import size
@@ -19,20 +18,20 @@ if TYPE_CHECKING:
     from recovery.rebuild.report import RebuildReport
     from recovery.repair.crash import RecoveryPlan, RecoveryReport
 
-Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without --apply nothing in the store changes.")]
+Apply = Annotated[bool, Option("--apply", help="Do it. Without --apply nothing in the store changes.")]
 Stopped = Annotated[
     bool,
-    typer.Option("--broker-is-stopped", help="You have stopped the RocketMQ broker of this store."),
+    Option("--broker-is-stopped", help="You have stopped the RocketMQ broker of this store."),
 ]
 Move = Annotated[
     bool,
-    typer.Option("--move", help="Give half messages in doubt that share a slot slots of their own."),
+    Option("--move", help="Give half messages in doubt that share a slot slots of their own."),
 ]
 
 
 Spark = Annotated[
     str | None,
-    typer.Option("--spark", metavar="MASTER", help="Read the log on Spark: local[*], spark://HOST:PORT."),
+    Option("--spark", metavar="MASTER", help="Read the log on Spark: local[*], spark://HOST:PORT."),
 ]
 
 
@@ -53,8 +52,8 @@ def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_
         else:
             show(_plan_lines(made, misfits))
         if made.is_needed and made.survey.facts.tail.value == "corrupt":
-            raise typer.Exit(CORRUPT)
-        raise typer.Exit(FINDINGS if made.is_needed else WELL)
+            raise Exit(CORRUPT)
+        raise Exit(FINDINGS if made.is_needed else WELL)
     with Bar("Recovering") as progress:
         report = crash.apply(made, broker_is_stopped=broker_is_stopped, progress=progress)
     print_json(report.as_json()) if as_json else show(_report_lines(report))
@@ -89,13 +88,13 @@ def _report_lines(report: RecoveryReport) -> Iterator[str]:
     yield f"Recovered in {report.seconds:.1f} s. See for yourself with: checkback verify {path}"
 
 
-Undo = Annotated[bool, typer.Option("--undo", help="Take back what a rebuild replaced: the last one, or WHICH.")]
+Undo = Annotated[bool, Option("--undo", help="Take back what a rebuild replaced: the last one, or WHICH.")]
 Forget = Annotated[
-    bool, typer.Option("--forget-replaced", help="Delete what rebuilds replaced and kept aside: all of it, or WHICH.")
+    bool, Option("--forget-replaced", help="Delete what rebuilds replaced and kept aside: all of it, or WHICH.")
 ]
 Which = Annotated[
     str | None,
-    typer.Argument(metavar="[WHICH]", help="With --undo or --forget-replaced: a name in checkback/replaced."),
+    Argument(metavar="[WHICH]", help="With --undo or --forget-replaced: a name in checkback/replaced."),
 ]
 
 
@@ -112,11 +111,11 @@ def rebuild(
     with 1 when the files differ and --apply was not given.
     """
     if sum((apply, undo, forget_replaced)) > 1:
-        raise typer.BadParameter("give one of --apply, --undo and --forget-replaced")
+        raise BadParameter("give one of --apply, --undo and --forget-replaced")
     if which is not None and not (undo or forget_replaced):
-        raise typer.BadParameter("it names what a rebuild replaced: give --undo or --forget-replaced, too")
+        raise BadParameter("it names what a rebuild replaced: give --undo or --forget-replaced, too")
     if move and not apply:
-        raise typer.BadParameter("it writes to the store: give --apply, too", param_hint="--move")
+        raise BadParameter("it writes to the store: give --apply, too", param_hint="--move")
     if undo or forget_replaced:
         _replaced(store, which, as_json=as_json, undo=undo, broker_is_stopped=broker_is_stopped)
         return
@@ -138,7 +137,7 @@ def rebuild(
     print_json(report.as_json()) if as_json else show(_rebuild_lines(report))
     if apply and report.refusal:
         fail(report.refusal, FINDINGS)
-    raise typer.Exit(WELL if report.ok else FINDINGS)
+    raise Exit(WELL if report.ok else FINDINGS)
 
 
 def _replaced(store: str, which: str | None, *, as_json: bool, undo: bool, broker_is_stopped: bool) -> None:
@@ -206,20 +205,20 @@ def _bytes(made: Replacement) -> int:
 
 
 Keep = Annotated[
-    str | None, typer.Option("--keep", metavar="AGE", help="What is older may go, when everybody has read it: 72h.")
+    str | None, Option("--keep", metavar="AGE", help="What is older may go, when everybody has read it: 72h.")
 ]
 MaxBytes = Annotated[
-    str | None, typer.Option("--max-bytes", metavar="SIZE", help="What the store may take on the disk: 20GiB.")
+    str | None, Option("--max-bytes", metavar="SIZE", help="What the store may take on the disk: 20GiB.")
 ]
 FreeBytes = Annotated[
-    str | None, typer.Option("--free-bytes", metavar="SIZE", help="What is to stay free on its disk: 5GiB.")
+    str | None, Option("--free-bytes", metavar="SIZE", help="What is to stay free on its disk: 5GiB.")
 ]
 GoneAfter = Annotated[
     str | None,
-    typer.Option("--gone-after", metavar="AGE", help="A group not seen for so long is not waited for: 7d, or never."),
+    Option("--gone-after", metavar="AGE", help="A group not seen for so long is not waited for: 7d, or never."),
 ]
 EvenUnread = Annotated[
-    bool, typer.Option("--even-unread", help="Take messages that somebody has yet to read. They are lost to them.")
+    bool, Option("--even-unread", help="Take messages that somebody has yet to read. They are lost to them.")
 ]
 
 
@@ -254,7 +253,7 @@ def retain(
     logging.getLogger("broker").addHandler(logging.NullHandler())  # what it would say is shown below
     given = keep or max_bytes or free_bytes
     if (gone_after or even_unread) and not given:
-        raise typer.BadParameter("say what may go: --keep, --max-bytes or --free-bytes", param_hint="--keep")
+        raise BadParameter("say what may go: --keep, --max-bytes or --free-bytes", param_hint="--keep")
     wanted = parse_retention(keep, max_bytes, free_bytes, gone_after, even_unread=even_unread) if given else None
     with _opened_on_a_full_disk(store) as opened:
         theirs = opened.retention
@@ -268,7 +267,7 @@ def retain(
         print_json({**report.as_json(), "history": history})
     else:
         show(tables.retention(report, theirs if wanted else None, history))
-    raise typer.Exit(FINDINGS if report.segments and not apply else WELL)
+    raise Exit(FINDINGS if report.segments and not apply else WELL)
 
 
 _EXAMPLES: dict[Callable[..., None], str] = {
@@ -288,7 +287,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 }  # fmt: skip
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put these verbs on the command line."""
     for verb, epilog in _EXAMPLES.items():
-        app.command(epilog=epilog, **listing(verb.__name__))(verb)
+        app.verb(verb, epilog=epilog, **listing(verb.__name__))

@@ -9,31 +9,30 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
-import typer
-
-from recovery.cli.terminal.log_lines import FORMATS
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option
 from recovery.cli.terminal.output import warn
 
 WELL, FINDINGS, USAGE, LOCKED, CORRUPT, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 4, 70, 130, 141
 
 DEBUG = "CHECKBACK_DEBUG"
+LOG_FORMS = ("text", "json")
 
-Store = Annotated[str, typer.Argument(metavar="STORE", help="The directory that a broker calls storePathRootDir.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+Store = Annotated[str, Argument(metavar="STORE", help="The directory that a broker calls storePathRootDir.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON value and nothing else.")]
 Otlp = Annotated[
-    str | None, typer.Option("--otlp", metavar="URL", help="Send OpenTelemetry spans to this collector, over HTTP.")
+    str | None, Option("--otlp", metavar="URL", help="Send OpenTelemetry spans to this collector, over HTTP.")
 ]
 
 
 def _checked(form: str | None) -> str | None:
-    if form not in (None, *FORMATS):
-        raise typer.BadParameter(f"text or json, not {form!r:.20}")
+    if form is not None and form not in LOG_FORMS:
+        raise BadParameter(f"text or json, not {form!r:.20}")
     return form
 
 
-_OPTION = typer.Option(
+_OPTION = Option(
     "--log", metavar="FORM", help="A line for each event on standard error: text or json.", callback=_checked
 )
 LogForm = Annotated[str, _OPTION]
@@ -88,15 +87,15 @@ VERBS: dict[str, tuple[str, str, str]] = {
 }
 
 
-def listing(name: str) -> dict[str, Any]:
-    """Where a verb appears in `checkback --help`: arguments of `typer.Typer.command`."""
+def listing(name: str) -> dict[str, str]:
+    """Where a verb appears in `checkback --help`: arguments of `VerbGroup.verb`."""
     group, _, line = VERBS[name]
-    return {"rich_help_panel": group, "short_help": line}
+    return {"panel": group, "short_help": line}
 
 
 def examples(*lines: str) -> str:
     """The foot of a verb's help."""
-    return "\n\n".join(["Examples:", *(f"  checkback {line}" for line in lines)])
+    return "\n".join(["Examples:", *(f"  checkback {line}" for line in lines)])
 
 
 def fail(sentence: str, code: int) -> NoReturn:
@@ -106,7 +105,7 @@ def fail(sentence: str, code: int) -> NoReturn:
     _flush()
     if sentence:
         warn(sentence)
-    raise typer.Exit(code)
+    raise Exit(code)
 
 
 def secret(name: str) -> str | None:

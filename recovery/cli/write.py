@@ -9,12 +9,11 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
+from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, AsJson, Store, examples, fail, listing
 from recovery.cli.terminal.output import print_json, print_json_list, show, show_now
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+Topic = Annotated[str, Argument(metavar="TOPIC", help="The topic.")]
 
 
 class TopicType(StrEnum):
@@ -30,16 +29,14 @@ class TopicType(StrEnum):
 def send(
     store: Store,
     topic: Topic,
-    body: Annotated[str, typer.Option("--body", metavar="TEXT", help="The body; - reads standard input.")] = "-",
-    tag: Annotated[str, typer.Option(metavar="TAG", help="The tag that consumers select by.")] = "",
+    body: Annotated[str, Option("--body", metavar="TEXT", help="The body; - reads standard input.")] = "-",
+    tag: Annotated[str, Option(metavar="TAG", help="The tag that consumers select by.")] = "",
     keys: Annotated[
-        list[str] | None, typer.Option("--key", metavar="KEY", help="A key for the index; may be repeated.")
+        list[str] | None, Option("--key", metavar="KEY", help="A key for the index; may be repeated.")
     ] = None,
-    queue_id: Annotated[int, typer.Option("--queue", min=0, metavar="N", help="The queue.")] = 0,
-    properties: Annotated[
-        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="May be repeated.")
-    ] = None,
-    create: Annotated[bool, typer.Option("--create", help="Make the store if there is none at the path.")] = False,
+    queue_id: Annotated[int, Option("--queue", min=0, metavar="N", help="The queue.")] = 0,
+    properties: Annotated[list[str] | None, Option("--property", metavar="NAME=VALUE", help="May be repeated.")] = None,
+    create: Annotated[bool, Option("--create", help="Make the store if there is none at the path.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send one message. Writes to the store; other processes may have it open.
@@ -53,7 +50,7 @@ def send(
     try:
         pairs = sending.properties_of(properties or [])
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--property") from None
+        raise BadParameter(str(error), param_hint="--property") from None
     content = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
     message = Message(topic, content, tag=tag, keys=keys or (), properties=pairs)
     sent = sending.send(store, message, queue_id=queue_id, create=create)
@@ -67,14 +64,12 @@ def send(
 def tail(
     store: Store,
     topic: Topic,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new messages.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Continue with new messages.")] = False,
     begin: Annotated[
-        str, typer.Option("--from", metavar="WHERE", help="first, last, a time (ISO 8601, UTC) or milliseconds.")
+        str, Option("--from", metavar="WHERE", help="first, last, a time (ISO 8601, UTC) or milliseconds.")
     ] = "last",
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="How many --from last shows.")] = 10,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON list; with --follow one object per line.")
-    ] = False,
+    lines: Annotated[int, Option("--lines", "-n", min=0, metavar="N", help="How many --from last shows.")] = 10,
+    as_json: Annotated[bool, Option("--json", help="Print a JSON list; with --follow one object per line.")] = False,
 ) -> None:
     """Print the messages of a topic as consumers receive them. Changes nothing on disk; a broker may be running.
 
@@ -86,7 +81,7 @@ def tail(
         try:
             sending.moment_of(begin)
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--from") from None
+            raise BadParameter(str(error), param_hint="--from") from None
     messages = sending.tail(store, topic, begin, last=lines, follow=follow)
     if as_json and not follow:
         print_json_list(sending.message_json(message) for message in messages)
@@ -97,11 +92,11 @@ def tail(
 
 def topic(
     store: Store,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One topic; all topics without it.")] = None,
-    create: Annotated[bool, typer.Option("--create", help="Create or change it. Writes to the store.")] = False,
-    queues: Annotated[int, typer.Option(min=1, metavar="N", help="Number of queues.")] = 4,
-    kind: Annotated[TopicType, typer.Option("--type", help="Type of messages that it accepts.")] = TopicType.NORMAL,
-    perm: Annotated[int, typer.Option(min=0, max=15, metavar="N", help="6 read and write, 4 read, 2 write.")] = 6,
+    name: Annotated[str | None, Argument(metavar="NAME", help="One topic; all topics without it.")] = None,
+    create: Annotated[bool, Option("--create", help="Create or change it. Writes to the store.")] = False,
+    queues: Annotated[int, Option(min=1, metavar="N", help="Number of queues.")] = 4,
+    kind: Annotated[TopicType, Option("--type", help="Type of messages that it accepts.")] = TopicType.NORMAL,
+    perm: Annotated[int, Option(min=0, max=15, metavar="N", help="6 read and write, 4 read, 2 write.")] = 6,
     as_json: AsJson = False,
 ) -> None:
     """List the topics of a store, show one, or create one.
@@ -112,7 +107,7 @@ def topic(
 
     if create:
         if name is None:
-            raise typer.BadParameter("--create needs the NAME of the topic", param_hint="NAME")
+            raise BadParameter("--create needs the NAME of the topic", param_hint="NAME")
         made = sending.create_topic(store, name, queues=queues, message_type=kind, perm=perm)
         print_json(sending.topic_json(made)) if as_json else show([_topic_line(sending.topic_json(made))])
         return
@@ -134,11 +129,11 @@ def _topic_line(topic: dict[str, object]) -> str:
 
 def end(
     store: Store,
-    name: Annotated[str, typer.Argument(metavar="ID", help="A CommitLog offset, unique key or message id.")],
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; stored in the end record.")],
-    commit: Annotated[bool, typer.Option("--commit", help="Deliver the message.")] = False,
-    rollback: Annotated[bool, typer.Option("--rollback", help="Never deliver it.")] = False,
-    by: Annotated[str, typer.Option("--by", metavar="NAME", help="The person who decides; by default this user.")] = "",
+    name: Annotated[str, Argument(metavar="ID", help="A CommitLog offset, unique key or message id.")],
+    why: Annotated[str, Option("--why", metavar="TEXT", help="The reason; stored in the end record.")],
+    commit: Annotated[bool, Option("--commit", help="Deliver the message.")] = False,
+    rollback: Annotated[bool, Option("--rollback", help="Never deliver it.")] = False,
+    by: Annotated[str, Option("--by", metavar="NAME", help="The person who decides; by default this user.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Commit or roll back one half message manually. Writes to the store; the first decision is final.
@@ -149,9 +144,9 @@ def end(
     from recovery.cli import messages as sending
 
     if commit is rollback:
-        raise typer.BadParameter("give one of --commit and --rollback", param_hint="--commit")
+        raise BadParameter("give one of --commit and --rollback", param_hint="--commit")
     if not why.strip():
-        raise typer.BadParameter("say why: it is kept with the decision", param_hint="--why")
+        raise BadParameter("say why: it is kept with the decision", param_hint="--why")
     try:
         decided = sending.end(store, name, commit=commit, why=why, by=by)
     except AlreadyEnded as error:
@@ -183,7 +178,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 }
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put these verbs on the command line."""
     for verb, epilog in _EXAMPLES.items():
-        app.command(epilog=epilog, **listing(verb.__name__))(verb)
+        app.verb(verb, epilog=epilog, **listing(verb.__name__))

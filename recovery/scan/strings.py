@@ -25,6 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 _RECUR = 0.95  # of a string that stands for less than the rest, the others are distinguished by a hash table
 _SHORT = 64  # bytes of a string that is compared word by word
 _INLINE = 12  # a view of at most so many bytes holds them itself
+_FEW_BYTES = 1 << 16  # NumPy gathers them: the first cast loads pyarrow.compute, which takes longer than a small store
 
 
 def unaligned(window: Bytes, dtype: Any, at: Ints) -> npt.NDArray[Any]:
@@ -68,6 +69,10 @@ def gather(window: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
         return pa.array([], pa.binary())
     if starts.min() < 0 or lengths.min() < 0 or (starts + lengths).max() > len(window):
         raise ValueError("a string lies outside the window")  # Arrow would read it all the same, and crash
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    if offsets[-1] <= _FEW_BYTES:
+        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return binary(window[places], offsets)
     views = np.zeros((count, 4), np.int32)
     views[:, 0], views[:, 3] = lengths, starts
     views[:, 1] = unaligned(window, "<i4", starts)
@@ -91,7 +96,7 @@ def _padded(window: Bytes, starts: Ints, width: int) -> Bytes:
     return rows
 
 
-def binary(data: Bytes, offsets: npt.NDArray[np.int32], mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+def binary(data: Bytes, offsets: npt.NDArray[np.int32] | Ints, mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
     """An Arrow binary array of data[offsets[i] : offsets[i + 1]]; null where `mask` is False."""
     valid = None if mask is None else pa.py_buffer(np.packbits(mask, bitorder="little"))
     buffers = [valid, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from recovery.airflow.local import preflight as surroundings
 from recovery.airflow.local.preflight import NotHere
 from recovery.airflow.local.rest import ASKS, Rest, Run
 from recovery.airflow.local.standalone import Standalone, _has_mark, _processes
 from recovery.airflow.local.status import runs, standing
+from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import up as verbs_up
 from tests.jobs.shops import shop
 
@@ -44,7 +44,7 @@ def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(NotHere, match=f"port {port} .* --port {port + 1}"):
             surroundings.check_port(port)
-        app = typer.Typer()
+        app = VerbGroup()
         verbs_up.register(app)
         ran = CliRunner().invoke(
             app, ["up", str(tmp_path / "shop"), "--port", str(port), "--home", str(tmp_path / "home")]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from click.testing import CliRunner
 from sqlalchemy import URL
-from typer.testing import CliRunner
 
 import broker
 from broker.transaction.events import BY, WHY, TransactionState
@@ -20,7 +19,7 @@ from recovery.checkback.leader import LeaderLock
 from recovery.checkback.manual import find, resolve
 from recovery.checkback.round import CheckBack
 from recovery.cli import checkback as verbs_check
-from recovery.cli.app import _Verbs
+from recovery.cli.app import SafeVerbs
 from recovery.cli.shared import FINDINGS, USAGE, WELL
 from tests.checkback.shop import Shop, leave_in_doubt, open_store, raiser
 
@@ -30,7 +29,7 @@ Run = Callable[..., Any]
 @pytest.fixture
 def run() -> Run:
     """`checkback WORDS`: (exit code, JSON or text)."""
-    app = typer.Typer(cls=_Verbs)
+    app = SafeVerbs()
     verbs_check.register(app)
 
     def ran(*words: object) -> tuple[int, Any]:

@@ -13,15 +13,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import typer
+from click.testing import CliRunner
 from sqlalchemy import URL, Engine, create_engine, insert, make_url, select, text
-from typer.testing import CliRunner
 
 from broker.ledger import Ledger
 from recovery.checkback.round import CheckBack
 from recovery.cli import checkback as verbs_check
 from recovery.cli import ledger as verbs_ledger
-from recovery.cli.app import _Verbs
+from recovery.cli.app import SafeVerbs
 from recovery.cli.shared import FINDINGS, USAGE, WELL
 from tests.checkback.shop import Shop, leave_in_doubt
 
@@ -33,7 +32,7 @@ Made = tuple[URL, tuple[str, ...]]  # the wrong database, and further options
 def run(monkeypatch: pytest.MonkeyPatch, shop: Shop) -> Callable[..., tuple[int, str, str]]:
     """`checkback WORDS`: exit code, output, error output. Everything is due."""
     monkeypatch.setattr(CheckBack, "now_ms", lambda _self: shop.now_ms() + 60_000)
-    app = typer.Typer(cls=_Verbs)
+    app = SafeVerbs()
     verbs_check.register(app)
     verbs_ledger.register(app)
 

@@ -16,7 +16,7 @@ VERSIONS = ("3.0.6", "3.1.8", "3.2.2")
 PINS = {"3.0.6": ["pyjwt==2.10.1"]}  # as its constraints say: with a newer one its API server answers no request
 CORE = ("tests/airflow/test_core.py", "tests/airflow/test_store_dags.py", "tests/airflow/test_settings.py")
 TOOLS = (
-    "numpy>=1.26", "pyarrow>=19", "rich", "typer", "tenacity", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml",
+    "numpy>=1.26", "pyarrow>=19", "click>=8.2", "tenacity", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml",
     "jsonschema", "hypothesis", "httpx", "setuptools==84.2.1",
 )  # fmt: skip
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import broker
 from broker.testing.crash_disk import SMALL
 from recovery.cli import consumer as verbs_consume
+from recovery.cli.declaration import VerbGroup
 
 WAIT_S = 20
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> str:
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    app = typer.Typer()
+    app = VerbGroup()
     verbs_consume.register(app)
     done = CliRunner().invoke(app, list(arguments))
     assert done.exit_code == code, done.output
@@ -103,7 +103,7 @@ def test_what_is_missing_is_said(path: str, arguments: tuple[str, ...]) -> None:
     ],
 )
 def test_what_makes_no_sense_is_an_error_in_a_sentence(path: str, arguments: tuple[str, ...]) -> None:
-    app = typer.Typer()
+    app = VerbGroup()
     verbs_consume.register(app)
     done = CliRunner().invoke(app, [path if word == "STORE" else word for word in arguments])
     assert isinstance(done.exception, broker.BrokerError)

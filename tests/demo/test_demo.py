@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
+from click.testing import CliRunner
 from sqlalchemy import URL, create_engine, delete, update
 from sqlalchemy.orm import Session
-from typer.testing import CliRunner
 
 import broker
 from recovery.cli import consumer as verbs_consume
+from recovery.cli.declaration import VerbGroup
 from recovery.demo import shop
 from recovery.demo.crashes import ALL
 from recovery.demo.reconcile import CountCheck, reconcile
@@ -51,7 +51,7 @@ def test_it_does_not_add_up_without(switched_off: str, rate: float, tmp_path: Pa
 
 def test_the_verb_shows_the_sums(tmp_path: Path) -> None:
     """In a second not every crash hits often enough: that is a fault, too."""
-    app = typer.Typer()
+    app = VerbGroup()
     verbs_consume.register(app)
     done = CliRunner().invoke(
         app, ["demo", "--seconds", "1", "--seed", "4", "--json", "--keep", str(tmp_path / "kept")]

@@ -85,14 +85,6 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
 # Nobody imports the command line.
 TOP = {"recovery.cli.app"}  # its verbs are its neighbours
 
-# A module for each kind of work.
-VERBS = {
-    "recovery.cli.shared", "recovery.cli.read", "recovery.cli.write", "recovery.cli.repair", "recovery.cli.checkback",
-    "recovery.cli.consumer", "recovery.cli.copies", "recovery.cli.ledger", "recovery.cli.analytics",
-    "recovery.cli.run.answer", "recovery.cli.run.follow", "recovery.cli.run.move", "recovery.cli.run.page",
-    "recovery.cli.run.serve", "recovery.cli.run.torture", "recovery.cli.run.up", "recovery.cli.run.work",
-}  # fmt: skip
-
 # Modules from outside that not every room may import, and the rooms that may.
 OUTSIDE = {
     "struct": {
@@ -116,10 +108,11 @@ OUTSIDE = {
         "recovery": "whole-store work",
         "broker.store.write.pending_record": "the CRC of each record, where it is installed",
     },
-    "rich": {
-        "recovery.cli.terminal": "the terminal",
+    "click": {
+        "recovery.cli.app": "the program",
+        "recovery.cli.declaration": "verbs from functions",
+        "recovery.cli.terminal.completion": "the shell's script",
     },
-    "typer": {"recovery.cli.app": "the terminal", **dict.fromkeys(VERBS, "verbs of the command line")},
     "sqlalchemy": {
         "broker.ledger": "a row in the application's database",
         "broker.django": "check-back reads the database that Django's settings name",

@@ -133,6 +133,6 @@ def test_every_verb_has_its_group_and_its_line() -> None:
     """A line of `checkback --help` fits beside the verb on 80 columns."""
     group = whole_command_line()
     for name, command in getattr(group, "commands", {}).items():
-        assert command.rich_help_panel, f"{name}: give it a group and a line in recovery/cli/shared.py"
+        assert command.panel, f"{name}: give it a group and a line in recovery/cli/shared.py"
         assert command.short_help, name
         assert len(command.short_help) <= 60, name

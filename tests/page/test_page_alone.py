@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
+from recovery.cli.declaration import VerbGroup
 from recovery.cli.run import page as verbs_page
 from recovery.page.app import OperationsPage, PageStore, make_page_app
 from recovery.page.sessions import SESSIONS_MAX, PageRefusal, Sessions
@@ -180,9 +180,8 @@ def test_a_store_that_cannot_be_read_says_why(tmp_path: Path) -> None:
 
 def test_the_verb_refuses_before_it_listens(tmp_path: Path) -> None:
     """No store, an open address without TLS, half a certificate, a weak token: a sentence each."""
-    app = typer.Typer()
+    app = VerbGroup()
     verbs_page.register(app)
-    app.command("other")(lambda: None)
     shop = str(shown_shop(tmp_path / "shop"))
     for words, sentence in (
         ([], "give the directory of a store"),

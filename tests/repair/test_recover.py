@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import broker
 from broker.errors import CorruptStore, StoreError
@@ -18,6 +17,7 @@ from broker.store.disk.files import Disk
 from broker.store.recover.cases import CASES
 from broker.store.writer import open_writer
 from recovery.cli import repair as verbs_repair
+from recovery.cli.declaration import VerbGroup
 from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.house.tree import ROOT
@@ -28,7 +28,7 @@ from tests.store.filled import SMALL, assert_right, fill, half
 
 def run(*words: object) -> Any:
     """`checkback WORDS` with the verbs of this room alone; errors come as they are."""
-    app = typer.Typer()
+    app = VerbGroup()
     verbs_repair.register(app)
     return CliRunner().invoke(app, [str(word) for word in words])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import broker
 from broker.errors import StoreError

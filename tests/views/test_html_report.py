@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from recovery.cli import analytics as verbs_spark
+from recovery.cli.declaration import VerbGroup
 from recovery.verify.verifier import verify
 from recovery.views.figures import TimeSums, survey
 from recovery.views.html_report import html_report
@@ -124,14 +124,14 @@ def test_drawings() -> None:
 
 
 @pytest.fixture
-def app() -> typer.Typer:
+def app() -> VerbGroup:
     """The verbs alone."""
-    app = typer.Typer()
+    app = VerbGroup()
     verbs_spark.register(app)
     return app
 
 
-def test_the_verb_writes_the_page(app: typer.Typer, golden: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_verb_writes_the_page(app: VerbGroup, golden: Callable[[str], Path], tmp_path: Path) -> None:
     """And says in a line what is in it."""
     out = tmp_path / "store.html"
     done = CliRunner().invoke(app, ["report", str(golden("rocketmq-5.3.3-clean")), str(out)])
@@ -141,7 +141,7 @@ def test_the_verb_writes_the_page(app: typer.Typer, golden: Callable[[str], Path
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_transactions_without_spark(app: typer.Typer, golden: Callable[[str], Path], tmp_path: Path) -> None:
+def test_transactions_without_spark(app: VerbGroup, golden: Callable[[str], Path], tmp_path: Path) -> None:
     """The local engine writes the same files, by processes of this machine."""
     import pyarrow.parquet as pq
 

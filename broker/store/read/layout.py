@@ -12,7 +12,6 @@ much it grows. Every preset holds the largest message (4 MiB). `docs/layouts-and
 from __future__ import annotations
 
 import json
-import secrets
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -118,6 +117,8 @@ class StoreFile:
     @classmethod
     def new(cls, layout: StoreLayout, transactions: str = STATE_TABLE) -> StoreFile:
         """The file of a store that is made now."""
+        import secrets  # it loads hashlib and random, and only a new store needs it
+
         return cls(secrets.token_hex(16), layout, transactions)
 
     @classmethod

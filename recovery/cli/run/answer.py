@@ -6,38 +6,33 @@ import signal
 import threading
 from typing import Annotated, Any
 
-import typer
-
 from recovery.cli.checkback import LedgerUrls, Schemas
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, examples, listing, secret
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
 
 ACCESS_KEY, SECRET_KEY = "CHECKBACK_ACCESS_KEY", "CHECKBACK_SECRET_KEY"
 
-NameServers = Annotated[
-    str, typer.Argument(metavar="NAMESRV", help="The name servers of the cluster: HOST:9876;HOST:9876.")
-]
-Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The producer group to answer for.")]
-Bind = Annotated[
-    bool, typer.Option("--bind", help="Make the ledger's tables, bind the database to the cluster, and end.")
-]
+NameServers = Annotated[str, Argument(metavar="NAMESRV", help="The name servers of the cluster: HOST:9876;HOST:9876.")]
+Group = Annotated[str, Option("--group", metavar="GROUP", help="The producer group to answer for.")]
+Bind = Annotated[bool, Option("--bind", help="Make the ledger's tables, bind the database to the cluster, and end.")]
 Rebind = Annotated[
-    bool, typer.Option("--rebind", help="The database was moved here: bind it again as it was bound, and end.")
+    bool, Option("--rebind", help="The database was moved here: bind it again as it was bound, and end.")
 ]
 AcceptLostRows = Annotated[
-    bool, typer.Option("--accept-lost-rows", help="Rows of transactions before now may be missing: they are lost.")
+    bool, Option("--accept-lost-rows", help="Rows of transactions before now may be missing: they are lost.")
 ]
-Once = Annotated[bool, typer.Option("--once", help="End when no check came for --idle.")]
-Idle = Annotated[str, typer.Option("--idle", metavar="TIME", help="With --once: longer than a broker's interval.")]
-For = Annotated[str | None, typer.Option("--for", metavar="TIME", help="End after this time, for example 1h.")]
+Once = Annotated[bool, Option("--once", help="End when no check came for --idle.")]
+Idle = Annotated[str, Option("--idle", metavar="TIME", help="With --once: longer than a broker's interval.")]
+For = Annotated[str | None, Option("--for", metavar="TIME", help="End after this time, for example 1h.")]
 ClusterName = Annotated[
-    str | None, typer.Option("--cluster", metavar="NAME", help="Which one, where the name servers have several.")
+    str | None, Option("--cluster", metavar="NAME", help="Which one, where the name servers have several.")
 ]
-Tls = Annotated[bool, typer.Option("--tls", help="Connect by TLS; certificates are verified.")]
+Tls = Annotated[bool, Option("--tls", help="Connect by TLS; certificates are verified.")]
 Ca = Annotated[
     str | None,
-    typer.Option("--ca", metavar="FILE", help="The authority's certificate (PEM) for TLS, if it is private."),
+    Option("--ca", metavar="FILE", help="The authority's certificate (PEM) for TLS, if it is private."),
 ]
 
 
@@ -72,14 +67,14 @@ def answer(
 
     log_to_stderr(log)
     if not ledger:
-        raise typer.BadParameter("name the ledger's database: --ledger URL")
+        raise BadParameter("name the ledger's database: --ledger URL")
     reach: dict[str, Any] = {"schemas": schema or (), "acl": account(), "tls": ca or tls, "cluster": cluster}
     if bind or rebind:
         found = bind_ledgers(namesrv, ledger, again=rebind, **reach)
         _show_bindings(found, as_json)
         return
     if not group:
-        raise typer.BadParameter("name the producer group to answer for: --group GROUP")
+        raise BadParameter("name the producer group to answer for: --group GROUP")
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
@@ -89,14 +84,14 @@ def answer(
         on_report=lambda one: None if as_json else show([_summary(one)]), **reach,
     )  # fmt: skip
     _show_report(report, as_json)
-    raise typer.Exit(USAGE if report["refused"] else FINDINGS if report["down"] else WELL)
+    raise Exit(USAGE if report["refused"] else FINDINGS if report["down"] else WELL)
 
 
 def account() -> list[str] | None:
     """The ACL account of the environment; None without one. Raises BadParameter for half of one."""
     access_key, secret_key = secret(ACCESS_KEY), secret(SECRET_KEY)
     if (access_key is None) != (secret_key is None):
-        raise typer.BadParameter(f"an ACL account needs both {ACCESS_KEY} and {SECRET_KEY}")
+        raise BadParameter(f"an ACL account needs both {ACCESS_KEY} and {SECRET_KEY}")
     return None if access_key is None or secret_key is None else [access_key, secret_key]
 
 
@@ -106,7 +101,7 @@ def _seconds(text: str) -> float:
     try:
         return parse_duration(text) / 1000
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r}: {error}") from None
+        raise BadParameter(f"{text!r}: {error}") from None
 
 
 def _show_bindings(found: list[dict[str, Any]], as_json: bool) -> None:
@@ -134,12 +129,13 @@ def _summary(report: dict[str, Any]) -> str:
     return f"Group {report['group']}: {report['checks']:,} checks: {ended}; {open_}; {rest}"
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Give the command line its verb."""
-    app.command(
+    app.verb(
+        answer,
         **listing("answer"),
         epilog=examples(
             "answer 192.0.2.7:9876 --ledger postgresql+psycopg:///shop --bind",
             "answer 192.0.2.7:9876 --group shop --ledger postgresql+psycopg:///shop",
         ),
-    )(answer)
+    )

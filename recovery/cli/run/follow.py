@@ -7,32 +7,31 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, AsJson, LogOrNone, examples, fail, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
-from recovery.cli.terminal.output import warn
+from recovery.cli.terminal.output import show_now, warn
 
 if TYPE_CHECKING:
     from recovery.following.follower import FollowOptions
 
-Master = Annotated[str, typer.Argument(metavar="MASTER", help="HOST:PORT of the master's HA port (haListenPort).")]
-Copy = Annotated[str, typer.Argument(metavar="STORE", help="The directory of the copy; made if it is not there.")]
+Master = Annotated[str, Argument(metavar="MASTER", help="HOST:PORT of the master's HA port (haListenPort).")]
+Copy = Annotated[str, Argument(metavar="STORE", help="The directory of the copy; made if it is not there.")]
 Start = Annotated[
     str,
-    typer.Option("--from", metavar="WHERE", help="A new copy begins with: last, first (segment), or an offset."),
+    Option("--from", metavar="WHERE", help="A new copy begins with: last, first (segment), or an offset."),
 ]
 SegmentSize = Annotated[
     str | None,
-    typer.Option("--segment-bytes", metavar="SIZE", help="The master's mappedFileSizeCommitLog, if not 1GiB."),
+    Option("--segment-bytes", metavar="SIZE", help="The master's mappedFileSizeCommitLog, if not 1GiB."),
 ]
-Keep = Annotated[str | None, typer.Option("--keep", metavar="AGE", help="Older segments of the copy go: 72h.")]
+Keep = Annotated[str | None, Option("--keep", metavar="AGE", help="Older segments of the copy go: 72h.")]
 Acknowledge = Annotated[
-    bool, typer.Option("--acknowledge", help="Let a SYNC_MASTER count this copy as a slave that has the records.")
+    bool, Option("--acknowledge", help="Let a SYNC_MASTER count this copy as a slave that has the records.")
 ]
 Metrics = Annotated[
     int | None,
-    typer.Option("--metrics", min=0, max=65_535, metavar="PORT", help="Serve /metrics and /healthz on 127.0.0.1."),
+    Option("--metrics", min=0, max=65_535, metavar="PORT", help="Serve /metrics and /healthz on 127.0.0.1."),
 ]
 
 
@@ -44,9 +43,9 @@ def follow(
     keep: Keep = None,
     acknowledge: Acknowledge = False,
     metrics_port: Metrics = None,
-    every_s: Annotated[float, typer.Option("--every", min=0.1, metavar="S", help="Seconds between status lines.")] = 10,
-    seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Stop when the copy is up to date.")] = False,
+    every_s: Annotated[float, Option("--every", min=0.1, metavar="S", help="Seconds between status lines.")] = 10,
+    seconds: Annotated[float | None, Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
+    once: Annotated[bool, Option("--once", help="Stop when the copy is up to date.")] = False,
     log: LogOrNone = None,
     as_json: AsJson = False,
 ) -> None:
@@ -75,13 +74,13 @@ def follow(
         timer.start()
 
     def show(status: FollowerStatus) -> None:
-        typer.echo(json.dumps(status.as_json()) if as_json else status.line())
+        show_now(json.dumps(status.as_json()) if as_json else status.line())
 
     try:
         _await_master(master, store, options, stopped, once=once)
         with Follower(master, store, options) as follower, StatusPage(metrics_port) as metrics:
             if metrics.address and not as_json:
-                typer.echo(f"Metrics on http://{metrics.address}/metrics")
+                show_now(f"Metrics on http://{metrics.address}/metrics")
 
             def told(status: FollowerStatus) -> None:
                 metrics.show(status)
@@ -95,7 +94,7 @@ def follow(
         for finding in last.findings:
             warn(f"{finding['kind']} at {finding['commitlog_offset']}: {finding['text']}")
     if not last.ok:
-        raise typer.Exit(FINDINGS)
+        raise Exit(FINDINGS)
 
 
 def _await_master(master: str, store: str, options: FollowOptions, stopped: threading.Event, *, once: bool) -> None:
@@ -122,7 +121,7 @@ def _start(text: str) -> str | int:
         return text
     if text.isascii() and text.isdigit():
         return int(text)
-    raise typer.BadParameter("last, first, or the CommitLog offset of a segment", param_hint="--from")
+    raise BadParameter("last, first, or the CommitLog offset of a segment", param_hint="--from")
 
 
 def _size(text: str | None) -> int | None:
@@ -131,7 +130,7 @@ def _size(text: str | None) -> int | None:
     try:
         return None if text is None else parse_size(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--segment-bytes") from None
+        raise BadParameter(str(error), param_hint="--segment-bytes") from None
 
 
 def _age(text: str | None) -> float | None:
@@ -140,12 +139,13 @@ def _age(text: str | None) -> float | None:
     return None if text is None else parse_retention(text, None, None, None, even_unread=False).keep_s
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Give the command line its verb."""
-    app.command(
+    app.verb(
+        follow,
         **listing("follow"),
         epilog=examples(
             "follow 192.0.2.7:10912 copy.store",
             "follow 192.0.2.7:10912 copy.store --from first --keep 168h --metrics 9108",
         ),
-    )(follow)
+    )

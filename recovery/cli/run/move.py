@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from recovery.cli.checkback import LedgerUrls, Schemas
+from recovery.cli.declaration import Argument, Exit, Option, VerbGroup
 from recovery.cli.run.answer import Ca, ClusterName, Tls, account
 from recovery.cli.shared import FINDINGS, USAGE, AsJson, Store, examples, listing
 from recovery.cli.terminal.output import Bar, print_json, show, warn
 from recovery.humanize import printable
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="The cluster: rocketmq://HOST:9876;HOST:9876, name servers.")]
+Url = Annotated[str, Argument(metavar="URL", help="The cluster: rocketmq://HOST:9876;HOST:9876, name servers.")]
 
 
 def move(
     store: Store,
     url: Url,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without it nothing is changed or sent.")] = False,
+    apply: Annotated[bool, Option("--apply", help="Do it. Without it nothing is changed or sent.")] = False,
     ledger: LedgerUrls = None,
     schema: Schemas = None,
     cluster: ClusterName = None,
@@ -51,7 +50,7 @@ def move(
         for refusal in plan.refusals if not as_json else ():
             warn(refusal)
         if plan.refusals:
-            raise typer.Exit(USAGE)
+            raise Exit(USAGE)
         if not as_json:
             show([f"Nothing was changed. To move: checkback move {printable(store)} {printable(url)} --apply"])
         return
@@ -67,15 +66,16 @@ def move(
         for finding in report.findings:
             warn(finding)
     if not report.ok:
-        raise typer.Exit(FINDINGS)
+        raise Exit(FINDINGS)
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Give the command line its verb."""
-    app.command(
+    app.verb(
+        move,
         **listing("move"),
         epilog=examples(
             "move shop.store rocketmq://192.0.2.7:9876",
             "move shop.store rocketmq://192.0.2.7:9876 --ledger postgresql+psycopg:///shop --apply",
         ),
-    )(move)
+    )

@@ -6,30 +6,30 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
 from recovery.cli.shared import LogOrNone, examples, listing, secret
 from recovery.cli.terminal.log_lines import log_to_stderr
+from recovery.cli.terminal.output import show_now
 
 if TYPE_CHECKING:
     from recovery.page.app import PageStore
 
 TOKEN = "CHECKBACK_PAGE_TOKEN"  # noqa: S105 - the name of a variable
-Stores = Annotated[list[str] | None, typer.Argument(metavar="STORE...", help="The directories of the stores.")]
-Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="The address to listen on; port 0 takes a free one.")]
+Stores = Annotated[list[str] | None, Argument(metavar="STORE...", help="The directories of the stores.")]
+Listen = Annotated[str, Option(metavar="HOST:PORT", help="The address to listen on; port 0 takes a free one.")]
 Settings = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The stores of Airflow's file of stores (TOML), with their ledgers.")
+    str | None, Option(metavar="FILE", help="The stores of Airflow's file of stores (TOML), with their ledgers.")
 ]
 Ledger = Annotated[
     str | None,
-    typer.Option(metavar="URL", envvar="CHECKBACK_LEDGER", help="The ledger of STORE..., asked before a decision."),
+    Option(metavar="URL", envvar="CHECKBACK_LEDGER", help="The ledger of STORE..., asked before a decision."),
 ]
 Names = Annotated[
-    list[str] | None, typer.Option("--host-name", metavar="NAME", help="A name by which browsers reach it; repeatable.")
+    list[str] | None, Option("--host-name", metavar="NAME", help="A name by which browsers reach it; repeatable.")
 ]
-Certificate = Annotated[str | None, typer.Option("--cert", metavar="FILE", help="A certificate (PEM): TLS.")]
-Key = Annotated[str | None, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")]
+Certificate = Annotated[str | None, Option("--cert", metavar="FILE", help="A certificate (PEM): TLS.")]
+Key = Annotated[str | None, Option("--key", metavar="FILE", help="Its private key (PEM).")]
+Insecure = Annotated[bool, Option("--insecure", help="Listen beyond this machine without TLS.")]
 
 
 def page(
@@ -58,17 +58,17 @@ def page(
 
     shown = [*_given(stores or [], ledger), *_configured(settings)]
     if not shown:
-        raise typer.BadParameter("give the directory of a store, or --settings", param_hint="STORE...")
+        raise BadParameter("give the directory of a store, or --settings", param_hint="STORE...")
     host, port = _address(listen)
     if not (is_loopback(host) or certificate or insecure):
         text = f"{host} is reached from other machines, and without TLS the token could be read on the way"
-        raise typer.BadParameter(f"{text}: give --cert and --key, or --insecure behind a proxy", param_hint="--listen")
+        raise BadParameter(f"{text}: give --cert and --key, or --insecure behind a proxy", param_hint="--listen")
     if (certificate is None) != (private_key is None):
-        raise typer.BadParameter("give --cert and --key together")
+        raise BadParameter("give --cert and --key together")
     token = check_token(secret(TOKEN) or new_token())
     with bound(host, port) as listening:
         scheme, port = "https" if certificate else "http", listening.getsockname()[1]
-        typer.echo(f"{len(shown)} stores: {scheme}://{_shown(host)}:{port}/#token={token}   Ctrl-C stops it.")
+        show_now(f"{len(shown)} stores: {scheme}://{_shown(host)}:{port}/#token={token}   Ctrl-C stops it.")
         names = [host, "localhost", "127.0.0.1", "::1", "[::1]", *(host_names or [])]
         files = {"certificate": certificate, "private_key": private_key}
         serve(listening, _named_apart(shown), token=token, hosts=names, **files)
@@ -120,7 +120,7 @@ def _named_apart(stores: Sequence[PageStore]) -> list[PageStore]:
 def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise typer.BadParameter(f"{listen!r} is not HOST:PORT, as 127.0.0.1:8090", param_hint="--listen")
+        raise BadParameter(f"{listen!r} is not HOST:PORT, as 127.0.0.1:8090", param_hint="--listen")
     return host.strip("[]"), int(port)
 
 
@@ -129,7 +129,7 @@ def _shown(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Give the command line its verb."""
     lines = examples("page shop.store", "page shop.store billing.store --listen 127.0.0.1:8091")
-    app.command(epilog=lines, **listing("page"))(page)
+    app.verb(page, epilog=lines, **listing("page"))

@@ -7,55 +7,47 @@ import threading
 import time
 from typing import Annotated, Any
 
-import typer
-
+from recovery.cli.declaration import Option, VerbGroup
 from recovery.cli.shared import LogOrNone, Store, examples, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
+from recovery.cli.terminal.output import show, show_now
 
 Listen = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The IPv4 address and port to listen on; port 0 takes a free one.")
+    str, Option(metavar="HOST:PORT", help="The IPv4 address and port to listen on; port 0 takes a free one.")
 ]
-Advertise = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The address that clients reach, if it is another one.")
-]
-Sync = Annotated[
-    str, typer.Option(metavar="MODE", help="What a send waits for: each, group (an fsync for many), or os.")
-]
-Acl = Annotated[str | None, typer.Option(metavar="FILE", help="Accounts and rights, in the format of plain_acl.yml.")]
-Certificate = Annotated[
-    str | None, typer.Option("--cert", metavar="FILE", help="A certificate (PEM): TLS on the same port.")
-]
+Advertise = Annotated[str, Option(metavar="HOST:PORT", help="The address that clients reach, if it is another one.")]
+Sync = Annotated[str, Option(metavar="MODE", help="What a send waits for: each, group (an fsync for many), or os.")]
+Acl = Annotated[str | None, Option(metavar="FILE", help="Accounts and rights, in the format of plain_acl.yml.")]
+Certificate = Annotated[str | None, Option("--cert", metavar="FILE", help="A certificate (PEM): TLS on the same port.")]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Listen beyond this machine without an ACL: everyone may do everything.")
+    bool, Option("--insecure", help="Listen beyond this machine without an ACL: everyone may do everything.")
 ]
-Admin = Annotated[
-    bool, typer.Option("--admin", help="Also answer requests that change the broker or reach into clients.")
-]
+Admin = Annotated[bool, Option("--admin", help="Also answer requests that change the broker or reach into clients.")]
 AutoCreate = Annotated[
     bool | None,
-    typer.Option(
+    Option(
         "--auto-create/--no-auto-create", help="Whether a first message makes its topic; by default only on loopback."
     ),
 ]
-Sql92 = Annotated[bool, typer.Option("--sql92/--no-sql92", help="Whether consumers may select by SQL expressions.")]
-CheckEvery = Annotated[float, typer.Option("--check-every", metavar="S", help="Seconds between rounds of check-back.")]
+Sql92 = Annotated[bool, Option("--sql92/--no-sql92", help="Whether consumers may select by SQL expressions.")]
+CheckEvery = Annotated[float, Option("--check-every", metavar="S", help="Seconds between rounds of check-back.")]
 CheckAfter = Annotated[
-    float, typer.Option("--check-after", metavar="S", help="Age of a half message that is checked, in seconds.")
+    float, Option("--check-after", metavar="S", help="Age of a half message that is checked, in seconds.")
 ]
-CheckMax = Annotated[int, typer.Option(metavar="N", help="Checks of one half message, before it is parked.")]
+CheckMax = Annotated[int, Option(metavar="N", help="Checks of one half message, before it is parked.")]
 Metrics = Annotated[
-    int | None, typer.Option("--metrics", metavar="PORT", help="Serve /metrics and /healthz on this port of 127.0.0.1.")
+    int | None, Option("--metrics", metavar="PORT", help="Serve /metrics and /healthz on this port of 127.0.0.1.")
 ]
 Ha = Annotated[
     str,
-    typer.Option("--ha", metavar="PORT", help="Let RocketMQ slaves copy the log: HOST:PORT, or a port here."),
+    Option("--ha", metavar="PORT", help="Let RocketMQ slaves copy the log: HOST:PORT, or a port here."),
 ]
-HaSync = Annotated[bool, typer.Option("--ha-sync", help="Answer a send when a slave has it, like a SYNC_MASTER.")]
+HaSync = Annotated[bool, Option("--ha-sync", help="Answer a send when a slave has it, like a SYNC_MASTER.")]
 Register = Annotated[
     list[str] | None,
-    typer.Option("--register", metavar="HOST:PORT", help="Also be a broker of this name server; several may be given."),
+    Option("--register", metavar="HOST:PORT", help="Also be a broker of this name server; several may be given."),
 ]
-Levels = Annotated[str, typer.Option(metavar="TEXT", help="The 18 delay levels, like RocketMQ's messageDelayLevel.")]
+Levels = Annotated[str, Option(metavar="TEXT", help="The 18 delay levels, like RocketMQ's messageDelayLevel.")]
 
 
 def serve(
@@ -63,28 +55,28 @@ def serve(
     listen: Listen = "127.0.0.1:10911",
     advertise: Advertise = "",
     sync: Sync = "group",
-    create: Annotated[bool, typer.Option("--create", help="Make the store if there is none at the path.")] = False,
+    create: Annotated[bool, Option("--create", help="Make the store if there is none at the path.")] = False,
     acl: Acl = None,
     certificate: Certificate = None,
-    private_key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")] = None,
-    tls_only: Annotated[bool, typer.Option("--tls-only", help="Refuse clients that do not speak TLS.")] = False,
+    private_key: Annotated[str | None, Option("--key", metavar="FILE", help="Its private key (PEM).")] = None,
+    tls_only: Annotated[bool, Option("--tls-only", help="Refuse clients that do not speak TLS.")] = False,
     insecure: Insecure = False,
     admin: Admin = False,
     auto_create: AutoCreate = None,
     sql92: Sql92 = True,
-    broker_name: Annotated[str, typer.Option(metavar="NAME", help="The name of the broker.")] = "broker-a",
-    cluster: Annotated[str, typer.Option(metavar="NAME", help="The name of its cluster.")] = "DefaultCluster",
+    broker_name: Annotated[str, Option(metavar="NAME", help="The name of the broker.")] = "broker-a",
+    cluster: Annotated[str, Option(metavar="NAME", help="The name of its cluster.")] = "DefaultCluster",
     check_interval_s: CheckEvery = 30.0,
     transaction_timeout_s: CheckAfter = 6.0,
     check_max: CheckMax = 15,
     delay_levels: Levels = "",
-    connections_max: Annotated[int, typer.Option("--connections", metavar="N", help="Connections at a time.")] = 1000,
+    connections_max: Annotated[int, Option("--connections", metavar="N", help="Connections at a time.")] = 1000,
     metrics_port: Metrics = None,
     ha: Ha = "",
     ha_sync: HaSync = False,
     name_servers: Register = None,
     log: LogOrNone = None,
-    seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
+    seconds: Annotated[float | None, Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
 ) -> None:
     """Serve a store to RocketMQ clients in any language: a name server and a broker on one port.
 
@@ -108,9 +100,9 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     with broker.open(store, sync=_sync(sync), create=create) as opened, start(opened, settings) as server:
-        typer.echo(f"Serving {store} on {server.address}: name server and broker. Ctrl-C stops it.")
+        show_now(f"Serving {store} on {server.address}: name server and broker. Ctrl-C stops it.")
         if server.ha_address:
-            typer.echo(f"RocketMQ slaves copy it from {server.ha_address} (haMasterAddress).")
+            show_now(f"RocketMQ slaves copy it from {server.ha_address} (haMasterAddress).")
         stopped.wait(seconds)
 
 
@@ -126,7 +118,7 @@ def metrics(store: Store) -> None:
 
     with broker.open(store, create=False) as opened:
         text = exposition(samples(opened, time.time_ns() // 1_000_000))
-    typer.echo(text, nl=False)
+    show(text.splitlines())
 
 
 def _sync(mode: str) -> Any:
@@ -134,17 +126,19 @@ def _sync(mode: str) -> Any:
     return mode
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Give the command line its verbs."""
-    app.command(
+    app.verb(
+        metrics,
         **listing("metrics"),
         epilog=examples("metrics shop.store", "metrics shop.store > /var/lib/node_exporter/shop.prom"),
-    )(metrics)
-    app.command(
+    )
+    app.verb(
+        serve,
         **listing("serve"),
         epilog=examples(
             "serve shop.store",
             "serve shop.store --ha 10912",
             "serve shop.store --listen 192.0.2.7:10911 --acl plain_acl.yml --cert server.pem --key server.key",
         ),
-    )(serve)
+    )

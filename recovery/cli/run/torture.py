@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from recovery.cli.declaration import Argument, BadParameter, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, AsJson, examples, fail, listing
 from recovery.cli.terminal.output import print_json, show, warn
 
@@ -39,13 +38,13 @@ class SyncMode(StrEnum):
 
 
 def torture(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A directory on the disk where the store will be.")],
-    layout: Annotated[LayoutName, typer.Option(help="The file sizes of the store.")] = LayoutName.DEFAULT,
-    engine: Annotated[EngineName, typer.Option(help="The engine of transactions.")] = EngineName.STATE_TABLE,
-    sync: Annotated[SyncMode, typer.Option(help="The sync mode that the application opens it with.")] = SyncMode.GROUP,
-    seconds: Annotated[float, typer.Option(min=1, max=86400, metavar="N", help="How long it runs, about.")] = 60,
-    bytes_max: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="The space that it may take.")] = "512MiB",
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of what is random: the same again.")] = 1,
+    path: Annotated[str, Argument(metavar="PATH", help="A directory on the disk where the store will be.")],
+    layout: Annotated[LayoutName, Option(help="The file sizes of the store.")] = LayoutName.DEFAULT,
+    engine: Annotated[EngineName, Option(help="The engine of transactions.")] = EngineName.STATE_TABLE,
+    sync: Annotated[SyncMode, Option(help="The sync mode that the application opens it with.")] = SyncMode.GROUP,
+    seconds: Annotated[float, Option(min=1, max=86400, metavar="N", help="How long it runs, about.")] = 60,
+    bytes_max: Annotated[str, Option("--bytes", metavar="SIZE", help="The space that it may take.")] = "512MiB",
+    seed: Annotated[int, Option(min=0, metavar="N", help="Of what is random: the same again.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Prove on this disk that kills, power cuts and a full disk lose nothing, and report what the disk promises.
@@ -78,7 +77,7 @@ def _bytes_of(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r}: {error}", param_hint="--bytes") from None
+        raise BadParameter(f"{text!r}: {error}", param_hint="--bytes") from None
 
 
 def _lines(report: TortureReport) -> Iterator[str]:
@@ -92,13 +91,14 @@ def _lines(report: TortureReport) -> Iterator[str]:
     yield f"{result}: {about}, {report.seconds:.0f} s."
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put the verb on the command line."""
-    app.command(
+    app.verb(
+        torture,
         **listing("torture"),
         epilog=examples(
             "torture /srv/shop",
             "torture /srv/shop --sync each --engine half-op --seconds 600",
             "torture /srv/shop --layout rocketmq --bytes 8GiB --json",
         ),
-    )(torture)
+    )

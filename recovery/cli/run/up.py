@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from recovery.cli.declaration import Argument, Exit, Option, VerbGroup
 from recovery.cli.shared import DEFECT, FINDINGS, USAGE, AsJson, examples, fail, listing, secret
-from recovery.cli.terminal.output import print_json, show
+from recovery.cli.terminal.output import print_json, show, show_now
 
 if TYPE_CHECKING:
     from recovery.airflow.local.demo import Sale
@@ -28,24 +27,24 @@ _TELL_S = 5.0
 
 def up(
     store: Annotated[
-        str | None, typer.Argument(metavar="STORE", help="The directory of the store; created when it does not exist.")
+        str | None, Argument(metavar="STORE", help="The directory of the store; created when it does not exist.")
     ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Run the flash-sale demo on the store.")] = False,
-    home: Annotated[str, typer.Option(metavar="DIR", help="The directory of Airflow's files.")] = HOME,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Airflow's user interface on 127.0.0.1.")] = PORT,
+    demo: Annotated[bool, Option("--demo", help="Run the flash-sale demo on the store.")] = False,
+    home: Annotated[str, Option(metavar="DIR", help="The directory of Airflow's files.")] = HOME,
+    port: Annotated[int, Option(min=1, max=65535, help="Port of Airflow's user interface on 127.0.0.1.")] = PORT,
     stores: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Settings of several stores (TOML), instead of STORE.")
+        str | None, Option(metavar="FILE", help="Settings of several stores (TOML), instead of STORE.")
     ] = None,
     database: Annotated[
-        str | None, typer.Option(metavar="URL", help="SQLAlchemy URL of Airflow's database; SQLite by default.")
+        str | None, Option(metavar="URL", help="SQLAlchemy URL of Airflow's database; SQLite by default.")
     ] = None,
     ledger: Annotated[
-        str | None, typer.Option(metavar="URL", help="SQLAlchemy URL of the application's database with the ledger.")
+        str | None, Option(metavar="URL", help="SQLAlchemy URL of the application's database with the ledger.")
     ] = None,
     resolver: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Instead of a ledger: module:function, or a URL.")
+        str | None, Option(metavar="NAME", help="Instead of a ledger: module:function, or a URL.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
+    seconds: Annotated[float | None, Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
 ) -> None:
     """Start Airflow with check-back, recovery, rebuild, verification and retention here, and show their runs.
 
@@ -85,7 +84,7 @@ def up(
 
 
 def settings(
-    check: Annotated[str, typer.Option("--check", metavar="FILE", help="The file (TOML or JSON), or the JSON itself.")],
+    check: Annotated[str, Option("--check", metavar="FILE", help="The file (TOML or JSON), or the JSON itself.")],
     as_json: AsJson = False,
 ) -> None:
     """Check the file of the stores that Airflow looks after, without Airflow. Exits with 2 when a store is wrong.
@@ -100,11 +99,11 @@ def settings(
         print_json({"stores": [store.name for store in found.stores], "broken": broken})
     else:
         for store in found.stores:
-            typer.echo(f"ok     {store.name}: {store.path or f'connection {store.connection}'}")
+            show_now(f"ok     {store.name}: {store.path or f'connection {store.connection}'}")
         for wrong in found.broken:
-            typer.echo(f"wrong  {wrong.name}: {wrong.why}")
+            show_now(f"wrong  {wrong.name}: {wrong.why}")
     if found.broken:
-        raise typer.Exit(USAGE)
+        raise Exit(USAGE)
 
 
 TOKEN = "CHECKBACK_AIRFLOW_TOKEN"  # noqa: S105 - the name of a variable
@@ -112,9 +111,9 @@ TOKEN = "CHECKBACK_AIRFLOW_TOKEN"  # noqa: S105 - the name of a variable
 
 def doctor(
     seconds: Annotated[
-        float, typer.Option(min=0, metavar="N", help="How long workers and triggerer may take to look; 0: do not ask.")
+        float, Option(min=0, metavar="N", help="How long workers and triggerer may take to look; 0: do not ask.")
     ] = 90.0,
-    url: Annotated[str, typer.Option(metavar="URL", help="The API server; by default [api] base_url of Airflow.")] = "",
+    url: Annotated[str, Option(metavar="URL", help="The API server; by default [api] base_url of Airflow.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Check an Airflow with our DAGs: settings, connections, ledgers, who sees the stores, pools, Java, paused DAGs.
@@ -136,12 +135,12 @@ def doctor(
     if as_json:
         print_json([one.as_json() for one in found])
     if any(one.state == WRONG for one in found):
-        raise typer.Exit(FINDINGS)
+        raise Exit(FINDINGS)
 
 
 def _says_java(is_there: bool) -> bool:
     if not is_there:
-        typer.echo("No Java 17 or newer: verification and rebuild use the local engine; nothing else is missing.")
+        show_now("No Java 17 or newer: verification and rebuild use the local engine; nothing else is missing.")
     return is_there
 
 
@@ -170,21 +169,21 @@ def _stay(airflow: Standalone, sale: Sale | None, until: float | None) -> None:
     from recovery.airflow.settings import read_stores
 
     rest, looked_after = Rest(airflow.url, airflow.login), read_stores(airflow.stores).stores
-    typer.echo(f"Airflow starts; its files and its log are in {airflow.home}")
+    show_now(f"Airflow starts; its files and its log are in {airflow.home}")
     began = time.monotonic()
     _wait(airflow, rest, lambda: not rest.unhealthy(), _HEALTHY_S, "is not healthy")
     wanted = {f"{store.name}.verify_store" for store in looked_after}
     _wait(airflow, rest, lambda: wanted <= set(rest.dag_ids()), _DAGS_S, "does not know its DAGs")
     login = airflow.login()
-    typer.echo(f"Ready after {time.monotonic() - began:.0f} s")
-    typer.echo(f"  Airflow   {airflow.url}" + (f"   user {login[0]}, password {login[1]}" if login else ""))
-    typer.echo(f"  Stores    {airflow.url}/plugin/checkback")
-    typer.echo("  Ctrl-C stops all of it")
+    show_now(f"Ready after {time.monotonic() - began:.0f} s")
+    show_now(f"  Airflow   {airflow.url}" + (f"   user {login[0]}, password {login[1]}" if login else ""))
+    show_now(f"  Stores    {airflow.url}/plugin/checkback")
+    show_now("  Ctrl-C stops all of it")
     while until is None or time.monotonic() < until:
         if airflow.has_ended():
             fail(f"Airflow ended by itself; its log says why: {airflow.log}", DEFECT)
         if sale is not None and (result := sale.result()):
-            typer.echo(result)
+            show_now(result)
             _verify(rest, looked_after)
             sale = None
         _tell(rest, looked_after)
@@ -199,11 +198,11 @@ def _verify(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
     run = rest.wait(f"{store.name}.verify_store", rest.trigger(f"{store.name}.verify_store"), _RUN_S)
     report = last_report(store.path)
     if report is None or not run.is_over:
-        typer.echo(f"Verification: {run.state}")
+        show_now(f"Verification: {run.state}")
         return
     wrong = sum(report["counts"].values())
     facts = f"{report['records']:,} records, {report['transactions']['total']:,} transactions, {wrong} findings"
-    typer.echo(f"Verification by {report['engine']}: {facts}, digest {report['digest']}")
+    show_now(f"Verification by {report['engine']}: {facts}, digest {report['digest']}")
 
 
 def _wait(airflow: Standalone, rest: Rest, is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -230,8 +229,8 @@ def _tell(rest: Rest, looked_after: Sequence[StoreSettings]) -> None:
 
     now = time.strftime("%H:%M:%S")
     for store in looked_after:
-        typer.echo(f"{now}  {standing(store.name, store.path, time.time_ns() // 1_000_000)}")
-    typer.echo(f"{now}  {last_runs([store.name for store in looked_after], rest)}")
+        show_now(f"{now}  {standing(store.name, store.path, time.time_ns() // 1_000_000)}")
+    show_now(f"{now}  {last_runs([store.name for store in looked_after], rest)}")
 
 
 def _interrupt(*_: Any) -> None:
@@ -242,10 +241,10 @@ def _interrupt(*_: Any) -> None:
 _EPILOG = examples("up shop.store", "up shop.store --ledger postgresql+psycopg:///shop", "up --demo")
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put these verbs on the command line."""
-    app.command(epilog=_EPILOG, **listing("up"))(up)
-    app.command(epilog=examples("settings --check /etc/checkback/stores.toml"), **listing("settings"))(settings)
-    airflow = typer.Typer(help="An Airflow with our DAGs.", no_args_is_help=True)
-    airflow.command("doctor", epilog=examples("airflow doctor", "airflow doctor --seconds 0 --json"))(doctor)
-    app.add_typer(airflow, name="airflow", **listing("airflow"))
+    app.verb(up, epilog=_EPILOG, **listing("up"))
+    app.verb(settings, epilog=examples("settings --check /etc/checkback/stores.toml"), **listing("settings"))
+    airflow = VerbGroup("airflow", help="An Airflow with our DAGs.", no_args_is_help=True)
+    airflow.verb(doctor, "doctor", epilog=examples("airflow doctor", "airflow doctor --seconds 0 --json"))
+    app.add_group(airflow, **listing("airflow"))

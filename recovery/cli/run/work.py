@@ -9,8 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, WELL, LogForm, Otlp, examples, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show, warn
@@ -21,30 +20,28 @@ if TYPE_CHECKING:
     from broker.app.handlers import HandlerGroup
     from recovery.work.process import ProcessSettings
 
-Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="The broker.App: shop:app is `app` in shop.py.")]
-Processes = Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Worker processes, under a supervisor.")]
+Target = Annotated[str, Argument(metavar="MODULE:APP", help="The broker.App: shop:app is `app` in shop.py.")]
+Processes = Annotated[int, Option(min=1, max=256, metavar="N", help="Worker processes, under a supervisor.")]
 Groups = Annotated[
-    list[str] | None, typer.Option("--group", metavar="GROUP", help="Only this consumer group; again for more.")
+    list[str] | None, Option("--group", metavar="GROUP", help="Only this consumer group; again for more.")
 ]
-Reload = Annotated[bool, typer.Option("--reload", help="Restart when a .py file changes. For development.")]
-Liveness = Annotated[
-    str | None, typer.Option(metavar="FILE", help="A file that is written once a second while all is well.")
-]
-Grace = Annotated[str, typer.Option(metavar="TIME", help="How long a stop waits for what runs.")]
+Reload = Annotated[bool, Option("--reload", help="Restart when a .py file changes. For development.")]
+Liveness = Annotated[str | None, Option(metavar="FILE", help="A file that is written once a second while all is well.")]
+Grace = Annotated[str, Option(metavar="TIME", help="How long a stop waits for what runs.")]
 CheckEvery = Annotated[
     str,
-    typer.Option("--check-every", metavar="TIME", help="Interval of check-back; never: elsewhere."),
+    Option("--check-every", metavar="TIME", help="Interval of check-back; never: elsewhere."),
 ]
-Config = Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML: the check-back policy.")]
+Config = Annotated[str | None, Option("--config", metavar="FILE", help="TOML: the check-back policy.")]
 ReplayFrom = Annotated[
     str | None,
-    typer.Option("--replay-from", metavar="TIME", help="Repeat what came since; with --group and --as."),
+    Option("--replay-from", metavar="TIME", help="Repeat what came since; with --group and --as."),
 ]
-ReplayAs = Annotated[str | None, typer.Option("--as", metavar="GROUP", help="The new group of the replay.")]
+ReplayAs = Annotated[str | None, Option("--as", metavar="GROUP", help="The new group of the replay.")]
 UntilIdle = Annotated[
-    str | None, typer.Option("--until-idle", metavar="TIME", help="End when nothing came for so long; one process.")
+    str | None, Option("--until-idle", metavar="TIME", help="End when nothing came for so long; one process.")
 ]
-Supervised = Annotated[int | None, typer.Option("--supervised", hidden=True)]
+Supervised = Annotated[int | None, Option("--supervised", hidden=True)]
 
 
 def work(
@@ -75,23 +72,23 @@ def work(
     from recovery.work.target import load_app
 
     if bool(replay_from) != bool(replay_as) or (replay_from and len(group or []) != 1):
-        raise typer.BadParameter("--replay-from TIME needs --as NEW_GROUP and one --group", param_hint="--replay-from")
+        raise BadParameter("--replay-from TIME needs --as NEW_GROUP and one --group", param_hint="--replay-from")
     if until_idle and (processes > 1 or reload):
-        raise typer.BadParameter("it is for one process without --reload", param_hint="--until-idle")
+        raise BadParameter("it is for one process without --reload", param_hint="--until-idle")
     settings = _settings(grace, check_every, config, until_idle)
     stopping = _stop_by_signal()
     log_to_stderr(log)
     if processes > 1 or reload:
         given = {"--config": config, "--replay-from": replay_from, "--as": replay_as, "--otlp": otlp, "--log": log}
         words = _own_words(target, group, grace, check_every, given)
-        raise typer.Exit(_supervise(words, processes, reload, liveness, settings, stopping))
+        raise Exit(_supervise(words, processes, reload, liveness, settings, stopping))
     with traced(otlp, target.partition(":")[0]):  # before the application makes its producers
         app = load_app(target)
         groups = _groups(app, group)
         if replay_from and replay_as:
             groups = [replayed(groups[0], replay_as, _moment(replay_from))]
         finished = _work(app, groups, settings, stopping, liveness, supervised)
-    raise typer.Exit(WELL if finished else FINDINGS)
+    raise Exit(WELL if finished else FINDINGS)
 
 
 def _work(
@@ -170,7 +167,7 @@ def _seconds(option: str, text: str) -> float:
     try:
         return parse_duration(text) / 1000
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r}: {error}", param_hint=option) from None
+        raise BadParameter(f"{text!r}: {error}", param_hint=option) from None
 
 
 def _moment(text: str) -> str | int:
@@ -209,7 +206,7 @@ def _stop_by_signal() -> threading.Event:
 
 
 def new(
-    directory: Annotated[str, typer.Argument(metavar="NAME", help="The directory to make; its last part is the name.")],
+    directory: Annotated[str, Argument(metavar="NAME", help="The directory to make; its last part is the name.")],
 ) -> None:
     """Make a small application: it saves orders, announces them and charges them once, with its own tests.
 
@@ -221,9 +218,10 @@ def new(
         show([line])
 
 
-def register(app: typer.Typer) -> None:
+def register(app: VerbGroup) -> None:
     """Put these verbs on the command line."""
-    app.command(
+    app.verb(
+        work,
         **listing("work"),
         epilog=examples(
             "work shop:app",
@@ -231,5 +229,5 @@ def register(app: typer.Typer) -> None:
             "work shop:app --reload",
             "work shop:app --group billing --replay-from 2026-11-21T08:00Z --as billing-again --until-idle 10s",
         ),
-    )(work)
-    app.command(**listing("new"), epilog=examples("new shop"))(new)
+    )
+    app.verb(new, **listing("new"), epilog=examples("new shop"))

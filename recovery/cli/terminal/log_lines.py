@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 
 from broker.log_fields import fields_of
 
-FORMATS = ("text", "json")
 LOGGERS = ("broker", "recovery")
 
 

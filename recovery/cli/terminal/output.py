@@ -6,23 +6,21 @@ With `recovery.cli.app` the only module that prints. A table fits the terminal; 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
-from recovery.humanize import printable
-from recovery.views.hexdump import lines
+from recovery.humanize import printable, size, span
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
-    from recovery.cli.terminal.tables import Shown
+    from recovery.cli.terminal.table import Shown
     from recovery.views.dump_commitlog import DumpEntry
 
-_WIDE = 1 << 14
-_BAR_AFTER_S = 0.3
+_BAR_AFTER_S, _BAR_EVERY_S = 0.3, 0.1
+_BAR_CELLS = 30
 _BOLD, _RED = 1, 31
 
 
@@ -31,51 +29,46 @@ class Bar:
 
     def __init__(self, verb: str) -> None:
         self._verb, self._started = verb, time.monotonic()
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._shown_s: float | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __call__(self, done: int, total: int) -> None:
-        if self._bar is None and sys.stderr.isatty() and time.monotonic() - self._started > _BAR_AFTER_S:
-            self._begin(total)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=min(done, total))
-
-    def _begin(self, total: int) -> None:
-        from rich import progress
-
-        columns = (
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.DownloadColumn(binary_units=True),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(),
-        )
-        self._bar = progress.Progress(*columns, console=_console(error=True), transient=True)
-        self._task = self._bar.add_task(self._verb, total=total)
-        self._bar.start()
+        """`done` of `total` bytes."""
+        took_s = time.monotonic() - self._started
+        due_s = _BAR_AFTER_S if self._shown_s is None else self._shown_s + _BAR_EVERY_S
+        if took_s > due_s and sys.stderr.isatty():
+            self._shown_s = took_s
+            line = _bar_line(self._verb, min(done, total), total, took_s)
+            print(f"\r\x1b[2K{line[: _terminal_cells() - 1]}", end="", file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._shown_s is not None:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
-def _console(*, error: bool = False) -> Console:
-    from rich.console import Console
+def _bar_line(verb: str, done: int, total: int, took_s: float) -> str:
+    share = done / total if total else 1.0
+    cells = round(share * _BAR_CELLS)
+    left = f", {span(took_s / share - took_s)} left" if share else ""
+    rate = f"{size(int(done / took_s))}/s" if took_s else ""
+    return f"{verb} {'━' * cells}{'╌' * (_BAR_CELLS - cells)} {size(done)} of {size(total)}, {rate}{left}"
 
-    stream = sys.stderr if error else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _WIDE, highlight=False, markup=False, emoji=False)
+
+def _terminal_cells() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def show(shown: Iterable[Shown]) -> None:
-    console = _console()
+    is_terminal = sys.stdout.isatty()
+    colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for one in shown:
         if isinstance(one, str):
             print(one)
         else:
-            console.print(one)
+            for line in one.lines(_terminal_cells() if is_terminal else None, colours=colours):
+                print(line)
 
 
 def show_now(line: str) -> None:
@@ -108,6 +101,8 @@ def print_entry(entry: DumpEntry, as_hex: bool) -> None:
         line = f"\x1b[{_RED if entry.is_damage else _BOLD}m{line}\x1b[0m"
     print(line)
     if as_hex:
+        from recovery.views.hexdump import lines
+
         for field in lines(entry.fields()):
             print(field)
         print()

@@ -10,12 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from broker.format.topics import HALF_TOPIC
+from recovery.cli.terminal.table import Shown, Styled, Table
 from recovery.findings import CAUSES, KINDS, Cause, Finding, Report
 from recovery.humanize import count, moment, printable, size, span
 from recovery.verify.remedies import next_step
@@ -25,27 +21,15 @@ if TYPE_CHECKING:  # each verb imports its own work, and no other's
     from recovery.transactions.in_doubt import PendingHalf
     from recovery.views.info import GroupInfo, Info, QueueInfo
 
-Shown = str | Table | Text | Padding
-
 _STATES = ("committed", "rolled_back", "in_doubt", "parked")
 _KEY_WIDTH = 40
 _SEGMENTS_SHOWN = 8
 _LOSSES_SHOWN = 50
+_ADVICE = f"{'':10}-> "
 
 
-def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    return table
-
-
-def _add(table: Table, *cells: object, style: str | None = None) -> None:
-    table.add_row(*(Text(printable(str(cell))) for cell in cells), style=style)
-
-
-def title(text: str) -> Text:
-    return Text(text, style="bold")
+def title(text: str) -> Styled:
+    return Styled(text, "bold")
 
 
 def verification(report: Report, limit: int | None) -> Iterator[Shown]:
@@ -57,10 +41,9 @@ def verification(report: Report, limit: int | None) -> Iterator[Shown]:
         f"{report.end_offset:,}; generation {report.generation}; read in {span(report.seconds)}{rate}"
     )
     yield ""
-    transactions = _table("transactions", *(name.replace("_", " ") for name in _STATES), right=("transactions",))
-    for column in transactions.columns:
-        column.justify = "right"
-    _add(transactions, *(f"{report.transactions[name]:,}" for name in ("total", *_STATES)))
+    columns = ("transactions", *(name.replace("_", " ") for name in _STATES))
+    transactions = Table(*columns, right=columns)
+    transactions.add(*(f"{report.transactions[name]:,}" for name in ("total", *_STATES)))
     yield transactions
     if not report.ok:
         yield from _findings(report, limit)
@@ -69,7 +52,7 @@ def verification(report: Report, limit: int | None) -> Iterator[Shown]:
         yield title(f"Not judged ({len(report.not_judged):,})")
         yield from (printable(str(one)) for one in report.not_judged)
     yield ""
-    yield (Text("ok", style="bold green") if report.ok else Text(_verdict(report), style="bold red"))
+    yield (Styled("ok", "bold green") if report.ok else Styled(_verdict(report), "bold red"))
 
 
 def _verdict(report: Report) -> str:
@@ -87,7 +70,7 @@ def _findings(report: Report, limit: int | None) -> Iterator[Shown]:
     for kind in KINDS:
         if kind in grouped:
             yield ""
-            yield Text(f"{kind} ({_unexplained(report)[kind]:,})", style="bold yellow")
+            yield Styled(f"{kind} ({_unexplained(report)[kind]:,})", "bold yellow")
             yield from (printable(str(finding)) for finding in grouped[kind])
     omitted = _unexplained(report).total() - len(listed[:limit])
     if omitted:
@@ -125,8 +108,7 @@ def _causes(report: Report) -> Iterator[Shown]:
             explained = ", ".join(f"{number:,} {kind}" for kind, number in cause.consequences.most_common())
             yield f"         explains {explained}"
         if cause.kind in CAUSES:
-            advice = Text(f"-> {printable(next_step(cause.kind).replace('STORE', report.path))}", style="cyan")
-            yield Padding(advice, (0, 0, 0, 10), expand=False)
+            yield Styled(f"{_ADVICE}{printable(next_step(cause.kind).replace('STORE', report.path))}", "cyan")
 
 
 def _meanings(report: Report) -> Iterator[Shown]:
@@ -137,8 +119,7 @@ def _meanings(report: Report) -> Iterator[Shown]:
     for step, kinds in steps.items():
         for kind, number in kinds:
             yield f"{number:>8,}  {kind}: {KINDS[kind]}"
-        advice = Text(f"-> {printable(step.replace('STORE', report.path))}", style="cyan")
-        yield Padding(advice, (0, 0, 0, 10), expand=False)
+        yield Styled(f"{_ADVICE}{printable(step.replace('STORE', report.path))}", "cyan")
 
 
 def traced(found: dict[str, Any]) -> Iterator[Shown]:
@@ -149,26 +130,25 @@ def traced(found: dict[str, Any]) -> Iterator[Shown]:
     if not found["steps"]:
         yield printable(found["text"])
         return
-    table = _table("offset", "time (UTC)", "what", "details", right=("offset",))
+    table = Table("offset", "time (UTC)", "what", "details", right=("offset",))
     for step in found["steps"]:
-        _add(table, step.get("commitlog_offset", ""), moment(step["stored_ms"]), step["what"], details_of(step))
+        table.add(step.get("commitlog_offset", ""), moment(step["stored_ms"]), step["what"], details_of(step))
     yield table
 
 
 def pending_halves(halves: list[PendingHalf], states: bool) -> Iterator[Shown]:
     """The transactions in doubt, the oldest place first."""
     if not halves:
-        yield Text("No transaction is in doubt.", style="bold green")
+        yield Styled("No transaction is in doubt.", "bold green")
         return
     place = "half queue" if halves[0].queue_offset is not None else "slot"
     columns = ["offset", place, "age", "checks", "group", "topic", "keys"]
-    table = _table(*columns, *(["state"] if states else []), right=("offset", place, "age", "checks"))
+    table = Table(*columns, *(["state"] if states else []), right=("offset", place, "age", "checks"))
     for half in halves:
         number = half.slot if half.queue_offset is None else half.queue_offset
         state = [half.state.replace("_", " ")] if states else []
         keys = " ".join(half.keys) or half.unique_key or ""
-        _add(
-            table,
+        table.add(
             half.commitlog_offset,
             "none" if number is None else number,
             span(half.age_s),
@@ -214,7 +194,7 @@ def information(info: Info) -> Iterator[Shown]:
     yield from _groups(info.groups)
     if info.damages:
         yield ""
-        yield Text(f"damaged ({len(info.damages):,}): run checkback verify for all of it", style="bold red")
+        yield Styled(f"damaged ({len(info.damages):,}): run checkback verify for all of it", "bold red")
         yield from (printable(f"{one.kind}: {one.file}: {one.reason}") for one in info.damages)
 
 
@@ -248,14 +228,14 @@ def _state(info: Info) -> str:
 def _queues(queues: list[QueueInfo]) -> Iterator[Shown]:
     if not queues:
         return
-    table = _table("topic", "queues", "messages", "queue offsets", right=("queues", "messages"))
+    table = Table("topic", "queues", "messages", "queue offsets", right=("queues", "messages"))
     topics: dict[str, list[QueueInfo]] = defaultdict(list)
     for queue in queues:
         topics[queue.topic].append(queue)
     for topic, found in topics.items():
         ranges = "  ".join(f"{queue.queue_id}:{queue.min_offset}-{queue.max_offset}" for queue in found[:4])
         messages = sum(queue.max_offset - queue.min_offset for queue in found)
-        _add(table, topic, len(found), f"{messages:,}", f"{ranges}  ..." if len(found) > 4 else ranges)
+        table.add(topic, len(found), f"{messages:,}", f"{ranges}  ..." if len(found) > 4 else ranges)
     yield ""
     yield table
 
@@ -266,10 +246,10 @@ def _groups(groups: list[GroupInfo]) -> Iterator[Shown]:
     found: dict[tuple[str, str], list[GroupInfo]] = defaultdict(list)
     for one in groups:
         found[one.group, one.topic].append(one)
-    table = _table("consumer group", "topic", "queues", "lag", right=("queues", "lag"))
+    table = Table("consumer group", "topic", "queues", "lag", right=("queues", "lag"))
     for (group, topic), queues in found.items():
         lags = [queue.lag for queue in queues if queue.lag is not None]
-        _add(table, group, topic, len(queues), f"{sum(lags):,}" if lags else "no queue")
+        table.add(group, topic, len(queues), f"{sum(lags):,}" if lags else "no queue")
     yield ""
     yield table
 
@@ -284,15 +264,15 @@ def salvaged(report: SalvageReport) -> Iterator[Shown]:
     yield f"segment size  {report.segment_size:,} bytes: set mappedFileSizeCommitLog of the broker to it"
     if report.left_behind:
         yield ""
-        yield Text("The new store lacks:", style="bold yellow")
+        yield Styled("The new store lacks:", "bold yellow")
         yield from map(printable, report.left_behind)
     if not report.lost:
         yield ""
-        yield Text("No message was lost." if report.left_behind else "Nothing was lost.", style="bold green")
+        yield Styled("No message was lost." if report.left_behind else "Nothing was lost.", "bold green")
         return
     yield ""
     losses = len(report.lost) + report.lost_omitted
-    yield Text(f"lost ({losses:,} places, {size(report.lost_bytes)})", style="bold yellow")
+    yield Styled(f"lost ({losses:,} places, {size(report.lost_bytes)})", "bold yellow")
     for loss in report.lost[:_LOSSES_SHOWN]:
         what = f" {loss.record['says']} record of {loss.record['topic']}" if loss.record else ""
         place = f"{loss.kind}: {loss.file} at {loss.commitlog_offset}: {loss.size} bytes{what}: {loss.reason}"

@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from broker.consuming.unread import Unread
 from broker.retainer import RetentionReport
 from broker.store.maintain.retention import Retention
+from recovery.cli.terminal.table import Shown, Styled, Table
 from recovery.demo.reconcile import Reconciliation
 from recovery.humanize import count, moment, printable, size, span
 from recovery.views.consumer_lag import GroupPosition
 from recovery.views.dead_letters import DeadLetter
 
-Shown = str | Table | Text
-
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> Table:
-    """Cells as text; what comes from a store cannot move the cursor."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, header_style="bold")
-    for name in columns:
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    made = Table(*columns, right=right)
     for row in rows:
-        made.add_row(*(Text(printable(str(cell))) for cell in row))
+        made.add(*row)
     return made
 
 
@@ -79,11 +71,11 @@ def reconciliation(result: Reconciliation) -> Iterator[Shown]:
     yield ""
     yield from (printable(fault) for fault in (*result.faults, *result.rare))
     if result.faults:
-        yield Text(f"NOT reconciled: {count(len(result.faults), 'fault')}", style="bold red")
+        yield Styled(f"NOT reconciled: {count(len(result.faults), 'fault')}", "bold red")
     elif result.rare:
-        yield Text("it adds up, but too few crashes hit to prove it: sell longer (--seconds)", style="bold yellow")
+        yield Styled("it adds up, but too few crashes hit to prove it: sell longer (--seconds)", "bold yellow")
     else:
-        yield Text("reconciled: nothing lost, nothing twice, nothing oversold", style="bold green")
+        yield Styled("reconciled: nothing lost, nothing twice, nothing oversold", "bold green")
 
 
 SPARE = Retention(keep_s=0)  # everything that everybody has read
