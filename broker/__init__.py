@@ -190,18 +190,22 @@ def open(
 
     `sync` says what a send waits for: `each` fsyncs every record, `group` fsyncs once for all that wait, `os`
     leaves it to the operating system (a power cut loses the last seconds). `layout` are the file sizes of a new store:
-    `StoreLayout.default()`, `.small()` or `.rocketmq()`. `retention` says when old messages may go; without it nothing
-    is ever removed by this process. While `in_doubt_max` transactions are in doubt, half messages are refused.
-    A store of role `slave` refuses sends and ends; `reject_transactions` refuses half messages. `transactions` says how
-    a new store records them: "state-table" (the default), which RocketMQ 3.0 to 3.1.4 reads on, or "half-op", which
-    4.3 and later do; an old store keeps what it has. Any other name is that of an implementation in the entry point
-    group `checkback.transaction_service`.
+    `StoreLayout.default()` (as None), `.small()` or `.rocketmq()`. `retention` says when old messages may go; None:
+    this process removes nothing. While `in_doubt_max` transactions are in doubt, half messages are refused; None: no
+    limit. A store of role `slave` refuses sends and ends; `reject_transactions` refuses half messages. `transactions`
+    says how a new store records them: "state-table" (the default), which RocketMQ 3.0 to 3.1.4 reads on, or "half-op",
+    which 4.3 and later do; an old store keeps what it has, as with None. Any other name is that of an implementation in
+    the entry point group `checkback.transaction_service`.
 
     With `read_only` nothing on disk changes and no permission to write is needed; another program, a live RocketMQ
     broker included, may be writing to the store at the same time. Opening is cheap: nothing is scanned. What is damaged
-    inside raises CorruptStore when it is read. Raises NotAStore when there is no store at the path, StoreError when it
-    is one that checkback does not write, StoreLocked while another process recovers it, BrokerError for a path that is
-    none.
+    inside raises CorruptStore when it is read.
+
+    Raises NotAStore when there is no store at the path, or none can be made there; BrokerError for arguments out of
+    range. For writing also StoreError for a store that checkback does not write, that is on a network file system or
+    that keeps its transactions in another way; StoreLocked when another process recovers it or holds its append lock
+    for 10 s; CorruptStore when no crash explains the damage; NotUnderstood when a recovery would replace what checkback
+    cannot make; StoreFull.
     """
     from broker.store.read.store import open_store
 
@@ -233,9 +237,10 @@ def connect(
     promise is in `docs/cluster.md`, and what it does not have raises NotInCluster. Brokers from 3.1.4 to 5.5.0 and
     `checkback serve` speak the protocol.
 
-    `acl` is an account, ("access key", "secret key"), of ACL 1.0 or 2.0. `tls` is True, the path of a file with the
-    authority's certificate, or an SSLContext. `cluster` says which one, where the name servers have several. Raises
-    BrokerError for an address that is none, ClusterError when no name server answers or no broker is registered.
+    `acl` is an account, ("access key", "secret key"), of ACL 1.0 or 2.0; None: none. `tls` is True, the path of a file
+    with the authority's certificate, or an SSLContext; None: plain. `cluster` says which one, where the name servers
+    have several; None: the only one. Raises BrokerError for an address, an account or a certificate that is not one,
+    ClusterError when no name server answers, no broker is registered, or it is not clear which cluster is meant.
     """
     from broker.cluster.live_cluster import connect as connect_to
 
@@ -260,9 +265,9 @@ def serve(
 
     It listens on this machine only, unless there is an `acl` file or `insecure` says that everyone may connect. Clients
     reach it at `advertise`, when that is not the address it listens on. `resolver(half, message)` may say how a local
-    transaction ended; where it says UNKNOW, a connected producer of the group is asked. The other options are those of
-    `checkback serve --help`, and fields of `broker.server.settings.ServerSettings`. Raises BrokerError for options that
-    cannot be or are not safe, and when the port is taken.
+    transaction ended; where it says UNKNOW, and without it (None), a connected producer of the group is asked. The
+    other options are those of ServeOptions. Raises BrokerError for options that cannot be or are not safe, and when it
+    cannot listen or reach a name server of `name_servers`; StoreError for a store that was closed.
     """
     from broker.server.running import start
     from broker.server.settings import ServerSettings

@@ -47,7 +47,10 @@ _DELAY_LEVELS = 18
 
 
 class Consumer(Receiver):
-    """One member of a consumer group. Threads share it; a forked child opens its own. Close it, or use `with`."""
+    """One member of a consumer group. Threads share it; a forked child opens its own. Close it, or use `with`.
+
+    After `close`, in a forked child, and when its background thread failed, each call raises StoreError.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,9 @@ class Consumer(Receiver):
         """See `LiveStore.consumer`."""
         super().__init__(group, processed)
         self.ordered = ordered
+        """Whether each queue is handed out one message at a time."""
         self.topics = check_consumer_names(group, topic)
+        """The topics that it asked for; the group's retries come besides."""
         check_retries("max_retries", max_retries)
         check_retry_level("retry_delay_level", retry_delay_level)
         check_seconds("ack_timeout_s", ack_timeout_s)
@@ -103,7 +108,10 @@ class Consumer(Receiver):
     # Receive
 
     def receive_now(self) -> ReceivedMessage | None:
-        """The next message if there is one."""
+        """The next message, without waiting; None when there is none.
+
+        Raises CorruptStore when it cannot be read, StoreError as all calls.
+        """
         self._check()
         try:
             return self._leases.take(readable_end(self._store))
@@ -113,10 +121,11 @@ class Consumer(Receiver):
     # Say what became of a message
 
     def ack(self, message: ReceivedMessage) -> bool:
-        """The message is done: the group never gets it again.
+        """Acknowledge a message: it is done, and the group never gets it again.
 
         False when it is not in this consumer's hands any more, because it held it for too long or the position was
-        reset: then it comes again, here or elsewhere.
+        reset: then it comes again, here or elsewhere. Raises BrokerError for what is not a message that was received,
+        StoreError as all calls.
         """
         self._check()
         check_received("ack", message)
@@ -130,14 +139,16 @@ class Consumer(Receiver):
         delay_s: float | None = None,
         reason: str = "",
     ) -> bool:
-        """The message could not be processed: the group gets it again later.
+        """Give a message back that could not be processed: the group gets it again later.
 
         By default after 10 s, 30 s, 1 min … 2 h, or as the consumer's `retry_delay_level` says; after `max_retries`
-        times it goes to the dead letters of the group (`checkback dlq`), with the `reason`. `delay_level` is one of
-        RocketMQ's 18 levels (1: 1 s, 3: 10 s … 18: 2 h), 0 for at once, -1 for the dead letters; `delay_s` is a delay
-        of any length instead. An ordered consumer keeps the message before all that follow it, pauses its queue for
-        `delay_s`, by default a second, and hands it out again; only -1 takes it out of the way. False as for `ack`.
-        Raises StoreFull.
+        times it goes to the dead letters of the group (`checkback dlq`), with the first 500 characters of `reason`.
+        `delay_level` is one of RocketMQ's 18 levels (1: 1 s, 3: 10 s … 18: 2 h), 0 for at once, -1: dead letters;
+        `delay_s`, in seconds, is a delay of any length instead. An ordered consumer keeps the message before all that
+        follow it, pauses its queue for `delay_s`, by default a second, and hands it out again; only -1 takes it out of
+        the way. False as for `ack`. Raises BrokerError for arguments that are out of range, StoreFull,
+        SyncFailed, StoreError as all calls: then it comes again at the latest when `ack_timeout_s` is over.
+        RocketMQ: DefaultMQPushConsumerImpl.sendMessageBack (5.3.3).
         """
         self._check()
         check_received("retry", message)
@@ -165,11 +176,12 @@ class Consumer(Receiver):
 
     @property
     def queues(self) -> list[tuple[str, int]]:
-        """The queues that are this consumer's now: topic and queue id."""
+        """The queues that are this consumer's now: (topic, queue id from 0)."""
         return self._leases.queues
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """Of each queue of the group the queue offset of the lowest message that is not acknowledged."""
+        """By (topic, queue id), for all queues of the group, the queue offset of the lowest message that is not
+        acknowledged, from 0."""
         cells = self._positions.cells
         return {
             (topic, queue_id): cells.position(cell)

@@ -30,7 +30,7 @@ class BrokerError(Exception):
 
 
 class StoreError(BrokerError):
-    """Something about a store as a whole; `path` names the file or directory."""
+    """Something about a store as a whole; `path` names the file or directory, None when there is no single one."""
 
     def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__(message)
@@ -42,11 +42,14 @@ class NotAStore(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another process is alone with the store."""
+    """Another process is alone with the store, or works on it."""
 
 
 class StoreFull(StoreError):
-    """The disk has no room for what was asked; nothing was lost and sends work again when there is space."""
+    """The disk has no room for what was asked; nothing was lost and sends work again when there is space.
+
+    `needed_bytes` were asked for, `free_bytes` were there.
+    """
 
     def __init__(
         self, message: str, *, path: str | os.PathLike[str] | None = None, needed_bytes: int = 0, free_bytes: int = 0
@@ -140,7 +143,7 @@ class NotInCluster(BrokerError, AttributeError):
 
 
 class TransactionError(BrokerError):
-    """Something about one transaction; `message_id` names it."""
+    """Something about one transaction; `message_id` names it (the offset message id), None where it has none yet."""
 
     def __init__(self, message: str, *, message_id: str | None = None) -> None:
         super().__init__(message)
@@ -148,7 +151,10 @@ class TransactionError(BrokerError):
 
 
 class AlreadyEnded(TransactionError):
-    """The transaction was already ended the other way; the first decision stands."""
+    """The transaction was already ended the other way; the first decision stands.
+
+    `state` is how: 8 committed, 12 rolled back (TransactionState).
+    """
 
     def __init__(self, message: str, *, message_id: str | None = None, state: int = 0) -> None:
         super().__init__(message, message_id=message_id)

@@ -52,8 +52,9 @@ class Ledger(BoundLedger):
     """The table `checkback_ledger` in the application's database.
 
     `engine` is the SQLAlchemy engine (or async engine) of the database that the application's sessions use; `schema`
-    and `table` say where the table lies. Raises BrokerError for a database in memory, which one connection holds:
-    what is not committed there cannot be distinguished from what is.
+    (None: that of the connection) and `table` say where the table lies. Raises BrokerError for what is not an engine,
+    and for a database in memory, which one connection holds: what is not committed there cannot be distinguished from
+    what is.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class Ledger(BoundLedger):
             raise BrokerError(text)
         super().__init__()
         self.is_async = hasattr(engine, "sync_engine")
+        """Whether the engine is an async one."""
         self._engine: Engine = engine.sync_engine if hasattr(engine, "sync_engine") else engine
         if self.dialect == _SQLITE and self._engine.url.database in (None, "", ":memory:"):
             raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
         self.metadata, self.rows, self.marks = _tables(table, schema)
         self.bindings = binding_table(self.metadata, table)
+        """The table of the bindings, of SQLAlchemy."""
         self._insert = self.rows.insert()
         self._turn = threading.RLock()
 
@@ -77,11 +80,12 @@ class Ledger(BoundLedger):
 
     @property
     def dialect(self) -> str:
+        """The kind of database, as SQLAlchemy names it: sqlite, postgresql, mysql, mariadb."""
         return self._engine.dialect.name
 
     @property
     def database(self) -> str | None:
-        """The name of the database in the engine's URL; of SQLite its file."""
+        """The name of the database in the engine's URL; of SQLite its file. None: the URL names none."""
         return self._engine.url.database
 
     @property
@@ -100,12 +104,12 @@ class Ledger(BoundLedger):
         return self._engine
 
     def with_engine(self) -> Ledger:
-        """See BoundLedger."""
+        """The ledger itself."""
         return self
 
     @property
     def table(self) -> str:
-        """See BoundLedger."""
+        """The plain name of the ledger's table."""
         return self.rows.name
 
     @property
@@ -115,23 +119,31 @@ class Ledger(BoundLedger):
 
     @property
     def holds_a_lock(self) -> bool:
-        """Whether a running transaction holds the lock of its row, so that nobody can answer for it."""
+        """Whether a running transaction locks its row, so that no other can answer for it: not in SQLite."""
         return self.dialect != _SQLITE
 
     def create_all(self) -> None:
-        """Make the tables, where they are not there yet; other processes may do so at the same moment."""
+        """Make the tables, where they are not there yet; other processes may do so at the same moment.
+
+        Raises BrokerError for an async engine, what the database raises, and what `bind` raises.
+        """
         make_tables(self.metadata, self.engine)
         self._bind_again()
 
     async def create_all_async(self) -> None:
-        """The same, for an async engine."""
+        """The same, for an async engine. Raises what the database raises, and what `bind` raises."""
         from sqlalchemy.ext.asyncio import AsyncEngine
 
         await make_tables_async(self.metadata, AsyncEngine(self._engine))
         self._bind_again()
 
     def bind(self, store_id: str, known: KnownLedgers) -> None:
-        """See BoundLedger."""
+        """Bind a store and this database to each other, or verify that they are. See BoundLedger.
+
+        A database that does not answer is asked again before the first transaction, an async one other than SQLite then
+        for the first time. Raises TransactionError when it is another one than it was, StoreError for a file of the
+        store that is damaged.
+        """
         from sqlalchemy.exc import SQLAlchemyError
 
         self._known[store_id] = known
@@ -151,9 +163,8 @@ class Ledger(BoundLedger):
             )
 
     def binding(self, store_id: str) -> Binding:
-        """The binding of a store and this database. Raises TransactionError when it is not to be had.
-
-        With an async engine call it within `run_sync`.
+        """The binding of a store and this database, made if there is none. With an async engine call it within
+        `run_sync`. Raises TransactionError when the database cannot be asked, or is another one than it was.
         """
         found = self._bound.get(store_id)
         if found is not None:
@@ -167,7 +178,7 @@ class Ledger(BoundLedger):
             raise TransactionError(f"{self!r} cannot be asked whose ledger it is ({cause}). {advice(cause)}") from error
 
     def look(self, execute: Execute) -> Observed:
-        """Which database this is, asked on a connection."""
+        """Which database this is, read by `execute(statement)` on a connection. Raises what the database raises."""
         name = self._engine.dialect.identifier_preparer.format_table(self.rows)
         return observe(execute, self.dialect, name, self.rows.schema)
 
@@ -180,10 +191,11 @@ class Ledger(BoundLedger):
         return create_engine(self._engine.url.set(drivername=_SQLITE), poolclass=NullPool)
 
     def state_of(self, properties: Mapping[str, str]) -> TransactionState | None:
-        """What the row says that a half message with these properties names; None without one, or without an answer.
+        """What the row says that a half message with these properties names: COMMITTED or ROLLED_BACK.
 
-        A row is right in any database, since its key is chance. An async engine other than SQLite's cannot be asked
-        without its event loop. Raises what the database raises.
+        None when there is no such row, when the properties name none, and for an async engine other than SQLite's,
+        which cannot be asked without its event loop. A row is right in any database, since its key is chance. Raises
+        what the database raises.
         """
         from sqlalchemy import select
 
@@ -195,13 +207,16 @@ class Ledger(BoundLedger):
         return None if state is None else TransactionState(state)
 
     def insert(self, connection: Connection | Session, key: str, group: str, store_id: str) -> None:
-        """The row of a transaction that commits, or will."""
+        """Insert the row "committed" in a transaction; `key` has 32 characters, as `store_id` has.
+
+        Raises IntegrityError of SQLAlchemy when check-back's tombstone is there.
+        """
         row = {"ledger_key": key, "state": COMMITTED, "producer_group": group, "store_id": store_id, "decided_by": None}
         connection.execute(self._insert, row)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Keep the other threads of this process out, as long as nobody waits a second for it.
+        """Keep the other threads of this process out of a block, as long as nobody waits a second for it.
 
         SQLite lets one write at a time, and the others sleep and try again, each for up to 100 ms, in no order. By
         turns they wait as long as it takes, and a flush of the log meanwhile serves all of them. Correctness does

@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 
 class LiveStore(WritableStore):
-    """A store, open for reading and writing. Close it, or use it in a `with` statement; threads may share it."""
+    """A store, open for reading and writing. Close it, or use it in a `with` statement; threads may share it.
+
+    `broker.open` makes it, and has the arguments and the errors.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,10 @@ class LiveStore(WritableStore):
         return f"<broker.LiveStore {self.path!r}, sync={self.writer.sync!r}>"
 
     def close(self) -> None:
-        """Release the store; the last process to do so flushes everything to disk. A second call does nothing."""
+        """Release the store; the last process to do so flushes everything to disk. A second call does nothing.
+
+        Raises SyncFailed, StoreFull when that fails: the next open recovers.
+        """
         if self._is_open:
             with contextlib.suppress(BrokerError):  # it saves a broker some reading, and is written again next time
                 self.note_check_progress()
@@ -95,16 +101,16 @@ class LiveStore(WritableStore):
     def producer(
         self, group: str, *, topics: Sequence[str] = (), ledger: BoundLedger | None = None, resolver: Any = None
     ) -> Producer:
-        """What an application sends with; with a ledger or a resolver, together with its local transactions.
+        """Make what an application sends with; with a ledger or a resolver, together with its local transactions.
 
-        See `broker.producer.Producer`. Raises TransactionError, MessageRejected.
+        The arguments and the errors are those of Producer.
         """
         from broker.producer import Producer
 
         return Producer(self, group, topics=topics, ledger=ledger, resolver=resolver)
 
     def destination(self, group: str) -> StoreDestination:
-        """Where the messages of a producer group go: `Producer` asks for it."""
+        """Where the messages of a producer group go. Producer calls it."""
         return StoreDestination(self, group)
 
     def consumer(
@@ -120,12 +126,19 @@ class LiveStore(WritableStore):
         ack_timeout_s: float = 900.0,
         processed: Processed | None = None,
     ) -> Consumer:
-        """What an application receives with: one member of a consumer group, which shares the topic's queues.
+        """Make what an application receives with: one member of a consumer group, which shares the topics' queues.
 
-        `tags` selects ("A || B"); `ordered` hands out each queue one message at a time; `start` says where a group
-        begins that is new: first, last or a time. What is not acknowledged in `ack_timeout_s` comes again, and goes to
-        the dead letters of the group after `max_retries`. `processed` is the table that `Consumer.process` writes to.
-        Raises MessageRejected for a bad name, StoreError when the group consumes other topics elsewhere.
+        `group` has up to 119 characters, as a topic has them. `tags` selects ("A || B"; "*": all); `ordered` hands out
+        each queue one message at a time; `start` says where a group begins that is new: "first", "last" or a time, a
+        datetime with a time zone or milliseconds since 1970. What is not acknowledged in `ack_timeout_s` seconds comes
+        again, and goes to the dead letters of the group after `max_retries` times. `retry_delay_level` is the delay of
+        `Consumer.retry`: 1 (1 s) to 18 (2 h), 0 for at once, -1 for the dead letters; None: growing. `processed` is the
+        table that `Consumer.process` writes to; None: `broker.Processed()`.
+
+        Raises MessageRejected for a bad name or tags that select nothing, BrokerError for other arguments out of range,
+        StoreError when the group consumes other topics elsewhere or the store has no room for another consumer,
+        NotPermitted in a slave that lacks the group's retry topic, StoreFull.
+        RocketMQ: DefaultMQPushConsumer (5.3.3).
         """
         from broker.consumer import Consumer
 
@@ -139,7 +152,8 @@ class LiveStore(WritableStore):
     def note_check_progress(self) -> None:
         """With the engine half-op, write down for a RocketMQ broker up to where nothing is to be checked any more.
 
-        See `broker.transaction.check_progress`. Raises StoreFull, SyncFailed.
+        Does nothing with the state table, or in a slave. `close` calls it. See `broker.transaction.check_progress`.
+        Raises StoreFull, SyncFailed, CorruptRecord for a file of positions that does not parse.
         """
         writer = self.writer
         if writer.dispatcher.engine is not HALF_OP or self._admission.is_slave or not writer.control[Word.SLOTS]:
@@ -163,12 +177,13 @@ class LiveStore(WritableStore):
         """Give a consumer group no messages any more, within half a second, in every process and over the network.
 
         What is in process is finished and acknowledged. The pause is `consumeEnable` in config/subscriptionGroup.json,
-        which RocketMQ's brokers obey, too. Raises MessageRejected.
+        which RocketMQ's brokers obey, too. Raises MessageRejected for an impossible name or when the store has no room
+        for another group, CorruptRecord for a file that does not parse, StoreFull.
         """
         self._group_file().pause(group)
 
     def resume_group(self, group: str) -> None:
-        """Give a paused group its messages again, from where it stood."""
+        """Give a paused group its messages again, from where it stood. Raises as `pause_group`."""
         self._group_file().pause(group, paused=False)
 
     def _group_file(self) -> GroupFile:
@@ -179,21 +194,26 @@ class LiveStore(WritableStore):
     def retain(
         self, retention: Retention | None = None, *, dry_run: bool = False, now_ms: int | None = None
     ) -> RetentionReport:
-        """Remove the segments that are due and that nothing pins, now; with `dry_run` only say which.
+        """Remove the segments that are due and that nothing pins, now; with `dry_run` only report which.
 
-        By default with the retention that the store was opened with, or the most careful of those of all processes
-        that have it open. `now_ms` is by the wall clock if it is not given. Waits for a round in the background. Raises
-        BrokerError when there is no retention, StoreError.
+        `retention` None: the most careful of those with which processes have the store open now. `now_ms`, milliseconds
+        since 1970, decides what is old; None: the wall clock. Waits for a round in the background. Raises BrokerError
+        when there is no retention; StoreError for files that cannot be read or removed. RocketMQ:
+        DefaultMessageStore.CleanCommitLogService (5.3.3), which removes what nobody has read, too.
         """
         return self._retainer.run(retention, now_ms=now_ms, dry_run=dry_run)
 
     @property
     def retention(self) -> Retention | None:
-        """The retention in effect: the most careful of all processes that have the store open with one."""
+        """The retention in effect: the most careful of those with which processes have the store open; None: none."""
         return self._retainer.in_effect()
 
     def retention_history(self) -> dict[str, Any]:
-        """What retention removed so far: segments, bytes, last_ms, and unread messages by group@topic."""
+        """What retention removed from the store so far, ready for JSON; empty before the first.
+
+        `segments` and `bytes` of the CommitLog, `last_ms` (milliseconds since 1970), and `unread`: how many messages
+        went unread, by "group@topic".
+        """
         return read_history(self.writer.disk, self.writer.paths)
 
 

@@ -30,12 +30,19 @@ if TYPE_CHECKING:
 
 
 class LocalTransaction(abc.ABC):
-    """What all local transactions share: the half messages that were sent with it."""
+    """What all local transactions share: the half messages that were sent with it.
+
+    `producer.begin_transaction` makes them. `immunity_s`: seconds, 0 or more, for which check-back leaves its messages
+    alone; None: as the policy says. Raises TransactionError for anything else.
+    """
 
     def __init__(self, group: str, immunity_s: int | None) -> None:
         self.group = group
+        """The producer group."""
         self.halves: list[Half] = []
+        """The half messages that were stored with it, in the order of sending."""
         self.half_properties: dict[str, str] = {}
+        """What each of its half messages carries besides its own properties."""
         self._is_over = False
         if immunity_s is not None:
             if type(immunity_s) is not int or immunity_s < 0:
@@ -48,17 +55,17 @@ class LocalTransaction(abc.ABC):
     @property
     @abc.abstractmethod
     def stage(self) -> Stage:
-        """How far it has come."""
+        """How far it has come: active, about to commit, committed, rolled back, or left to check-back."""
 
     def properties_for(self, message: Message, extra: Mapping[str, str]) -> dict[str, str]:
-        """What a half message carries beside its own; what the message says of its immunity comes first."""
+        """The properties that a half message gets: `extra` and `half_properties`; the message's own immunity wins."""
         found = {**extra, **self.half_properties}
         if names.CHECK_IMMUNITY_TIME_IN_SECONDS in message.properties:
             found.pop(names.CHECK_IMMUNITY_TIME_IN_SECONDS, None)
         return found
 
     def check_active(self) -> None:
-        """Raises TransactionError when it was ended."""
+        """See that it still runs. Raises TransactionError when it was ended."""
         if self._is_over:
             raise TransactionError(f"the transaction is over: it was {self.stage.value}. Begin another one")
 
@@ -76,6 +83,7 @@ class PlainTransaction(LocalTransaction):
 
     @property
     def stage(self) -> Stage:
+        """See LocalTransaction."""
         return self._stage
 
     def __enter__(self) -> Self:
@@ -92,7 +100,8 @@ class PlainTransaction(LocalTransaction):
     def sending(self) -> Iterator[None]:
         """Around a send: when it fails, the transaction can only be rolled back.
 
-        RocketMQ rolls back on every send result but SEND_OK: flush time-out and slave not available are among them.
+        Raises TransactionError when it was ended. RocketMQ rolls back on every send result but SEND_OK: flush time-out
+        and slave not available are among them.
         """
         self.check_active()
         try:
@@ -102,7 +111,10 @@ class PlainTransaction(LocalTransaction):
             raise
 
     def commit(self) -> None:
-        """Deliver its messages. Raises TransactionError when one could not be stored: then all are rolled back."""
+        """Deliver its messages; check-back delivers those whose end cannot be written now, which is logged.
+
+        Raises TransactionError when it was ended, or when a send failed in it: then all are rolled back.
+        """
         self.check_active()
         if self._doomed:
             self.rollback()
@@ -111,13 +123,13 @@ class PlainTransaction(LocalTransaction):
         deliver(self._service, self.halves)
 
     def rollback(self) -> None:
-        """Never deliver its messages."""
+        """Never deliver its messages. Raises TransactionError when it was ended."""
         self.check_active()
         self._end(Stage.ROLLED_BACK)
         discard(self._service, self.halves)
 
     def leave(self) -> None:
-        """Let check-back find out how it ended."""
+        """End it without a decision: check-back asks the resolver."""
         self._end(Stage.LEFT)
 
     def _end(self, stage: Stage) -> None:
@@ -154,12 +166,13 @@ class SessionTransaction(_OfSession):
 
     Leave the `with` block and both commit; leave it by an exception and both roll back. `commit()` and `rollback()` do
     the same. They are the session's own: where the session is committed inside the block, its messages are delivered
-    then, and what comes later is another transaction.
+    then, and what comes later is another transaction. Raises TransactionError for a session that no message can join.
     """
 
     def __init__(self, group: str, immunity_s: int | None, ledger: Ledger, target: Session | Connection) -> None:
         super().__init__(group, immunity_s)
         self.target = target
+        """The session or connection."""
         enlist(target, ledger)
         self.joins(target)
 
@@ -176,7 +189,8 @@ class SessionTransaction(_OfSession):
     def commit(self) -> None:
         """Commit the session: fsync the half messages, flush, put the ledger row in place, COMMIT, deliver.
 
-        Raises what the database raises before COMMIT, SyncFailed, TransactionError and AlreadyEnded: then nothing was
+        Raises TransactionError when it was ended, when a send failed in it or its row is gone; AlreadyEnded when
+        check-back rolled it back meanwhile; SyncFailed, and what the database raises before COMMIT: then nothing was
         saved, and the session is rolled back. Raises UnknownOutcome when COMMIT itself failed: check-back will find
         out and end the messages accordingly.
         """
@@ -192,7 +206,7 @@ class SessionTransaction(_OfSession):
             raise
 
     def rollback(self) -> None:
-        """Roll the session back; never deliver the messages."""
+        """Roll the session back; never deliver the messages. Raises TransactionError when it was ended."""
         self.check_active()
         self._is_over = True
         self.joins(self.target)
@@ -204,7 +218,10 @@ class SessionTransaction(_OfSession):
 
 
 class AsyncTransaction(_OfSession):
-    """The same for an AsyncSession: `async with producer.begin_transaction(session) as transaction: ...`."""
+    """The same for an AsyncSession: `async with producer.begin_transaction(session) as transaction: ...`.
+
+    Entering the block raises TransactionError for a session that no message can join.
+    """
 
     def __init__(
         self, group: str, immunity_s: int | None, ledger: Ledger, target: AsyncSession | AsyncConnection
@@ -228,7 +245,7 @@ class AsyncTransaction(_OfSession):
             await (self.commit() if error is None else self.rollback())
 
     async def commit(self) -> None:
-        """See SessionTransaction.commit."""
+        """The same as SessionTransaction.commit, with the same errors."""
         self.check_active()
         self._is_over = True
         await self._run(self.joins)
@@ -241,7 +258,7 @@ class AsyncTransaction(_OfSession):
             raise
 
     async def rollback(self) -> None:
-        """Roll the session back; never deliver the messages."""
+        """Roll the session back; never deliver the messages. Raises TransactionError when it was ended."""
         self.check_active()
         self._is_over = True
         await self._run(self.joins)

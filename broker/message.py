@@ -25,17 +25,23 @@ _has_blank_or_control = _BLANK_OR_CONTROL.search
 
 @dataclass(frozen=True)
 class Message:
-    """What an application sends. Raises MessageRejected for what RocketMQ would refuse or could not give back.
+    """What an application sends; it cannot be changed once it is made.
 
-    `tag` is what consumers select by, `keys` what the message is found by later, `properties` are the application's.
+    Raises MessageRejected for what RocketMQ would refuse or could not give back: a type or a size that is wrong, a name
+    that it keeps for itself. The properties, with tag and keys, take at most 32,767 bytes as UTF-8.
     RocketMQ: Validators.checkMessage, Message (5.3.3).
     """
 
     topic: str
+    """Up to 127 ASCII letters, digits and the signs % | _ -."""
     body: bytes
+    """1 byte to 4 MiB, kept as bytes. Other bytes-like objects are copied; text is refused: encode it first."""
     tag: str = ""
-    keys: Sequence[str] = ()  # kept as a tuple; a str is one key
+    """What consumers select by, one for each message. Empty: none."""
+    keys: Sequence[str] = ()
+    """What `Store.by_key` finds the message by, without blanks. Kept as a tuple; a str is one key."""
     properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The application's own, text to text, kept as a read-only copy. RocketMQ's names are refused."""
 
     def __post_init__(self) -> None:
         try:
@@ -74,7 +80,7 @@ class Message:
 
     @property
     def stored_properties(self) -> dict[str, str]:
-        """The properties as a record holds them, with tag and keys among them."""
+        """The properties as a record holds them: a new dict, also with TAGS (the tag) and KEYS (joined by blanks)."""
         stored = dict(self.properties)
         if self.tag:
             stored[names.TAGS] = self.tag
@@ -88,23 +94,38 @@ class Message:
 
 @dataclass(frozen=True)
 class ReceivedMessage:
-    """What an application gets: one record of the CommitLog, its body decompressed."""
+    """What an application gets: one record of the CommitLog, its body decompressed. RocketMQ: MessageExt (5.3.3)."""
 
     topic: str
+    """The topic that the record states; after a retry %RETRY% and the group: then RETRY_TOPIC is the first one."""
     body: bytes = field(repr=False)
+    """As the producer gave it."""
     tag: str
+    """Empty: none."""
     keys: tuple[str, ...]
-    properties: Mapping[str, str] = field(repr=False, hash=False)  # all of them, RocketMQ's own included
+    """Empty: none."""
+    properties: Mapping[str, str] = field(repr=False, hash=False)
+    """All of them, read-only, RocketMQ's own included."""
     queue_id: int
-    queue_offset: int  # as the record states it: a half message of 3.x states its slot
+    """The queue of the topic, from 0."""
+    queue_offset: int
+    """Index in the queue, from 0, as the record states it: a half message of 3.x states its slot."""
     commitlog_offset: int
-    born_timestamp_ms: int  # the producer's clock
-    store_timestamp_ms: int  # the broker's clock
-    unique_key: str | None  # the producer's id of the message; RocketMQ has it since 3.2
-    message_id: str  # the offset message id: the place in the CommitLog of one broker
+    """Byte position of the record in the CommitLog; of a cluster in that of the broker that has it."""
+    born_timestamp_ms: int
+    """When it was sent, by the producer's clock, in milliseconds since 1970."""
+    store_timestamp_ms: int
+    """When it was stored, by the broker's clock, in milliseconds since 1970."""
+    unique_key: str | None
+    """The producer's id of the message (UNIQ_KEY); None before RocketMQ 3.2, which has none."""
+    message_id: str
+    """The offset message id, 32 hexadecimal digits for IPv4: the broker's address, the place in its CommitLog."""
     reconsume_times: int
-    flag: int  # the application's, opaque
-    transaction_type: TransactionType  # of the record: NONE and COMMIT are delivered, PREPARED and ROLLBACK are not
+    """How often the group sent it back before; 0 at the first delivery."""
+    flag: int
+    """The application's 32 bits, opaque."""
+    transaction_type: TransactionType
+    """Of the record: NONE and COMMIT are delivered, PREPARED and ROLLBACK are not."""
 
     @classmethod
     def of(cls, record: Record) -> ReceivedMessage:

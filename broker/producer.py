@@ -65,10 +65,15 @@ _log = logging.getLogger("broker")
 class Producer:
     """Sends for one producer group. Threads may share it; `store.producer(group)` makes one.
 
-    `topics` are the topics that a transactional producer sends to, made here if they are not there yet: a wrong name
-    fails now and not in the middle of a business transaction. `ledger` and `resolver` are who can say later how a local
-    transaction ended: a Ledger, or an application's function or object with `check_local_transaction(message)`.
-    Raises TransactionError when the group or the topics do not fit, MessageRejected for an impossible name.
+    `group` has 1 to 255 ASCII letters, digits and the signs % | _ -. `topics` are the topics that a transactional
+    producer sends to, made here (of type TRANSACTION) if they are not there yet: a wrong name fails now and not in the
+    middle of a business transaction. `ledger` and `resolver` are who can say later how a local transaction ended: a
+    Ledger, or an application's function or object with `check_local_transaction(message)`. Without either the producer
+    sends plain messages only.
+
+    Raises MessageRejected for an impossible name; TransactionError for a group that is used for both kinds of messages,
+    a transactional producer without topics or with a topic of another type, what is not a ledger, and a ledger whose
+    database is another one than it was; NotPermitted, StoreError, ClusterError where a topic cannot be made.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Producer:
         check_group(group)
         self.store, self.group, self.ledger, self.resolver = store, group, ledger, resolver
         self.topics = checked_topics(topics)
+        """The topics of a transactional producer; empty of a plain one that named none."""
         self._destination = observing.destination(store.destination(group), group)
         if ledger is not None and not isinstance(cast(object, ledger), BoundLedger):
             text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
@@ -102,6 +108,7 @@ class Producer:
 
     @property
     def is_transactional(self) -> bool:
+        """Whether it has a ledger or a resolver, and so sends half messages only."""
         return self.ledger is not None or self.resolver is not None
 
     # Send
@@ -125,10 +132,16 @@ class Producer:
         psycopg stands for the transaction that `begin_transaction` began on it.
 
         Messages with the same `sharding_key` go to the same queue and are consumed in the order of sending;
-        transactional ones in the order of their commits. `deliver_at` (a datetime with a time zone, or milliseconds)
-        and `delay` (a timedelta, or seconds) deliver later, never before the commit; `delay_level` 1 to 18 delivers by
-        RocketMQ's table from 1 s to 2 h, counted from the commit. Raises MessageRejected, NotPermitted, StoreFull,
-        StoreLocked, SyncFailed, TransactionError.
+        transactional ones in the order of their commits. None: the queues take turns. Of the delays at most one, up to
+        366 days (a cluster: as its brokers allow): `deliver_at` (a datetime with a time zone, or milliseconds since
+        1970) and `delay` (a timedelta, or seconds) deliver later, never before the commit; `delay_level` 1 to 18
+        delivers by RocketMQ's table from 1 s to 2 h, counted from the commit. None: at once.
+
+        Raises MessageRejected for a message, key or delay that is not one, or that the topic does not take;
+        NotPermitted for a store or a topic that is not to be written, and at `in_doubt_max`; TransactionError when the
+        producer or the transaction cannot take the message; StoreFull without room; SyncFailed when the fsync failed:
+        then the message may be stored; StoreError for a store that was closed, lost files or failed an fsync before;
+        of a cluster ClusterError when a broker refuses or does not answer, NotInCluster for a delayed half message.
         """
         running = transaction if transaction is not None or self.ledger is None else self.ledger.running_transaction()
         options = SendOptions(sharding_key, delay_level, deliver_at, delay)
@@ -150,7 +163,10 @@ class Producer:
         deliver_at: datetime | int | None = None,
         delay: timedelta | float | None = None,
     ) -> SendResult:
-        """The same without blocking the event loop while the disk writes; for AsyncSession and AsyncConnection."""
+        """The same without blocking the event loop while the disk writes; for AsyncSession and AsyncConnection.
+
+        Raises what `send` raises.
+        """
         options = SendOptions(sharding_key, delay_level, deliver_at, delay)
         if self._joined(transaction) is not None:
             return self.send(message, transaction, **options._asdict())  # its connection belongs to this thread
@@ -168,7 +184,12 @@ class Producer:
         return SendResult.of_half(await cast(Any, target).run_sync(work))
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
-        """Send messages of one topic together: all of them or none, one behind the other in one queue."""
+        """Send messages of one topic together: all of them or none, one behind the other in one queue.
+
+        Returns a result for each, in their order; of a cluster none for no messages. Raises MessageRejected for a batch
+        that is empty, has several topics, more than 4 MiB of bodies or more than a segment holds; TransactionError for
+        a transactional producer; else what `send` raises. RocketMQ: MessageBatch.generateFromList (5.3.3).
+        """
         self._check_plain()
         messages = checked_batch(messages)
         for message in messages:
@@ -203,9 +224,10 @@ class Producer:
 
         With a session it is sugar over `send(message, session)`: leaving the block calls the session's commit() or
         rollback(). With a plain connection of sqlite3 or psycopg, and a ConnectionLedger, it is the only way. Without
-        either call `commit()` or `rollback()`, or leave the block; check-back asks the resolver then. `immunity_s`
-        keeps check-back away from its messages for so long. Raises TransactionError when the producer has no ledger
-        (with a session) or no resolver (without), and for a connection that no message can join.
+        either call `commit()` or `rollback()`, or leave the block; check-back asks the resolver if the process dies
+        before. `immunity_s`, whole seconds, keeps check-back away from its messages for so long; None: as the policy
+        says. Raises TransactionError when the producer has no ledger (with a session) or no resolver (without), for a
+        session or connection that no message can join, and for an impossible `immunity_s`.
         """
         if session is None:
             self._check_resolver("begin_transaction() without a session")
@@ -224,7 +246,8 @@ class Producer:
 
         `listener.execute_local_transaction(message, arg)` runs the local transaction and says how it ended; what it
         raises, and None, mean UNKNOW: check-back will ask. Without a listener the producer's resolver is it. Raises
-        what `send` raises: then the half message was not stored, or nobody knows, and nothing was run.
+        TransactionError without a resolver or an `execute_local_transaction`, else what `send` raises: then the half
+        message was not stored, or nobody knows, and nothing was run.
         RocketMQ: DefaultMQProducerImpl.sendMessageInTransaction (5.3.3).
         """
         self._check_resolver("send_message_in_transaction()")

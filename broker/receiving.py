@@ -28,23 +28,29 @@ _PAUSE_FIRST_S, _PAUSE_LAST_S = 0.0005, 0.004  # between looks: soon after a mes
 
 
 class Receiver(abc.ABC):
-    """One member of a consumer group. Threads share it. Close it, or use `with`."""
+    """One member of a consumer group. Threads share it. Close it, or use `with`.
+
+    Iterating over it, also with `async for`, yields messages until it is closed. `processed` is the table that
+    `process` notes messages in; None: `Processed()`.
+    """
 
     def __init__(self, group: str, processed: Processed | None) -> None:
-        self.group, self._processed = group, processed
+        self.group = group
+        """The consumer group."""
+        self._processed = processed
         self._closed = threading.Event()
 
     @abc.abstractmethod
     def receive_now(self) -> ReceivedMessage | None:
-        """The next message if there is one."""
+        """The next message, without waiting; None when there is none."""
 
     @abc.abstractmethod
     def ack(self, message: ReceivedMessage) -> bool:
-        """The message is done: the group never gets it again. False when it is not in this consumer's hands."""
+        """Acknowledge a message: it is done, and the group never gets it again. False when it is not in its hands."""
 
     @abc.abstractmethod
     def retry(self, message: ReceivedMessage, delay_level: int | None = None) -> bool:
-        """The message could not be processed: the group gets it again later."""
+        """Give a message back that could not be processed: the group gets it again later. False as for `ack`."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -67,10 +73,10 @@ class Receiver(abc.ABC):
     def receive(self, timeout_s: float) -> ReceivedMessage | None: ...
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """The next message; waits for it, as long as it takes or `timeout_s`: then None when none came.
+        """Wait for the next message, as long as it takes or `timeout_s` seconds: then None when none came.
 
-        Raises CorruptStore when a message cannot be read, StoreError when the store was closed, or the consumer while
-        this waited without a time-out.
+        Raises CorruptStore when a message cannot be read; StoreError (of a cluster: ClusterError) when the store was
+        closed, or the consumer while this waited without a time-out; BrokerError for a time-out below 0.
         """
         check_seconds("timeout_s", timeout_s, may_be_zero=True)
         found = self._receive(timeout_s)
@@ -97,10 +103,10 @@ class Receiver(abc.ABC):
         return None
 
     def batch(self, limit: int, timeout_s: float | None = None) -> list[ReceivedMessage]:
-        """Up to `limit` messages: waits for the first as `receive` does, and takes what else is there by then.
+        """Wait for the first message as `receive` does, and take what else is there by then: up to `limit` messages.
 
-        Empty when none came in `timeout_s`. Each is acknowledged by itself: `ack`, or all of them by `ack_all`.
-        Raises what `receive` raises, StoreError for a limit below 1.
+        Empty when none came in `timeout_s` seconds; None: no limit. Each is acknowledged by itself: `ack`, or all of
+        them by `ack_all`. Raises what `receive` raises, BrokerError for a limit below 1.
         """
         check_limit("limit", limit)
         first = self.receive(timeout_s) if timeout_s is not None else self.receive()
@@ -133,7 +139,7 @@ class Receiver(abc.ABC):
     # Say what became of a message
 
     def ack_all(self, messages: Iterable[ReceivedMessage]) -> int:
-        """`ack` for each; returns how many were still in this consumer's hands."""
+        """Acknowledge each; returns how many were still in this consumer's hands. Raises what `ack` raises."""
         return sum([self.ack(message) for message in messages])
 
     @overload
@@ -165,7 +171,7 @@ class Receiver(abc.ABC):
 
     @property
     def processed(self) -> Processed:
-        """The table of what the group processed."""
+        """The table of what the group processed: the one given, or `broker.Processed()`."""
         if self._processed is None:
             from broker.database.dedup import Processed
 

@@ -43,10 +43,14 @@ _log = logging.getLogger("broker")
 class Pin:
     """What keeps a segment that is due, and all behind it."""
 
-    kind: str  # half message, group, topic, delay
-    commitlog_offset: int  # of the first message that must stay
-    whose: str  # group@topic, or which half message
-    text: str  # one sentence: what it is, and how it is released
+    kind: str
+    """half message, group, topic or delay."""
+    commitlog_offset: int
+    """Byte position of the first message that must stay."""
+    whose: str
+    """group@topic, or the CommitLog offset of the half message."""
+    text: str
+    """One sentence: what it is, and how it is released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +58,42 @@ class RetentionReport:
     """What a round of retention saw and did; without `applied`, what it would have done."""
 
     path: str
+    """The store's directory."""
     retention: Retention
+    """The rules of this round."""
     applied: bool
-    begin: int  # CommitLog offset where the log begins, after the round
+    """Whether anything was removed: not in a dry run."""
+    begin: int
+    """CommitLog offset where the log begins, after the round."""
     segment_bytes: int
-    due: int  # segments that a rule makes due
-    segments: list[str]  # paths of those that went
-    derived: list[str]  # paths of the files that went with them
-    used_bytes: int  # what the store took on the disk before the round
-    disk_free_bytes: int  # what was free on its disk then
-    pins: list[Pin]  # what keeps the other segments that are due, the lowest first
-    unread: list[Unread]  # by group and topic: what is unread, and what of it went
+    """Size of a segment of the CommitLog."""
+    due: int
+    """How many segments a rule makes due."""
+    segments: list[str]
+    """Paths of the segments that went."""
+    derived: list[str]
+    """Paths of the files that went with them; empty in a dry run."""
+    used_bytes: int
+    """What the store took on the disk before the round."""
+    disk_free_bytes: int
+    """What was free on its disk then."""
+    pins: list[Pin]
+    """What keeps the other segments that are due, the lowest first."""
+    unread: list[Unread]
+    """By group and topic: what is unread, and what of it went."""
 
     @property
     def bytes(self) -> int:
-        """Of the CommitLog that went."""
+        """How many bytes of the CommitLog went."""
         return len(self.segments) * self.segment_bytes
 
     @property
     def unread_gone(self) -> int:
-        """Messages that went before some group, or anybody, had read them; once for each group."""
+        """How many messages went before some group, or anybody, had read them; counted once for each group."""
         return sum(one.going for one in self.unread)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it by name, ready for JSON."""
+        """Its fields by name, with `bytes` and `unread_gone`, ready for JSON; `pins`, `unread`: lists of objects."""
         names = ("path", "applied", "begin", "segment_bytes", "due", "segments", "derived", "used_bytes")
         facts = {name: getattr(self, name) for name in (*names, "disk_free_bytes", "bytes", "unread_gone")}
         lists = {"pins": [asdict(pin) for pin in self.pins], "unread": [one.as_json() for one in self.unread]}

@@ -36,6 +36,7 @@ class WritableStore(Store):
     """A store, open for reading and writing. Threads may share it, other processes may have it open too.
 
     Readers see what is durable: in the sync modes `each` and `group` a power cut takes back nothing that was seen.
+    The arguments and the errors are those of `broker.open`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class WritableStore(Store):
         topics = TopicFile(path, disk)
         is_engine = transactions in ENGINES
         self.writer = open_writer(path, disk, layout, sync, transactions=transactions if is_engine else None)
+        """This process's hold on the store: appends, fsync, background tasks."""
         self._is_open = True
         try:
             super().__init__(path, disk)
@@ -67,6 +69,7 @@ class WritableStore(Store):
             bridge = TransactionalMessageBridge(self, self.writer, self._admission)
             service = self.writer.dispatcher.engine.name if transactions is None else transactions
             self.transactions: TransactionalMessageService = load_service(service, bridge)
+            """The transactions of the store: prepare, commit, rollback, what is in doubt."""
             self.transactions.open()
             if in_doubt_max is not None:
                 self._admission.limit = InDoubtLimit(in_doubt_max, self._in_doubt, path)
@@ -75,7 +78,10 @@ class WritableStore(Store):
             raise
 
     def close(self) -> None:
-        """Release the store; the last process to do so flushes everything to disk. A second call does nothing."""
+        """Release the store; the last process to do so flushes everything to disk. A second call does nothing.
+
+        Raises SyncFailed, StoreFull when that fails: the next open recovers.
+        """
         if self._is_open:
             self._is_open = False
             self.transactions.close()
@@ -97,12 +103,18 @@ class WritableStore(Store):
         origin: Origin | None = None,
         wait: bool = True,
     ) -> Appended:
-        """Append a message; as durable as the sync mode says when this returns.
+        """Append a message to a queue (from 0) of its topic, which is made if it is new.
 
-        `extra_properties` may have names that are RocketMQ's own: DELAY, the sharding key, a UNIQ_KEY that is kept.
-        `origin` says who sent a message that comes from elsewhere. Without `wait` it need not be durable yet: call
-        `store.writer.settle` before anything rests on it. Raises MessageRejected, NotPermitted, StoreFull, SyncFailed;
-        then nothing was written, except after SyncFailed.
+        The message is as durable as the sync mode says when this returns. `extra_properties` may have names that are
+        RocketMQ's own: DELAY, the sharding key, a UNIQ_KEY that is kept. `origin` says who sent a message that comes
+        from elsewhere; None: this process, now. Without `wait` it need not be durable yet: call `store.writer.settle`
+        before anything rests on it.
+
+        Returns the `commitlog_offset`, `queue_offset`, `size` in bytes and `store_timestamp_ms` of the record. Raises
+        MessageRejected for what the topic, the queue or a segment does not take; NotPermitted in a slave and for a
+        topic that may not be written; StoreFull without room; StoreError for a store that was closed, lost files or
+        failed an fsync before: then nothing was written. Raises SyncFailed when its fsync failed: it may be there.
+        RocketMQ: CommitLog.asyncPutMessage (5.3.3).
         """
         size_max = self.writer.layout.record_bytes_max
         composed = compose(
@@ -119,10 +131,12 @@ class WritableStore(Store):
         origin: Origin | None = None,
         wait: bool = True,
     ) -> list[Appended]:
-        """Append messages of one topic to one queue: all of them or none, one behind the other.
+        """Append messages of one topic to one queue (from 0): all of them or none, one behind the other.
 
         `extra_properties`, if there are any, are those of each message; then none gets a unique key of its own.
-        Raises MessageRejected when RocketMQ would not take them together, or when they do not fit in one segment.
+        `origin` and `wait` are those of `append`. Returns a place for each, in their order. Raises MessageRejected when
+        RocketMQ would not take them together (none, several topics, a delay, more than 4 MiB of bodies), or when they
+        do not fit in one segment; else what `append` raises. RocketMQ: MessageExtEncoder.encode of a batch (5.3.3).
         """
         size_max = self.writer.layout.record_bytes_max
         drafts = compose_batch(
@@ -133,9 +147,11 @@ class WritableStore(Store):
     # Topics
 
     def topic(self, name: str) -> TopicConfig | None:
-        """A topic's configuration; None when there is no such topic.
+        """A topic's configuration (config/topics.json); None when there is no such topic.
 
-        The first message to a topic makes it, without a type: it takes every message until `create_topic` says more.
+        The first message to a topic makes it, with 4 queues and no type: it takes every message until `create_topic`
+        says more. What another process changed is seen within a second. Raises CorruptRecord when the file does not
+        parse.
         """
         return self._admission.topics.get(name, time.time_ns() // 1_000_000)
 
@@ -144,8 +160,10 @@ class WritableStore(Store):
     ) -> TopicConfig:
         """Create a topic, or change one: how many queues it has, and which messages it takes.
 
-        `message_type` is NORMAL, FIFO, DELAY, TRANSACTION or MIXED (all of them). Raises MessageRejected, NotPermitted.
-        RocketMQ: UpdateTopicSubCommand, TopicConfigManager.updateTopicConfig (5.3.3).
+        `message_type` is NORMAL, FIFO, DELAY, TRANSACTION or MIXED (all of them); empty: none, it takes all. `perm` is
+        the sum of 4 (read) and 2 (write). Raises MessageRejected for a name, a number or a type that is not one, and
+        where a queue that would go holds messages; NotPermitted in a slave; CorruptRecord when config/topics.json does
+        not parse; StoreFull. RocketMQ: UpdateTopicSubCommand, TopicConfigManager.updateTopicConfig (5.3.3).
         """
         self._admission.check_role()
         made, now_ms = new_topic(name, queues, message_type, perm), time.time_ns() // 1_000_000
@@ -157,7 +175,8 @@ class WritableStore(Store):
     def delete_topic(self, name: str) -> None:
         """Remove a topic's configuration; its messages stay until retention, its queues go on if it comes back.
 
-        Raises NotPermitted. RocketMQ: TopicConfigManager.deleteTopicConfig (5.3.3).
+        A name that is not there changes nothing. Raises NotPermitted in a slave, CorruptRecord when config/topics.json
+        does not parse, StoreFull. RocketMQ: TopicConfigManager.deleteTopicConfig (5.3.3).
         """
         self._admission.check_role()
         with self.writer.append_lock:
@@ -179,11 +198,14 @@ class WritableStore(Store):
 
     @property
     def visible_end(self) -> int:
-        """Up to where readers see records: what is durable, in the sync mode `os` what is published."""
+        """The CommitLog offset below which readers see records: what is durable, in mode `os` what is published."""
         return self.writer.visible_end
 
     def queue_end(self, topic: str, queue_id: int) -> int:
-        """The queue offset that the next message of a queue gets; 0 for a queue that is not there."""
+        """The queue offset that the next message of a queue gets; 0 for a queue that is not there.
+
+        Finishes what a killed process published: raises StoreError when it cannot, since an fsync failed before.
+        """
         words = self.writer.control
         if words[Word.DISPATCHED] != words[Word.TAIL]:  # the process that published was killed, or is not done
             with self.writer.append_lock:
@@ -191,27 +213,30 @@ class WritableStore(Store):
         return self.writer.queue_end(topic, queue_id)
 
     def sync_now(self) -> None:
-        """Flush everything that is published. Raises SyncFailed."""
+        """Flush everything that is published, in every sync mode.
+
+        Raises SyncFailed, from then on always; StoreError when files of the store were deleted or cut.
+        """
         self.writer.sync_now()
 
     # Read no further than what is durable
 
     @property
     def end_offset(self) -> int:
-        """See `visible_end`."""
+        """The CommitLog offset where the log ends for readers: `visible_end`."""
         return self.visible_end
 
     def records(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
-        """As `Store.records`, up to what is durable."""
+        """The records in start <= CommitLog offset < end, up to what is durable. Raises as `Store.records`."""
         visible = self.visible_end
         return super().records(start, visible if end is None else min(end, visible))
 
     def record(self, commitlog_offset: int) -> Record | None:
-        """As `Store.record`; None for what is not yet durable."""
+        """The record that begins at an offset; None also for what is not yet durable. Raises as `Store.record`."""
         return super().record(commitlog_offset) if commitlog_offset < self.visible_end else None
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """As `Store.queue_range`, up to what is durable."""
+        """(min, max) of queue offsets, up to what is durable. See `Store.queue_range`."""
         first, end = super().queue_range(topic, queue_id)
         queue, visible = self.consumequeues.queue(topic, queue_id), self.visible_end
         if queue is None or end == first or not self._is_beyond(queue, end - 1, visible):

@@ -5,10 +5,12 @@ MkDocs calls `on_config` and `on_files` (see `hooks` in mkdocs.yml). Each page i
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,8 +139,6 @@ def findings() -> str:
 
 # Settings
 
-COMMENT = re.compile(r"^    (\w+): [^#\n]*#\s*(.*)$", re.MULTILINE)
-
 
 def settings() -> str:
     """Every setting of a store in Airflow, of the check-back policy, and of the environment."""
@@ -190,7 +190,7 @@ def _airflow_settings() -> Iterator[str]:
 
 
 def _fields(kind: Any) -> Iterator[str]:
-    comments = dict(COMMENT.findall(inspect.getsource(kind)))
+    docstrings = dict(_docstrings(kind))
     yield from ("| setting | default | what it is |", "|---|---|---|")
     for one in fields(kind):
         default = "{}" if one.default is MISSING else one.default
@@ -202,7 +202,16 @@ def _fields(kind: Any) -> Iterator[str]:
             shown = "`never`" if default is None else f"`{default / 1000:g}s`"
         elif default is None and kind is Rule:
             shown = "`never`"
-        yield f"| `{name}` | {shown} | {_cell(comments.get(one.name, ''))} |"
+        yield f"| `{name}` | {shown} | {_cell(docstrings[one.name]).replace('None:', '`never`:')} |"
+
+
+def _docstrings(kind: type) -> Iterator[tuple[str, str]]:
+    """Each field of a dataclass with the docstring below it."""
+    (declared,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(declared, ast.ClassDef)
+    for before, after in pairwise(declared.body):
+        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            yield ast.unparse(before.target), " ".join(str(after.value.value).split())
 
 
 def errors() -> str:

@@ -49,15 +49,21 @@ KINDS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, with its place. `facts` are JSON values."""
+    """One thing that is wrong, with its place."""
 
     kind: str
+    """One of `KINDS`, such as `queue-missing`."""
     commitlog_offset: int
+    """The byte position that it is about: of a record, or where one should be."""
     text: str
+    """One sentence."""
     file: str = ""
+    """The path of the file that is wrong. Empty: it is about no single file."""
     facts: dict[str, Any] = field(default_factory=dict)
+    """Further facts of the kind, JSON values by name, such as topic, queue_offset or slot."""
 
     def as_json(self) -> dict[str, Any]:
+        """Its fields by name, ready for JSON, with the facts beside them."""
         place = {"kind": self.kind, "commitlog_offset": self.commitlog_offset, "file": self.file}
         return {**place, **self.facts, "text": self.text}
 
@@ -96,9 +102,10 @@ class Cause:
 
 
 class Findings:
-    """Findings in the order in which they are reported, all counted, the first of them listed.
+    """Findings by CommitLog offset, all counted, the first `listed` of them kept.
 
-    Once it is known what explains findings (`explain`), those are listed apart, so that they displace no other.
+    Iterating over them gives those that are listed, `len` the count of all. Once it is known what explains findings
+    (`explain`), those are listed apart, so that they displace no other.
     """
 
     def __init__(self, listed: int = FINDINGS_LISTED) -> None:
@@ -107,15 +114,20 @@ class Findings:
         self._consequences: list[tuple[Finding, Cause]] = []
         self._cause_of: Callable[[Finding], Cause | None] = _unknown
         self.counts: Counter[str] = Counter()
+        """How many of each kind, those that are not listed included."""
 
     def add(self, finding: Finding) -> None:
+        """Count a finding, and list it if there is room. Raises ValueError for a kind that is not in `KINDS`."""
         if finding.kind not in KINDS:
             raise ValueError(f"{finding.kind} is not a kind of finding")
         self.counts[finding.kind] += 1
         self._list(finding)
 
     def explain(self, cause_of: Callable[[Finding], Cause | None]) -> None:
-        """From now on, and among those that are listed, count what has a cause with its cause."""
+        """From now on, and among those that are listed, count what has a cause with its cause.
+
+        `cause_of(finding)` returns the cause, None for a finding that nothing explains.
+        """
         self._cause_of, before = cause_of, self._findings
         self._findings = []
         for finding in before:
@@ -131,7 +143,7 @@ class Findings:
                 self._consequences.append((finding, cause))
 
     def drop(self, is_false: Callable[[Finding], bool]) -> None:
-        """Take back the listed findings that proved false."""
+        """Take back the listed findings for which `is_false(finding)` is true: they proved false."""
         for finding in (*self._findings, *(one for one, _ in self._consequences)):
             if is_false(finding):
                 self.counts[finding.kind] -= 1
@@ -196,31 +208,49 @@ class Report:
     """The answer of a verification; `as_json` is its public form."""
 
     path: str
+    """The store that was verified."""
     generation: str
+    """How it records transactions: none, state-table, gap, half-op or mixed."""
     records: int
+    """How many records the CommitLog holds."""
     bytes: int
+    """How many bytes of the CommitLog were read."""
     transactions: dict[str, int]
+    """How many there are (`total`), and how many in each state."""
     digest: str
+    """One number for the states of all transactions, 32 hexadecimal digits: docs/format.md, "Digest"."""
     findings: Findings
+    """What is wrong."""
     begin_offset: int = 0
+    """CommitLog offset where the log begins."""
     end_offset: int = 0
+    """CommitLog offset where the log ended, or up to which it was verified."""
     seconds: float = 0.0
-    live: bool = False  # a broker was writing meanwhile: what it had not finished is not verified
+    """How long it took."""
+    live: bool = False
+    """Whether a broker was writing meanwhile: what it had not finished is not verified."""
     not_judged: tuple[NotJudged, ...] = ()
-    causes: tuple[Cause, ...] = ()  # what explains findings, each once, with what it explains
+    """What was not compared: `path`, `what` it is, and `why`."""
+    causes: tuple[Cause, ...] = ()
+    """What explains findings, each once: `kind`, `commitlog_offset`, `file`, `text`, and its `consequences` by kind."""
 
     @property
     def ok(self) -> bool:
+        """Whether there are no findings."""
         return not len(self.findings)
 
     def first(self, count: int) -> list[dict[str, Any]]:
-        """At most so many findings, those that nothing explains before the others."""
+        """At most `count` findings as JSON, those that nothing explains before the others."""
         unexplained = self.findings.unexplained
         known = {id(finding) for finding in unexplained}
         rest = (finding for finding in self.findings if id(finding) not in known)
         return [finding.as_json() for finding in islice(chain(unexplained, rest), count)]
 
     def as_json(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON, with `ok` and `counts` (by kind); `findings` are a list.
+
+        `findings_omitted` is there when some are counted but not listed.
+        """
         answer: dict[str, Any] = {
             "ok": self.ok,
             "path": self.path,

@@ -70,15 +70,19 @@ class App:
         """`path` is the store, `engine` the database whose transactions messages join and handlers write in.
 
         Handlers and sends that are async use `async_engine`, to the same database. `name` is the producer group, and
-        the source of its events; by default the store's name. `topics` are those that it sends to, besides the ones
-        that `topic()` and `on()` name: a send to any other is refused. `create_tables=False` leaves the tables to a
-        migration (`metadata`). Other options are those of `broker.open`. Raises BrokerError.
+        the source of its events; None: the store's name without its suffix. `topics` are those that it sends to,
+        besides the ones that `topic()` and `on()` name: a send to any other is refused. `create_tables=False` leaves
+        the tables to a migration (`metadata`). Other options are `sync`, `layout`, `transactions`, `create`,
+        `retention` and `in_doubt_max` of `broker.open`. Raises BrokerError for other options, an `async_engine` without
+        an `engine` or of another database, and what Ledger refuses; MessageRejected for an impossible `name` or topics
+        that are not text.
         """
         if unknown := options.keys() - _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
             raise BrokerError(f"broker.App has no option {min(unknown)!r}; besides its own it takes {known}")
         self.path, self.engine, self.async_engine = os.fspath(path), engine, async_engine
         self.name = Path(self.path).stem if name is None else name
+        """The producer group, and the source of its events."""
         check_group(self.name)
         if async_engine is not None and engine is None:
             text = "check-back works without an event loop: give the App engine=create_engine(...) too"
@@ -112,8 +116,11 @@ class App:
     ) -> None:
         """Declare a topic, and what its bodies are: a dataclass, a model, any type that JSON has, bytes or str.
 
-        A send of anything else is refused. `version` of the schema goes with each message; `upgrade(version, value)`
-        brings the JSON of an older one to this one. `codec` is for other formats. Raises BrokerError, MessageRejected.
+        A send of anything else is refused; `body_type` None takes whatever is sent. `event_type` is that of its
+        CloudEvents, by default the class of the value. `version` of the schema, from 1 (None: there is none), goes with
+        each message; `upgrade(version, value)` brings the JSON of an older one to this one. `codec` is for other
+        formats. Raises BrokerError for a topic that was declared before and for arguments that do not fit,
+        MessageRejected for an impossible name.
         """
         check_send_topic(topic)
         known = self._topics.get(topic)
@@ -137,8 +144,10 @@ class App:
         The function receives the body as its first parameter is annotated, and by annotation a SQLAlchemy session and
         the `ReceivedMessage`. With a session, what it writes and sends is one transaction with the note that the
         message was processed: it takes effect once. Without one it may run again. What it raises is retried as
-        `retry` says, and logged. `concurrency` is the number of threads of a process; an `ordered` group has one
-        message of each queue at a time. Raises BrokerError for a function or arguments that cannot work.
+        `retry` says (None: `Retry()`), and logged. `tags` and `start` are as of `LiveStore.consumer`. `concurrency` is
+        the number of threads of a process, 1 to 1,000; an `ordered` group has one message of each queue at a time.
+        Raises, where it decorates, BrokerError for a function or arguments that cannot work, MessageRejected for an
+        impossible name and tags that select nothing.
         """
 
         def declare(function: _Function) -> _Function:
@@ -163,11 +172,11 @@ class App:
 
     @property
     def groups(self) -> list[HandlerGroup]:
-        """The handlers by consumer group."""
+        """The handlers by consumer group, in the order of their declaration."""
         return groups_of(self._handlers)
 
     def body_of(self, topic: str) -> TopicBody:
-        """What the bodies of a topic are."""
+        """What the bodies of a topic are; of one that was not declared, whatever is sent."""
         return self._topics.get(topic) or TopicBody()
 
     # Open and close
@@ -175,8 +184,8 @@ class App:
     def start(self) -> Self:
         """Open the store, make the tables that are missing, bind ledger and store. Called by what needs it.
 
-        With SQLite call it before the first transaction of a session that the application opened itself. Raises what
-        `broker.open` and `Producer` raise.
+        Returns the application. With SQLite call it before the first transaction of a session that the application
+        opened itself. Raises what `broker.open`, Producer and the database raise.
         """
         with self._lock:
             if self._store is None:
@@ -201,14 +210,17 @@ class App:
 
     @property
     def store(self) -> LiveStore:
-        """The store, open."""
+        """The store, open. Raises what `start` raises."""
         self.start()
         assert self._store is not None
         return self._store
 
     @property
     def producer(self) -> Producer:
-        """The producer of messages in transactions. Raises BrokerError for an application without an engine."""
+        """The producer of messages in transactions.
+
+        Raises TransactionError for an application without an engine or without topics, and what `start` raises.
+        """
         self.start()
         assert self._producers is not None
         found = self._producers[1]
@@ -228,7 +240,7 @@ class App:
         return [] if self._ledger is None else [self._ledger.metadata, self.processed.metadata, self.sent_keys.metadata]
 
     def close(self) -> None:
-        """Release the store. It opens again at its next use."""
+        """Release the store. It opens again at its next use. Raises what `LiveStore.close` raises."""
         with self._lock:
             store, self._store, self._producers = self._store, None, None
             if store is not None:
@@ -248,8 +260,9 @@ class App:
     def transaction(self, session: Session | None = None) -> Iterator[Session]:
         """A block of one database transaction, whose sends are delivered when it is committed: at its end.
 
-        An exception rolls both back. A `session` that is given is committed or rolled back, and stays open. Raises
-        UnknownOutcome when COMMIT itself failed: check-back will find out.
+        An exception rolls both back. A `session` that is given is committed or rolled back, and stays open; None: a new
+        one. Raises what `producer` raises, and at its end what `SessionTransaction.commit` raises: UnknownOutcome when
+        COMMIT itself failed, which check-back will find out.
         """
         producer = self.producer
         with contextlib.ExitStack() as stack:
@@ -262,7 +275,10 @@ class App:
 
     @contextlib.asynccontextmanager
     async def transaction_async(self, session: AsyncSession | None = None) -> AsyncIterator[AsyncSession]:
-        """The same for an AsyncSession; its sends are `await app.send_async(...)`."""
+        """The same for an AsyncSession; its sends are `await app.send_async(...)`.
+
+        Raises TransactionError without a session and an `async_engine`, else what `transaction` raises.
+        """
         producer = self.producer
         async with contextlib.AsyncExitStack() as stack:
             if session is None:
@@ -281,9 +297,10 @@ class App:
         """Send a value: in the transaction of the session, of the handler or of the `transaction()` block it is in.
 
         Without any of them it is refused where the application has a database: see `send_now`. The options are those
-        of `SendKeywords`; `deliver_at` and `delay` deliver later, `dedup_key` sends once: the topic gets one message
-        for that key within `dedup_window`, whatever process sends it, and None is returned for a repeated one. Raises
-        MessageRejected for a value that the topic does not take, and what `Producer.send` raises.
+        of SendKeywords. With `dedup_key` the topic gets one message for that key within `dedup_window`, whatever
+        process sends it, and None is returned for a repeated one. Raises MessageRejected for a topic that it does not
+        declare and a value that the topic does not take; TransactionError outside a transaction, and for a `dedup_key`
+        without a database; and what `start`, `Producer.send` and the database raise.
         """
         event = self._event(topic, value, options)
         session = self._scopes.session() if session is None else session
@@ -300,7 +317,7 @@ class App:
     async def send_async(
         self, topic: str, value: Any, session: AsyncSession | None = None, **options: Unpack[SendKeywords]
     ) -> SendResult | None:
-        """The same without blocking the event loop, for an AsyncSession."""
+        """The same without blocking the event loop, for an AsyncSession. Raises what `send` raises."""
         event = self._event(topic, value, options)
         session = self._scopes.session() if session is None else session
         if session is None:
@@ -314,7 +331,10 @@ class App:
         return await producer.send_async(event.message, session, **event.placing)
 
     def send_now(self, topic: str, value: Any, **options: Unpack[SendKeywords]) -> SendResult:
-        """Send a value by itself, whatever becomes of the transaction that the caller is in."""
+        """Send a value by itself, whatever becomes of the transaction that the caller is in.
+
+        Raises TransactionError for a `dedup_key`, else what `send` raises.
+        """
         event = self._event(topic, value, options)
         if event.dedup_key is not None:
             raise TransactionError("send_now() has no transaction to keep a dedup_key in: use app.send()")
@@ -342,7 +362,10 @@ class App:
     # Work
 
     def workers(self, groups: Sequence[HandlerGroup] | None = None) -> Workers:
-        """The handlers' threads in this process, of all groups or of some; `checkback work` runs them in production."""
+        """The handlers' threads in this process, of all groups (None) or of some; not started yet.
+
+        `checkback work` runs them in production.
+        """
         from broker.app.worker import Workers
 
         return Workers(self, groups)

@@ -29,8 +29,11 @@ class BodyCodec:
     """
 
     content_type: str
+    """The media type that goes with each message, as application/x-protobuf; bodies of another are not decoded."""
     encode: Callable[[Any], bytes]
+    """Makes the body of a value. What it raises comes out of the send."""
     decode: Callable[[bytes], Any]
+    """Makes the value of a body."""
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,22 @@ _DAY_S = 86_400.0
 class SendKeywords(TypedDict, total=False):
     """What a send may say besides topic and value."""
 
-    tag: str  # what consumers select by
-    keys: Sequence[str]  # what the message is found by later
-    properties: Mapping[str, str]  # the application's
-    sharding_key: str | None  # messages with the same one are consumed in the order of sending
-    deliver_at: datetime | int | None  # with a time zone; or milliseconds since 1970
-    delay: timedelta | float | None  # or seconds
-    dedup_key: str | None  # one message for it within the window
-    dedup_window: timedelta | float  # or seconds; by default a day
+    tag: str
+    """What consumers select by. By default none."""
+    keys: Sequence[str]
+    """What the message is found by later. By default none."""
+    properties: Mapping[str, str]
+    """The application's own, text to text."""
+    sharding_key: str | None
+    """Messages with the same one are consumed in the order of sending. None: the queues take turns."""
+    deliver_at: datetime | int | None
+    """When it is delivered: a datetime with a time zone, or milliseconds since 1970. None: at once."""
+    delay: timedelta | float | None
+    """How long from now on it is delivered: a timedelta, or seconds. None: at once."""
+    dedup_key: str | None
+    """Text of 1 to 255 characters: the topic gets one message for it within the window. None: no such limit."""
+    dedup_window: timedelta | float
+    """How long a `dedup_key` counts: a timedelta, or seconds. By default a day."""
 
 
 class Outgoing(NamedTuple):

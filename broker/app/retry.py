@@ -19,6 +19,7 @@ class GiveUp:
     """The message goes to the dead letters of its group, with the reason."""
 
     reason: str
+    """Up to 300 characters, and how often it was tried."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Redeliver:
     """The message is delivered again after a delay in seconds."""
 
     delay_s: float
+    """From 0 to 30 days."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,17 @@ class Retry:
         Retry(5, delays_s=(1, 10, 60), give_up_on=(ValueError,))
         Retry.exponential(8, first_s=0.5, longest_s=300)
 
-    `delays_s` is the delay before each retry; the last one repeats. An exception in `give_up_on` makes a dead letter at
-    once; with `retry_on`, so does every exception that is not in it. Raises BrokerError for what is not a
-    policy.
+    Raises BrokerError for what is not a policy. RocketMQ: DefaultMQPushConsumer.setMaxReconsumeTimes (5.3.3).
     """
 
     max_retries: int = 16
+    """How often a message is delivered again before it goes to the dead letters; 0: never."""
     delays_s: Sequence[float] = _LEVELS_S
+    """Seconds before each retry, each from 0 to 30 days; the last one repeats."""
     retry_on: tuple[type[Exception], ...] = (Exception,)
+    """The exceptions that are tried again; every other makes a dead letter at once."""
     give_up_on: tuple[type[Exception], ...] = ()
+    """The exceptions that make a dead letter at once, also where `retry_on` has them. A BodyError always does."""
 
     def __post_init__(self) -> None:
         if type(self.max_retries) is not int or self.max_retries < 0:
@@ -69,7 +73,10 @@ class Retry:
         retry_on: tuple[type[Exception], ...] = (Exception,),
         give_up_on: tuple[type[Exception], ...] = (),
     ) -> Retry:
-        """Delays that grow: `first_s`, then each `factor` times the one before, up to `longest_s`."""
+        """A policy with growing delays: `first_s` seconds, then each `factor` times the one before, up to `longest_s`.
+
+        Raises BrokerError for a time that is not above 0 (to 30 days), and a factor below 1.
+        """
         if not _is_delay(first_s) or not _is_delay(longest_s) or not first_s or not factor >= 1:
             raise BrokerError("first_s and longest_s are seconds above 0, and factor is 1 or more")
         steps = 1 if factor == 1 else math.ceil(math.log(max(longest_s / first_s, 1), factor)) + 1
@@ -79,7 +86,7 @@ class Retry:
     def decide(self, error: BaseException | None, retries: int) -> Redeliver | GiveUp:
         """What follows when a handler raised an error and the message was delivered again `retries` times before.
 
-        Without an error the transaction failed and not the handler: that is always tried again.
+        `error` None: the transaction failed and not the handler, which is tried again up to `max_retries` times.
         """
         if isinstance(error, BodyError):
             return GiveUp(str(error)[:_REASON_SIZE])

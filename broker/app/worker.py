@@ -139,14 +139,17 @@ class Workers:
     """All groups of an application in this process. `with app.workers(): ...`, or `start` and `stop`."""
 
     def __init__(self, app: HandlerHost, groups: Sequence[HandlerGroup] | None = None) -> None:
-        """`groups` are those that work here; by default all of the application."""
+        """`groups` are those that work here; None: all of the application."""
         self._app, self._loop = app, HandlerLoop()
         self._wanted = groups
         self._groups: list[GroupWorker] = []
         self._delivery: DelayedDelivery | None = None
 
     def start(self) -> Self:
-        """Open the application and start its threads. Raises what `App.start` and `LiveStore.consumer` raise."""
+        """Open the application and start its threads; returns itself.
+
+        Raises what `App.start` and `LiveStore.consumer` raise.
+        """
         self._app.start()
         try:
             for group in self._app.groups if self._wanted is None else self._wanted:
@@ -165,7 +168,7 @@ class Workers:
 
     @property
     def handled(self) -> int:
-        """How many messages were received and settled, repeated ones included."""
+        """How many messages were received and settled since `start`, repeated ones included; 0 after `stop`."""
         return sum(one.handled for one in self._groups)
 
     @property
@@ -174,7 +177,11 @@ class Workers:
         return sum(one.running for one in self._groups)
 
     def stop(self, grace_s: float = GRACE_S) -> bool:
-        """Receive nothing more, finish what runs for up to `grace_s`, give the queues back; whether all finished."""
+        """Receive nothing more, finish what runs for up to `grace_s` seconds, give the queues back; True: all finished.
+
+        What did not finish is delivered again. Leaving the `with` block calls it, and raises `failure`: StoreError for
+        one that is not a BrokerError.
+        """
         for one in self._groups:
             one.stop()
         deadline_s = time.monotonic() + grace_s

@@ -47,7 +47,11 @@ _FROM = {
 
 
 class ClusterConsumer(Receiver):
-    """Threads share it. Close it, or use `with`; a forked child connects again."""
+    """One member of a consumer group of a cluster. Threads share it; a forked child connects again.
+
+    Close it, or use `with`. After `close`, and in a forked child, each call raises ClusterError.
+    RocketMQ: DefaultMQPushConsumerImpl (5.3.3).
+    """
 
     def __init__(
         self,
@@ -95,7 +99,7 @@ class ClusterConsumer(Receiver):
         return f"<broker.ClusterConsumer {self.group!r} of {', '.join(self.topics)}>"
 
     def receive_now(self) -> ReceivedMessage | None:
-        """The next message if one was pulled."""
+        """The next message that was pulled, without waiting; None when there is none."""
         self._check()
         return self._holdings.take()
 
@@ -103,22 +107,25 @@ class ClusterConsumer(Receiver):
         self._holdings.wait(max(seconds, _WAIT_S))
 
     def ack(self, message: ReceivedMessage) -> bool:
-        """The message is done: the group does not get it again, unless this process is killed within a second.
+        """Acknowledge a message: it is done, and the group does not get it again, unless this process is killed within
+        a second.
 
         False when it is not in this consumer's hands any more: its queue is another member's, or it held it too long.
+        Raises BrokerError for what is not a message that was received.
         """
         self._check()
         check_received("ack", message)
         return self._holdings.acknowledge(message)
 
     def retry(self, message: ReceivedMessage, delay_level: int | None = None) -> bool:
-        """The message could not be processed: the group gets it again later.
+        """Give a message back that could not be processed: the group gets it again later.
 
         By default after 10 s, 30 s, 1 min … 2 h, by the broker's table, or as `retry_delay_level` says; after
         `max_retries` times it goes to the dead letters of the group. `delay_level` is one of the broker's levels from 1
         on, -1 for the dead letters; a cluster has no 0 for at once. An ordered consumer keeps it before all that follow
         it and hands it out again after a second. False as for `ack`. While its broker cannot be reached it comes again
-        here.
+        here, after 5 s. Raises BrokerError for a level that is out of range, NotInCluster for level 0.
+        RocketMQ: DefaultMQPushConsumerImpl.sendMessageBack (5.3.3).
         """
         self._check()
         check_received("retry", message)
@@ -141,11 +148,12 @@ class ClusterConsumer(Receiver):
 
     @property
     def queues(self) -> list[tuple[str, int, str]]:
-        """The queues that are this consumer's now: topic, queue id and broker name."""
+        """The queues that are this consumer's now: (topic, queue id from 0, broker name), sorted."""
         return sorted((one.queue.topic, one.queue.queue_id, one.queue.broker_name) for one in self._holdings.held)
 
     def positions(self) -> dict[tuple[str, int, str], int]:
-        """Of each queue of this consumer the queue offset of the lowest message that is not acknowledged."""
+        """By (topic, queue id, broker name), for the queues of this consumer, the queue offset of the lowest message
+        that is not acknowledged, from 0."""
         return {
             (one.queue.topic, one.queue.queue_id, one.queue.broker_name): one.window.position
             for one in self._holdings.held

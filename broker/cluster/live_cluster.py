@@ -53,10 +53,14 @@ _OF_A_STORE = {
 
 
 class LiveCluster:
-    """A client of a cluster. Close it, or use it in a `with` statement; threads may share it."""
+    """A client of a cluster. Close it, or use it in a `with` statement; threads may share it.
+
+    `broker.connect` makes it, and has the errors. After `close`, and in a forked child, each call raises ClusterError.
+    What only a store has (`append`, `retain`, ...) raises NotInCluster.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Raises ClusterError when no name server answers."""
+        """See `broker.connect`."""
         self._settings = settings
         self._loop = LoopThread("checkback-cluster")
         self._consumers: list[ClusterConsumer] = []
@@ -64,6 +68,7 @@ class LiveCluster:
         self._client = ClusterClient(settings, self._loop)
         try:
             self.half_messages = ClusterTransactions(self._client)
+            """What ends half messages, and answers the brokers' checks."""
             self._loop.run(self._client.routes.cluster())
             self._loop.run(self._client.start())
         except BaseException:
@@ -90,12 +95,15 @@ class LiveCluster:
 
     @property
     def path(self) -> str:
-        """The URL that was connected to."""
+        """The URL of the name servers, with their ports."""
         return self._settings.url
 
     @property
     def store_id(self) -> str:
-        """What a ledger's rows name the cluster by."""
+        """What a ledger's rows name the cluster by: its name, up to 32 characters; of a longer one a hash.
+
+        Raises ClusterError.
+        """
         return self.destination("").store_id
 
     def close(self) -> None:
@@ -113,14 +121,14 @@ class LiveCluster:
     def producer(
         self, group: str, *, topics: Sequence[str] = (), ledger: BoundLedger | None = None, resolver: Any = None
     ) -> Producer:
-        """What an application sends with; with a ledger or a resolver, together with its local transactions.
+        """Make what an application sends with; with a ledger or a resolver, together with its local transactions.
 
-        See `broker.producer.Producer`. Raises TransactionError, MessageRejected, ClusterError.
+        The arguments and the errors are those of Producer.
         """
         return Producer(self, group, topics=topics, ledger=ledger, resolver=resolver)
 
     def destination(self, group: str) -> ClusterDestination:
-        """Where the messages of a producer group go: `Producer` asks for it."""
+        """Where the messages of a producer group go. Producer calls it."""
         return ClusterDestination(self._client, self.half_messages, group, self._transactional)
 
     def consumer(
@@ -136,9 +144,10 @@ class LiveCluster:
         ack_timeout_s: float = 900.0,
         processed: Processed | None = None,
     ) -> ClusterConsumer:
-        """What an application receives with: one member of a consumer group, which shares the topic's queues.
+        """Make what an application receives with: one member of a consumer group, which shares the topics' queues.
 
-        The arguments are those of `LiveStore.consumer`. Raises MessageRejected for a bad name, ClusterError.
+        The arguments are those of `LiveStore.consumer`. Raises MessageRejected for a bad name or tags that select
+        nothing, BrokerError for other arguments out of range, ClusterError when no name server or broker answers.
         """
         made = observing.receiver(ClusterConsumer)(
             self._settings, self._loop, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,
@@ -151,22 +160,31 @@ class LiveCluster:
     # Topics
 
     def topic(self, name: str) -> TopicRoute | None:
-        """Where a topic is; None when no broker has it. Raises ClusterError."""
+        """Where a topic is: `queues` and `brokers`, asked now; None when no broker has it. Raises ClusterError."""
         return self._loop.run(self._client.routes.route(name, max_age_s=0.0))
 
     def create_topic(self, name: str, *, queues: int = QUEUES, message_type: str = "") -> None:
-        """Make a topic with so many queues at each master. Raises MessageRejected, ClusterError, NotPermitted."""
+        """Make a topic with so many queues at each master, or change it.
+
+        `message_type` is as of `WritableStore.create_topic`; empty: none. Raises MessageRejected for a bad name,
+        NotPermitted when the account may not, ClusterError when a broker refuses or does not answer.
+        RocketMQ: UpdateTopicSubCommand (5.3.3).
+        """
         self._loop.run(TopicAdmin(self._client).create(name, queues=queues, message_type=message_type))
 
     def newest(self, topic: str, limit: int = 32) -> list[ReceivedMessage]:
-        """The last messages of each queue of a topic, at most so many of each; no group's position moves.
+        """The last messages of each queue of a topic, oldest first, at most `limit` of each.
 
-        Raises ClusterError, NotPermitted.
+        No group's position moves. Empty for a topic that is not there. Raises NotPermitted when the account may not
+        read it, ClusterError.
         """
         return self._loop.run(read_newest(self._client, topic, limit))
 
     def join(self, group: str) -> None:
-        """Be a member of a producer group at every broker, without sending: its checks come here, too."""
+        """Be a member of a producer group at every broker, without sending: its checks come here, too.
+
+        Raises ClusterError when no name server answers.
+        """
         self._loop.run(self._join(group))
 
     async def _join(self, group: str) -> None:

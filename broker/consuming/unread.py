@@ -29,13 +29,21 @@ class Unread:
     """What one group has yet to acknowledge of one topic; or, without a group, what nobody consumes."""
 
     group: str
+    """Empty: no group consumes the topic."""
     topic: str
-    positions: Mapping[int, int]  # by queue id: the queue offset from which on it is unread
-    waiting: int  # messages; those that the group does not select by tag are counted as well
-    idle_s: float | None  # since a consumer of the group was last seen; None without a group
-    is_gone: bool  # nobody waits for the group any more
-    pinned_at: int | None = None  # CommitLog offset of the first message that must stay
-    going: int = 0  # messages of `waiting` that a round removes
+    """The topic."""
+    positions: Mapping[int, int]
+    """By queue id, from 0: the queue offset from which on it is unread."""
+    waiting: int
+    """Messages; those that the group does not select by tag are counted as well."""
+    idle_s: float | None
+    """Seconds since a consumer of the group was last seen; None without a group."""
+    is_gone: bool
+    """Whether nobody waits for the group any more."""
+    pinned_at: int | None = None
+    """CommitLog offset of the first message that must stay; None: none must."""
+    going: int = 0
+    """Messages of `waiting` that a round removes."""
 
     @property
     def kind(self) -> str:

@@ -23,7 +23,10 @@ COMMITTED, ROLLED_BACK = int(TransactionState.COMMITTED), int(TransactionState.R
 
 
 class BoundLedger(abc.ABC):
-    """A ledger's table in the application's database, bound to the stores whose transactions it settles."""
+    """A ledger's table in the application's database, bound to the stores whose transactions it settles.
+
+    An application makes it, and calls `create_all`; producers and check-back call the rest.
+    """
 
     def __init__(self) -> None:
         self._bound: dict[str, Binding] = {}  # by store id
@@ -46,28 +49,36 @@ class BoundLedger(abc.ABC):
 
     @abc.abstractmethod
     def look(self, execute: Execute) -> Observed:
-        """Which database this is, asked on a connection."""
+        """Which database this is: its identity as JSON can hold it, read by `execute(Sql)` on a connection."""
 
     @abc.abstractmethod
     def create_all(self) -> None:
-        """Make the tables, where they are not there yet; other processes may do so at the same moment."""
+        """Make the tables, where they are not there yet; other processes may do so at the same moment.
+
+        Raises what the database raises, TransactionError when the database is another one than it was.
+        """
 
     @abc.abstractmethod
     def bind(self, store_id: str, known: KnownLedgers) -> None:
         """Bind a store and this database to each other, or verify that they are, before the first half message.
 
         `known` is where the store remembers it. A database that cannot be asked now, or only in an event loop, is asked
-        before the first transaction. Raises TransactionError when the database is another one than it was.
+        before the first transaction. `store_id`: 32 hexadecimal digits. Raises TransactionError when the database is
+        another one than it was, StoreError for a file of the store that is damaged.
         """
 
     @abc.abstractmethod
     def binding(self, store_id: str) -> Binding:
-        """The binding of a store and this database. Raises TransactionError when it is not to be had."""
+        """The binding of a store and this database, made if there is none.
+
+        Raises TransactionError when the database cannot be asked, or is another one than it was.
+        """
 
     @abc.abstractmethod
     def state_of(self, properties: Mapping[str, str]) -> TransactionState | None:
-        """What the row says that a half message with these properties names; None without one, or without an answer.
+        """What the row says that a half message with these properties names: COMMITTED or ROLLED_BACK.
 
+        None when there is no such row, when the properties name none, or when it cannot be read without an event loop.
         Raises what the database raises.
         """
 
@@ -78,19 +89,19 @@ class BoundLedger(abc.ABC):
     def running_transaction(self) -> JoinableTransaction | None:
         """The database transaction that the calling thread is in, where the ledger can find it without a session.
 
-        None here: a send names its session or connection. Raises TransactionError.
+        None here: a send names its session or connection. Raises TransactionError for one that no message can join.
         """
         return None
 
     def begin(self, target: Any, producer_group: str, immunity_s: int | None) -> Any:  # noqa: ARG002 - for those that can
         """Begin a LocalTransaction on what only this kind of ledger knows; None for anything else.
 
-        Raises TransactionError.
+        `immunity_s`: seconds, as of `Producer.begin_transaction`. Raises TransactionError where no message can join.
         """
         return None
 
     def joinable(self, target: Any) -> JoinableTransaction | None:  # noqa: ARG002 - likewise
-        """The open transaction of such a target; None for anything else. Raises TransactionError."""
+        """The open transaction of such a target; None for anything else. Raises TransactionError without one."""
         return None
 
     def _bind_again(self) -> None:

@@ -37,19 +37,27 @@ def message_key(message: ReceivedMessage) -> str:
 
 
 class Processed:
-    """The table `checkback_processed`."""
+    """The table `checkback_processed`: consumer_group (text, 128), message_key (text, 64), processed_ms (64-bit).
+
+    `schema` and `table` say where it lies; None: the schema of the connection. `metadata` is SQLAlchemy's, `rows` the
+    table in it.
+    """
 
     def __init__(self, *, table: str = "checkback_processed", schema: str | None = None) -> None:
         self.metadata, self.rows = _table(table, schema)
 
     def create_all(self, engine: Engine) -> None:
-        """Make the table, where it is not there yet; other processes may do so at the same moment."""
+        """Make the table, where it is not there yet; other processes may do so at the same moment.
+
+        Raises what the database raises.
+        """
         make_tables(self.metadata, engine)
 
     def first_time(self, session: Session, group: str, message: ReceivedMessage) -> bool:
         """Note in the session's transaction that a group processes a message; False when it did so before.
 
-        Another transaction that is processing the same message at this moment is waited for.
+        Another transaction that is processing the same message at this moment is waited for. Raises BrokerError when
+        the driver does not count rows, and what the database raises.
         """
         row = {
             "consumer_group": group,
@@ -59,9 +67,10 @@ class Processed:
         return insert_once(session, self.rows, row)
 
     def forget(self, session: Session, older_than_ms: int) -> int:
-        """Remove rows older than a time, by this machine's clock, and return how many. Commit yourself.
+        """Remove rows that were inserted before a time (milliseconds since 1970), and return how many. Commit yourself.
 
         A message that is delivered again after its row went is processed again: keep rows longer than messages live.
+        Raises BrokerError for a time below 0, and what the database raises.
         """
         if older_than_ms < 0:
             raise BrokerError(f"older_than_ms is milliseconds since 1970, not {older_than_ms}")

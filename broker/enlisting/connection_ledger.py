@@ -53,7 +53,8 @@ class ConnectionLedger(BoundLedger):
     """The table `checkback_ledger` in a database of SQLite or PostgreSQL, read and written by its driver.
 
     `connect` returns a new connection of `sqlite3` or `psycopg` each time, to the database that the application's
-    connections lead to; the ledger closes it. `schema` is PostgreSQL's. Raises BrokerError for anything but a function.
+    connections lead to; the ledger closes it. `schema` is PostgreSQL's; None: that of the connection. Raises
+    BrokerError for anything but a function; what it returns is looked at when the ledger first connects.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class ConnectionLedger(BoundLedger):
 
     @cached_property
     def connection_rows(self) -> ConnectionRows:
-        """The ledger's rows, as connections see them in their transactions."""
+        """The ledger's rows, as connections see them in their transactions. Raises as `create_all`."""
         return ConnectionRows(self._driver, self._name(self._table))
 
     @cached_property
@@ -90,18 +91,26 @@ class ConnectionLedger(BoundLedger):
 
     @property
     def dialect(self) -> str:
+        """The kind of database: sqlite or postgresql. Raises as `create_all`, since it may have to connect."""
         return self._driver.dialect
 
     @property
     def table(self) -> str:
+        """The plain name of the ledger's table."""
         return self._table
 
     @property
     def bindings_name(self) -> str:
+        """The table of the bindings as SQL names it."""
         return self._name(f"{self._table}_binding")
 
     def create_all(self) -> None:
-        """See BoundLedger. Raises what the database raises."""
+        """Make the tables, where they are not there yet; other processes may do so at the same moment.
+
+        Raises BrokerError when `connect` returns no usable connection (another driver's, one that is in use, SQLite in
+        memory, a schema in SQLite), TransactionError when the database is another one than it was, and what the
+        database raises.
+        """
         names = {"ledger": self._table, "mark": f"{self._table}_mark", "binding": f"{self._table}_binding"}
         names = {key: self._name(name) for key, name in names.items()}
         without_rowid = " WITHOUT ROWID" if self.dialect == "sqlite" else ""
@@ -118,7 +127,11 @@ class ConnectionLedger(BoundLedger):
         self._bind_again()
 
     def bind(self, store_id: str, known: KnownLedgers) -> None:
-        """See BoundLedger."""
+        """Bind a store and this database to each other, or verify that they are. See BoundLedger.
+
+        A database that does not answer is asked again before the first transaction. Raises as `create_all` but for what
+        the database raises, which is logged; StoreError for a file of the store that is damaged.
+        """
         self._known[store_id] = known
         found = self._bound.get(store_id)
         if found is not None and known.get(found.binding_id) is not None:
@@ -136,7 +149,11 @@ class ConnectionLedger(BoundLedger):
             )
 
     def binding(self, store_id: str) -> Binding:
-        """See BoundLedger."""
+        """The binding of a store and this database, made if there is none.
+
+        Raises TransactionError when the database cannot be asked or is another one than it was, BrokerError as
+        `create_all`.
+        """
         found = self._bound.get(store_id)
         if found is not None:
             return found
@@ -149,11 +166,14 @@ class ConnectionLedger(BoundLedger):
             raise TransactionError(f"{self!r} cannot be asked whose ledger it is ({cause}). {advice(cause)}") from error
 
     def look(self, execute: Execute) -> Observed:
-        """See BoundLedger."""
+        """Which database this is, read by `execute(statement)` on a connection. Raises what the database raises."""
         return observe(execute, self.dialect, self._name(self._table), self._schema)
 
     def state_of(self, properties: Mapping[str, str]) -> TransactionState | None:
-        """See BoundLedger."""
+        """What the row says that a half message with these properties names: COMMITTED or ROLLED_BACK.
+
+        None when there is no such row, or when the properties name none. Raises as `create_all`.
+        """
         key = properties.get(LEDGER_KEY)
         if key is None:
             return None
@@ -163,7 +183,10 @@ class ConnectionLedger(BoundLedger):
         return TransactionState(int(found[0][0])) if found else None
 
     def with_engine(self) -> Ledger:
-        """See BoundLedger. The engine has no pool: as here, each connection is new and closed after its use."""
+        """The same ledger as a `broker.Ledger`, by SQLAlchemy, as check-back needs it. Raises as `create_all`.
+
+        The engine has no pool: as here, each connection is new and closed after its use.
+        """
         from sqlalchemy import URL, NullPool, create_engine
 
         from broker.ledger import Ledger
@@ -178,7 +201,10 @@ class ConnectionLedger(BoundLedger):
         return Ledger(engine, table=self._table, schema=self._schema)
 
     def are_committed(self, keys: Sequence[str]) -> bool:
-        """Whether all rows are there, for a connection that was closed; False when the database does not answer."""
+        """Whether all these keys have a row "committed", for a connection that was closed.
+
+        False also when the database does not answer, which is logged.
+        """
         try:
             states = [self.state_of({LEDGER_KEY: key}) for key in keys]
         except Exception as error:  # noqa: BLE001 - each driver has errors of its own
@@ -189,7 +215,11 @@ class ConnectionLedger(BoundLedger):
     # Transactions of the application's connections
 
     def begin(self, target: Any, producer_group: str, immunity_s: int | None) -> ConnectionTransaction | None:
-        """See BoundLedger. Raises TransactionError for a connection that no message can join."""
+        """Begin a transaction of messages on a connection of sqlite3 or psycopg; None for anything else.
+
+        `immunity_s`: seconds, as of `Producer.begin_transaction`. Raises TransactionError for a connection that no
+        message can join, and where one is open on it.
+        """
         driver = driver_of(target)
         if driver is None:
             return None
@@ -199,7 +229,10 @@ class ConnectionLedger(BoundLedger):
         return ConnectionTransaction(self, target, driver, producer_group, immunity_s)
 
     def joinable(self, target: Any) -> ConnectionTransaction | None:
-        """See BoundLedger."""
+        """The transaction of messages that is open on a connection; None for what is not one of sqlite3 or psycopg.
+
+        Raises TransactionError when none is open on it, or one with another ledger.
+        """
         if isinstance(target, ConnectionTransaction):
             found: ConnectionTransaction | None = target
         elif driver_of(target) is None:
@@ -215,7 +248,10 @@ class ConnectionLedger(BoundLedger):
         return found
 
     def check_connection(self, connection: Any, driver: Driver) -> None:
-        """Raises TransactionError for a connection that no message can join."""
+        """See that messages can join a connection: it leads to the ledger's database, and its COMMIT is ours.
+
+        Raises TransactionError when not; BrokerError, and what the database raises, as `create_all`.
+        """
         status = driver.status(connection)
         if status not in (ConnectionStatus.IDLE, ConnectionStatus.ACTIVE):
             step = "roll it back first" if status is ConnectionStatus.FAILED else "open another one"

@@ -85,9 +85,12 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
     Leave the block and both commit; leave it by an exception and both roll back. `commit()` and `rollback()` do the
     same. Where the application commits the connection itself inside the block, its messages are delivered at the end of
     the block, and what it sends after that commit is refused. Belongs to one thread, as the connection does.
+    `immunity_s`: seconds, as of `Producer.begin_transaction`. Raises TransactionError for a connection that no message
+    can join, and what the database raises.
     """
 
     waits_for_disk: ClassVar[bool] = True
+    """A half message is durable when its send returns, since nothing runs just before COMMIT."""
 
     def __init__(
         self, ledger: RowsOfConnections, connection: Any, driver: Driver, group: str, immunity_s: int | None
@@ -107,6 +110,7 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
 
     @property
     def stage(self) -> Stage:
+        """See LocalTransaction."""
         return self._enlistment.stage
 
     def __enter__(self) -> Self:
@@ -127,6 +131,10 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
+        """Around a send: when it fails, the transaction can only be rolled back.
+
+        Raises TransactionError when it was ended, here or by the application, or a statement of it failed.
+        """
         try:
             self.check_active()
             status = self._driver.status(self._connection)
@@ -158,8 +166,9 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
     def commit(self) -> None:
         """See that the ledger's rows are in place, COMMIT, deliver.
 
-        Raises TransactionError and what the database raises: then nothing was saved, and the connection is rolled back.
-        Raises UnknownOutcome when COMMIT itself failed without an answer: check-back will find out.
+        Raises TransactionError when it was ended or a send or a statement failed in it, AlreadyEnded when check-back
+        rolled it back meanwhile, and what the database raises: then nothing was saved, and the connection is rolled
+        back. Raises UnknownOutcome when COMMIT itself failed without an answer: check-back will find out.
         """
         self.check_active()
         self._end()
@@ -182,7 +191,7 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
         self._enlistment.committed()
 
     def rollback(self) -> None:
-        """Roll the connection back; never deliver the messages."""
+        """Roll the connection back; never deliver the messages. Raises TransactionError when it was ended."""
         self.check_active()
         self._end()
         self._roll_back()

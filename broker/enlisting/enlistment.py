@@ -34,10 +34,15 @@ class Stage(enum.Enum):
     """How far a transaction has come."""
 
     ACTIVE = "active"
-    SEALED = "about to commit"  # its rows are in place and COMMIT is next: the outcome is unknown until it returns
+    """Messages may join it."""
+    SEALED = "about to commit"
+    """Its rows are in place and COMMIT is next: the outcome is unknown until it returns."""
     COMMITTED = "committed"
+    """COMMIT returned: its messages are delivered."""
     ROLLED_BACK = "rolled back"
+    """Its messages are never delivered."""
     LEFT = "left to check-back"
+    """The outcome is not known here."""
 
 
 class LedgerRows(Protocol):

@@ -25,18 +25,28 @@ STORED = "SEND_OK"
 class SendResult:
     """Where a message went. RocketMQ: SendResult (5.3.3)."""
 
-    message_id: str  # the offset message id
-    unique_key: str | None  # the producer's id of the message; of a batch the store makes it
+    message_id: str
+    """The offset message id, 32 hexadecimal digits for IPv4: the broker's address, the place in its CommitLog."""
+    unique_key: str | None
+    """The producer's id of the message (UNIQ_KEY), 32 hexadecimal digits; None of a batch: the store makes it."""
     topic: str
+    """The topic that the message was sent to."""
     queue_id: int
-    queue_offset: int  # of a half message its slot, of a delayed one its place in the schedule topic
+    """The queue of the topic, from 0."""
+    queue_offset: int
+    """Index in the queue, from 0; of a half message its slot, of a delayed one its place in the schedule topic."""
     commitlog_offset: int
-    local_state: LocalTransactionState | None = None  # of send_message_in_transaction
-    status: str = STORED  # of a cluster also FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE
-    broker_name: str = ""  # of a cluster: which broker has it
+    """Byte position of the record in the CommitLog; of a cluster in that of the broker that has it."""
+    local_state: LocalTransactionState | None = None
+    """How the local transaction ended, of `send_message_in_transaction`; None of other sends."""
+    status: str = STORED
+    """SEND_OK; of a cluster also FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE."""
+    broker_name: str = ""
+    """Of a cluster: which broker has it. Empty of a store on this machine."""
 
     @classmethod
     def of_half(cls, half: Half, local_state: LocalTransactionState | None = None) -> SendResult:
+        """The place of a half message: its slot is the queue offset."""
         place = (half.topic, half.queue_id, half.slot, half.commitlog_offset)
         return cls(half.message_id, half.unique_key, *place, local_state, broker_name=half.broker_name)
 

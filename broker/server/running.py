@@ -66,7 +66,11 @@ log = logging.getLogger("broker.server")
 
 
 class Server:
-    """A running server. Close it, or use it in a `with` statement; the store stays open."""
+    """A running server. Close it, or use it in a `with` statement; the store stays open.
+
+    `broker.serve` makes it, and has the arguments. Raises BrokerError when it cannot listen, for an ACL file that does
+    not parse and for a certificate that cannot be used.
+    """
 
     def __init__(self, store: LiveStore, settings: ServerSettings, resolver: Resolver | None = None) -> None:
         """See `broker.serve`."""
@@ -130,7 +134,7 @@ class Server:
 
     @property
     def metrics_address(self) -> str:
-        """Where /metrics and /healthz are; empty when they are not wanted."""
+        """HOST:PORT of /metrics and /healthz; empty when they are not wanted."""
         if self._metrics is None:
             return ""
         host, port = self._metrics.sockets[0].getsockname()[:2]
@@ -139,6 +143,7 @@ class Server:
     def _open(self, store: LiveStore, settings: ServerSettings, resolver: Resolver | None) -> None:
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
+        """HOST:PORT where it listens, with the port that the system chose for 0."""
         advertised = settings.advertise or self.address
         positions = GroupPositions(store)
         try:
@@ -180,6 +185,7 @@ class Server:
 
     @property
     def settings(self) -> ServerSettings:
+        """What it was started with."""
         return self.context.settings
 
     # The event loop
@@ -229,7 +235,7 @@ class Server:
             await asyncio.sleep(_POLL_S)
 
     def admits(self, connection: Connection) -> bool:
-        """Take a new connection, or not."""
+        """Take a new connection; False when there are too many."""
         self._connections.add(connection)
         return len(self._connections) <= self.settings.connections_max
 
@@ -367,7 +373,7 @@ class Server:
             self.context.positions.close()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server was closed by another thread; whether it was."""
+        """Wait until another thread closes the server, at most `timeout_s` seconds (None: no limit); whether it did."""
         return self._is_stopping.wait(timeout_s)
 
     def __enter__(self) -> Self:

@@ -21,26 +21,47 @@ class ServeOptions(TypedDict, total=False):
     """The options of `broker.serve` by name; their defaults are those of ServerSettings."""
 
     advertise: str
+    """HOST:PORT that clients reach, with an IPv4 address; by default what it listens on."""
     broker_name: str
+    """By default broker-a: up to 127 characters without blanks."""
     cluster: str
+    """By default DefaultCluster: up to 127 characters without blanks."""
     acl: str | None
+    """Path of a file in the format of RocketMQ's plain_acl.yml. None: everyone who may connect may do everything."""
     insecure: bool
+    """Whether it may listen beyond this machine without an ACL. By default not."""
     certificate: str | None
+    """Path of a PEM file: with it and `private_key`, TLS is spoken on the same port. None: it is not."""
     private_key: str | None
+    """Path of the PEM file with the certificate's key."""
     tls_only: bool
+    """Whether connections without TLS are refused. By default not."""
     admin: bool
+    """Whether it answers what changes the broker or reaches into clients. By default not."""
     auto_create: bool | None
+    """Whether a first message makes its topic. None: only where it listens on this machine."""
     sql92: bool
+    """Whether clients may subscribe by SQL expressions, as by default. RocketMQ: enablePropertyFilter."""
     delay_levels: str
+    """18 delays with s, m, h or d, by default RocketMQ's: 1s 5s 10s 30s 1m … 2h. RocketMQ: messageDelayLevel."""
     check_interval_s: float
+    """Seconds between two rounds of check-back; by default 30. RocketMQ: transactionCheckInterval."""
     transaction_timeout_s: float
+    """Seconds after which a half message is first checked; by default 6. RocketMQ: transactionTimeOut."""
     check_max: int
+    """How often a half message is checked before it is parked; by default 15. RocketMQ: transactionCheckMax."""
     connections_max: int
+    """How many connections it has at once; by default 1,000."""
     idle_s: float
+    """Seconds without a request after which a connection is closed; by default 120."""
     metrics_port: int | None
+    """Port of /metrics (Prometheus) and /healthz on 127.0.0.1; 0: one that is free. None: they are not served."""
     ha: str
+    """HOST:PORT where RocketMQ slaves copy the log. Empty: nowhere. RocketMQ: haListenPort."""
     ha_sync: bool
+    """Whether a send waits for a slave. By default not. RocketMQ: brokerRole=SYNC_MASTER."""
     name_servers: Sequence[str]
+    """HOST:PORT of other name servers, where this broker registers itself. By default none."""
 
 
 @dataclass(frozen=True)

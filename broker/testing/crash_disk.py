@@ -56,18 +56,25 @@ class Crashed(BaseException):
 class CrashDisk(Disk):
     """Stands in for `Disk` on a directory of its own, and knows what of it a power cut would leave.
 
-    `steps` counts the calls so far that change or flush something, `trace` names them.
+    Give it to `broker.live.open_live(path, disk=...)`, with a path below `root`. The power goes at step `crash_at`,
+    from 1 on; None: when `crash` says so. From then on each call raises Crashed.
     """
 
-    background = False  # its steps are to come in the same order each time
+    background = False
+    """Stores on it have no background threads: its steps are to come in the same order each time."""
 
     def __init__(self, root: str | os.PathLike[str], *, crash_at: int | None = None) -> None:
         self.root = Path(os.path.abspath(root))
+        """The directory, which is made if it is not there."""
         self.root.mkdir(parents=True, exist_ok=True)
         self.steps = 0
+        """How many calls so far changed or flushed something."""
         self.trace: list[str] = []
+        """A line for each step: what it does, and to which paths below the root."""
         self.crash_at = crash_at
+        """The step at which the power goes, from 1 on; None: none."""
         self.crashed = False
+        """Whether the power is gone."""
         self._tree = loaded(str(self.root))
         self._operations: list[Operation] = []
         self._mapped: weakref.WeakSet[File] = weakref.WeakSet()
@@ -89,7 +96,7 @@ class CrashDisk(Disk):
     def survivors(self, seed: int) -> Path:
         """A fresh directory beside the root as a power cut may leave it; cuts the power if it is still on.
 
-        Seed 0: nothing survives that was not forced; seed 1: everything does; others: chance, the same each time.
+        Seed 0: nothing survives that was not flushed; seed 1: everything does; others: chance, the same each time.
         """
         self.crash()
         chance = Chance(seed)
@@ -113,32 +120,36 @@ class CrashDisk(Disk):
     # Other faults
 
     def fail_next_sync(self, pattern: str = "*") -> None:
-        """Have the next fsync of a path like this (as in fnmatch, below the root) raise SyncFailed."""
+        """Have the next fsync of a path like this (a pattern of fnmatch, below the root) raise SyncFailed."""
         self._failing.append(pattern)
 
     def full_after(self, size: int | None) -> None:
-        """Have the disk take this many more bytes, then raise StoreFull; None: as many as there is room for."""
+        """Have the disk take `size` more bytes, then raise StoreFull; None: as many as there is room for."""
         self._room = size
 
     def free_bytes(self, path: str) -> int:
+        """How many bytes there is room for: what `full_after` left."""
         return super().free_bytes(path) if self._room is None else self._room
 
     # What is asked
 
     def entry(self, path: str) -> Entry | None:
+        """What a path names; None when nothing is there. Raises Crashed without power."""
         self._check_power()
         return super().entry(path)
 
     def entries(self, directory: str) -> list[Entry]:
+        """The entries of a directory, sorted by name. Raises Crashed without power, StoreError without a directory."""
         self._check_power()
         return super().entries(directory)
 
     def open_read(self, path: str) -> ReadFile:
+        """A file for reading. Raises Crashed without power, StoreError when it is not there."""
         self._check_power()
         return super().open_read(path)
 
     def boot_id(self) -> str:
-        """Each CrashDisk is one boot of the machine."""
+        """The id of this boot of the machine: each CrashDisk is one."""
         return self._boot_id
 
     def _open(self, path: str, flags: int) -> int:
@@ -197,7 +208,10 @@ class CrashDisk(Disk):
         self.force_range(path, 0, os.fstat(descriptor).st_size)
 
     def force_range(self, path: str, start: int, stop: int) -> None:
-        """What `Map.sync` does."""
+        """Flush bytes `start` to `stop` - 1 of a file, as `Map.sync` does: one step.
+
+        Raises Crashed at the step of the power cut, SyncFailed when `fail_next_sync` wants it.
+        """
         with self._lock:
             self._step("force", path, f"{start}-{stop}")
             file = self._find(path)

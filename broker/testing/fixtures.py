@@ -49,8 +49,8 @@ def temporary_store(
 ) -> Iterator[LiveStore]:
     """A new store that is gone afterwards; with a `path` it stays there.
 
-    `sync` is "os": a test has no power cuts, and so does not wait for the disk. Other options are those of
-    `broker.open`.
+    `sync` is "os": a test has no power cuts, and so does not wait for the disk. Other options, and the errors, are
+    those of `broker.open`.
     """
     from broker.live import open_live
 
@@ -76,13 +76,15 @@ class FakeClock:
         self._patches = (mock.patch("time.time_ns", self.time_ns), mock.patch("time.time", self.time))
 
     def advance(self, seconds: float) -> None:
-        """Go on by so much at once; backwards with a negative number, as clocks that are set do."""
+        """Go on by so many seconds at once; backwards with a negative number, as clocks that are set do."""
         self._ahead_ns += int(seconds * 1e9)
 
     def time_ns(self) -> int:
+        """Nanoseconds since 1970, by this clock."""
         return self._real() + self._ahead_ns
 
     def time(self) -> float:
+        """Seconds since 1970, by this clock."""
         return self.time_ns() / 1e9
 
     @property

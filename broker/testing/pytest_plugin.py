@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def checkback_store(tmp_path: Path) -> Iterator[LiveStore]:
-    """A new store in the test's temporary directory, open for writing."""
+    """A new store in the test's temporary directory, open for writing, as `temporary_store` makes it."""
     from broker.testing.fixtures import temporary_store
 
     with temporary_store(str(tmp_path / "store")) as store:

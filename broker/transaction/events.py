@@ -28,10 +28,15 @@ class TransactionState(enum.IntEnum):
     """How a transaction stands. The first three are RocketMQ's numbers on disk; PARKED is never written as a number."""
 
     PREPARED = 4
+    """In doubt: nobody ended it."""
     COMMITTED = 8
+    """Its message is delivered."""
     ROLLED_BACK = 12
+    """Its message is never delivered."""
     PARKED = 16
-    RENEWED = RENEWED  # of a slot, never of a transaction: see broker.format.statetable
+    """In doubt, and check-back leaves it alone until a person decides."""
+    RENEWED = RENEWED
+    """Of a slot, never of a transaction: its broker stored the half message again."""
 
 
 class Generation(enum.IntEnum):

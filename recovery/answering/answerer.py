@@ -38,18 +38,30 @@ class AnswerReport:
     """What was answered; numbers of checks."""
 
     group: str
+    """The producer group."""
     checks: int = 0
+    """How many came; the next six counts add up to it."""
     committed: int = 0
+    """Answered: it committed."""
     rolled_back: int = 0
+    """Answered: it rolled back."""
     unknown: int = 0
-    running: int = 0  # the local transaction still runs, or its database was busy
-    down: int = 0  # nobody could be asked: `not_asked` says why
-    refused: int = 0  # the database is not certainly their ledger: `refusals` says why
+    """Somebody answered, and did not know."""
+    running: int = 0
+    """The local transaction still runs, or its database was busy."""
+    down: int = 0
+    """Nobody could be asked: `not_asked` says why."""
+    refused: int = 0
+    """The database is not certainly their ledger: `refusals` says why."""
     not_asked: dict[str, int] = field(default_factory=dict)
+    """How many, by the reason; the first 20 reasons."""
     refusals: dict[str, int] = field(default_factory=dict)
+    """How many, by the reason; the first 20 reasons."""
     topics: dict[str, int] = field(default_factory=dict)
+    """How many, by topic."""
 
     def as_json(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON."""
         return asdict(self)
 
 
@@ -59,7 +71,10 @@ class _PendingCheck(NamedTuple):
 
 
 class Answerer:
-    """Answers for one producer group while it is started. Use it in a `with` statement."""
+    """Answers for one producer group while it is started. Use it in a `with` statement.
+
+    RocketMQ: DefaultMQProducerImpl.checkTransactionState (5.3.3).
+    """
 
     def __init__(
         self,
@@ -72,7 +87,9 @@ class Answerer:
         """`on_topic(topic)` hears of each topic before its first question is asked."""
         self._cluster, self._group, self._resolver, self._on_topic = cluster, group, resolver, on_topic
         self.report = AnswerReport(group)
+        """What was answered so far."""
         self.last_check_s = time.monotonic()
+        """When the last checks were answered, by the monotonic clock; before them when this was made."""
         self._before: Check | None = None  # what answered for the group before
         self._questions: queue.SimpleQueue[_PendingCheck | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="checkback-answer", daemon=True)
@@ -87,7 +104,10 @@ class Answerer:
         self.stop()
 
     def start(self) -> None:
-        """Join the group: from now on its brokers' checks come here, too. Raises ClusterError."""
+        """Join the group: from now on its brokers' checks come here, too.
+
+        Raises ClusterError when no name server answers, or the cluster was closed.
+        """
         self._thread.start()
         self._before = self._cluster.half_messages.answer_for(self._group, self._submit)
         self._cluster.join(self._group)

@@ -31,7 +31,7 @@ def bind(cluster: LiveCluster, ledger: Ledger) -> Binding:
     """Make the ledger's tables, and bind the cluster and the database to each other: producers name the binding.
 
     Done again it returns the binding that there is. Raises TransactionError when the database is another one than it
-    was, and what the database raises.
+    was, BrokerError for a ledger with an async engine, ClusterError, and what the database raises.
     """
     ledger.create_all()
     ledger.bind(cluster.store_id, RememberedLedgers())
@@ -41,7 +41,8 @@ def bind(cluster: LiveCluster, ledger: Ledger) -> Binding:
 def rebind(cluster: LiveCluster, ledger: Ledger) -> Binding:
     """Bind the cluster to this database under the binding that its rows came with: it was moved, a person says.
 
-    Raises BrokerError when there is none.
+    Raises BrokerError when it holds none of the cluster, and for a ledger with an async engine; ClusterError, and what
+    the database raises.
     """
     with ledger.engine.begin() as connection:
         execute = executor(connection)
@@ -60,8 +61,9 @@ def answering(
 ) -> Iterator[Answerer]:
     """Answer the checks of a producer group from its ledgers, until the block is left.
 
-    Each database must prove first that it is the ledger: raises WrongLedger, BrokerError when one does not answer.
-    `accept_lost_rows`: a person accepts that rows of keys made before now may be missing.
+    `accept_lost_rows`: a person accepts that rows of keys made before now may be missing. Each database must prove
+    first that it is the ledger. Raises WrongLedger when one is not, BrokerError when one does not answer, ClusterError
+    when no name server does.
     """
     evidence = ClusterEvidence(cluster, group, accepted_ms=_now_ms() if accept_lost_rows else 0)
     resolvers = [LedgerResolver(one, evidence, by="checkback answer") for one in ledgers]
@@ -83,7 +85,8 @@ def for_producers(cluster: LiveCluster, producers: Sequence[Producer]) -> Iterat
     """Answer for the producers of an application, fully: a row that is missing is decided by a tombstone.
 
     Without this, a producer's process answers what it decided itself and what a row says, and "unknown" where there is
-    none, as long as its broker checks.
+    none, as long as its broker checks. Yields an Answerer for each group. Raises ClusterError when no name server
+    answers, and what `with_engine` of a ledger raises.
     """
     with ExitStack() as stack:
         made = []

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from broker.errors import BrokerError
 
 DEFAULT_TOPIC = "*"
+"""The name in a policy that stands for all topics that it does not name."""
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _EXPONENT_MAX = 64  # backoff ** 64 is longer than any store lives
@@ -30,9 +31,12 @@ class BadPolicy(BrokerError, ValueError):
 class AtLimit(enum.StrEnum):
     """What happens to a transaction that nobody answered for often or long enough."""
 
-    PARK = "park"  # it waits for a person; nothing is decided
+    PARK = "park"
+    """It waits for a person; nothing is decided."""
     ROLLBACK = "rollback"
+    """It is rolled back, unless a ledger may answer one day: then it is parked."""
     COMMIT = "commit"
+    """It is committed, unless a ledger may answer one day: then it is parked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +47,24 @@ class Rule:
     transactionCheckMax.
     """
 
-    first_check_after_ms: int = 6_000  # a half message younger than this is left alone
-    interval_ms: int = 30_000  # between the first check and the second
-    backoff: float = 2.0  # each interval is so many times the one before it
-    interval_most_ms: int = 3_600_000  # no interval is longer
-    jitter: float = 0.1  # an interval is longer or shorter by up to this share, so that checks spread out
-    most_checks: int | None = 15  # None: no limit
-    longest_ms: int | None = None  # in doubt since the half was stored; None: no limit
+    first_check_after_ms: int = 6_000
+    """A half message younger than this is left alone."""
+    interval_ms: int = 30_000
+    """Between the first check and the second."""
+    backoff: float = 2.0
+    """Each interval is so many times the one before it, 1 at least."""
+    interval_most_ms: int = 3_600_000
+    """No interval is longer."""
+    jitter: float = 0.1
+    """An interval is longer or shorter by up to this share, from 0 to 1, so that checks spread out."""
+    most_checks: int | None = 15
+    """After so many checks without a decision it is at its limit. None: no limit."""
+    longest_ms: int | None = None
+    """So long in doubt, since its half message was stored, and it is at its limit. None: no limit."""
     at_limit: AtLimit = AtLimit.PARK
-    immunity_most_ms: int | None = None  # the longest that a message may ask for itself; None: as long as it likes
+    """What happens to a transaction at its limit: park, rollback or commit."""
+    immunity_most_ms: int | None = None
+    """The longest immunity that a message may ask for itself. None: as long as it likes."""
 
 
 ROCKETMQ_5 = Rule(backoff=1.0, jitter=0.0)
@@ -61,6 +74,7 @@ ROCKETMQ_3 = Rule(60_000, 60_000, backoff=1.0, jitter=0.0, most_checks=None)
 """RocketMQ 3.1.4: every 60 s, until its segment of the CommitLog expires."""
 
 PRESETS = {"default": Rule(), "rocketmq-5": ROCKETMQ_5, "rocketmq-3": ROCKETMQ_3}
+"""The rules that a policy may name as its `preset`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +82,12 @@ class Policy:
     """A rule for each topic, and one for all others."""
 
     default: Rule = Rule()
+    """For the topics that have none of their own."""
     topics: Mapping[str, Rule] = field(default_factory=dict)
+    """By topic."""
 
     def rule(self, topic: str) -> Rule:
+        """The rule of a topic."""
         return self.topics.get(topic, self.default)
 
 
@@ -78,27 +95,38 @@ class Policy:
 class Standing:
     """What is known of one transaction in doubt when it is looked at."""
 
-    stored_ms: int  # when its half message was stored, by the store's clock
-    immunity: str | None = None  # its property CHECK_IMMUNITY_TIME_IN_SECONDS
-    checks: int = 0  # how often somebody was asked and did not know
-    next_check_ms: int | None = None  # when it is due again; None: it was never checked
+    stored_ms: int
+    """When its half message was stored, by the store's clock, in milliseconds since 1970."""
+    immunity: str | None = None
+    """Its property CHECK_IMMUNITY_TIME_IN_SECONDS; None without it."""
+    checks: int = 0
+    """How often somebody was asked and did not know."""
+    next_check_ms: int | None = None
+    """When it is due again, in milliseconds since 1970; None: it was never checked."""
     parked: bool = False
+    """Whether it waits for a person."""
 
 
 class Verdict(enum.Enum):
     """What to do now, and the sentence that explains it."""
 
     SKIP = "it is parked and waits for a person"
+    """Leave it alone."""
     WAIT = "it is not due yet"
+    """Look again when it is due."""
     LIMIT = "it was checked often or long enough"
+    """Do what the rule's `at_limit` says."""
     ASK = "it is due"
+    """Ask its resolver."""
 
 
 class Decision(NamedTuple):
     """A verdict, and for WAIT the time at which to look again."""
 
     verdict: Verdict
+    """What to do now."""
     due_ms: int = 0
+    """When it is, or was, due, in milliseconds since 1970."""
 
 
 # label  parked  over  early  worn     over: longer in doubt than longest    early: immune, too young, or put off
@@ -109,11 +137,12 @@ CASES = (  #                           worn: asked as often as most_checks
     ("@D", "   0      0     0     1  ", Verdict.LIMIT),
     ("@E", "   0      0     0     0  ", Verdict.ASK),
 )
+"""(label, pattern of the facts parked, over, early, worn, verdict): 1 yes, 0 no, - either. One row fits each case."""
 _TABLE = tuple((label, tuple(pattern.split()), verdict) for label, pattern, verdict in CASES)
 
 
 def case(parked: bool, over: bool, early: bool, worn: bool) -> tuple[str, Verdict]:
-    """The row of CASES that fits; a test proves that it is always exactly one."""
+    """(label, verdict) of the row of CASES that fits; a test proves that it is always exactly one."""
     facts = tuple("01"[fact] for fact in (parked, over, early, worn))
     rows = [(label, verdict) for label, pattern, verdict in _TABLE if _fits(pattern, facts)]
     (row,) = rows
@@ -134,7 +163,7 @@ _BY_FACTS = {
 
 
 def decide(standing: Standing, rule: Rule, now_ms: int) -> Decision:
-    """What to do with a transaction in doubt at `now_ms`."""
+    """What to do with a transaction in doubt at `now_ms`, milliseconds since 1970 by the store's clock."""
     due_ms = due(standing, rule)
     over = rule.longest_ms is not None and now_ms - standing.stored_ms >= rule.longest_ms
     worn = rule.most_checks is not None and standing.checks >= rule.most_checks
@@ -142,7 +171,10 @@ def decide(standing: Standing, rule: Rule, now_ms: int) -> Decision:
 
 
 def due(standing: Standing, rule: Rule) -> int:
-    """When it is to be looked at: first when its immunity ends, later as it was put off; never after the longest."""
+    """When it is to be looked at, in milliseconds since 1970.
+
+    First when its immunity ends, later as it was put off; never after the longest.
+    """
     due_ms = standing.next_check_ms
     if due_ms is None:
         due_ms = standing.stored_ms + immunity_ms(standing.immunity, rule)
@@ -152,10 +184,10 @@ def due(standing: Standing, rule: Rule) -> int:
 
 
 def immunity_ms(text: str | None, rule: Rule) -> int:
-    """How long a half message is left alone: as long as it asks for, else first_check_after.
+    """How many milliseconds a half message is left alone: as long as it asks for, else first_check_after.
 
-    What is not a number, or below zero, counts as not asked. RocketMQ: TransactionalMessageServiceImpl.
-    getImmunityTime (5.3.3), which reads seconds from CHECK_IMMUNITY_TIME_IN_SECONDS.
+    `text` is its CHECK_IMMUNITY_TIME_IN_SECONDS. None, what is not a number, or below zero, counts as not asked.
+    RocketMQ: TransactionalMessageServiceImpl.getImmunityTime (5.3.3).
     """
     if text is None or not (text.isascii() and text.isdecimal()):
         return rule.first_check_after_ms
@@ -164,12 +196,15 @@ def immunity_ms(text: str | None, rule: Rule) -> int:
 
 
 def next_check(rule: Rule, checks: int, now_ms: int, chance: float) -> int:
-    """When to ask again after the check with this number (the first is 1); `chance` in [0, 1) places the jitter."""
+    """When to ask again, in milliseconds since 1970, after the check with this number (the first is 1) at `now_ms`.
+
+    `chance` in [0, 1) places the jitter.
+    """
     return now_ms + round(interval(rule, checks) * (1 + rule.jitter * (2 * chance - 1)))
 
 
 def interval(rule: Rule, checks: int) -> float:
-    """Milliseconds between a check and the next, without jitter."""
+    """Milliseconds between a check, by its number from 1 on, and the next, without jitter."""
     grown = rule.interval_ms * rule.backoff ** min(max(checks - 1, 0), _EXPONENT_MAX)
     return min(grown, float(max(rule.interval_most_ms, rule.interval_ms)))
 
@@ -178,12 +213,18 @@ class Moment(NamedTuple):
     """A line of a timeline: what happens, and between which times after the half message was stored."""
 
     what: str
+    """`check 1`, ..., what is done at the limit (park, rollback, commit), or `and so on`."""
     earliest_ms: int
+    """Milliseconds after the half message was stored, with the shortest intervals that the jitter gives."""
     latest_ms: int
+    """The same with the longest."""
 
 
 def timeline(rule: Rule, most_lines: int = 20) -> Iterator[Moment]:
-    """What happens to a transaction that nobody can answer for, if somebody looks all the time."""
+    """What happens to a transaction that nobody can answer for, if somebody looks all the time.
+
+    At most `most_lines` checks, then the limit or `and so on`.
+    """
     earliest = latest = float(rule.first_check_after_ms)
     number = 1
     while number <= most_lines:
@@ -213,13 +254,15 @@ _DURATIONS = {
 _OTHERS = ("backoff", "jitter", "most_checks", "at_limit")
 _NULLABLE = frozenset({"longest", "immunity_most", "most_checks"})
 NAMES = ("preset", *_DURATIONS, *_OTHERS)
+"""What a topic's table in a policy may hold."""
 
 
 def parse_policy(raw: Mapping[str, Any]) -> Policy:
     """The policy that a mapping from topics to rules means; the topic `*` stands for all that are not named.
 
-    A topic's rule begins as the one for `*`, or as its `preset` (default, rocketmq-5, rocketmq-3). Raises BadPolicy
-    for an unknown name or a value that makes no sense.
+    A rule is a mapping from NAMES to values: durations as text (`30s`) or seconds, `never` or None for no limit. A
+    topic's rule begins as the one for `*`, or as its `preset` (default, rocketmq-5, rocketmq-3). Raises BadPolicy for
+    an unknown name or a value that makes no sense.
     """
     default = parse_rule(raw.get(DEFAULT_TOPIC, {}), Rule(), DEFAULT_TOPIC)
     topics = {topic: parse_rule(one, default, topic) for topic, one in raw.items() if topic != DEFAULT_TOPIC}
@@ -227,7 +270,10 @@ def parse_policy(raw: Mapping[str, Any]) -> Policy:
 
 
 def parse_rule(raw: Any, begin: Rule, topic: str) -> Rule:
-    """One rule from its names and values. Raises BadPolicy."""
+    """One rule from its names and values; what they leave out is as in `begin`. `topic` is for errors alone.
+
+    Raises BadPolicy for an unknown name or a value that makes no sense.
+    """
     if not isinstance(raw, Mapping):
         raise BadPolicy(f"the policy of topic {topic} is a table of names and values, not {raw!r:.60}")
     for name in raw:
@@ -257,7 +303,7 @@ def _value(name: str, value: Any, topic: str) -> Any:
 
 
 def parse_duration(value: Any) -> int:
-    """Milliseconds from text as `500ms`, `30s`, `12h`; a bare number means seconds. Raises ValueError."""
+    """Milliseconds of text such as `500ms`, `30s`, `12h`; a number means seconds. Raises ValueError otherwise."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return round(value * 1000)
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -267,7 +313,7 @@ def parse_duration(value: Any) -> int:
 
 
 def format_duration(duration_ms: int) -> str:
-    """A duration as a person says it: 6s, 1m 30s, 12h."""
+    """A duration as text, in its two largest units: 6s, 1m 30s, 12h; below a second 500ms."""
     if duration_ms < 1000:
         return f"{duration_ms}ms"
     words, rest = [], round(duration_ms / 1000)
@@ -296,5 +342,5 @@ def _checked(rule: Rule, topic: str) -> Rule:
 
 
 def as_json(rule: Rule) -> dict[str, Any]:
-    """The rule with the names of its fields, for reports."""
+    """The rule by the names of its fields, durations in milliseconds, ready for JSON."""
     return {one.name: getattr(rule, one.name) for one in fields(rule)}

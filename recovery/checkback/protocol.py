@@ -15,18 +15,26 @@ class Outcome(enum.Enum):
     """What is known of a local transaction."""
 
     COMMITTED = "committed"
+    """It committed: the message is delivered."""
     ROLLED_BACK = "rolled back"
-    UNKNOWN = "unknown"  # somebody answered, and does not know: that was a check
-    RUNNING = "running"  # it still runs, or the database was busy: no check
-    DOWN = "down"  # nobody could be asked: no check
-    REFUSED = "refused"  # who was named is not the one to ask: no check, and nothing is decided by it
+    """It did not: the message is never delivered."""
+    UNKNOWN = "unknown"
+    """Somebody answered, and does not know: that was a check."""
+    RUNNING = "running"
+    """It still runs, or the database was busy: no check."""
+    DOWN = "down"
+    """Nobody could be asked: no check."""
+    REFUSED = "refused"
+    """Who was named is not the one to ask: no check, and nothing is decided by it."""
 
     @property
     def is_decision(self) -> bool:
+        """Whether it ends the transaction: COMMITTED or ROLLED_BACK."""
         return self in STATES
 
 
 STATES = {Outcome.COMMITTED: TransactionState.COMMITTED, Outcome.ROLLED_BACK: TransactionState.ROLLED_BACK}
+"""The state of a transaction that each decision leads to."""
 
 
 _MEANINGS: dict[object, Outcome] = {
@@ -52,7 +60,11 @@ _WORDS = {
 
 
 def meaning(answer: object) -> Outcome | None:
-    """The outcome that an answer of an application stands for; None for none."""
+    """The outcome that an answer of an application stands for; None for what means nothing.
+
+    Answers are LocalTransactionState, TransactionState, Outcome, None (unknown), and in any case commit, committed,
+    commit_message, rollback, rolled back, rollback_message, unknown, unknow, running.
+    """
     if isinstance(answer, str):
         return _WORDS.get(answer.lower().strip())
     try:
@@ -65,18 +77,25 @@ class Answer(NamedTuple):
     """An outcome, and the sentence that is kept with it."""
 
     outcome: Outcome
+    """What is known."""
     why: str
+    """One sentence, for the catalog and the report."""
 
 
 class Question(NamedTuple):
-    """A half message in doubt; `message()` reads it with its body, for those who need it."""
+    """A half message in doubt."""
 
     half: Half
+    """The half message, without its body."""
     message: Callable[[], ReceivedMessage]
+    """Reads it with its body, for those who need it. Raises what `TransactionalMessageService.message` raises."""
 
 
 class Resolver(Protocol):
     """What can say how local transactions ended."""
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:
-        """One answer for each question, in their order. Raises nothing: what goes wrong is an answer, too."""
+        """One answer for each question, in their order, at `now_ms`, milliseconds since 1970 by the store's clock.
+
+        Raises nothing: what goes wrong is an answer, too.
+        """

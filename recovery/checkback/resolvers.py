@@ -23,11 +23,13 @@ from recovery.checkback.protocol import Answer, Outcome, Question, Resolver, mea
 from recovery.checkback.time_limit import ANSWER_WITHIN_S, TimedOut, TimeLimit, ask_each, key_of
 
 ENTRY_POINTS = "checkback.resolver"
+"""The group of entry points in which `CallableResolver.load` looks for a name."""
 _WHY_SIZE = 200
 _BREAKER_FAILURES = 3
 _BREAKER_PAUSE_MS = 30_000
 
 Callback = Callable[[Any], object]
+"""A function of the application: it takes the ReceivedMessage, and returns what `protocol.meaning` knows."""
 
 
 class CallableResolver:
@@ -35,7 +37,8 @@ class CallableResolver:
 
     It returns a LocalTransactionState, a TransactionState, one of the words commit, rollback, unknown, running, or None
     for unknown. What it raises means unknown, as in RocketMQ: TransactionListener.checkLocalTransaction (5.3.3). It is
-    called in a thread of its own; a call that takes longer than `answer_within_s` is given up, and nobody was asked.
+    called in a thread of its own; a call that takes longer than `answer_within_s` seconds is given up, and nobody was
+    asked. An object with `check_local_transaction(message)` serves as well. `name` is for answers and logs.
     """
 
     def __init__(self, callback: Callback, name: str = "", *, answer_within_s: float = ANSWER_WITHIN_S) -> None:
@@ -50,7 +53,8 @@ class CallableResolver:
     def load(cls, name: str, *, answer_within_s: float = ANSWER_WITHIN_S) -> CallableResolver:
         """The callable at a dotted path `module:function`, or an entry point of `checkback.resolver`.
 
-        Raises BrokerError when there is none.
+        `answer_within_s` is in seconds. Raises BrokerError when there is none, and for what is not a function of an
+        application.
         """
         if ":" not in name:
             found = entry_points(group=ENTRY_POINTS, name=name)
@@ -70,6 +74,7 @@ class CallableResolver:
         return cls(value, name, answer_within_s=answer_within_s)
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:  # noqa: ARG002 - it has its own clock
+        """Call the function for each question; see Resolver. `now_ms` does not matter: it has a clock of its own."""
         return ask_each(questions, self._one, time.monotonic, self._name)
 
     def _one(self, question: Question) -> Answer:
@@ -89,7 +94,8 @@ class CallableResolver:
 class Router:
     """Asks the resolver of each producer group; a group that has none falls to the default.
 
-    `by_ledger` comes first for the half messages of a group that name a ledger row.
+    `by_ledger` comes first for the half messages of a group that name a ledger row. Without a default (None) the answer
+    for other groups is DOWN.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class Router:
         return self._by_group.get(half.producer_group, self._default)
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:
+        """Ask each resolver once, for all questions of its groups; see Resolver."""
         found: dict[int, Answer] = {}
         numbers: dict[int, list[int]] = {}
         resolvers: dict[int, Resolver] = {}
@@ -124,7 +131,7 @@ class Router:
 
 
 class Breaker:
-    """Leaves a resolver in peace for a while when nobody answered several times in a row.
+    """Leaves a resolver in peace for `pause_ms` when nobody answered (DOWN) `failures` times in a row.
 
     The first question after the pause is a test with one transaction: if that one is answered, the rest is asked.
     """
@@ -141,10 +148,11 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether it lets nothing through, as a breaker of a current."""
+        """Whether it lets nothing through, but for the test after the pause."""
         return self._failed >= self._failures
 
     def ask(self, questions: Sequence[Question], now_ms: int) -> list[Answer]:
+        """Ask the resolver, or answer DOWN in its place while it is left in peace; see Resolver."""
         if not questions:
             return []
         if self.is_open and now_ms < self._closed_until_ms:

@@ -32,7 +32,8 @@ from recovery.checkback.leader import myself
 from recovery.checkback.policy import AtLimit, Policy, Standing, Verdict, decide, next_check
 from recovery.checkback.protocol import Answer, Outcome, Question, Resolver
 
-LIMIT = 10_000  # transactions that one round checks
+LIMIT = 10_000
+"""How many transactions one round checks."""
 _CHUNK = 1_000  # of them at a time
 _READ_FACTOR = 4  # how many more may be read than are checked, to be fair between topics
 _WHY_SIZE = 500
@@ -46,29 +47,53 @@ class RoundReport:
     """What one round found and did; numbers of transactions unless the name says otherwise."""
 
     in_doubt: int = 0
-    parked: int = 0  # of them, before the round
-    waiting: int = 0  # not due yet
+    """In doubt before the round, parked ones included."""
+    parked: int = 0
+    """Of them, before the round."""
+    waiting: int = 0
+    """Not due yet, or not yet durable."""
     due: int = 0
-    asked: int = 0  # at most as many as the limit
+    """Due, or at their limit."""
+    asked: int = 0
+    """For how many a resolver was asked; at most the limit of the round."""
     committed: int = 0
+    """Ended by the round."""
     rolled_back: int = 0
-    unknown: int = 0  # somebody answered, and did not know
+    """Ended by the round."""
+    unknown: int = 0
+    """Somebody answered, and did not know."""
     running: int = 0
-    down: int = 0  # nobody could be asked: `not_asked` says why
-    refused: int = 0  # the database is not certainly their ledger: `refusals` says why
+    """The local transaction still runs, or its database was busy."""
+    down: int = 0
+    """Nobody could be asked: `not_asked` says why."""
+    refused: int = 0
+    """The database is not certainly their ledger: `refusals` says why."""
     newly_parked: int = 0
-    decided_elsewhere: int = 0  # somebody else was faster
-    left: int = 0  # due, and beyond the limit of the round
-    oldest_ms: int | None = None  # age of the oldest that is in doubt and not parked
+    """Parked by the round."""
+    decided_elsewhere: int = 0
+    """Somebody else was faster."""
+    left: int = 0
+    """Due, and beyond the limit of the round."""
+    oldest_ms: int | None = None
+    """Age of the oldest that is in doubt and not parked, in milliseconds; None when there is none."""
     duration_s: float = 0.0
+    """How long the round took."""
     is_dry_run: bool = False
-    topics: dict[str, int] = field(default_factory=dict)  # how many were checked, by topic
-    planned: list[dict[str, Any]] = field(default_factory=list)  # of a dry run: what it would check
+    """Whether nothing was asked and changed."""
+    topics: dict[str, int] = field(default_factory=dict)
+    """How many were checked, by topic; of a dry run how many would be."""
+    planned: list[dict[str, Any]] = field(default_factory=list)
+    """Of a dry run: what it would check. JSON objects with message_id, commitlog_offset, topic, producer_group, checks
+    and at_limit."""
     errors: list[str] = field(default_factory=list)
-    not_asked: dict[str, int] = field(default_factory=dict)  # how many, by the reason
+    """The first 20 ends that the store did not take: message id and reason."""
+    not_asked: dict[str, int] = field(default_factory=dict)
+    """How many, by the reason; the first 20 reasons."""
     refusals: dict[str, int] = field(default_factory=dict)
+    """How many, by the reason; the first 20 reasons."""
 
     def as_json(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON."""
         return asdict(self)
 
 
@@ -84,8 +109,10 @@ class _Due(NamedTuple):
 class CheckBack:
     """Queries the transactions in doubt of one store, round by round.
 
-    `resolver` says how local transactions ended, `policy` when it is asked, `catalog` remembers in between (by default
-    in the store). `limit` and `per_topic` bound a round; `chance` places the jitter.
+    `resolver` says how local transactions ended, `policy` when it is asked (None: `Policy()`), `catalog` remembers in
+    between (None: one in the store). `limit` bounds the transactions that a round checks, `per_topic` those of each
+    topic (None: no limit). `by` names this program in ends and park records; by default host and process. `chance`,
+    from 0 to 1, places the jitter. Raises BrokerError for a catalog that cannot be used.
     """
 
     def __init__(
@@ -104,11 +131,17 @@ class CheckBack:
         self._service = observing.ending(store.transactions)
         self._policy = policy or Policy()
         self.catalog = catalog or Catalog.open(store.path, store.store_id)
+        """What it remembers between rounds: each attempt, and the last runs."""
         self._limit, self._per_topic, self._chance = limit, per_topic, chance
         self._by = by or f"check-back at {myself()}"
 
     def round(self, now_ms: int, *, dry_run: bool = False) -> RoundReport:
-        """Look at everything in doubt, check what is due, end what is known. A dry run changes and asks nothing."""
+        """Look at everything in doubt, check what is due, end what is known. A dry run changes and asks nothing.
+
+        `now_ms`: milliseconds since 1970, see `now_ms()`. What the store does not take is in `errors`, and is tried
+        again. Raises BrokerError when the catalog cannot be used, StoreError (SyncFailed, CorruptRecord) when the store
+        cannot be read or flushed.
+        """
         started = time.monotonic()
         report = RoundReport(is_dry_run=dry_run)
         known = self.catalog.attempts()
@@ -129,7 +162,10 @@ class CheckBack:
         return report
 
     def now_ms(self) -> int:
-        """The time by the store's clock, which does not go back with the wall clock: no later round waits for that."""
+        """The time by the store's clock, in milliseconds since 1970.
+
+        It does not go back with the wall clock: no later round waits for that.
+        """
         return self._store.writer.clock.now_ms(self.catalog.last_looked_ms())
 
     # What is due

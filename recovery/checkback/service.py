@@ -30,7 +30,8 @@ from recovery.checkback.resolvers import Breaker, CallableResolver, Router
 from recovery.checkback.round import CheckBack, RoundReport
 from recovery.checkback.time_limit import Bounded
 
-INTERVAL_S = 30.0  # RocketMQ: transactionCheckInterval
+INTERVAL_S = 30.0
+"""Seconds between two rounds. RocketMQ: transactionCheckInterval."""
 _HOUR_MS = 3_600_000
 
 _log = logging.getLogger("recovery")
@@ -41,21 +42,30 @@ class Status:
     """How the service does."""
 
     leads: bool = False
+    """Whether this process runs the rounds now."""
     rounds: int = 0
-    failures: int = 0  # rounds that ended with an error
+    """How many rounds were finished."""
+    failures: int = 0
+    """How many rounds ended with an error."""
     last_error: str = ""
+    """The sentence of the last of them; empty: there was none."""
     last_round_ms: int | None = None
+    """When the last finished round began, in milliseconds since 1970; None: there was none."""
     last_report: dict[str, Any] | None = None
+    """Its report, as `RoundReport.as_json` gives it."""
 
     def as_json(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON."""
         return asdict(self)
 
 
 class CheckService:
-    """Runs a round every `interval_s` while this process leads; otherwise it waits for its turn to lead.
+    """Runs a round every `interval_s` seconds while this process leads; otherwise it waits for its turn to lead.
 
-    `housekeeping(now_ms)` runs once an hour after a round, for the retention of ledger rows. A round that fails is
-    logged, shows in `status`, and is tried again after the interval.
+    `housekeeping(now_ms)` runs once an hour after a round, for the retention of ledger rows; None: nothing does.
+    `clock_ms` is by default that of the store. A round that fails is logged, shows in `status`, and is tried again
+    after the interval. In a `with` block it runs in a thread.
+    RocketMQ: TransactionalMessageCheckService (5.3.3).
     """
 
     def __init__(
@@ -73,6 +83,7 @@ class CheckService:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self.status = Status()
+        """How it does, kept up to date."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -104,7 +115,10 @@ class CheckService:
             self.run()
 
     def run(self, on_round: Callable[[RoundReport], object] = lambda _: None) -> None:
-        """Run rounds until `stop` is called from another thread."""
+        """Run rounds until `stop` is called from another thread; `on_round(report)` hears of each finished one.
+
+        Raises only what `on_round` raises.
+        """
         while True:
             report = self.run_once()
             if report is not None:
@@ -113,7 +127,7 @@ class CheckService:
                 return
 
     def run_once(self) -> RoundReport | None:
-        """One round, if this process leads; None when another does, or when it failed: see `status`."""
+        """Run one round, if this process leads; None when another does, or when it failed: see `status`."""
         try:
             now_ms = self._clock_ms()
             self.status.leads = self._lease.try_take()
@@ -153,7 +167,10 @@ def for_producers(
 ) -> CheckService:
     """The service of an application: its transactional producers answer, by their ledger or their resolver.
 
-    Producers of the same group anywhere are answered for, too. Old ledger rows are removed once an hour.
+    Producers of the same group anywhere are answered for, too. `policy` None is `Policy()`, `interval_s` seconds lie
+    between rounds, ledger rows that are older than `keep_ledger_ms` (30 days) are removed once an hour. Start it, or
+    use it in a `with` statement. Raises BrokerError for a catalog that cannot be used, and what `with_engine` of a
+    ledger raises.
     """
     evidence = LedgerEvidence(store)
     of_group: dict[str, list[LedgerResolver]] = {}

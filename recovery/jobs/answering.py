@@ -37,11 +37,16 @@ def answer(
     is_stopped: Callable[[float], bool] | None = None,
     on_report: Callable[[dict[str, Any]], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """Answer until the time is over, until no check came for a while (`once`), or until it is stopped; the report.
+    """Answer for `for_s` seconds (None: no limit), until no check came for `idle_s` seconds (`once`), or until it is
+    stopped; returns `AnswerReport.as_json`.
 
-    `ledgers` are URLs of SQLAlchemy, `schemas` those of tenants. `is_stopped(seconds)` waits so long and says whether
-    to stop; `on_report` hears of the report once a minute while it changes. Raises WrongLedger when a database is not
-    certainly the ledger, ClusterError, BrokerError.
+    `namesrv` is HOST:PORT;HOST:PORT, `ledgers` are URLs of SQLAlchemy, `schemas` those of tenants. `accept_lost_rows`
+    is as of `answering`; `acl`, `tls` and `cluster` are as of `broker.connect`. `is_stopped(seconds)` waits so long and
+    says whether to stop (None: nothing stops it); `on_report` hears of the report once a minute while it changes.
+
+    Raises MessageRejected for an impossible group; WrongLedger when a database is not certainly the ledger; BrokerError
+    for a database that does not answer or cannot be a ledger, and for a URL that is not one; ClusterError when no name
+    server answers.
     """
     check_group(group)
     made = list(ledgers_of({"ledger": list(ledgers), **({"schema": list(schemas)} if schemas else {})}))
@@ -82,7 +87,9 @@ def bind_ledgers(
 ) -> list[dict[str, Any]]:
     """Make the tables of each ledger, and bind it to the cluster; with `again` a database that was moved.
 
-    Raises TransactionError when a database is another one than it was, ClusterError, BrokerError.
+    The arguments are as of `answer`. Returns for each ledger `store_id` and `binding_id` (32 characters) and `database`
+    as text. Raises TransactionError when a database is another one than it was, BrokerError for a URL that is not one
+    and with `again` for a database without a binding, ClusterError, and what the database raises.
     """
     found = []
     with broker.connect(url_of(namesrv), acl=acl, tls=tls, cluster=cluster) as connected:
@@ -94,5 +101,5 @@ def bind_ledgers(
 
 
 def url_of(namesrv: str) -> str:
-    """The URL of a cluster, of which people write the name servers alone."""
+    """The URL of a cluster, `rocketmq://HOST:PORT`, of which people write the name servers alone; a URL stays."""
     return namesrv if namesrv.startswith(SCHEME) else SCHEME + namesrv

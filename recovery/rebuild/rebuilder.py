@@ -72,12 +72,13 @@ def rebuild(
     kind: Callable[..., Rebuilding] | None = None,
     accept: Accept = lambda _report: None,
 ) -> RebuildReport:
-    """Build, compare, and with `apply` put in place; `kind` is who reads the log (default: this process).
+    """Build, compare, and with `apply` put in place; `kind` is what reads the log (None: this process).
 
-    `accept` gets what is about to be put in place, under the append lock, and refuses it by raising.
-    Raises NotAStore, CorruptStore when the log itself is damaged, and with `apply` StoreError or StoreLocked when
-    another program may be at work on the store, or when two halves claim one slot and one is in doubt, and
-    NotUnderstood when the store holds what checkback cannot make.
+    `progress(done, total)` hears of bytes of the log. `accept` gets what is about to be put in place, under the append
+    lock, and refuses it by raising. A store of another program must not change for `still_s` seconds, unless
+    `broker_is_stopped`. Raises NotAStore, CorruptStore when the log itself is damaged, and with `apply` StoreLocked or
+    StoreError when another program may be at work on the store, StoreError when two halves claim one slot and one is in
+    doubt, NotUnderstood when the store holds what checkback cannot make, StoreFull, SyncFailed.
     """
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding

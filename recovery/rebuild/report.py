@@ -16,20 +16,35 @@ class RebuildReport:
     """What was made, where it differs from what was there, and whether it took its place."""
 
     path: str
+    """The store's directory."""
     generation: str
+    """How it records transactions: none, state-table, gap, half-op or mixed."""
     records: int
+    """How many records of the CommitLog were read."""
     end_offset: int
+    """CommitLog offset up to which it was read."""
     begin_offset: int
+    """CommitLog offset where the log begins."""
     parts: tuple[str, ...]
-    left_out: str = ""  # why the state table and the redo log are not among the parts
+    """Names of the directories that were built, such as consumequeue."""
+    left_out: str = ""
+    """Why the state table and the redo log are not among the parts; empty when they are, or belong to no such store."""
     differences: tuple[Difference, ...] = ()
-    claims: tuple[Claim, ...] = ()  # two halves with one slot
+    """Where the live files say something else: `part`, `kind`, `count`, `directory`, and the index of the `first`."""
+    claims: tuple[Claim, ...] = ()
+    """Pairs of half messages that claim one slot."""
     applied: bool = False
+    """Whether the result took the place of the live files."""
     seconds: float = 0.0
-    aside: tuple[str, ...] = field(default=())  # damages of the log that were passed over: a torn tail
-    misfits: tuple[Misfit, ...] = ()  # what would be lost: nothing may be replaced
-    replacement: Replacement | None = None  # what was exchanged, and is kept aside
-    kept: tuple[Replacement, ...] = ()  # what this and earlier rebuilds replaced
+    """How long it took."""
+    aside: tuple[str, ...] = field(default=())
+    """Damages of the log that were passed over: a torn tail."""
+    misfits: tuple[Misfit, ...] = ()
+    """What would be lost, so that nothing may be replaced: `path`, `what` it is, and `why`."""
+    replacement: Replacement | None = None
+    """What was exchanged, and is kept aside; None when nothing was."""
+    kept: tuple[Replacement, ...] = ()
+    """What this and earlier rebuilds replaced."""
 
     @property
     def ok(self) -> bool:
@@ -53,7 +68,11 @@ class RebuildReport:
         return f"{text}. Give each a slot of its own with --apply --move; checkback writes to the store from then on"
 
     def as_json(self) -> dict[str, Any]:
-        """Its public form."""
+        """Its public form, ready for JSON.
+
+        The fields by name with `ok`, `refusal` and `counts` (by part and kind), without `begin_offset`; `aside` is
+        named `passed_over`, `misfits` `not_understood`. Differences, claims, misfits, replacements: JSON objects.
+        """
         counts: dict[str, int] = {}
         for one in self.differences:
             counts[f"{one.part}-{one.kind}"] = counts.get(f"{one.part}-{one.kind}", 0) + one.count

@@ -138,12 +138,12 @@ SCHEMA = pa.schema([pa.field(name, kind, metadata={"doc": doc}) for name, (kind,
 
 
 def schema_of(columns: Sequence[str] | None) -> pa.Schema:
-    """The schema of some columns, in the order asked for. Raises KeyError for a column there is not."""
+    """The schema of some columns (None: all), in the order asked for. Raises KeyError for a column there is not."""
     return SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
 
 
 def record_batch(records: Records, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-    """These records with the wanted columns (all by default)."""
+    """These records as one batch with the wanted columns (None: all). Raises KeyError for a column there is not."""
     schema = schema_of(columns)
     arrays = [COLUMNS[name][2](records) for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -154,8 +154,8 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """The records of any bytes that begin with a record at CommitLog offset `base`, as batches of at most `rows`.
 
-    Ends where the records do; `recovery.scan.scanner` reads past damage. `segment_end` is the offset where the
-    segment ends.
+    `columns` None: all. Ends where the records do; `recovery.scan.scanner` reads past damage. `segment_end` is the
+    CommitLog offset where the segment ends. Raises KeyError for a column there is not.
     """
     window: Bytes = np.frombuffer(buffer, np.uint8)
     step = walk(window, base, segment_end)
@@ -173,8 +173,11 @@ def scan(
 ) -> Iterator[pa.RecordBatch]:
     """The records of a store whose CommitLog offset lies in [start, end), as Arrow batches of at most `rows`.
 
-    `start` may lie anywhere: the scan begins at the first true record at or after it. Damage is passed over; `Scan`
-    says what it was. Columns and types: `COLUMNS`. Raises NotAStore where there is none.
+    `start` may lie anywhere: the scan begins at the first true record at or after it. `end` None: to the end that the
+    log has now; `columns` None: all, in the order of COLUMNS. Damage is passed over; `Scan` says what it was.
+
+    Raises, at the first batch, NotAStore where there is none, StoreError for files that this user may not read,
+    KeyError for a column there is not.
     """
     listing = StoreFiles.open(path).commitlog
     for records in Scan(listing, start, end, resync=True):

@@ -43,7 +43,10 @@ def transactions(
 ) -> DataFrame:
     """A row for each transaction of a store (columns: docs/spark.md). The log is read when this is called, once.
 
-    What is read stays cached in the session until `spark.catalog.clearCache()`. Raises NotAStore.
+    `split_bytes` (1 KiB at least) of the CommitLog are one task; with `crc` CRCs are compared; ages are counted from
+    `now_ms`, milliseconds since 1970, None: the clock. What is read stays cached in the session until
+    `spark.catalog.clearCache()`. Raises NotAStore, ValueError for smaller splits, CorruptStore for a segment whose
+    records cannot be distinguished.
     """
     ship(spark)
     executor = SparkExecutor(spark)
@@ -75,7 +78,8 @@ def write_transactions(
     """Write a row for each transaction of a store as Parquet files into the directory `out`, a manifest with the digest
     last: a directory without it is not complete.
 
-    Raises NotAStore, and StoreError when `out` is there already.
+    `progress(done, total)` hears of bytes of the log; None: nobody does. The other arguments are as of `transactions`.
+    `as_json` of the result is the manifest. Raises as `transactions`, and StoreError when `out` is there already.
     """
     ship(spark)
     log = StoreLocation(path).log()

@@ -91,7 +91,9 @@ def rebuild(
     """Build on Spark, compare, and with `apply` put in place: the report, and the errors, of
     `recovery.rebuild.rebuilder`.
 
-    Without `apply` the files go to a temporary directory (TMPDIR), which all executors must see.
+    `split_bytes` (1 KiB at least) of the CommitLog are one task. Without `apply` the files go to a temporary directory
+    (TMPDIR), which all executors must see. Raises StoreError besides for a path that is not on a mounted file system,
+    and when an executor cannot write; ValueError for smaller splits.
     """
     if not StoreLocation(path).is_local:
         text = f"{path}: a rebuild exchanges directories, so it needs a mounted file system. Give the path where it is"

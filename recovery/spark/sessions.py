@@ -34,7 +34,7 @@ class SparkNotReady(BrokerError):
 
 
 def check_installation() -> str:
-    """The version of Spark that will run.
+    """The version of Spark that will run, as text.
 
     Raises SparkNotReady without pyspark, without Java 17 or newer, or when another distribution wrote over pyspark.
     """
@@ -87,8 +87,10 @@ def session(
 ) -> SparkSession:
     """The running Spark session, or a new one; `master` is Spark's: local[N], spark://host:port, yarn, k8s://...
 
-    `memory` is the heap of the driver and of each executor. Workers run the Python of this process, logs are quiet,
-    and on one machine Spark listens on the loopback only. Raises SparkNotReady.
+    `memory` is the heap of the driver and of each executor, as Spark writes it (`4g`); `app` the name that its pages
+    show; `config` are further settings of Spark, which win. Workers run the Python of this process, logs are quiet, and
+    on one machine Spark listens on the loopback only. Raises SparkNotReady for a Spark Connect server, without a right
+    installation (see `check_installation`) and when Spark does not start.
     """
     if master.startswith("sc://"):
         text = "has no context of the driver, by which code is sent and jobs are watched. Give Spark's own master"

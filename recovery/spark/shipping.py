@@ -25,7 +25,10 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # the same code makes the same zip
 
 
 def package(path: str | os.PathLike[str]) -> str:
-    """Write `broker` and `recovery` into a zip; returns its path. The same code makes the same bytes."""
+    """Write `broker` and `recovery` into a zip; returns its path. The same code makes the same bytes.
+
+    Raises OSError when the file cannot be written.
+    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in _sources():
             archive.writestr(zipfile.ZipInfo(name, _TIME), file.read_bytes())

@@ -16,16 +16,17 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `rocketmq-commitlog` known to a session, and send its code to the executors."""
+    """Make the format `rocketmq-commitlog` known to a session, and send its code to the executors, once."""
     ship(spark)
     spark.dataSource.register(CommitLogSource)
 
 
 def scan(spark: SparkSession, path: str, *, columns: Sequence[str] | None = None, **options: Any) -> DataFrame:
-    """The records of a store as a table with these columns (all by default); options are those of docs/spark.md.
+    """The records of a store as a table with these columns (None: all); options are those of docs/spark.md.
 
     Filters on offsets, times, topics and kinds are asked where the records are read, if the session's setting
-    spark.sql.python.filterPushdown.enabled is true (`session` sets it). Raises BadOption and NotAStore.
+    spark.sql.python.filterPushdown.enabled is true (`session` sets it). Raises BadOption for a column there is not.
+    Other options and the path are looked at by Spark, whose exception then names BadOption or NotAStore.
     """
     register(spark)
     pushdown = str(spark.conf.get(_PUSHDOWN, "false")).lower()
@@ -34,14 +35,21 @@ def scan(spark: SparkSession, path: str, *, columns: Sequence[str] | None = None
 
 
 def findings(spark: SparkSession, path: str, *, crc: bool = True, **options: Any) -> DataFrame:
-    """What is wrong with the CommitLog alone, a row each: kind, commitlog_offset, size, file, text."""
+    """What is wrong with the CommitLog alone, a row each; with `crc` the CRCs are compared, too.
+
+    Columns: kind (string), commitlog_offset (bigint), size in bytes (bigint), file (string), text (string). Errors as
+    of `scan`.
+    """
     register(spark)
     reader = spark.read.format(NAME).option("table", "findings").option("crc", _text(crc))
     return reader.options(**{name: _text(value) for name, value in options.items()}).load(path)
 
 
 def stream(spark: SparkSession, path: str, *, columns: Sequence[str] | None = None, **options: Any) -> DataFrame:
-    """A stream of the records that are appended to a store, from startOffset or from its beginning."""
+    """A stream of the records that are appended to a store, from its beginning or from the option `startOffset`.
+
+    That is a CommitLog offset. Columns, options and errors as of `scan`.
+    """
     register(spark)
     reader = spark.readStream.format(NAME).schema(spark_schema(columns))
     return reader.options(**{name: _text(value) for name, value in options.items()}).load(path)

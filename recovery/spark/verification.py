@@ -31,7 +31,11 @@ def verify(
     split_bytes: int = SPLIT_BYTES,
     progress: Progress | None = None,
 ) -> Report:
-    """Verify a store on Spark. Raises NotAStore; whatever is wrong with a store that can be read is a finding."""
+    """Verify a store on Spark; whatever is wrong with a store that can be read is a finding.
+
+    `split_bytes` (1 KiB at least) of the CommitLog are one task; `progress(done, total)` hears of bytes of the log.
+    Raises NotAStore, StoreError for files that cannot be read, ValueError for smaller splits.
+    """
     ship(spark)
     location = StoreLocation(path)
     location.files()  # a wrong path is reported before the watermark is looked for

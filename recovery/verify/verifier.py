@@ -74,8 +74,10 @@ def verify(
 ) -> Report:
     """Read the whole store at `path` and compare all its files; the store may be in use.
 
-    The log is read once, in bounded memory. Raises NotAStore or another StoreError when there is nothing to
-    verify; whatever is wrong with a store that can be read is a finding.
+    The log is read once, in bounded memory; where a running process changed the store in a way that findings may come
+    of, up to three times. `progress(done, total)` hears of bytes of the log, `observers` of its records. Raises
+    NotAStore when there is nothing to verify, StoreError for files that cannot be read; whatever is wrong with a store
+    that can be read is a finding.
     """
 
     def verify_up_to(mark: Watermark | None) -> Report:

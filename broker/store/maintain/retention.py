@@ -23,16 +23,17 @@ class Retention:
 
     A segment goes when one of these rules makes it due and nothing pins it: no consumer group has yet to acknowledge a
     message of it, no message of it waits for a group that may still come, and no half message of it is in doubt or
-    parked. Raises BrokerError for what makes no sense.
+    parked. Raises BrokerError without a rule, and for a value of another type or out of range.
     """
 
     keep_s: float | None = None
     """Seconds for which messages are kept, those that everybody has read, too. None: forever."""
     max_bytes: int | None = None
-    """Bytes of disk that the store may use, all its files counted. Above it the oldest segments go, however young."""
+    """Bytes of disk that the store may use, all its files counted. Above it the oldest segments go, however young.
+    None: no limit."""
     free_bytes: int | None = None
     """Bytes that are to stay free on the store's disk. Below it the oldest segments go, however young, even
-    if another program filled the disk."""
+    if another program filled the disk. None: no limit."""
     gone_after_s: float | None = GONE_AFTER_S
     """Seconds after which a group of which no consumer was seen is let go. A message for which no group is left waits
     as long for one. None: nobody is ever let go."""
@@ -59,7 +60,7 @@ class Retention:
         return (self.keep_s, self.max_bytes, self.free_bytes) != (None, None, None)
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields by name; `Retention(**fields)` is equal."""
+        """Its fields by name, ready for JSON; `Retention(**fields)` is equal."""
         return asdict(self)
 
 

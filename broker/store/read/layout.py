@@ -31,7 +31,8 @@ _VERSION_OF_ENGINE = 2  # of a store with another engine than the first, which v
 class StoreLayout:
     """File sizes of a new store, `StoreLayout.default()` unless another is given. Name the fields: all are integers.
 
-    Raises BrokerError for sizes that no store can have. The names in brackets are the settings of RocketMQ 5.3.3 with
+    Raises BrokerError for sizes that no store can have: segments have at least 4,096 bytes, a multiple of 8, other
+    files a whole number of units. The names in brackets are the settings of RocketMQ 5.3.3 with
     which it opens such a store; `tranStateTableMapedFileSize`, `tranRedoLogMapedFileSize` are those of 3.1.4.
     """
 
@@ -95,7 +96,7 @@ class StoreLayout:
 
     @property
     def record_bytes_max(self) -> int:
-        """The largest record that a segment holds: a blank must always fit behind it."""
+        """The largest record that a segment holds, in bytes: a blank (8 bytes) must always fit behind it."""
         return self.segment_bytes - BLANK_SIZE
 
     @property

@@ -46,19 +46,30 @@ def open_store(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Sto
 
 
 class Store:
-    """A store, open for reading. Close it, or use it in a `with` statement; threads may share it."""
+    """A store, open for reading. Close it, or use it in a `with` statement; threads may share it.
+
+    `broker.open(path, read_only=True)` makes it. Any call may raise StoreError: for a file that this user may not read,
+    that the disk cannot read, or after `close`.
+    """
 
     def __init__(self, path: str, disk: Disk) -> None:
         path = path_of_store(path)
         check_is_store(path, disk)
         self.path = path
+        """The directory, as text."""
         self._directory = StoreDirectory(path, disk)
         self.commitlog = CommitLog(self._directory)
+        """The CommitLog: records by byte position."""
         self.consumequeues = ConsumeQueues(self._directory)
+        """The ConsumeQueues that are files of units."""
         self.every_queue = EveryQueue(self._directory, self.consumequeues)
+        """The queues of every kind, those in RocksDB and of batches included."""
         self.index = Index(self._directory)
+        """The index: CommitLog offsets by key."""
         self.state_table = StateTable(self._directory)
+        """The state table of 3.x: slots; without files it is empty."""
         self.redo_log = RedoLog(self._directory)
+        """The redo log of 3.x: units of half messages and ends; without files it is empty."""
 
     def __enter__(self) -> Self:
         return self
@@ -85,31 +96,39 @@ class Store:
 
     @property
     def end_offset(self) -> int:
-        """The CommitLog offset where the log ends now. Found by a walk over the last segment in use."""
+        """The CommitLog offset where the log ends now. Found by a walk over the last segment in use.
+
+        Raises CorruptRecord where no record begins although the log goes on, CorruptStore where a segment is missing.
+        """
         return self.commitlog.end_offset
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The files of the CommitLog: `base`, `size`, `path` and `name` of each."""
+        """The files of the CommitLog, oldest first: `base` (CommitLog offset), `size` in bytes, `path` and `name`."""
         return self.commitlog.segments
 
     @property
     def damages(self) -> tuple[SegmentDamage, ...]:
-        """What is wrong with the files of the CommitLog as files: missing, cut, overlapping. Verify finds the rest."""
+        """What is wrong with the files of the CommitLog as files; `checkback verify` finds the rest.
+
+        Each has `kind` (segment-missing, segment-overlap, segment-size), `path`, `reason`, and the CommitLog offsets
+        `start` <= x < `end` that cannot be read.
+        """
         return self.commitlog.damages
 
     def records(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
         """The records whose CommitLog offset lies in start <= offset < end, in order, to the end of the log by then.
 
-        `start` must be where a record begins (or a segment); what has expired is passed over. Raises CorruptRecord or
-        CorruptStore where the log is damaged; `checkback salvage` reads on behind the damage.
+        `start` must be where a record begins (or a segment), None is the beginning; what has expired is passed over.
+        `end` None is the end. Raises, while it is iterated over, CorruptRecord where no record begins although the log
+        goes on, and CorruptStore where a segment is missing; `checkback salvage` reads on behind the damage.
         """
         return self.commitlog.walk(start, end)
 
     def record(self, commitlog_offset: int) -> Record | None:
         """The record that begins at an offset; None below the beginning and at the end of the log.
 
-        Raises CorruptRecord when other bytes stand there.
+        Raises CorruptRecord when other bytes stand there, CorruptStore where a segment is missing.
         """
         return self.commitlog.read(commitlog_offset)
 
@@ -120,13 +139,13 @@ class Store:
         return self.every_queue.topics()
 
     def queues(self, topic: str) -> list[int]:
-        """The queue ids of a topic, sorted; none for a topic that is not there."""
+        """The queue ids (from 0) of a topic, sorted; none for a topic that is not there."""
         return self.every_queue.queue_ids(topic)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(min, max): the queue offset of the first message that is kept, and that of the next one to come.
 
-        Equal when the queue holds nothing; (0, 0) when it is not there.
+        Equal when the queue holds nothing; (0, 0) when it is not there. Raises CorruptStore for a damaged file.
         """
         queue = self.every_queue.queue(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset(self.begin_offset), queue.max_offset)
@@ -134,7 +153,8 @@ class Store:
     def message(self, topic: str, queue_id: int, queue_offset: int) -> ReceivedMessage | None:
         """The message that a consumer gets at a queue offset; None when it expired or is not there yet.
 
-        Raises CorruptStore when the ConsumeQueue and the CommitLog do not belong together.
+        Raises CorruptStore when the ConsumeQueue and the CommitLog do not belong together, CorruptRecord for a record
+        that is damaged.
         """
         queue = self.every_queue.queue(topic, queue_id)
         record = None if queue is None else self._record_of(queue, queue_offset)
@@ -149,22 +169,28 @@ class Store:
     ) -> list[ReceivedMessage]:
         """The messages of a topic that carry a key, newest first, stored in begin_ms <= time < end_ms.
 
-        Through the index alone: a store without one finds nothing, nor does the index of a live broker know its very
-        last records. Quirk (3.x): a transactional message is found as its half message, whatever became of it.
+        Times are milliseconds since 1970; None: no limit. Through the index alone: a store without one finds nothing,
+        nor does the index of a live broker know its very last records. Quirk (3.x): a transactional message is found as
+        its half message, whatever became of it. Raises CorruptStore for a damaged index, CorruptRecord for a damaged
+        record. RocketMQ: DefaultMessageStore.queryMessage (5.3.3).
         """
         found = self._indexed(topic, key, begin_ms, end_ms)
         return [message for message in found if key in message.keys]
 
     def by_unique_key(self, topic: str, unique_key: str) -> list[ReceivedMessage]:
-        """The messages of a topic with the producer's id (UNIQ_KEY), newest first; like by_key. 3.x has no such ids."""
+        """The messages of a topic with the producer's id (UNIQ_KEY), newest first; 3.x has no such ids.
+
+        Through the index, with the errors of `by_key`.
+        """
         return [message for message in self._indexed(topic, unique_key) if message.unique_key == unique_key]
 
     # By time
 
     def offset_at_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The first queue offset whose message was stored at or after a time; the queue's max when none was.
+        """The first queue offset whose message was stored at or after a time, in milliseconds since 1970.
 
-        By bisection: right while the broker's clock was never set back.
+        The queue's max when none was, 0 when there is no such queue. By bisection: right while the broker's clock was
+        never set back. Raises CorruptStore for a damaged file.
         RocketMQ: ConsumeQueue.getOffsetInQueueByTime (5.3.3).
         """
         queue = self.every_queue.queue(topic, queue_id)
@@ -175,7 +201,10 @@ class Store:
         return first + bisect_left(numbers, timestamp_ms, key=lambda number: self._stored_ms(queue, first + number))
 
     def records_between(self, begin_ms: int, end_ms: int) -> Iterator[Record]:
-        """The records stored in begin_ms <= time < end_ms, in log order. A clock set back by a minute hides none."""
+        """The records stored in begin_ms <= time < end_ms, milliseconds since 1970, in log order.
+
+        A clock set back by a minute hides none. Raises as `records`.
+        """
         for record in self.records(self.commitlog.first_offset_at(begin_ms - _CLOCK_STEP_MS)):
             if begin_ms <= record.store_timestamp_ms < end_ms:
                 yield record
@@ -185,15 +214,21 @@ class Store:
     # The small files
 
     def topic_configs(self) -> Topics:
-        """config/topics.json; empty when the store has none."""
+        """What config/topics.json says; empty when the store has none. Raises CorruptRecord when it does not parse."""
         return read_topics(self._directory)
 
     def consumer_offsets(self) -> ConsumerOffsets:
-        """config/consumerOffset.json; empty when the store has none."""
+        """What config/consumerOffset.json says: queue offsets by group, topic and queue; empty when the store has none.
+
+        Raises CorruptRecord when it does not parse.
+        """
         return read_consumer_offsets(self._directory)
 
     def checkpoint(self) -> Checkpoint | None:
-        """The file `checkpoint`; None when the store has none."""
+        """What the file `checkpoint` says: times in milliseconds and CommitLog offsets; None when the store has none.
+
+        Raises CorruptRecord when the file has a wrong size.
+        """
         return read_checkpoint(self._directory)
 
     @property
