@@ -15,6 +15,7 @@ import pytest
 from recovery.rebuild.rebuilder import rebuild
 from recovery.repair import crash
 from recovery.verify.verifier import verify
+from tests.cluster.waiting import awaited
 from tests.compat import rocketmq
 from tests.compat.copied_log import await_same
 from tests.compat.kinds_of_stores import PLAIN_QUEUES, SETTINGS, SMALL, installed, served, served_again
@@ -38,6 +39,8 @@ def test_the_store_of_a_slave(version: str, end: str, tmp_path: Path) -> None:
             master.run("Kinds", sent, topic="Plain", transactions=9)
         before = served(master, PLAIN_QUEUES, tmp_path / "before.jsonl")
         await_same(tmp_path / "master", store)
+        topics = store / "config/topics.json"  # a slave asks for its master's topics every 10 s
+        assert awaited(lambda: topics.exists() and '"Plain"' in topics.read_text(), 60)
         getattr(process, end)()
     if end == "kill":
         crash.apply(crash.plan(crash.survey(store)), broker_is_stopped=True, still_s=0)
