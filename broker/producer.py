@@ -165,7 +165,7 @@ class Producer:
     ) -> SendResult:
         """The same without blocking the event loop while the disk writes; for AsyncSession and AsyncConnection.
 
-        Raises what `send` raises.
+        The arguments and the errors are those of `send`.
         """
         options = SendOptions(sharding_key, delay_level, deliver_at, delay)
         if self._joined(transaction) is not None:
