@@ -34,7 +34,7 @@ class StoreError(BrokerError):
 
     def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__(message)
-        self.path = None if path is None else os.fspath(path)
+        self.path: str | None = None if path is None else os.fspath(path)
         """The file or directory that it is about; None when there is no single one."""
 
 
@@ -53,9 +53,9 @@ class StoreFull(StoreError):
         self, message: str, *, path: str | os.PathLike[str] | None = None, needed_bytes: int = 0, free_bytes: int = 0
     ) -> None:
         super().__init__(message, path=path)
-        self.needed_bytes = needed_bytes
+        self.needed_bytes: int = needed_bytes
         """How many bytes were asked for."""
-        self.free_bytes = free_bytes
+        self.free_bytes: int = free_bytes
         """How many bytes were free then."""
 
 
@@ -86,11 +86,11 @@ class CorruptRecord(CorruptStore):
         super().__init__(
             f"{os.fspath(path)} {place}: {reason}" if path is not None else f"{place}: {reason}", path=path
         )
-        self.reason = reason
+        self.reason: str = reason
         """The sentence without the place."""
-        self.at = at
+        self.at: int = at
         """Position in the buffer that was decoded, in bytes from 0."""
-        self.commitlog_offset = commitlog_offset
+        self.commitlog_offset: int | None = commitlog_offset
         """Byte position in the CommitLog; None where it is not known, or the bytes are not of the CommitLog."""
 
 
@@ -107,7 +107,7 @@ class NotPermitted(BrokerError):
 
     def __init__(self, message: str, *, code: str = "NO_PERMISSION") -> None:
         super().__init__(message)
-        self.code = code
+        self.code: str = code
         """What RocketMQ answers: NO_PERMISSION, SLAVE_NOT_AVAILABLE or SYSTEM_BUSY."""
 
 
@@ -116,7 +116,7 @@ class ProtocolError(BrokerError):
 
     def __init__(self, message: str, *, code: int = 1) -> None:
         super().__init__(message)
-        self.code = code
+        self.code: int = code
         """The response code that a server answers where it still can: 1 (SYSTEM_ERROR), or a more exact one."""
 
 
@@ -125,9 +125,9 @@ class ClusterError(BrokerError):
 
     def __init__(self, message: str, *, code: int | None = None, was_sent: bool = False) -> None:
         super().__init__(message)
-        self.code = code
+        self.code: int | None = code
         """The response code (RocketMQ: ResponseCode, 5.3.3); None when there was no response."""
-        self.was_sent = was_sent
+        self.was_sent: bool = was_sent
         """Whether the request went out: without a response it may have been obeyed."""
 
 
@@ -140,7 +140,7 @@ class TransactionError(BrokerError):
 
     def __init__(self, message: str, *, message_id: str | None = None) -> None:
         super().__init__(message)
-        self.message_id = message_id
+        self.message_id: str | None = message_id
         """The offset message id of its half message; None where the caller has none."""
 
 
@@ -149,7 +149,7 @@ class AlreadyEnded(TransactionError):
 
     def __init__(self, message: str, *, message_id: str | None = None, state: int = 0) -> None:
         super().__init__(message, message_id=message_id)
-        self.state = state
+        self.state: int = state
         """How it was ended, a number of TransactionState: 8 committed, 12 rolled back; 0 where it is not known."""
 
 

@@ -87,7 +87,7 @@ class Producer:
     ) -> None:
         check_group(group)
         self.store, self.group, self.ledger, self.resolver = store, group, ledger, resolver
-        self.topics = checked_topics(topics)
+        self.topics: frozenset[str] = checked_topics(topics)
         """The topics of a transactional producer; empty of a plain one that named none."""
         self._destination = observing.destination(store.destination(group), group)
         if ledger is not None and not isinstance(cast(object, ledger), BoundLedger):

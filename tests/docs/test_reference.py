@@ -30,7 +30,7 @@ ELSEWHERE = re.compile(r"(?:those of|as of|[Ss]ee) `?((?:\w+\.)*\w+)`?")
 # What a sentence about a number names when it says what the number is.
 MEANING = re.compile(
     r"byte|second|how (?:many|often|long)|count|offset|index|slot|milli|hexadecimal|from [01]\b|at least|share|times"
-    r"|position|pair|keys|bits|0:|end:",
+    r"|position|code|number of|bits|\bport\b",
     re.IGNORECASE,
 )
 
