@@ -68,9 +68,9 @@ class Consumer(Receiver):
     ) -> None:
         """See `LiveStore.consumer`."""
         super().__init__(group, processed)
-        self.ordered = ordered
+        self.ordered: bool = ordered
         """Whether each queue is handed out one message at a time."""
-        self.topics = check_consumer_names(group, topic)
+        self.topics: tuple[str, ...] = check_consumer_names(group, topic)
         """The topics that it asked for; the group's retries come besides."""
         check_retries("max_retries", max_retries)
         check_retry_level("retry_delay_level", retry_delay_level)

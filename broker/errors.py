@@ -30,11 +30,12 @@ class BrokerError(Exception):
 
 
 class StoreError(BrokerError):
-    """Something about a store as a whole; `path` names the file or directory, None when there is no single one."""
+    """Something about a store as a whole."""
 
     def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__(message)
-        self.path = None if path is None else os.fspath(path)
+        self.path: str | None = None if path is None else os.fspath(path)
+        """The file or directory that it is about; None when there is no single one."""
 
 
 class NotAStore(StoreError):
@@ -46,17 +47,16 @@ class StoreLocked(StoreError):
 
 
 class StoreFull(StoreError):
-    """The disk has no room for what was asked; nothing was lost and sends work again when there is space.
-
-    `needed_bytes` were asked for, `free_bytes` were there.
-    """
+    """The disk has no room for what was asked; nothing was lost and sends work again when there is space."""
 
     def __init__(
         self, message: str, *, path: str | os.PathLike[str] | None = None, needed_bytes: int = 0, free_bytes: int = 0
     ) -> None:
         super().__init__(message, path=path)
-        self.needed_bytes = needed_bytes
-        self.free_bytes = free_bytes
+        self.needed_bytes: int = needed_bytes
+        """How many bytes were asked for."""
+        self.free_bytes: int = free_bytes
+        """How many bytes were free then."""
 
 
 class NotUnderstood(StoreError):
@@ -72,11 +72,7 @@ class CorruptStore(StoreError):
 
 
 class CorruptRecord(CorruptStore):
-    """Bytes that are not the value they should be.
-
-    `reason` is the sentence without the place, `at` the position in the buffer that was decoded, and
-    `commitlog_offset` and `path` the place on disk, where the caller knows it.
-    """
+    """Bytes that are not the value they should be."""
 
     def __init__(
         self,
@@ -90,9 +86,12 @@ class CorruptRecord(CorruptStore):
         super().__init__(
             f"{os.fspath(path)} {place}: {reason}" if path is not None else f"{place}: {reason}", path=path
         )
-        self.reason = reason
-        self.at = at
-        self.commitlog_offset = commitlog_offset
+        self.reason: str = reason
+        """The sentence without the place."""
+        self.at: int = at
+        """Position in the buffer that was decoded, in bytes from 0."""
+        self.commitlog_offset: int | None = commitlog_offset
+        """Byte position in the CommitLog; None where it is not known, or the bytes are not of the CommitLog."""
 
 
 class MessageRejected(BrokerError, ValueError):
@@ -104,38 +103,32 @@ class BodyError(BrokerError):
 
 
 class NotPermitted(BrokerError):
-    """The store does not take this by the way it was opened or by its topic's configuration; nothing was written.
-
-    `code` is what RocketMQ answers: NO_PERMISSION, SLAVE_NOT_AVAILABLE or SYSTEM_BUSY.
-    """
+    """The store does not take this by the way it was opened or by its topic's configuration; nothing was written."""
 
     def __init__(self, message: str, *, code: str = "NO_PERMISSION") -> None:
         super().__init__(message)
-        self.code = code
+        self.code: str = code
+        """What RocketMQ answers: NO_PERMISSION, SLAVE_NOT_AVAILABLE or SYSTEM_BUSY."""
 
 
 class ProtocolError(BrokerError):
-    """Bytes from the network that are not RocketMQ's remoting protocol, or lack what they must have.
-
-    `code` is what a server answers where it still can: SYSTEM_ERROR, or a more exact response code.
-    """
+    """Bytes from the network that are not RocketMQ's remoting protocol, or lack what they must have."""
 
     def __init__(self, message: str, *, code: int = 1) -> None:
         super().__init__(message)
-        self.code = code
+        self.code: int = code
+        """The response code that a server answers where it still can: 1 (SYSTEM_ERROR), or a more exact one."""
 
 
 class ClusterError(BrokerError):
-    """A name server or a broker of a cluster did not answer in time, or refused a request.
-
-    `code` is the response code, None when there was no response; `was_sent` whether the request went out: without a
-    response it may have been obeyed.
-    """
+    """A name server or a broker of a cluster did not answer in time, or refused a request."""
 
     def __init__(self, message: str, *, code: int | None = None, was_sent: bool = False) -> None:
         super().__init__(message)
-        self.code = code
-        self.was_sent = was_sent
+        self.code: int | None = code
+        """The response code (RocketMQ: ResponseCode, 5.3.3); None when there was no response."""
+        self.was_sent: bool = was_sent
+        """Whether the request went out: without a response it may have been obeyed."""
 
 
 class NotInCluster(BrokerError, AttributeError):
@@ -143,22 +136,21 @@ class NotInCluster(BrokerError, AttributeError):
 
 
 class TransactionError(BrokerError):
-    """Something about one transaction; `message_id` names it (the offset message id), None where it has none yet."""
+    """Something about one transaction."""
 
     def __init__(self, message: str, *, message_id: str | None = None) -> None:
         super().__init__(message)
-        self.message_id = message_id
+        self.message_id: str | None = message_id
+        """The offset message id of its half message; None where the caller has none."""
 
 
 class AlreadyEnded(TransactionError):
-    """The transaction was already ended the other way; the first decision stands.
-
-    `state` is how: 8 committed, 12 rolled back (TransactionState).
-    """
+    """The transaction was already ended the other way; the first decision stands."""
 
     def __init__(self, message: str, *, message_id: str | None = None, state: int = 0) -> None:
         super().__init__(message, message_id=message_id)
-        self.state = state
+        self.state: int = state
+        """How it was ended, a number of TransactionState: 8 committed, 12 rolled back; 0 where it is not known."""
 
 
 class UnknownOutcome(TransactionError):

@@ -64,13 +64,13 @@ class Ledger(BoundLedger):
             text = f"a ledger takes an engine, Ledger(create_engine(...)), not {engine!r:.80}"
             raise BrokerError(text)
         super().__init__()
-        self.is_async = hasattr(engine, "sync_engine")
+        self.is_async: bool = hasattr(engine, "sync_engine")
         """Whether the engine is an async one."""
         self._engine: Engine = engine.sync_engine if hasattr(engine, "sync_engine") else engine
         if self.dialect == _SQLITE and self._engine.url.database in (None, "", ":memory:"):
             raise BrokerError("a ledger needs a database that lives longer than a process: give SQLite a file")
         self.metadata, self.rows, self.marks = _tables(table, schema)
-        self.bindings = binding_table(self.metadata, table)
+        self.bindings: Table = binding_table(self.metadata, table)
         """The table of the bindings, of SQLAlchemy."""
         self._insert = self.rows.insert()
         self._turn = threading.RLock()

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class LiveStore(WritableStore):
     """A store, open for reading and writing. Close it, or use it in a `with` statement; threads may share it.
 
-    `broker.open` makes it, and has the arguments and the errors.
+    `broker.open` makes it: the arguments and the errors are those of `broker.open`.
     """
 
     def __init__(

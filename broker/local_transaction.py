@@ -37,7 +37,7 @@ class LocalTransaction(abc.ABC):
     """
 
     def __init__(self, group: str, immunity_s: int | None) -> None:
-        self.group = group
+        self.group: str = group
         """The producer group."""
         self.halves: list[Half] = []
         """The half messages that were stored with it, in the order of sending."""
@@ -171,7 +171,7 @@ class SessionTransaction(_OfSession):
 
     def __init__(self, group: str, immunity_s: int | None, ledger: Ledger, target: Session | Connection) -> None:
         super().__init__(group, immunity_s)
-        self.target = target
+        self.target: Session | Connection = target
         """The session or connection."""
         enlist(target, ledger)
         self.joins(target)

@@ -87,7 +87,7 @@ class Producer:
     ) -> None:
         check_group(group)
         self.store, self.group, self.ledger, self.resolver = store, group, ledger, resolver
-        self.topics = checked_topics(topics)
+        self.topics: frozenset[str] = checked_topics(topics)
         """The topics of a transactional producer; empty of a plain one that named none."""
         self._destination = observing.destination(store.destination(group), group)
         if ledger is not None and not isinstance(cast(object, ledger), BoundLedger):
@@ -165,7 +165,7 @@ class Producer:
     ) -> SendResult:
         """The same without blocking the event loop while the disk writes; for AsyncSession and AsyncConnection.
 
-        Raises what `send` raises.
+        The arguments and the errors are those of `send`.
         """
         options = SendOptions(sharding_key, delay_level, deliver_at, delay)
         if self._joined(transaction) is not None:

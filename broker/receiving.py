@@ -35,7 +35,7 @@ class Receiver(abc.ABC):
     """
 
     def __init__(self, group: str, processed: Processed | None) -> None:
-        self.group = group
+        self.group: str = group
         """The consumer group."""
         self._processed = processed
         self._closed = threading.Event()

@@ -25,7 +25,7 @@ from broker.store.shared.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.admission import Admission
 from broker.store.write.compose import Origin, compose, compose_batch
 from broker.store.write.pending_record import Appended
-from broker.store.writer import open_writer
+from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.backpressure import InDoubtLimit
 from broker.transaction.foreign import check_may_write
 from broker.transaction.loading import load_service
@@ -57,7 +57,9 @@ class WritableStore(Store):
         check_may_write(path, disk)
         topics = TopicFile(path, disk)
         is_engine = transactions in ENGINES
-        self.writer = open_writer(path, disk, layout, sync, transactions=transactions if is_engine else None)
+        self.writer: StoreWriter = open_writer(
+            path, disk, layout, sync, transactions=transactions if is_engine else None
+        )
         """This process's hold on the store: appends, fsync, background tasks."""
         self._is_open = True
         try:

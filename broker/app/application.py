@@ -81,7 +81,7 @@ class App:
             known = ", ".join(sorted(_OPTIONS))
             raise BrokerError(f"broker.App has no option {min(unknown)!r}; besides its own it takes {known}")
         self.path, self.engine, self.async_engine = os.fspath(path), engine, async_engine
-        self.name = Path(self.path).stem if name is None else name
+        self.name: str = Path(self.path).stem if name is None else name
         """The producer group, and the source of its events."""
         check_group(self.name)
         if async_engine is not None and engine is None:

@@ -75,6 +75,7 @@ class Retry:
     ) -> Retry:
         """A policy with growing delays: `first_s` seconds, then each `factor` times the one before, up to `longest_s`.
 
+        After `max_retries` retries the message goes to the dead letters.
         Raises BrokerError for a time that is not above 0 (to 30 days), and a factor below 1.
         """
         if not _is_delay(first_s) or not _is_delay(longest_s) or not first_s or not factor >= 1:

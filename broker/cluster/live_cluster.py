@@ -67,7 +67,7 @@ class LiveCluster:
         self._transactional: dict[str, bool] = {}
         self._client = ClusterClient(settings, self._loop)
         try:
-            self.half_messages = ClusterTransactions(self._client)
+            self.half_messages: ClusterTransactions = ClusterTransactions(self._client)
             """What ends half messages, and answers the brokers' checks."""
             self._loop.run(self._client.routes.cluster())
             self._loop.run(self._client.start())

@@ -35,7 +35,7 @@ class Unread:
     positions: Mapping[int, int]
     """By queue id, from 0: the queue offset from which on it is unread."""
     waiting: int
-    """Messages; those that the group does not select by tag are counted as well."""
+    """How many messages; those that the group does not select by tag are counted as well."""
     idle_s: float | None
     """Seconds since a consumer of the group was last seen; None without a group."""
     is_gone: bool
@@ -43,7 +43,7 @@ class Unread:
     pinned_at: int | None = None
     """CommitLog offset of the first message that must stay; None: none must."""
     going: int = 0
-    """Messages of `waiting` that a round removes."""
+    """How many messages of `waiting` a round removes."""
 
     @property
     def kind(self) -> str:

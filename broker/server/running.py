@@ -68,12 +68,13 @@ log = logging.getLogger("broker.server")
 class Server:
     """A running server. Close it, or use it in a `with` statement; the store stays open.
 
-    `broker.serve` makes it, and has the arguments. Raises BrokerError when it cannot listen, for an ACL file that does
-    not parse and for a certificate that cannot be used.
+    The arguments are those of `broker.serve`. Raises BrokerError when it cannot listen.
     """
 
+    address: str
+    """HOST:PORT where it listens, with the port that the system chose for 0."""
+
     def __init__(self, store: LiveStore, settings: ServerSettings, resolver: Resolver | None = None) -> None:
-        """See `broker.serve`."""
         self._control = None if settings.acl is None else AccessControl.read(settings.acl)
         self.tls = None
         if settings.certificate is not None and settings.private_key is not None:
@@ -143,7 +144,6 @@ class Server:
     def _open(self, store: LiveStore, settings: ServerSettings, resolver: Resolver | None) -> None:
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
-        """HOST:PORT where it listens, with the port that the system chose for 0."""
         advertised = settings.advertise or self.address
         positions = GroupPositions(store)
         try:

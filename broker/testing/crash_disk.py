@@ -64,16 +64,16 @@ class CrashDisk(Disk):
     """Stores on it have no background threads: its steps are to come in the same order each time."""
 
     def __init__(self, root: str | os.PathLike[str], *, crash_at: int | None = None) -> None:
-        self.root = Path(os.path.abspath(root))
+        self.root: Path = Path(os.path.abspath(root))
         """The directory, which is made if it is not there."""
         self.root.mkdir(parents=True, exist_ok=True)
-        self.steps = 0
+        self.steps: int = 0
         """How many calls so far changed or flushed something."""
         self.trace: list[str] = []
         """A line for each step: what it does, and to which paths below the root."""
-        self.crash_at = crash_at
+        self.crash_at: int | None = crash_at
         """The step at which the power goes, from 1 on; None: none."""
-        self.crashed = False
+        self.crashed: bool = False
         """Whether the power is gone."""
         self._tree = loaded(str(self.root))
         self._operations: list[Operation] = []

@@ -86,9 +86,9 @@ class Answerer:
     ) -> None:
         """`on_topic(topic)` hears of each topic before its first question is asked."""
         self._cluster, self._group, self._resolver, self._on_topic = cluster, group, resolver, on_topic
-        self.report = AnswerReport(group)
+        self.report: AnswerReport = AnswerReport(group)
         """What was answered so far."""
-        self.last_check_s = time.monotonic()
+        self.last_check_s: float = time.monotonic()
         """When the last checks were answered, by the monotonic clock; before them when this was made."""
         self._before: Check | None = None  # what answered for the group before
         self._questions: queue.SimpleQueue[_PendingCheck | None] = queue.SimpleQueue()

@@ -58,7 +58,7 @@ class Rule:
     jitter: float = 0.1
     """An interval is longer or shorter by up to this share, from 0 to 1, so that checks spread out."""
     most_checks: int | None = 15
-    """After so many checks without a decision it is at its limit. None: no limit."""
+    """How many checks without a decision bring it to its limit. None: no limit."""
     longest_ms: int | None = None
     """So long in doubt, since its half message was stored, and it is at its limit. None: no limit."""
     at_limit: AtLimit = AtLimit.PARK
@@ -196,7 +196,7 @@ def immunity_ms(text: str | None, rule: Rule) -> int:
 
 
 def next_check(rule: Rule, checks: int, now_ms: int, chance: float) -> int:
-    """When to ask again, in milliseconds since 1970, after the check with this number (the first is 1) at `now_ms`.
+    """When to ask again, in milliseconds since 1970, after check number `checks` (the first is 1) at `now_ms`.
 
     `chance` in [0, 1) places the jitter.
     """
@@ -204,7 +204,7 @@ def next_check(rule: Rule, checks: int, now_ms: int, chance: float) -> int:
 
 
 def interval(rule: Rule, checks: int) -> float:
-    """Milliseconds between a check, by its number from 1 on, and the next, without jitter."""
+    """Milliseconds between check number `checks` (the first is 1) and the next, without jitter."""
     grown = rule.interval_ms * rule.backoff ** min(max(checks - 1, 0), _EXPONENT_MAX)
     return min(grown, float(max(rule.interval_most_ms, rule.interval_ms)))
 

@@ -130,7 +130,7 @@ class CheckBack:
         self._store, self._resolver = store, resolver
         self._service = observing.ending(store.transactions)
         self._policy = policy or Policy()
-        self.catalog = catalog or Catalog.open(store.path, store.store_id)
+        self.catalog: Catalog = catalog or Catalog.open(store.path, store.store_id)
         """What it remembers between rounds: each attempt, and the last runs."""
         self._limit, self._per_topic, self._chance = limit, per_topic, chance
         self._by = by or f"check-back at {myself()}"

@@ -82,7 +82,7 @@ class CheckService:
         self._kept_house_ms: int | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self.status = Status()
+        self.status: Status = Status()
         """How it does, kept up to date."""
 
     def __enter__(self) -> Self:

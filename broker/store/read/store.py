@@ -55,20 +55,20 @@ class Store:
     def __init__(self, path: str, disk: Disk) -> None:
         path = path_of_store(path)
         check_is_store(path, disk)
-        self.path = path
+        self.path: str = path
         """The directory, as text."""
         self._directory = StoreDirectory(path, disk)
-        self.commitlog = CommitLog(self._directory)
+        self.commitlog: CommitLog = CommitLog(self._directory)
         """The CommitLog: records by byte position."""
-        self.consumequeues = ConsumeQueues(self._directory)
+        self.consumequeues: ConsumeQueues = ConsumeQueues(self._directory)
         """The ConsumeQueues that are files of units."""
-        self.every_queue = EveryQueue(self._directory, self.consumequeues)
+        self.every_queue: EveryQueue = EveryQueue(self._directory, self.consumequeues)
         """The queues of every kind, those in RocksDB and of batches included."""
-        self.index = Index(self._directory)
+        self.index: Index = Index(self._directory)
         """The index: CommitLog offsets by key."""
-        self.state_table = StateTable(self._directory)
+        self.state_table: StateTable = StateTable(self._directory)
         """The state table of 3.x: slots; without files it is empty."""
-        self.redo_log = RedoLog(self._directory)
+        self.redo_log: RedoLog = RedoLog(self._directory)
         """The redo log of 3.x: units of half messages and ends; without files it is empty."""
 
     def __enter__(self) -> Self:
