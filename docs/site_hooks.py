@@ -103,7 +103,9 @@ def _table(title: str, parameters: list[Any]) -> Iterator[str]:
         value = "" if getattr(one, "is_flag", False) or not _is_option(one) else f" {one.metavar or 'TEXT'}"
         names = one.metavar if not _is_option(one) else ", ".join(f"`{name}{value}`" for name in one.opts)
         shown = getattr(one.default, "value", one.default)
-        default = "" if shown in (None, False, "", []) else f" Default: `{shown}`."
+        default = (
+            "" if shown is False or shown == "" or not isinstance(shown, str | int | float) else f" Default: `{shown}`."
+        )
         environment = f" Environment: `{one.envvar}`." if one.envvar else ""
         yield f"| {names} | {_cell(one.help or '')}{environment}{default} |"
 

@@ -20,6 +20,9 @@ from broker.message import ReceivedMessage
 from broker.store.shared.control import Word
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.format.commitlog import Record
     from broker.store.read.consumequeue import ConsumeQueue
     from broker.writable_store import WritableStore
 
@@ -44,7 +47,7 @@ def fetch(
     queue = store.consumequeues.queue(topic, queue_id)
     if queue is None:
         return []
-    end = readable_end(store)
+    end, read = readable_end(store), store.commitlog.reader()
     at = max(window.next, queue.units.first)
     stop = at + _UNITS
     messages: list[tuple[int, ReceivedMessage]] = []
@@ -60,7 +63,7 @@ def fetch(
                 return messages
             if not is_filler and selection.may_match(code):
                 try:
-                    message = _message(store, queue, at, commitlog_offset, size)
+                    message = _message(store, read, queue, at, commitlog_offset, size)
                 except CorruptStore:
                     if messages:  # then it is met again
                         return messages
@@ -76,12 +79,13 @@ def fetch(
 
 
 def _message(
-    store: WritableStore, queue: ConsumeQueue, queue_offset: int, commitlog_offset: int, size: int
-) -> ReceivedMessage | None:
+    store: WritableStore, read: Callable[[int, int], Record], queue: ConsumeQueue, queue_offset: int,
+    commitlog_offset: int, size: int,
+) -> ReceivedMessage | None:  # fmt: skip
     """One message. Raises CorruptStore, with the place and the next step."""
     try:
-        record = store.commitlog.read(commitlog_offset, size)
-        if record is not None and record.topic == queue.topic:
+        record = read(commitlog_offset, size)
+        if record.topic == queue.topic:
             return ReceivedMessage.of(record)
     except CorruptStore:
         pass

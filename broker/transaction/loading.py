@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
 from broker.errors import BrokerError
@@ -47,6 +46,8 @@ def _load(group: str, name: str) -> Callable[..., Any]:
     if own is not None:
         module, _, attribute = own.partition(":")
         return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+    from importlib.metadata import entry_points  # it takes as long as half of `broker.open`'s other imports
+
     installed = entry_points(group=group)
     for entry in installed:
         if entry.name == name:

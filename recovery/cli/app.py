@@ -49,25 +49,9 @@ class SafeVerbs(VerbGroup):
     """Verbs; whatever one of them raises becomes a sentence and an exit code."""
 
     def invoke(self, ctx: click.Context) -> None:
-        try:
+        with _sentences():
             super().invoke(ctx)
             sys.stdout.flush()
-        except _CLICKS_OWN:
-            raise
-        except BrokerError as error:
-            fail(str(error), _code_of(error))
-        except BrokenPipeError:
-            fail("", PIPE_CLOSED)
-        except KeyboardInterrupt:
-            fail("Interrupted.", INTERRUPTED)
-        except MemoryError:
-            fail("There is not enough memory for this.", DEFECT)
-        except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            fail(f"{place}{error.strerror or error}", USAGE)
-        except Exception as error:  # noqa: BLE001 - the last resort: nobody sees a traceback unasked
-            text = f"checkback has a defect here: {type(error).__name__}: {error}. See the details with {DEBUG}=1"
-            fail(text, DEFECT)
 
 
 class _AllVerbs(SafeVerbs):
@@ -139,7 +123,6 @@ app = _AllVerbs(
     "checkback",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    subcommand_metavar="VERB ...",
     help="Transactional messages in Apache RocketMQ's store format: look, write, settle, repair, analyse, run.",
     epilog="Exit codes: 0 ok, 1 findings, 2 usage, 3 locked, 4 corrupt, 70 a defect of checkback (details: --debug)",
 )
@@ -157,7 +140,8 @@ def _show_completion(wanted: bool) -> None:
     if wanted:
         from recovery.cli.terminal import completion
 
-        print(completion.script(app, completion.shell_of(os.environ)))
+        with _sentences():
+            print(completion.script(app, completion.shell_of(os.environ)))
         raise Exit
 
 
@@ -165,7 +149,8 @@ def _install_completion(wanted: bool) -> None:
     if wanted:
         from recovery.cli.terminal import completion
 
-        print(completion.install(app, completion.shell_of(os.environ), os.path.expanduser("~")))
+        with _sentences():
+            print(completion.install(app, completion.shell_of(os.environ), os.path.expanduser("~")))
         raise Exit
 
 
@@ -204,6 +189,29 @@ def whole_command_line() -> VerbGroup:
 
 
 # The way out
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Whatever is raised inside becomes a sentence and an exit code."""
+    try:
+        yield
+    except _CLICKS_OWN:
+        raise
+    except BrokerError as error:
+        fail(str(error), _code_of(error))
+    except BrokenPipeError:
+        fail("", PIPE_CLOSED)
+    except KeyboardInterrupt:
+        fail("Interrupted.", INTERRUPTED)
+    except MemoryError:
+        fail("There is not enough memory for this.", DEFECT)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        fail(f"{place}{error.strerror or error}", USAGE)
+    except Exception as error:  # noqa: BLE001 - the last resort: nobody sees a traceback unasked
+        text = f"checkback has a defect here: {type(error).__name__}: {error}. See the details with {DEBUG}=1"
+        fail(text, DEFECT)
 
 
 def _code_of(error: BrokerError) -> int:

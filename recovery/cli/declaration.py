@@ -24,6 +24,8 @@ from click.shell_completion import CompletionItem
 
 Verb = Callable[..., Any]
 
+_LINE_MAX = 400  # characters that a list of verbs shows of each
+
 # Arguments and values of options that a shell completes with the names of files.
 _FILES = {"STORE", "STORE...", "OUT", "FILE", "DIR", "PATH"}
 
@@ -78,6 +80,10 @@ class VerbGroup(click.Group):
 
     panel = ""
 
+    def __init__(self, name: str | None = None, **attributes: Any) -> None:
+        """See click.Group."""
+        super().__init__(name, **{"subcommand_metavar": "VERB ...", **attributes})
+
     def verb(
         self,
         function: Verb,
@@ -115,11 +121,11 @@ class VerbGroup(click.Group):
         width = max(len(one.name or "") for one in commands)
         for panel in dict.fromkeys(getattr(one, "panel", "") for one in commands):
             rows = [
-                ((one.name or "").ljust(width), one.get_short_help_str(limit=formatter.width))
+                ((one.name or "").ljust(width), one.get_short_help_str(limit=_LINE_MAX))
                 for one in commands
                 if getattr(one, "panel", "") == panel
             ]
-            with formatter.section(panel or "Commands"):
+            with formatter.section(panel or "Verbs"):
                 formatter.write_dl(rows)
 
 
@@ -240,8 +246,5 @@ def _complete_files(_ctx: click.Context, _parameter: click.Parameter, incomplete
 
 def _help_of(argument: click.Argument) -> str:
     help_text = getattr(argument, "help", None) or ""
-    return (
-        help_text
-        if argument.required or argument.default in (None, "")
-        else f"{help_text}  [default: {argument.default}]"
-    )
+    has_default = isinstance(argument.default, str) and argument.default  # click marks "none" by an object of its own
+    return f"{help_text}  [default: {argument.default}]" if has_default else help_text

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from broker.errors import BrokerError, CorruptRecord, StoreLocked
@@ -115,6 +116,33 @@ def test_a_verb_stands_in_the_module_that_is_said(capsys: Capture) -> None:
     ran = command(capsys, "verfy")
     assert ran.code == 2
     assert "verify" in ran.err
+
+
+def helps(command: Any, path: str = "checkback") -> Iterator[tuple[str, str]]:
+    """The help of a verb and of those below it."""
+    yield path, command.get_help(click.Context(command, info_name=path))
+    for name, child in getattr(command, "commands", {}).items():
+        yield from helps(child, f"{path} {name}")
+
+
+def test_every_help_is_for_people() -> None:
+    """No object of Python's is in it, and no line is wider than a terminal but an example's."""
+    found = dict(helps(whole_command_line()))
+    assert len(found) > len(SHARED_VERBS)
+    for path, text in found.items():
+        assert text.startswith(f"Usage: {path} "), text
+        assert "object at" not in text, text
+        assert "UNSET" not in text, text
+        assert all(len(line) <= 80 for line in text.splitlines() if not line.startswith("  checkback ")), text
+
+
+def test_a_shell_that_is_unknown_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """And so is a home directory that is a file."""
+    ran = process("--show-completion", SHELL="/bin/dash")
+    assert (ran.code, ran.err) == (2, "checkback: SHELL is dash: completion is for bash, zsh and fish\n")
+    (tmp_path / "home").touch()
+    ran = process("--install-completion", SHELL="/bin/bash", HOME=str(tmp_path / "home"))
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
 
 
 def test_the_shell_completes_verbs_and_files() -> None:

@@ -16,6 +16,7 @@ from broker.consuming.reading import fetch
 from broker.consuming.tags import Selection
 from broker.consuming.window import Window
 from broker.live import LiveStore
+from broker.store.disk.files import Disk
 from broker.testing.crash_disk import SMALL
 
 WAIT_S = 20
@@ -315,6 +316,22 @@ def test_what_is_whole_before_a_damaged_message_is_handed_out(tmp_path: object) 
                 with pytest.raises(broker.CorruptStore):
                     consumer.receive(WAIT_S)
             assert consumer.positions()["orders", 0] == 1
+
+
+def test_the_directories_are_looked_at_once_for_a_block(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each message: a stat takes as long as a record."""
+    looks: list[str] = []
+    entry = Disk.entry
+    monkeypatch.setattr(Disk, "entry", lambda disk, path: looks.append(path) or entry(disk, path))  # type: ignore[func-returns-value]
+    with broker.open(f"{tmp_path}/store", layout=SMALL, sync="os") as store:
+        for number in range(33):
+            store.append(broker.Message("orders", str(number).encode()))
+        counts = []
+        for limit in (1, 1, 32):  # the first also learns which files there are
+            looks.clear()
+            assert len(fetch(store, "orders", 0, Window(0), Selection(), limit)) == limit
+            counts.append(len(looks))
+        assert counts[1] == counts[2] <= 5, looks
 
 
 def test_a_closed_consumer_says_so(checkback_store: LiveStore) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from broker.errors import CorruptRecord
@@ -18,6 +18,7 @@ from broker.format.commitlog import (
     BLANK_SIZE,
     MAGIC_V1,
     MAGIC_V2,
+    RECORD_SIZE_MAX,
     RECORD_SIZE_MIN,
     Record,
     RecordBorn,
@@ -115,6 +116,18 @@ class CommitLog:
             if found is None or found[0] != commitlog_offset:
                 return None
             return decode(found[1], commitlog_offset=commitlog_offset)
+
+    def reader(self) -> Callable[[int, int], Record]:
+        """Reads records by offset and size, after one look at the directory for all of them: a stat takes as long as a
+        record of 1 KiB.
+
+        What it returns raises CorruptRecord for anything but a whole, sound record in the segments of that moment;
+        `read` looks again then, and closer. A segment that expires meanwhile may still be read.
+        """
+        listing, queue = self._queue.listing(), self._queue
+        return lambda commitlog_offset, size: decode(
+            queue.read_listed(listing, commitlog_offset, min(size, RECORD_SIZE_MAX)), commitlog_offset=commitlog_offset
+        )
 
     def raw(self, commitlog_offset: int, size: int) -> bytes | None:
         """The bytes of the record of a known size at an offset; None where the log does not reach any more.

@@ -145,16 +145,16 @@ class SegmentQueue:
 
         Raises CorruptStore when no live queue would lack the byte at the position.
         """
-        data = self._read(self.listing(), position, size)
+        data = self.read_listed(self.listing(), position, size)
         if len(data) < size:  # the directory may have changed under us: files grow, expire, are replaced
             listing = self.listing(fresh=True)
-            data = self._read(listing, position, size)
+            data = self.read_listed(listing, position, size)
             if not data:
                 self._raise_damage(listing, position)
         return data
 
-    def _read(self, listing: Listing, position: int, size: int) -> bytes:
-        """As many of the bytes as follow each other."""
+    def read_listed(self, listing: Listing, position: int, size: int) -> bytes:
+        """As many of the bytes as follow each other in these segments, without a look at the directory."""
         parts, at, end = [], position, position + size
         while at < end and (segment := listing.at(at)) is not None:
             want = min(end, segment.base + listing.segment_size) - at
