@@ -15,6 +15,8 @@ import pytest
 import broker
 from broker.format.statetable import RENEWED
 from broker.format.topics import CHECK_GROUP, HALF_TOPIC, OP_TOPIC
+from broker.store.engines import replay_watch
+from broker.store.read.index import Index
 from broker.store.shared.control import Word
 from recovery.rebuild.rebuilder import rebuild
 from recovery.repair import crash
@@ -198,3 +200,22 @@ def test_what_5_3_3_left_is_taken_over_and_settled(name: str, tmp_path: Path) ->
     assert report.ok, [str(finding) for finding in report.findings][:4]
     assert report.transactions["committed"] == before["committed"] + (len(halves) + 1) // 2
     assert rebuild(path).differences == ()
+
+
+@pytest.mark.parametrize("name", ["rocketmq-5.3.3-clean", "rocketmq-5.3.3-killed"])
+def test_a_copy_is_found_by_memory_as_by_the_index(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recovery remembers where last copies are: else each copy of a half message costs a search of all index files."""
+    searches: list[int] = []
+    found = Index.find
+    monkeypatch.setattr(Index, "find", lambda *arguments: (searches.append(1), found(*arguments))[1])
+    tables, counts = [], []
+    for kept in (replay_watch._KEPT, 0):
+        monkeypatch.setattr(replay_watch, "_KEPT", kept)
+        path = unpack(name, tmp_path / f"store-{kept}")
+        searches.clear()
+        crash.apply(crash.plan(crash.survey(str(path))), broker_is_stopped=True, still_s=0)
+        counts.append(len(searches))
+        tables.append([file.read_bytes() for file in sorted((path / "checkback/halfstates").iterdir())])
+    assert tables[0] == tables[1]
+    assert any(map(any, tables[0]))
+    assert 0 < counts[0] < counts[1]

@@ -30,6 +30,7 @@ _PREPARED, _COMMIT, _ROLLBACK = (
 )  # fmt: skip
 _ASKED = f"{names.TRANSACTION_CHECK_TIMES}\x01".encode()  # every half message that was stored again says it
 _AT_ONCE = 256  # op messages that are appended together
+_KEPT = 1 << 16  # transactions whose last copy is remembered: a broker stores a half message again at each check
 _TIME_MAX_MS = (1 << 63) - 1
 
 
@@ -41,6 +42,7 @@ class ReplayWatch:
         self._directory = StoreDirectory(parts.path, parts.disk)
         self._index = Index(self._directory)
         self._progress = self._half_progress()
+        self._last: dict[tuple[str, str], int] = {}  # the slot of the last copy, of transactions that had one lately
         self.without_op: set[int] = set()  # slots that ended, and of which no op message says so yet
 
     def _half_progress(self) -> int:
@@ -69,12 +71,18 @@ class ReplayWatch:
             return
         self.without_op.add(record.slot)
         if state == RENEWED:
-            *_, (_, last) = self._same_message(*draft_key(record.raw))
+            key = draft_key(record.raw)
+            last = self._last.get(key)
+            if last is None:
+                *_, (_, last) = self._same_message(*key)
             self._set_state(last, _COMMIT)
             self.without_op.add(last)
 
     def _on_renewed(self, record: PendingRecord, commitlog_offset: int, slot: int) -> None:
-        earlier = [one for at, one in self._same_message(*draft_key(record.raw)) if at < commitlog_offset]
+        """A copy takes over from the one before it; those before that one were taken over already."""
+        key = draft_key(record.raw)
+        last = self._last.pop(key, None)
+        earlier = [last] if last is not None else self._before(key, commitlog_offset)
         states = {one: self._state(one) for one in earlier}
         for one, state in states.items():
             if state == _PREPARED and one >= self._progress:
@@ -83,6 +91,14 @@ class ReplayWatch:
         if _COMMIT in states.values():
             self._set_state(slot, _COMMIT)
             self.without_op.add(slot)
+        if key[0]:
+            self._last[key] = slot
+        if len(self._last) > _KEPT:
+            del self._last[next(iter(self._last))]  # the one whose last copy is the oldest
+
+    def _before(self, key: tuple[str, str], commitlog_offset: int) -> list[int]:
+        """The slots of the copies before one, by the index, all of whose files are looked at."""
+        return [one for at, one in self._same_message(*key) if at < commitlog_offset]
 
     def _same_message(self, unique_key: str, group: str) -> Iterator[tuple[int, int]]:
         """CommitLog offset and slot of each half message of one transaction, in log order."""
