@@ -204,7 +204,7 @@ def test_what_5_3_3_left_is_taken_over_and_settled(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["rocketmq-5.3.3-clean", "rocketmq-5.3.3-killed"])
 def test_a_copy_is_found_by_memory_as_by_the_index(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recovery remembers where last copies are: else each copy of a half message costs a search of all index files."""
+    """A recovery remembers where last copies are: else each copy costs a search of all index files."""
     searches: list[int] = []
     found = Index.find
     monkeypatch.setattr(Index, "find", lambda *arguments: (searches.append(1), found(*arguments))[1])
