@@ -170,7 +170,7 @@ class Consumer(Receiver):
                 )  # fmt: skip
                 self._make_topic(made.topic)
                 self._store.writer.append([made])
-        return self._leases.acknowledge(message.commitlog_offset)
+        return self._leases.acknowledge(message.commitlog_offset, was_sent_back=True)
 
     # Where it stands
 

@@ -199,12 +199,16 @@ class Leases:
                 hand.leaves = False
             raise
 
-    def acknowledge(self, commitlog_offset: int) -> bool:
-        """Take a message out of our hands for good; False when it is not ours any more."""
+    def acknowledge(self, commitlog_offset: int, *, was_sent_back: bool = False) -> bool:
+        """Take a message out of our hands for good; False when it is not ours any more.
+
+        While a thread sends it back, only that thread does: the message comes again, whatever others say of it.
+        """
         with self.mutex:
-            hand = self._hands.pop(commitlog_offset, None)
-            if hand is None:
+            hand = self._hands.get(commitlog_offset)
+            if hand is None or (hand.leaves and not was_sent_back):
                 return False
+            del self._hands[commitlog_offset]
             lease = hand.lease
             lease.in_hand -= 1
             before = lease.window.position

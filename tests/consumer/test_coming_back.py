@@ -145,6 +145,18 @@ def test_what_nobody_acknowledges_in_time_comes_again(checkback_store: LiveStore
         assert not consumer.ack(held)
 
 
+def test_what_is_being_sent_back_cannot_be_acknowledged(checkback_store: LiveStore) -> None:
+    """Else `ack` would say that the message is done, and it would come again."""
+    checkback_store.append(broker.Message("orders", b"a"))
+    with checkback_store.consumer("billing", "orders") as consumer:
+        held = next_of(consumer)
+        with consumer._leases.sending_back(held.commitlog_offset) as is_ours:
+            assert is_ours
+            assert not consumer.ack(held)
+        assert consumer._leases.acknowledge(held.commitlog_offset, was_sent_back=True)
+        assert not consumer.ack(held)
+
+
 def test_in_order_means_one_at_a_time_and_the_same_again(
     checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
