@@ -23,14 +23,14 @@ from broker.store.read.config import read_consumer_offsets
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.index import Index
 from broker.store.write.parts import StoreParts
-from broker.store.write.pending_record import PendingRecord, draft_of
+from broker.store.write.pending_record import PendingRecord, draft_of, index_code
 
 _PREPARED, _COMMIT, _ROLLBACK = (
     int(TransactionType.PREPARED), int(TransactionType.COMMIT), int(TransactionType.ROLLBACK),
 )  # fmt: skip
 _ASKED = f"{names.TRANSACTION_CHECK_TIMES}\x01".encode()  # every half message that was stored again says it
 _AT_ONCE = 256  # op messages that are appended together
-_KEPT = 1 << 16  # transactions whose last copy is remembered: a broker stores a half message again at each check
+_KEPT = 1 << 18  # half messages that are remembered: a broker stores one again at each check, mostly soon
 _TIME_MAX_MS = (1 << 63) - 1
 
 
@@ -42,7 +42,8 @@ class ReplayWatch:
         self._directory = StoreDirectory(parts.path, parts.disk)
         self._index = Index(self._directory)
         self._progress = self._half_progress()
-        self._last: dict[tuple[str, str], int] = {}  # the slot of the last copy, of transactions that had one lately
+        # By the index's hash of the unique key, the CommitLog offset and slot of the last half message that has it.
+        self._recent: dict[int, tuple[int, int]] = {}
         self.without_op: set[int] = set()  # slots that ended, and of which no op message says so yet
 
     def _half_progress(self) -> int:
@@ -60,6 +61,7 @@ class ReplayWatch:
         elif record.target is not None:
             if _ASKED in record.raw:
                 self._on_renewed(record, commitlog_offset, queue_offset)
+            self._remember(record, commitlog_offset, queue_offset)
         elif record.kind == _COMMIT and record.slot >= 0:
             self._on_commit(record)
 
@@ -72,7 +74,7 @@ class ReplayWatch:
         self.without_op.add(record.slot)
         if state == RENEWED:
             key = draft_key(record.raw)
-            last = self._last.get(key)
+            last = self._recent_slot(key)
             if last is None:
                 *_, (_, last) = self._same_message(*key)
             self._set_state(last, _COMMIT)
@@ -81,7 +83,7 @@ class ReplayWatch:
     def _on_renewed(self, record: PendingRecord, commitlog_offset: int, slot: int) -> None:
         """A copy takes over from the one before it; those before that one were taken over already."""
         key = draft_key(record.raw)
-        last = self._last.pop(key, None)
+        last = self._recent_slot(key)
         earlier = [last] if last is not None else self._before(key, commitlog_offset)
         states = {one: self._state(one) for one in earlier}
         for one, state in states.items():
@@ -91,10 +93,21 @@ class ReplayWatch:
         if _COMMIT in states.values():
             self._set_state(slot, _COMMIT)
             self.without_op.add(slot)
-        if key[0]:
-            self._last[key] = slot
-        if len(self._last) > _KEPT:
-            del self._last[next(iter(self._last))]  # the one whose last copy is the oldest
+
+    def _remember(self, record: PendingRecord, commitlog_offset: int, slot: int) -> None:
+        if record.index_codes:
+            code = record.index_codes[0]
+            self._recent.pop(code, None)
+            self._recent[code] = (commitlog_offset, slot)
+            if len(self._recent) > _KEPT:
+                del self._recent[next(iter(self._recent))]  # the oldest
+
+    def _recent_slot(self, key: tuple[str, str]) -> int | None:
+        """The slot of a transaction's last half message; None when it is not among the recent ones."""
+        found = self._recent.get(index_code(HALF_TOPIC, key[0])) if key[0] else None
+        if found is None or draft_key(self._parts.appender.read(found[0])) != key:  # another with the same hash
+            return None
+        return found[1]
 
     def _before(self, key: tuple[str, str], commitlog_offset: int) -> list[int]:
         """The slots of the copies before one, by the index, all of whose files are looked at."""
