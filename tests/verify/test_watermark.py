@@ -23,7 +23,7 @@ from broker.store.maintain.retention import Retention
 from broker.store.read.layout import StoreLayout
 from broker.store.recover.watermark import has_moved, read_watermark
 from broker.store.shared.control import Word
-from broker.store.write import appender, dispatch, fast_append, indexwriter
+from broker.store.write import appender, dispatch, fast_append, indexwriter, mapped
 from broker.store.writer import open_writer
 from recovery.rebuild import rebuilder
 from recovery.rebuild.rebuilder import rebuild
@@ -34,7 +34,7 @@ from tests.store.filled import SMALL, fill, half
 
 STEPS: list[tuple[Any, str]] = [
     (appender, "place"), (fast_append, "place"), (fast_append, "_pack_unit"), (fast_append, "_pack_slot"),
-    (dispatch, "_pack_unit"),
+    (mapped, "_pack_unit"),
     (dispatch, "_pack_slot"), (indexwriter, "_pack_long"), (indexwriter, "_pack_item"), (indexwriter, "_pack_int"),
     (indexwriter, "_pack_counts"), (indexwriter, "file_size"),
 ]  # fmt: skip
