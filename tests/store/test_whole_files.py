@@ -83,3 +83,23 @@ def test_a_short_segment_that_holds_something_stays(tmp_path: Path) -> None:
     with open_live(path, sync="os"):
         kept = list((path / "checkback" / "torn").iterdir())
         assert [one.read_bytes().lstrip(b"\0")[:1] for one in kept] == [b"x"]
+
+
+def test_a_file_of_another_size_is_not_replaced(tmp_path: Path) -> None:
+    """One that is too large is not understood; one that is too short was begun by an older version, and grows."""
+    path = tmp_path / "store"
+    with open_live(path, layout=TINY, sync="os") as store:
+        queue = path / "consumequeue" / "orders" / "0"
+        queue.mkdir(parents=True)
+        file = queue / f"{0:020}"
+        file.write_bytes(b"x" * 1000)
+        with pytest.raises(broker.StoreError, match="1000 bytes"):
+            store.append(broker.Message("orders", b"one"), queue_id=0)
+        assert file.read_bytes() == b"x" * 1000
+        file.write_bytes(bytes(100))
+        store.append(broker.Message("orders", b"two"), queue_id=0)
+        assert file.stat().st_size == TINY.consume_queue_bytes
+        message = store.message("orders", 0, 0)
+    assert message is not None
+    assert message.body == b"two"
+    assert verify(path).ok

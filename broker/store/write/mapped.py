@@ -127,10 +127,10 @@ class UnitQueue(MappedQueue):
     def make_ready(self, position: int, commitlog_offset: int, size: int, tags_code: int) -> None:
         """Have all that can fail behind us before `put`: a file that is there, or one begun with this unit in it.
 
-        Raises StoreFull, SyncFailed.
+        Raises StoreFull, SyncFailed, and StoreError for a file that is larger than it should be.
         """
         base = position - position % self.file_size
-        if base in self._maps or self._is_whole(self.path_of(base)):
+        if base in self._maps or self.disk.entry(self.path_of(base)) is not None:
             self.at(position)
         elif base != self._begun or position == base:  # the next units of a batch need nothing more
             self._begin(base, position - base, (commitlog_offset, size, tags_code))
@@ -140,7 +140,7 @@ class UnitQueue(MappedQueue):
         base, view = self.last
         if not 0 <= position - base < self.file_size:
             base = position - position % self.file_size
-            if base not in self._maps and not self._is_whole(path := self.path_of(base)):
+            if base not in self._maps and self.disk.entry(path := self.path_of(base)) is None:
                 if base != self._begun:  # nobody made it ready: this is a replay
                     self._begin(base, position - base, (commitlog_offset, size, tags_code))
                 self.disk.rename(self._begun_path(base), path)
