@@ -30,8 +30,8 @@ class MetricsExporter:
     def __init__(self, store: LiveStore, port: int = 9464) -> None:
         """`port` 0 takes a free one: see `address`. Raises BrokerError when the port is taken."""
         self._store = store
-        self._server = MetricsServer(port, self.page)
         self._latencies = Latencies(store.writer.appender, store.writer.syncer)
+        self._server = MetricsServer(port, self.page)  # it may be asked at once
         self._latencies.start()
 
     @property
