@@ -1,8 +1,7 @@
 """Processes that append and end transactions on one store while one after another is killed.
 
 `python -m recovery.torture.kills PLAN` (a KillPlan as JSON) forks four workers, kills one of them with SIGKILL at a
-random moment, forks another in its place, and so on. Each worker notes what the store acknowledged, a line each; a
-line is written in one call, so that a kill leaves it whole or out.
+random moment, forks another in its place, and so on. Each worker notes what the store acknowledged (`notes.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from broker.errors import BrokerError, StoreFull
 from broker.live import open_live
 from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
+from recovery.torture.notes import Notes, read_notes
 from recovery.torture.promises import PromiseBroken, require
 from recovery.torture.second_reader import HALF_TOPIC, OP_TOPIC, PREPARED, ROLLBACK, require_no_gap, walk
 from recovery.verify.verifier import verify
@@ -81,11 +81,7 @@ class KillResult:
 def work(path: str, notes: str, seed: int, sync: str) -> None:
     """Append and end transactions until killed, or until the process that forked this one is gone."""
     chance, parent = random.Random(seed), os.getppid()
-    out = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def note(**event: object) -> None:
-        os.write(out, (json.dumps(event) + "\n").encode())
-
+    note = Notes(notes).add
     with open_live(path, sync=sync) as store:
         for number in range(1 << 40):
             if os.getppid() != parent:
@@ -209,8 +205,7 @@ def contents_of(store: Path) -> LogContents:
 def reconcile(store: Path, notes: Path) -> Counter[str]:
     """Raises PromiseBroken when something acknowledged is missing or doubled; returns how much was acknowledged."""
     contents, acknowledged = contents_of(store), Counter[str]()
-    for line in notes.read_text().splitlines():
-        note = json.loads(line)
+    for note in read_notes(notes):
         key = note["key"]
         acknowledged[note["event"]] += 1
         if note["event"] == "half":

@@ -16,6 +16,7 @@ from broker.store.read.layout import StoreLayout
 from recovery.torture import disk_verdict, kit
 from recovery.torture.disk import DiskFacts, Latency, Mount, PageCounts, Reread
 from recovery.torture.kills import KillPlan, kill_and_reconcile, reconcile
+from recovery.torture.notes import Notes, read_notes
 from recovery.torture.power_cuts import WatchedDisk
 from recovery.torture.promises import PromiseBroken, PromiseState
 from tests.cli.command import command, process
@@ -204,3 +205,16 @@ def test_what_a_measurement_means(changed: dict[str, object], sync: str, promise
     by_name = {verdict.promise: verdict for verdict in disk_verdict.verdicts(facts, sync)}
     assert by_name.pop(promise).outcome is outcome
     assert {verdict.outcome for verdict in by_name.values()} == {PromiseState.HOLDS}
+
+
+def test_a_note_that_a_kill_cut_is_skipped_and_the_next_one_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    notes = Notes(str(path))
+    notes.add(event="half", key="1-c")
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        notes.add(event="half", key="2-c")
+        read = [note["key"] for note in read_notes(path)]
+        assert read[-1] == "2-c"
+        assert read[:-1] == (["1-c"] if cut >= len(whole) - 1 else [])

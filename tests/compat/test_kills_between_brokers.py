@@ -9,7 +9,6 @@ copy of it, and delivers both copies: that is its own doing. No copy is ever del
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 import broker
 from recovery.repair import crash
 from recovery.torture import kills
+from recovery.torture.notes import read_notes
 from recovery.torture.second_reader import COMMIT
 from recovery.verify.verifier import verify
 from tests.compat import rocketmq
@@ -76,8 +76,7 @@ def judge(store: Path, notes: Path) -> None:
     assert twice <= {key for key, copies in account.halves.items() if copies > 2}  # see the note at the top
     wrong = {key for key in account.halves if (key[-1] == "c") != (key in account.delivered)}
     assert wrong == set()
-    for line in notes.read_text().splitlines():
-        said = json.loads(line)
+    for said in read_notes(notes):
         key = said["key"]
         if said["event"] == "half":
             assert key in account.halves

@@ -18,6 +18,7 @@ from sqlalchemy import create_engine
 import broker
 from broker.database.dedup import Processed
 from broker.testing.crash_disk import SMALL
+from recovery.torture.notes import read_notes
 
 PROCESSES, MESSAGES, KILLS = 3, 240, 8
 WAIT_S = 120
@@ -70,13 +71,12 @@ def test_every_message_is_processed_once_whoever_is_killed(tmp_path: Path) -> No
             ends = {queue: store.queue_range(*queue)[1] for queue in consumer.positions()}
             assert consumer.positions() == ends
     assert sorted(_effects(database).items()) == sorted((str(number), 1) for number in range(sent))
-    lines = deliveries.read_text().splitlines()
-    assert {line.split()[0] for line in lines} == {str(number) for number in range(sent)}
+    assert {note["order"] for note in read_notes(deliveries)} == {str(number) for number in range(sent)}
 
 
-def _who(deliveries: Path) -> set[str]:
+def _who(deliveries: Path) -> set[int]:
     """The processes that got a message."""
-    return {line.split()[1] for line in deliveries.read_text().splitlines()}
+    return {note["process"] for note in read_notes(deliveries)}
 
 
 def _effects(database: Path) -> Counter[str]:

@@ -13,14 +13,15 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 import broker
+from recovery.torture.notes import Notes
 
 
 def main(store_path: str, database: str, deliveries: str) -> None:
-    log = os.open(deliveries, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    notes = Notes(deliveries)
     engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": 60})
     with broker.open(store_path) as store, store.consumer("billing", "orders") as consumer:
         for message in consumer:
-            os.write(log, b"%s %d\n" % (message.body, os.getpid()))
+            notes.add(order=message.body.decode(), process=os.getpid())
             with Session(engine) as session, consumer.process(message, session):
                 session.execute(text("INSERT INTO effects VALUES (:order)"), {"order": message.body.decode()})
 

@@ -57,7 +57,7 @@ class WireTally:
 
 
 class Records:
-    """Lines of one process in a file of its own: whole, or not there."""
+    """Lines of one process in a file of its own; a kill may leave the beginning of the last one."""
 
     def __init__(self, directory: Path, kind: str) -> None:
         self._descriptor = os.open(directory / f"{kind}-{uuid.uuid4().hex}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -67,7 +67,8 @@ class Records:
 
 
 def read_records(directory: Path, kind: str) -> set[str]:
-    return {line for file in directory.glob(f"{kind}-*") for line in file.read_text().splitlines()}
+    lines = [line for file in directory.glob(f"{kind}-*") for line in file.read_text().splitlines(keepends=True)]
+    return {line.rstrip("\n") for line in lines if line.endswith("\n")}
 
 
 def decide(directory: Path, key: str, wanted: str) -> str:
