@@ -25,13 +25,14 @@ ifneq ($(shell test -x $(BIN)/python && cat $(READY) 2>/dev/null),$(CURDIR))
 endif
 
 # uv itself comes from the lock too, with its hash; the build backend is in the lock, so nothing is fetched unpinned.
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml setup.py $(wildcard broker/_fast*.c broker/_fast*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "checkback needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python && test "$$(cat $@ 2>/dev/null)" = "$(CURDIR)" || $(PYTHON) -m venv --clear .venv
 	@awk '/^[a-z]/ { on = /^uv==/ } on' requirements.lock > .venv/uv.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r .venv/uv.lock
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m broker.compiled
 	@echo "$(CURDIR)" > $@
 
 run: setup ## Airflow with the recovery service, a flash sale that is killed at random, and its reconciliation

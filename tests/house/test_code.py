@@ -27,6 +27,8 @@ SPEAKERS: dict[str, str] = {
     "examples.comparison.contender": "a program of its own",
     "examples.comparison.settings": "what a process of the comparison is given",
     "examples.spark_in_doubt": "a program of its own",
+    "broker.compiled": "CHECKBACK_PURE leaves the C module out; `make setup` prints whether it is there",
+    "setup": "the build",
     "docker.make_secrets": "a program of its own",
     "recovery.airflow.example_dags.example_after_verification": "prints into the log of its task",
     "recovery.cli.app": "the command line",
