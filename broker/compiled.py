@@ -13,7 +13,14 @@ import zlib
 from pathlib import Path
 from types import ModuleType
 
-SOURCES = ("broker/_fast.c", "broker/_fast_crc.h")
+SOURCES = (
+    "broker/_fast.c",
+    "broker/_fast_append.h",
+    "broker/_fast_crc.h",
+    "broker/_fast_message.h",
+    "broker/_fast_numbers.h",
+    "broker/_fast_record.h",
+)
 
 
 def sources_crc(root: Path) -> int | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from broker import compiled
 from broker.errors import MessageRejected
 from broker.format import properties as names
 from broker.format.commitlog import MESSAGE_SIZE_MAX, Record
@@ -17,13 +18,14 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import check_send_topic
 
 _new = object.__new__
+_fast_message: Callable[..., bool | None] | None = compiled.fast.message if compiled.fast else None
 _check_topic = lru_cache(maxsize=4096)(check_send_topic)  # what it raises is not remembered
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BLANK_OR_CONTROL = re.compile(r"[\s\x00-\x1f\x7f]")
 _has_blank_or_control = _BLANK_OR_CONTROL.search
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Message:
     """What an application sends; it cannot be changed once it is made.
 
@@ -42,6 +44,22 @@ class Message:
     """What `Store.by_key` finds the message by, without blanks. Kept as a tuple; a str is one key."""
     properties: Mapping[str, str] = field(default_factory=dict, hash=False)
     """The application's own, text to text, kept as a read-only copy. RocketMQ's names are refused."""
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises MessageRejected."""
+        fields, properties = self.__dict__, {} if properties is None else properties
+        if _fast_message is None or not _fast_message(
+            fields, topic, body, tag, keys, properties, _check_topic, names.RESERVED
+        ):
+            fields.update(topic=topic, body=body, tag=tag, keys=keys, properties=properties)
+            self.__post_init__()
 
     def __post_init__(self) -> None:
         try:

@@ -171,8 +171,14 @@ class StateTableService(TransactionalMessageService):
         if self._admission.is_slave:
             self._admission.check_role()
         writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
-        known = self._known(half)
-        ends = self._engine.ends(known, commitlog_offset, slot, kind, time.time_ns() // 1_000_000)
+        known, now_ms = self._known(half), time.time_ns() // 1_000_000
+        if not extra and (placed := self._appender.compiled_end(known, commitlog_offset, slot, kind, now_ms)):
+            if not writer.upkeep.is_running:
+                writer.upkeep.start()
+            if self._sync_each:
+                writer.settle(writer.control.words[_TAIL])
+            return _ended(kind, placed.commitlog_offset, placed.queue_offset if kind is _COMMIT else None)
+        ends = self._engine.ends(known, commitlog_offset, slot, kind, now_ms)
         if extra:
             add_extra(ends[0], extra)
         size = len(ends[0].raw) + (len(ends[1].raw) if len(ends) > 1 else 0)
@@ -189,7 +195,7 @@ class StateTableService(TransactionalMessageService):
         if self._sync_each:
             writer.settle(placed.commitlog_offset + size)
         is_found = kind is _COMMIT and ends[0].topic != SCHEDULE_TOPIC
-        return Ended(_STATES[kind], placed.commitlog_offset, placed.queue_offset if is_found else None)
+        return _ended(kind, placed.commitlog_offset, placed.queue_offset if is_found else None)
 
     def _known(self, half: Reference) -> PendingRecord:
         """The half message that a reference names, once it is sure that it names this one.
@@ -358,6 +364,14 @@ class StateTableService(TransactionalMessageService):
 def _group_item(group: str) -> bytes:
     """How a record says its producer group."""
     return f"{names.PGROUP}\x01{group}\x02".encode()
+
+
+def _ended(kind: TransactionType, commitlog_offset: int, queue_offset: int | None) -> Ended:
+    ended = _new(Ended)  # as Ended(...) does, in a third of the time
+    ended.__dict__.update(
+        state=_STATES[kind], commitlog_offset=commitlog_offset, queue_offset=queue_offset, again=False
+    )
+    return ended
 
 
 def _id(half: Reference) -> str | None:

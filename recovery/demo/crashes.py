@@ -143,6 +143,7 @@ class Crashes:
             return dispatch(draft, *given, **named)
 
         service.prepare, service.commit = prepared, committed
+        appender.compiled_append = appender.compiled_end = lambda *_: None
         appender.append_one_locked = lambda draft: appender.append_locked((draft,))[0]  # in steps, not in one piece
         appender.dispatcher.dispatch = dispatched
 

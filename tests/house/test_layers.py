@@ -69,7 +69,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"jobs"},
         {"spark"},
         {"pipeline"},  # a judgement in stages, for whichever executor runs them
-        {"repair"},
+        {"repair", "metrics"},
         {"rebuild", "views", "following", "moving", "torture"},
         {"verify"},
         {"demo"},  # of a cluster it needs what answers its checks

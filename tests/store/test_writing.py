@@ -23,6 +23,7 @@ from broker.store.write.pending_record import draft, end_draft, index_code, inde
 from broker.store.writer import open_writer
 from recovery.transactions.in_doubt import Pending
 from recovery.verify.verifier import verify
+from tests.compiled_module import use
 from tests.store.filled import SMALL, assert_right, fill, half
 
 
@@ -125,6 +126,7 @@ def test_the_time_of_the_newest_record_is_that_of_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool
 ) -> None:
     """An append that is killed before its record exists leaves no time of it, and one killed behind that does."""
+    use(monkeypatch, None)
     store = open_writer(str(tmp_path), Disk(), SMALL, sync="os")
     fill(store, 0, 6)
     newest = store.control[Word.STORE_MS]

@@ -29,6 +29,7 @@ from recovery.rebuild import rebuilder
 from recovery.rebuild.rebuilder import rebuild
 from recovery.verify.conclusion import Conclusion
 from recovery.verify.verifier import verify
+from tests.compiled_module import use
 from tests.spark.inline import comparable, verify_inline
 from tests.store.filled import SMALL, fill, half
 
@@ -77,7 +78,10 @@ def _assert_no_finding(path: Path) -> None:
 
 @pytest.mark.parametrize(("call", "before"), [(1, True), (1, False), (2, False)])
 @pytest.mark.parametrize(("module", "name"), STEPS)
-def test_killed_at_any_step(tmp_path: Path, module: Any, name: str, call: int, before: bool) -> None:
+def test_killed_at_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int, before: bool
+) -> None:
+    use(monkeypatch, None)  # what the C module stores at each step: tests/store/test_compiled_steps.py
     path = tmp_path / "store"
     open_writer(str(path), Disk(), SMALL, sync="os").close()
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import broker
 from broker.testing.fixtures import SMALL
-from recovery.views.metrics_exporter import MetricsExporter
+from recovery.metrics.metrics_exporter import MetricsExporter
 
 
 def read(address: str, path: str = "/metrics") -> str:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -20,6 +21,7 @@ from broker.store.disk.lock_calls import flock_keeping_gil, forked, reopened
 from broker.store.disk.os_errors import refused
 
 _SPINS = 12  # an append of another process takes less than as many tries, and to sleep and wake takes more
+_NAPS, _NAP_S = 50, 50e-6
 _CLOSE_S = 5.0
 _LET_GO_S = 0.005
 _flock, _LOCK, _TRY, _UNLOCK = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
@@ -51,7 +53,8 @@ class AppendLock:
     def __enter__(self) -> None:
         """Raises StoreError when the lock is closed, or when this thread has it already."""
         try:
-            self._threads.acquire()
+            if not self._threads.acquire(blocking=False):
+                self._wait_for_threads()
             if self._held:
                 raise self._taken_twice()
             if not self._kept and self._flock_now(self._descriptor, _TRY):
@@ -79,6 +82,18 @@ class AppendLock:
                 if self._descriptor >= 0 and self._flock_now(self._descriptor, _UNLOCK):
                     _flock(self._descriptor, _UNLOCK)  # says what is wrong
             self._threads.release()
+
+    def _wait_for_threads(self) -> None:
+        """Nap and try, before waiting for the lock itself.
+
+        A thread that waits gets the lock while another one has the GIL, and then waits for that. The thread that runs
+        meets a taken lock and waits in turn, and from then on each append costs two switches of threads.
+        """
+        for _ in range(_NAPS):
+            time.sleep(_NAP_S)
+            if self._threads.acquire(blocking=False):
+                return
+        self._threads.acquire()
 
     def hold_across_appends(self, alone: Callable[[], bool]) -> None:
         """Leave the file locked when this process is done with it, as long as `alone` says that no other wants it."""

@@ -72,6 +72,7 @@ class HalfOpEngine(TransactionEngine):
 
     name = NAME
     has_redo_log = False
+    op_model = _OP
 
     def table(self, paths: Paths) -> str:
         """See TransactionEngine. RocketMQ has no such file: it reads both queues at each check."""

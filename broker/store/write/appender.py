@@ -27,6 +27,7 @@ from broker.store.disk.append_lock import AppendLock
 from broker.store.read.layout import StoreLayout
 from broker.store.read.log_reader import LogReader
 from broker.store.shared.control import ControlPage, Word
+from broker.store.write.compiled_append import CompiledAppend, compiled_append
 from broker.store.write.dispatch import Dispatcher
 from broker.store.write.fast_append import FastAppend
 from broker.store.write.mapped import MappedQueue, zero
@@ -62,6 +63,10 @@ class Appender:
         self._segment_bytes, self._size_max = layout.segment_bytes, layout.record_bytes_max
         self._fast = FastAppend(log, control, dispatcher, layout, clock, self.cache_half)
         self._cached: list[tuple[int, PendingRecord] | None] = [None] * _CACHED
+        # The same by the C module, with the lock: each returns None when it is not the common case, and for want of it.
+        made = compiled_append(log, control, dispatcher, lock, layout, clock, self._cached, _now_ns)
+        self.compiled_append: CompiledAppend = made.append if made else lambda _draft: None
+        self.compiled_end: CompiledAppend = made.end if made else lambda *_: None
 
     def append(self, drafts: Sequence[PendingRecord]) -> list[Appended]:
         """Append records together: all of them come to exist at one instant, in one segment.
@@ -75,6 +80,8 @@ class Appender:
 
     def append_one(self, draft: PendingRecord) -> Appended:
         """The same for one record."""
+        if (done := self.compiled_append(draft)) is not None:
+            return done
         if len(draft.raw) > self._size_max:
             check_size(len(draft.raw), self._size_max)
         with self.lock:

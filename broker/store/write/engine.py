@@ -23,6 +23,7 @@ class TransactionEngine(abc.ABC):
 
     name: ClassVar[str]  # in store.json and in broker.open
     has_redo_log: ClassVar[bool]
+    op_model: ClassVar[PendingRecord | None] = None  # an op message without its body, where each end is one
 
     @abc.abstractmethod
     def table(self, paths: Paths) -> str:

@@ -103,11 +103,11 @@ class FastAppend:
             if kind and derived.has_redo_log:
                 _pack_unit(redo, unit_at, tail, size, draft.prepared_offset)
                 words[_REDO_UNITS] = units + 1
-            if kind:
-                derived.settle(draft.slot, draft.prepared_offset, kind)
             if kind != _ROLLBACK:
                 _pack_unit(table, place_at, tail, size, draft.tags_code)
                 self._cell_words[cell * CELL_WORDS] = queue_offset + 1
+            if kind:
+                derived.settle(draft.slot, draft.prepared_offset, kind)
         if codes:
             derived.index.put_into(room, codes, tail, store_ms)
         words[_DISPATCHED] = end

@@ -39,6 +39,8 @@ _COUNT_AT = IndexHeader.OFFSET["item_count"]
 _INDEX = int(Word.INDEX)
 _after_s = lru_cache(maxsize=16)(time_diff_s)  # many records share a millisecond
 
+_NOT_OPEN: tuple[int, memoryview[int]] = (0, memoryview(bytearray()))
+
 Room = tuple["memoryview[int]", tuple[int, ...]]  # an index file and its header, as IndexHeader names the numbers
 
 
@@ -53,6 +55,7 @@ class IndexWriter:
         self._number = 0
         self._forced = 0  # the newest file that this process forced; it may have grown since
         self._map: Map | None = None
+        self.newest: tuple[int, memoryview[int]] = _NOT_OPEN  # the file that is mapped here: its name and its bytes
 
     def reserve(self, count: int) -> None:
         """Have room for so many items. Raises StoreFull, and MessageRejected when no file has so many."""
@@ -198,13 +201,14 @@ class IndexWriter:
     def _open(self, number: int) -> Map:
         self._map = opened = self._disk.open_map(self.path(number), file_size(self._slots, self._items))
         self._number = number
+        self.newest = (number, opened.view)
         return opened
 
     def forget(self) -> None:
         """Release the map: the files of these names are others now."""
-        self._map, self._number, self._forced = None, 0, 0
+        self._map, self._number, self._forced, self.newest = None, 0, 0, _NOT_OPEN
 
     def close(self) -> None:
         if self._map is not None:
             self._map.close()
-            self._map = None
+            self._map, self.newest = None, _NOT_OPEN

@@ -10,7 +10,7 @@ from broker.store.disk.files import Disk, Map
 from broker.store.read.segments import NAME_DIGITS
 
 _OPEN_MAPS = 64
-_NOWHERE: tuple[int, memoryview[int]] = (-(1 << 62), memoryview(b""))
+_NOWHERE: tuple[int, memoryview[int]] = (-(1 << 62), memoryview(bytearray()))
 _pack_unit = Unit.STRUCT.pack_into
 
 

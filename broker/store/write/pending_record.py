@@ -13,6 +13,7 @@ from functools import lru_cache
 from operator import mul
 from typing import Any, NamedTuple, Required, TypedDict
 
+from broker import compiled
 from broker.errors import MessageRejected
 from broker.format import properties as names
 from broker.format.commitlog import (
@@ -62,6 +63,9 @@ _PREPARED = TransactionType.PREPARED
 _UNIQ_KEY, _KEYS, _TAGS, _PGROUP = names.UNIQ_KEY, names.KEYS, names.TAGS, names.PGROUP
 _DELAY = names.DELAY
 _LEVELS = len(parse_delay_levels())
+
+_fast_draft: Callable[..., PendingRecord | None] | None = compiled.fast.draft if compiled.fast else None
+_fast_codes: Callable[..., tuple[int, ...] | None] | None = compiled.fast.index_codes if compiled.fast else None
 
 tag_hash = lru_cache(maxsize=4096)(string_hash)
 group_hash = lru_cache(maxsize=4096)(string_hash)
@@ -113,6 +117,8 @@ def index_code(topic: str, key: str) -> int:
 
 def index_codes(topic: str, unique_key: str | None, keys: str | None) -> tuple[int, ...]:
     """What the index holds for a message: for its unique key, and for each of the keys that one property states."""
+    if _fast_codes is not None and (fast := _fast_codes(topic, unique_key, keys)) is not None:
+        return fast
     codes = (index_code(topic, unique_key),) if unique_key else ()
     if keys and names.KEY_SEPARATOR in keys:
         return codes + tuple([index_code(topic, key) for key in keys.split(names.KEY_SEPARATOR) if key])
@@ -123,7 +129,7 @@ def index_codes_of_both(
     topic: str, other: str, unique_key: str, keys: str | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """`index_codes` in two topics, by little more work than in one."""
-    if not unique_key or (keys and names.KEY_SEPARATOR in keys):
+    if _fast_codes is not None or not unique_key or (keys and names.KEY_SEPARATOR in keys):
         return index_codes(topic, unique_key, keys), index_codes(other, unique_key, keys)
     first, other_first = _index_code_of_both(topic, other, unique_key)
     if not keys:
@@ -228,6 +234,10 @@ def draft(
 
     `index_codes` are those of its keys, where the caller has computed them already.
     """
+    if _fast_draft is not None and not (flag or sys_flag or reconsume_times) and born_host is store_host is LOCAL_HOST:
+        made = _fast_draft(PendingRecord, topic, body, properties, queue_id, born_timestamp_ms, kind, index_codes)
+        if made is not None:
+            return made
     named = topic_field(topic)
     texts = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
     size = len(texts) + RECORD_CRC_SIZE

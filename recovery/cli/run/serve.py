@@ -114,7 +114,7 @@ def metrics(store: Store) -> None:
     """
     import broker
     from broker.server.metrics import exposition
-    from recovery.views.store_metrics import samples
+    from recovery.metrics.store_metrics import samples
 
     with broker.open(store, create=False) as opened:
         text = exposition(samples(opened, time.time_ns() // 1_000_000))

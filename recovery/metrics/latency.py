@@ -6,7 +6,6 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from broker.store.write.appender import Appender
@@ -14,8 +13,9 @@ from broker.store.write.sync import Syncer
 
 BOUNDS_S = tuple(number * 10.0**power for power in range(-6, 1) for number in (1, 2.5, 5))
 """Upper bounds of the buckets: 1 µs, 2.5 µs, 5 µs, 10 µs … 5 s."""
-# Methods of Appender, which call each other, and of Syncer.
-_APPENDS, _SYNCS = ("append_one_locked", "append_as_one_locked", "append_locked"), ("_force",)
+# Methods of Appender, which call each other, and of Syncer; the compiled ones return None when they did nothing.
+_APPENDS = ("compiled_append", "compiled_end", "append_one_locked", "append_as_one_locked", "append_locked")
+_SYNCS, _MAY_DECLINE = ("_force",), _APPENDS[:2]
 
 
 class LatencyHistogram:
@@ -46,6 +46,7 @@ class Latencies:
 
     def __init__(self, appender: Appender, syncer: Syncer) -> None:
         self.append, self.sync = LatencyHistogram(), LatencyHistogram()
+        self._untimed: list[tuple[Any, str, Any]] = []  # what the objects had themselves, by name
         self._timed = ((appender, _APPENDS, self.append), (syncer, _SYNCS, self.sync))
 
     def start(self) -> None:
@@ -53,27 +54,35 @@ class Latencies:
         for target, names, histogram in self._timed:
             inside = threading.local()
             for name in names:
-                setattr(target, name, _timed(getattr(target, name), histogram, inside))
+                if name in vars(target):
+                    self._untimed.append((target, name, vars(target)[name]))
+                setattr(target, name, _timed(getattr(target, name), histogram, inside, name in _MAY_DECLINE))
 
     def stop(self) -> None:
         """Time nothing any more."""
         for target, names, _ in self._timed:
             for name in names:
                 target.__dict__.pop(name, None)
+        while self._untimed:
+            setattr(*self._untimed.pop())
 
 
-def _timed(call: Callable[..., Any], into: LatencyHistogram, inside: threading.local) -> Callable[..., Any]:
-    """The same call, timed; a call of another timed one within it counts as one."""
+def _timed(
+    call: Callable[..., Any], into: LatencyHistogram, inside: threading.local, may_decline: bool
+) -> Callable[..., Any]:
+    """The same call, timed; a call of another timed one within it counts as one, and one that declined as none."""
 
-    @wraps(call)
     def timed(*arguments: Any) -> Any:
         if getattr(inside, "on", False):
             return call(*arguments)
         inside.on, started = True, time.perf_counter()
+        done: Any = True  # an error counts
         try:
-            return call(*arguments)
+            done = call(*arguments)
         finally:
-            into.add(time.perf_counter() - started)
+            if done is not None or not may_decline:
+                into.add(time.perf_counter() - started)
             inside.on = False
+        return done
 
     return timed

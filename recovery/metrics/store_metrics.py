@@ -13,7 +13,7 @@ from broker.format.topics import RETRY_PREFIX
 from broker.live import LiveStore
 from broker.server.metrics import Sample
 from broker.store.shared.control import Word
-from broker.store.write.latency import BOUNDS_S, Latencies
+from recovery.metrics.latency import BOUNDS_S, Latencies
 from recovery.views import consumer_lag, dead_letters
 
 

@@ -13,9 +13,9 @@ from typing import Self
 from broker.errors import BrokerError
 from broker.live import LiveStore
 from broker.server.metrics import exposition
-from broker.store.write.latency import Latencies
+from recovery.metrics.latency import Latencies
+from recovery.metrics.store_metrics import latency_samples, samples
 from recovery.metrics_server import PROMETHEUS, MetricsServer
-from recovery.views.store_metrics import latency_samples, samples
 
 
 class MetricsExporter:

@@ -1,0 +1,319 @@
+/* Records made of messages, and ends made of half messages: `draft`, `end_draft` and `index_codes` of
+ * broker/store/write/pending_record.py, `_commit` and `op_record` of broker/store/engines/half_op.py, for the common
+ * case. What is not ASCII where Java hashes it, and what is too long, the Python does.
+ */
+#ifndef CHECKBACK_FAST_RECORD_H
+#define CHECKBACK_FAST_RECORD_H
+
+#include "_fast_append.h"
+
+enum { TOPIC_MAX = 127, PROPERTIES_MAX = 32767 };
+
+static PyObject *n_TAGS, *n_KEYS, *n_UNIQ_KEY, *n_TRAN_MSG, *n_PGROUP, *n_true, *n_blank;
+static const char crc_item[] = "__CRC32#\x01" "0000000000\x02";
+
+typedef struct {
+    const char *text;
+    Py_ssize_t size;
+} Text;
+
+/* A str as UTF-8 that lives as long as the str; 1, or 0 with no error set for anything else. */
+static int text_of(PyObject *object, Text *text)
+{
+    text->text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &text->size) : NULL;
+    if (!text->text)
+        PyErr_Clear();
+    return text->text != NULL;
+}
+
+static int ascii_of(PyObject *object, Text *text)
+{
+    return text_of(object, text) && PyUnicode_GetLength(object) == text->size;
+}
+
+/* ---- what the index holds ---- */
+
+static int add_codes(uint32_t front, Text keys, uint32_t *codes, int count)
+{
+    const char *at = keys.text, *stop = at + keys.size;
+    while (at < stop && count <= CODES_MAX) {
+        const char *blank = memchr(at, ' ', (size_t)(stop - at)), *end = blank ? blank : stop;
+        if (end > at) {
+            if (count < CODES_MAX)
+                codes[count] = java_absolute(java_hash(front, at, end - at));
+            count++;
+        }
+        at = end + 1;
+    }
+    return count;
+}
+
+static PyObject *codes_of(Text topic, Text unique, Text keys)
+{
+    uint32_t codes[CODES_MAX], front = java_hash(java_hash(0, topic.text, topic.size), "#", 1);
+    int count = 0;
+    if (unique.size)
+        codes[count++] = java_absolute(java_hash(front, unique.text, unique.size));
+    count = add_codes(front, keys, codes, count);
+    if (count > CODES_MAX)
+        Py_RETURN_NONE;
+    PyObject *tuple = PyTuple_New(count);
+    for (int at = 0; tuple && at < count; at++)
+        PyTuple_SetItem(tuple, at, PyLong_FromUnsignedLong(codes[at]));
+    return tuple;
+}
+
+/* index_codes(topic, unique key or None, keys or None) -> tuple, or None */
+static PyObject *fast_index_codes(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Text topic, unique = {"", 0}, keys = {"", 0};
+    if (count != 3)
+        return PyErr_Format(PyExc_TypeError, "index_codes takes 3 arguments, not %zd", count);
+    if (!ascii_of(args[0], &topic) || (args[1] != Py_None && !ascii_of(args[1], &unique))
+        || (args[2] != Py_None && !ascii_of(args[2], &keys)))
+        Py_RETURN_NONE;
+    return codes_of(topic, unique, keys);
+}
+
+/* ---- a record ---- */
+
+typedef struct {
+    Text tags, group, unique, keys;
+    Py_ssize_t size; /* of all of them in a record, without the CRC */
+} Properties;
+
+static int is_name(Text name, const char *wanted, Py_ssize_t size)
+{
+    return name.size == size && !memcmp(name.text, wanted, (size_t)size);
+}
+
+/* 1, or 0 when the Python should do it. */
+static int read_properties(PyObject *dict, Properties *read)
+{
+    PyObject *name_object, *value_object;
+    Py_ssize_t position = 0;
+    memset(read, 0, sizeof *read);
+    read->tags.text = read->group.text = read->unique.text = read->keys.text = "";
+    while (PyDict_Next(dict, &position, &name_object, &value_object)) {
+        Text name, value, *hashed = NULL;
+        if (!text_of(name_object, &name) || !text_of(value_object, &value))
+            return 0;
+        read->size += name.size + value.size + 2;
+        if (is_name(name, "TAGS", 4))
+            hashed = &read->tags;
+        else if (is_name(name, "PGROUP", 6))
+            hashed = &read->group;
+        else if (is_name(name, "UNIQ_KEY", 8))
+            hashed = &read->unique;
+        else if (is_name(name, "KEYS", 4))
+            hashed = &read->keys;
+        else if (is_name(name, "DELAY", 5))
+            return 0;
+        if (hashed) {
+            *hashed = value;
+            if (PyUnicode_GetLength(value_object) != value.size)
+                return 0;
+        }
+    }
+    return read->size + CRC_ITEM <= PROPERTIES_MAX;
+}
+
+static void write_properties(uint8_t *at, PyObject *dict)
+{
+    PyObject *name_object, *value_object;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(dict, &position, &name_object, &value_object)) {
+        Text name, value;
+        if (!text_of(name_object, &name) || !text_of(value_object, &value))
+            return; /* read_properties has seen them all */
+        memcpy(at, name.text, (size_t)name.size);
+        at += name.size;
+        *at++ = 1;
+        memcpy(at, value.text, (size_t)value.size);
+        at += value.size;
+        *at++ = 2;
+    }
+    memcpy(at, crc_item, CRC_ITEM);
+}
+
+static void write_head(uint8_t *at, Py_ssize_t size, PyObject *body, long long queue_id, long long born_ms, int kind)
+{
+    static const uint8_t local[] = {127, 0, 0, 1, 0, 0, 0x2A, 0x9F}; /* 127.0.0.1, port 10911 */
+    Py_ssize_t body_size = PyBytes_Size(body);
+    memset(at, 0, BODY_AT);
+    put32(at, (uint32_t)size);
+    put32(at + 4, 0xDAA320A7u);
+    put32(at + BODY_CRC_AT, crc32_from(0, (const uint8_t *)PyBytes_AsString(body), (size_t)body_size) & 0x7FFFFFFF);
+    put32(at + QUEUE_ID_AT, (uint32_t)queue_id);
+    put32(at + SYS_FLAG_AT, (uint32_t)kind);
+    put64(at + BORN_AT, (uint64_t)born_ms);
+    memcpy(at + BORN_AT + 8, local, sizeof local);
+    memcpy(at + STORE_TIME_AT + 8, local, sizeof local);
+    put32(at + BODY_LENGTH_AT, (uint32_t)body_size);
+}
+
+static PyObject *record_bytes(
+    Text topic, PyObject *body, PyObject *properties, Py_ssize_t texts, long long queue_id, long long born_ms, int kind)
+{
+    Py_ssize_t body_size = PyBytes_Size(body), size = BODY_AT + body_size + 1 + topic.size + 2 + texts + CRC_ITEM;
+    PyObject *raw = PyBytes_FromStringAndSize(NULL, size);
+    if (!raw)
+        return NULL;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(raw);
+    write_head(at, size, body, queue_id, born_ms, kind);
+    at += BODY_AT;
+    memcpy(at, PyBytes_AsString(body), (size_t)body_size);
+    at += body_size;
+    *at++ = (uint8_t)topic.size;
+    memcpy(at, topic.text, (size_t)topic.size);
+    at += topic.size;
+    put16(at, (uint16_t)(texts + CRC_ITEM));
+    write_properties(at + 2, properties);
+    return raw;
+}
+
+/* Set a field that the next line gives; steals the value. 0, or -1 with an error. */
+static int set_field(PyObject *record, PyObject *name, PyObject *value)
+{
+    int failed = !value || PyObject_SetAttr(record, name, value) < 0;
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+/* draft(PendingRecord, topic, body, properties, queue_id, born_ms, kind, index codes or None) -> PendingRecord or None */
+static PyObject *fast_draft(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Text topic;
+    Properties read;
+    if (count != 8 || !PyType_Check(args[0]) || !PyDict_Check(args[3]) || !PyLong_Check(args[6]))
+        return PyErr_Format(PyExc_TypeError, "draft takes a class and 7 arguments");
+    long long queue_id = PyLong_AsLongLong(args[4]), born_ms = PyLong_AsLongLong(args[5]);
+    int kind = (int)PyLong_AsLong(args[6]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!ascii_of(args[1], &topic) || topic.size > TOPIC_MAX || !PyBytes_CheckExact(args[2])
+        || PyBytes_Size(args[2]) > (1 << 30) || kind == TYPE_ROLLBACK || !read_properties(args[3], &read))
+        Py_RETURN_NONE;
+    PyObject *codes = args[7] == Py_None ? codes_of(topic, read.unique, read.keys) : Py_NewRef(args[7]);
+    if (!codes || codes == Py_None)
+        return codes;
+    newfunc make = (newfunc)PyType_GetSlot((PyTypeObject *)args[0], Py_tp_new);
+    PyObject *none = PyTuple_New(0), *record = none ? make((PyTypeObject *)args[0], none, NULL) : NULL;
+    Py_XDECREF(none);
+    int failed = !record
+        || set_field(record, n_raw, record_bytes(topic, args[2], args[3], read.size, queue_id, born_ms, kind)) < 0
+        || PyObject_SetAttr(record, n_topic, args[1]) < 0 || PyObject_SetAttr(record, n_queue_id, args[4]) < 0
+        || PyObject_SetAttr(record, n_kind, args[6]) < 0
+        || set_field(record, n_tags_code, PyLong_FromLong((int32_t)java_hash(0, read.tags.text, read.tags.size))) < 0
+        || set_field(record, n_group_hash, PyLong_FromLong((int32_t)java_hash(0, read.group.text, read.group.size))) < 0
+        || PyObject_SetAttr(record, n_index_codes, codes) < 0
+        || set_field(record, n_prepared_offset, PyLong_FromLong(0)) < 0
+        || set_field(record, n_slot, PyLong_FromLong(-1)) < 0 || set_field(record, n_delay_queue, PyLong_FromLong(-1)) < 0
+        || PyObject_SetAttr(record, n_target, Py_None) < 0 || set_field(record, n_ended, PyTuple_New(0)) < 0;
+    Py_DECREF(codes);
+    if (failed)
+        Py_CLEAR(record);
+    return record;
+}
+
+/* What a record says of a message: its properties, TAGS, KEYS, a unique key, and of a half message its group.
+ *
+ * stored_properties(properties, tag, keys, unique key, group or None) -> dict
+ */
+static PyObject *fast_stored_properties(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 5 || !PyUnicode_Check(args[1]) || !PyTuple_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "stored_properties takes a mapping, a tag, a tuple, a key and a group");
+    PyObject *stored = PyDict_New(), *joined = NULL;
+    Py_ssize_t keys = PyTuple_Size(args[2]);
+    int failed = !stored || PyDict_Update(stored, args[0]) < 0;
+    if (!failed && PyUnicode_GetLength(args[1]))
+        failed = PyDict_SetItem(stored, n_TAGS, args[1]) < 0;
+    if (!failed && keys) {
+        joined = keys == 1 ? Py_NewRef(PyTuple_GetItem(args[2], 0)) : PyUnicode_Join(n_blank, args[2]);
+        failed = !joined || PyDict_SetItem(stored, n_KEYS, joined) < 0;
+    }
+    failed = failed || PyDict_SetItem(stored, n_UNIQ_KEY, args[3]) < 0;
+    if (!failed && args[4] != Py_None)
+        failed = PyDict_SetItem(stored, n_TRAN_MSG, n_true) < 0 || PyDict_SetItem(stored, n_PGROUP, args[4]) < 0;
+    Py_XDECREF(joined);
+    if (failed)
+        Py_CLEAR(stored);
+    return stored;
+}
+
+/* ---- ends ---- */
+
+/* `end_draft`: the half message once more, of another type; a rollback without its body. */
+static PyObject *state_table_end(const Stored *half, long long half_offset, int kind)
+{
+    uint32_t body = get32(half->raw + BODY_LENGTH_AT);
+    if (body > half->size - BODY_AT - CRC_ITEM)
+        Py_RETURN_NONE;
+    Py_ssize_t size = (Py_ssize_t)half->size - (kind == TYPE_ROLLBACK ? (Py_ssize_t)body : 0);
+    PyObject *raw = PyBytes_FromStringAndSize(NULL, size);
+    if (!raw)
+        return NULL;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(raw);
+    memcpy(at, half->raw, BODY_AT);
+    memcpy(at + BODY_AT, half->raw + half->size - (size - BODY_AT), (size_t)(size - BODY_AT));
+    if (kind == TYPE_ROLLBACK) {
+        put32(at, (uint32_t)size);
+        put32(at + BODY_CRC_AT, 0);
+        put32(at + BODY_LENGTH_AT, 0);
+    }
+    at[SYS_FLAG_AT + 3] = (uint8_t)((at[SYS_FLAG_AT + 3] & ~0xC) | kind);
+    put64(at + PREPARED_AT, (uint64_t)half_offset);
+    return raw;
+}
+
+/* `_commit` of half_op.py: the message in its own topic and queue; `moved` is the length of the half topic's field. */
+static PyObject *half_op_commit(const Stored *half, Text topic, long long queue_id, long long half_offset)
+{
+    uint32_t body = get32(half->raw + BODY_LENGTH_AT);
+    long long topic_at = BODY_AT + (long long)body;
+    if (topic_at >= half->size || topic.size > TOPIC_MAX)
+        Py_RETURN_NONE;
+    long long rest_at = topic_at + 1 + half->raw[topic_at], rest = half->size - rest_at;
+    if (rest < CRC_ITEM)
+        Py_RETURN_NONE;
+    long long size = topic_at + 1 + topic.size + rest;
+    PyObject *raw = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (!raw)
+        return NULL;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(raw);
+    memcpy(at, half->raw, (size_t)topic_at);
+    at[topic_at] = (uint8_t)topic.size;
+    memcpy(at + topic_at + 1, topic.text, (size_t)topic.size);
+    memcpy(at + topic_at + 1 + topic.size, half->raw + rest_at, (size_t)rest);
+    put32(at, (uint32_t)size);
+    put32(at + QUEUE_ID_AT, (uint32_t)queue_id);
+    at[SYS_FLAG_AT + 3] = (uint8_t)((at[SYS_FLAG_AT + 3] & ~0xC) | TYPE_COMMIT);
+    put64(at + PREPARED_AT, (uint64_t)half_offset);
+    return raw;
+}
+
+/* `op_record` of half_op.py: `model` is an op message without a body. */
+static PyObject *half_op_op(PyObject *model, long long slot, long long now_ms)
+{
+    char digits[24];
+    int length = snprintf(digits, sizeof digits, "%lld", slot);
+    Py_ssize_t whole = PyBytes_Size(model);
+    PyObject *raw = PyBytes_FromStringAndSize(NULL, whole + length);
+    if (!raw)
+        return NULL;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(raw);
+    memcpy(at, PyBytes_AsString(model), BODY_AT);
+    memcpy(at + BODY_AT, digits, (size_t)length);
+    memcpy(at + BODY_AT + length, PyBytes_AsString(model) + BODY_AT, (size_t)(whole - BODY_AT));
+    put32(at, (uint32_t)(whole + length));
+    put32(at + BODY_CRC_AT, crc32_from(0, (const uint8_t *)digits, (size_t)length) & 0x7FFFFFFF);
+    put64(at + BORN_AT, (uint64_t)now_ms);
+    put32(at + BODY_LENGTH_AT, (uint32_t)length);
+    return raw;
+}
+
+#endif

@@ -1,0 +1,1 @@
+"""What an operator watches of a store, as numbers for Prometheus; and the thread in which an application answers."""

@@ -1,0 +1,32 @@
+"""The C module's append is ended behind each of its steps, by SIGKILL and by a power cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from broker.store.engines import ENGINES
+from tests.compiled_module import use
+from tests.compiled_module import watched_module as watched_module
+from tests.store.compiled_lives import cut_at_steps, kill_at_steps
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_behind_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched_module: ModuleType, engine: str
+) -> None:
+    use(monkeypatch, watched_module)
+    kill_at_steps(tmp_path, engine, watched_module, every=1)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("sync", ["each", "group"])
+def test_the_power_goes_behind_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched_module: ModuleType, sync: str, engine: str
+) -> None:
+    use(monkeypatch, watched_module)
+    cut_at_steps(tmp_path, engine, watched_module, sync, every=1)
