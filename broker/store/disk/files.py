@@ -127,6 +127,14 @@ class Disk(Calls):
                 return None
             raise fault from error
 
+    def stands(self, path: str, inode: int, size: int | None = None) -> bool:
+        """Whether the file of this number, and of this size if it is given, stands at a path; else ask `entry` why."""
+        try:
+            found = os.stat(path)
+        except (OSError, ValueError):
+            return False
+        return found.st_ino == inode and (size is None or found.st_size == size)
+
     def entries(self, directory: str) -> list[Entry]:
         """The entries of a directory, sorted by name, without what vanishes meanwhile. Raises Missing without it."""
         try:

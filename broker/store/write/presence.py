@@ -45,12 +45,33 @@ class FilesInPlace:
         """Raises StoreError, which names the first file that is not in its place any more; from then on always."""
         if self._found is not None:
             raise self._found
+        if not self._is_as_before():
+            self._look_closely()
+
+    def _is_as_before(self) -> bool:
+        """Whether every file stands where it stood; False as well for what may be so, and has to be looked at."""
+        stands, control = self._disk.stands, self._control
+        if not (
+            stands(self._lock, self._lock_inode)
+            and stands(self._store_json, self._identity_inode)
+            and stands(control.path, control.inode, control.size)
+        ):
+            return False
+        seen = set()
+        for log in self._logs:
+            for base, one in log.mapped():
+                if (base, one.inode) not in seen:  # the appends and the fsyncs map the same segments: one stat for both
+                    seen.add((base, one.inode))
+                    if not stands(one.path, one.inode, log.file_size):
+                        return False
+        return True
+
+    def _look_closely(self) -> None:
         entry = self._disk.entry
         self._compare(self._lock, entry(self._lock), self._lock_inode)
         self._check_identity()
         control = self._control
         self._compare(control.path, entry(control.path), control.inode, control.size)
-        # The appends and the fsyncs map the same segments: one stat for both.
         mapped = {(base, one.inode): (one.path, log) for log in self._logs for base, one in log.mapped()}
         for (base, inode), (path, log) in mapped.items():
             found = entry(path)
