@@ -12,7 +12,7 @@ GOLDEN := build/golden
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run judge docs test lint format airflow-matrix compat torture bench oldest lock clean
+.PHONY: help setup run judge docs test lint format airflow-matrix compat torture wheel bench oldest lock clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,13 @@ compat: setup ## Compare with real RocketMQ brokers (Java 17, Maven)
 
 torture: setup ## Flip every bit, cut at every byte, kill at every step (minutes)
 	$(BIN)/python -m pytest tests/torture
+	CHECKBACK_PURE=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup tests/store tests/transaction tests/consumer
+
+wheel: setup ## Build a wheel for this platform, with the C module, in dist/
+	@rm -rf build/lib* build/bdist* build/temp*
+	$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist .
+	@$(BIN)/python -m zipfile --list dist/*.whl | grep 'broker/_fast.abi3' >/dev/null || { echo "the wheel has no C module: a C compiler and the headers of Python are needed" >&2; exit 1; }
+	@ls dist/*.whl
 
 bench: setup ## Measure speed and memory: the figures in the README
 	$(BIN)/python -m tests.bench.starting
@@ -76,6 +83,7 @@ bench: setup ## Measure speed and memory: the figures in the README
 	$(BIN)/python -m tests.bench.write
 	$(BIN)/python -m tests.bench.transactions
 	$(BIN)/python -m tests.bench.consuming
+	$(BIN)/python -m tests.bench.queues
 	$(BIN)/python -m tests.bench.spark
 	$(BIN)/python -m tests.bench.comparison
 
