@@ -18,7 +18,7 @@ setup(
             depends=list(compiled["SOURCES"]),
             define_macros=[
                 ("Py_LIMITED_API", "0x030b0000"),
-                ("CHECKBACK_SOURCES", f"{compiled['sources_crc'](HERE)}UL"),
+                ("CHECKBACK_SOURCES", f"{compiled['sources_crc'](str(HERE))}UL"),
             ],
             extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-fno-strict-aliasing"],
             py_limited_api=True,

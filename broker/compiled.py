@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 import zlib
-from pathlib import Path
 from types import ModuleType
 
 SOURCES = (
@@ -23,12 +22,13 @@ SOURCES = (
 )
 
 
-def sources_crc(root: Path) -> int | None:
+def sources_crc(root: str) -> int | None:
     """A number that says which sources these are, in a source tree; None where they are not all there."""
     crc = 0
     for name in SOURCES:
         try:
-            crc = zlib.crc32((root / name).read_bytes(), crc)
+            with open(os.path.join(root, name), "rb") as source:
+                crc = zlib.crc32(source.read(), crc)
         except FileNotFoundError:
             return None
     return crc
@@ -41,7 +41,11 @@ def _load() -> ModuleType | None:
         built = importlib.import_module("broker._fast")
     except ImportError:
         return None
-    return built if sources_crc(Path(__file__).parents[1]) in (None, built.sources) else None
+    return (
+        built
+        if sources_crc(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) in (None, built.sources)
+        else None
+    )
 
 
 fast: ModuleType | None = _load()
