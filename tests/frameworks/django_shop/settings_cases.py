@@ -37,7 +37,9 @@ class TheStore(SimpleTestCase):
             (None, r"name the store: CHECKBACK = \{"),
             ({}, "name the store"),
             ({"STORE": 7}, "name the store"),
-            ({"STORE": "x", "SINK": "group"}, "no setting 'SINK'; the settings are STORE, SYNC"),
+            ({"STORE": "x", "SINK": "group"}, "no setting 'SINK' for a store; the settings are STORE, SYNC"),
+            ({"STORE": "x", "TLS": True}, "no setting 'TLS' for a store; the settings are STORE, SYNC"),
+            ({"STORE": "rocketmq://a:1", "SYNC": "os"}, "for a cluster; the settings are ACL, STORE, TLS"),
             ({"STORE": "x", "SYNC": "never"}, "is one of each, group, os, not 'never'"),
         ):
             with override_settings(CHECKBACK=chosen), pytest.raises(ImproperlyConfigured, match=sentence):
