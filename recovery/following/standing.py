@@ -28,7 +28,7 @@ class CopyStanding:
 
 
 def copy_standing(path: str | os.PathLike[str]) -> CopyStanding | None:
-    """How the copy at a path stands; None where no copy is. Raises StoreError when it cannot be read."""
+    """How the copy at a path stands; None where there is none. Raises StoreError when it cannot be read."""
     disk, paths = Disk(), Paths(path_of_store(path))
     known = FollowedStore.read(paths, disk)
     if known is None:

@@ -88,7 +88,7 @@ def test_the_doctor_says_what_is_wrong_with_a_copy(
     copies = {"audit": {"path": copy, "copy": True}}
     looked_after(**copies, plain={"path": copy}, shop={"path": copy.parent / "master", "copy": True})
     texts = {(one.state, one.what.split(" 127.")[0]) for one in examine(run_s=0)}
-    assert {(WARN, "audit: nobody follows"), (WRONG, "plain is a copy of"), (WRONG, "shop is no copy")} <= texts
+    assert {(WARN, "audit: nobody follows"), (WRONG, "plain is a copy of"), (WRONG, "shop is not a copy")} <= texts
     looked_after(**copies)
     with _followed(copy):
         assert (OK, "audit follows") in {(one.state, one.what.split(" 127.")[0]) for one in examine(run_s=0)}
