@@ -170,9 +170,10 @@ def _watch(process: subprocess.Popen[str], ready: threading.Event, lags: Lags | 
 
 def probe(namesrv: str, copy: Path, seconds: float, lags: Lags) -> None:
     """Send messages besides the load, and wait for the bytes of each in the copy."""
-    ends, chance = time.monotonic() + seconds, random.Random(int(seconds))
+    chance = random.Random(int(seconds))
     with broker.connect(f"rocketmq://{namesrv}") as cluster:
         producer = cluster.producer("probes")
+        ends, lags.is_noted = time.monotonic() + seconds, True
         while time.monotonic() < ends:
             at = producer.send(broker.Message(TOPIC, b"probe")).commitlog_offset
             sent_s = time.monotonic()
@@ -185,9 +186,10 @@ def probe(namesrv: str, copy: Path, seconds: float, lags: Lags) -> None:
 def note(namesrv: str, copy: Path, seconds: float, lags: Lags) -> None:
     """Note both lags for so long, from a moment after the traffic began on."""
     time.sleep(BEGIN_S)
-    lags.is_noted = True
-    probe(namesrv, copy, seconds, lags)
-    lags.is_noted = False
+    try:
+        probe(namesrv, copy, seconds, lags)
+    finally:
+        lags.is_noted = False
 
 
 def _is_there(copy: Path, commitlog_offset: int) -> bool:
