@@ -211,6 +211,8 @@ def open(
 
     if not isinstance(path, (str, os.PathLike)):
         raise BrokerError(f"the path of a store is text or a pathlib.Path, not {path!r:.60}")
+    if str(path).startswith("rocketmq://"):
+        raise BrokerError(f"{path} names a cluster, and broker.open opens a directory: use broker.connect")
     if read_only:
         return open_store(path)
     from broker.live import open_live

@@ -15,7 +15,7 @@ from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_vi
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse
 
-from recovery.airflow.operating.standing import WORK, standing_of
+from recovery.airflow.operating.standing import standing_of
 from recovery.airflow.settings import BrokenStore, StoreSettings, broken_stores, stores
 from recovery.airflow.versions import AirflowException
 from recovery.page import facts
@@ -44,7 +44,7 @@ def show_page() -> str:
 def list_stores(user: GetUserDep) -> list[dict[str, Any]]:
     """Each store of the settings in a line; one that cannot be read, or whose settings are wrong, says why."""
     seen = [store for store in stores() if _may_see(user, store.name)]
-    standing = standing_of([store.name for store in seen])
+    standing = standing_of({store.name: store.work for store in seen})
     lines = [_line(store, standing[store.name]) for store in seen]
     return [*lines, *(_broken(store) for store in broken_stores())]
 
@@ -56,7 +56,7 @@ def show_store(name: str, user: GetUserDep) -> dict[str, Any]:
         found = facts.store_of(name, path_of(store))
     except _UNREADABLE as error:
         raise HTTPException(409, str(error)) from None
-    return {**found, "dags": dags_of(name), **standing_of([name])[name]}
+    return {**found, "dags": dags_of(store), **standing_of({name: store.work})[name]}
 
 
 def show_transaction(name: str, commitlog_offset: int, user: GetUserDep) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def show_dead_letters(name: str, group: str, user: GetUserDep) -> dict[str, Any]
         raise HTTPException(409, str(error)) from None
 
 
-def dags_of(name: str) -> dict[str, str]:
+def dags_of(store: StoreSettings) -> dict[str, str]:
     """The DAGs of a store, by their work."""
-    return {work: f"{name}.{work}" for work in WORK}
+    return {work: f"{store.name}.{work}" for work in store.work}
 
 
 def path_of(store: StoreSettings) -> str:
@@ -104,7 +104,7 @@ def path_of(store: StoreSettings) -> str:
 
 
 def _line(store: StoreSettings, standing: dict[str, Any]) -> dict[str, Any]:
-    dags = {"dags": dags_of(store.name), **standing}
+    dags = {"dags": dags_of(store), **standing}
     try:
         return {**facts.line_of(store.name, path_of(store)), **dags}
     except _UNREADABLE as error:

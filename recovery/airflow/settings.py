@@ -31,6 +31,12 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 NEVER = "never"  # a schedule: manually only
 ENGINES = ("auto", "local", "spark")
 SIZES = ("max_bytes", "free_bytes")
+WORK = ("check_back", "verify_store", "rebuild_state_table", "recover_after_crash", "resolve_parked", "retention")
+"""The DAGs of a store."""
+_OF_COPIES = ("verify_store",)
+_NOT_OF_COPIES = (
+    "ledger", "ledger_connection", "resolver", "resolver_connection", "resolvers", "ask", "take_over", *SIZES,
+)  # fmt: skip
 _INSTEAD = {"disk_share": ". Instead of a share of the disk, which others fill, give max_bytes of the store"}
 
 
@@ -65,6 +71,7 @@ class StoreSettings:
     free_bytes: str | int | None = None  # of its disk, as 5GiB: below it the oldest segments go although younger
     gone_after: str = "7d"  # a consumer group that was not seen for so long is not waited for; `never`: always
     even_unread: bool = False  # whether messages go that nobody has read
+    copy: bool = False  # whether `checkback follow` keeps it: a copy is verified, and nothing writes to it
     take_over: bool = False  # whether a store that a RocketMQ broker wrote may be offered to be taken over
     approvers: list[str] = field(default_factory=list)  # names of Airflow users; without any, all who may answer
     ask_again_after_s: float = 21_600.0  # how long after a crash that was not recovered a person is asked again
@@ -73,6 +80,11 @@ class StoreSettings:
     pool: str | None = None  # for Spark jobs
     queue: str | None = None  # of the workers that see the store's directory
     executor: str | None = None  # of Airflow's executors, the one whose workers do
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """Which DAGs it has."""
+        return _OF_COPIES if self.copy else WORK
 
     def retention(self) -> dict[str, Any]:
         """The arguments of the operator of retention."""
@@ -112,6 +124,11 @@ WHOLE_FILE = "settings"
 def stores() -> list[StoreSettings]:
     """The stores of the setting `[checkback] stores`, in their order; none without it. Mistakes are left out."""
     return configured().stores
+
+
+def stores_with(work: str) -> list[StoreSettings]:
+    """Those of them that have a DAG for some work."""
+    return [store for store in stores() if work in store.work]
 
 
 def broken_stores() -> list[BrokenStore]:
@@ -225,6 +242,9 @@ def one_store(name: str, values: Any, where: str) -> StoreSettings:
         raise BadSettings(f"{where}: stores.{name} needs a path, or a connection that has one")
     if settings.engine not in ENGINES:
         raise BadSettings(f"{where}: stores.{name}: engine is one of {', '.join(ENGINES)}, not {settings.engine!r}")
+    if settings.copy and (given := [key for key in _NOT_OF_COPIES if key in values]):
+        text = f"{where}: stores.{name} is a copy, to which nothing writes: leave out {', '.join(given)}"
+        raise BadSettings(f"{text}. `checkback answer` answers its cluster's checks, `follow --keep` keeps it small")
     return settings
 
 

@@ -17,6 +17,7 @@ from broker.format.topics import HALF_TOPIC, OP_TOPIC
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.maintain.retention_registry import read_history
+from recovery.following.standing import copy_standing
 from recovery.jobs.recovering import crashed
 from recovery.jobs.setup import LATEST_RETENTION, last_report
 from recovery.views.consumer_lag import GroupPosition, positions
@@ -43,7 +44,7 @@ def line_of(name: str, path: str) -> dict[str, Any]:
         seen, report = overview(path, now_ms(), limit=LISTED), last_report(path)
         lag = sum(one["lag"] for one in _consumers(path))
         facts = {"counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path)), "lag": lag}
-        return {**line, **facts, "report": report and _short(report)}
+        return {**line, **facts, "copy": _copy(path), "report": report and _short(report)}
     except UNREADABLE as error:
         return {**line, "error": str(error)}
 
@@ -57,7 +58,7 @@ def store_of(name: str, path: str) -> dict[str, Any]:
     report = last_report(path)
     with broker.open(path, read_only=True) as store:
         dead = groups(store)
-    facts = {"consumers": _consumers(path), "dead_letters": dead, "crashed": bool(crashed(path))}
+    facts = {"consumers": _consumers(path), "dead_letters": dead, "crashed": bool(crashed(path)), "copy": _copy(path)}
     return {
         "name": name,
         "path": path,
@@ -90,6 +91,12 @@ def dead_letters_of(name: str, path: str, group: str) -> dict[str, Any]:
 def now_ms() -> int:
     """The time of this look."""
     return time.time_ns() // 1_000_000
+
+
+def _copy(path: str) -> dict[str, Any] | None:
+    """Whose copy the store is; None when it is one of its own."""
+    found = copy_standing(path)
+    return None if found is None else found.as_json()
 
 
 def _consumers(path: str) -> list[dict[str, Any]]:

@@ -30,6 +30,11 @@ accounts:
 """
 
 
+def test_a_cluster_is_not_opened_as_a_directory() -> None:
+    with pytest.raises(broker.BrokerError, match=r"use broker\.connect"):
+        broker.open("rocketmq://127.0.0.1:9876")
+
+
 def test_requests_are_signed(tmp_path: Path) -> None:
     acl = tmp_path / "plain_acl.yml"
     acl.write_text(ACL)

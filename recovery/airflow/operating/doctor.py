@@ -115,7 +115,7 @@ def _components() -> Iterator[Examined]:
 
 
 def _dags(stores: Sequence[StoreSettings]) -> Iterator[Examined]:
-    for name, standing in standing_of([store.name for store in stores]).items():
+    for name, standing in standing_of({store.name: store.work for store in stores}).items():
         if standing["unknown"]:
             step = (
                 "wait until the DAG processor has read the files; `airflow dags list-import-errors` says why it cannot"
@@ -164,12 +164,32 @@ def _store(store: StoreSettings) -> Iterator[Examined]:
         yield Examined(WRONG, f"{store.name}: {error}", step)
         return
     yield Examined(OK, f"{store.name}: {sentence} ({took_ms:.0f} ms)")
-    if not any(asked.get(name) for name in ("ledger", "resolver", "resolvers")):
+    yield from _copy(store, str(asked["path"]))
+    if not store.copy and not any(asked.get(name) for name in ("ledger", "resolver", "resolvers")):
         step = "give its settings a ledger_connection, a ledger or a resolver"
         yield Examined(WARN, f"{store.name}: nobody is named who answers for its transactions", step)
     why = sight_of(str(asked["path"]))["why"]
     if why:
         yield Examined(WRONG, f"{store.name}, this process: {why}", "give this user the right to read and write there")
+
+
+def _copy(store: StoreSettings, path: str) -> Iterator[Examined]:
+    """Whether a copy is one, is followed, and is called one."""
+    from recovery.following.standing import copy_standing
+
+    found = copy_standing(path)
+    if found is None and store.copy:
+        yield Examined(
+            WRONG, f"{store.name} is not a copy", f"start `checkback follow MASTER {path}`, or remove `copy`"
+        )
+    elif found is not None and not store.copy:
+        step = "add `copy = true` to its settings: nothing can be written to it, so its other DAGs fail"
+        yield Examined(WRONG, f"{store.name} is a copy of {found.master}", step)
+    elif found is not None and found.is_followed:
+        yield Examined(OK, f"{store.name} follows {found.master}")
+    elif found is not None:
+        step = f"start `checkback follow {found.master} {path}`, where its files are"
+        yield Examined(WARN, f"{store.name}: nobody follows {found.master} now", step)
 
 
 def _engines(stores: Sequence[StoreSettings]) -> Iterator[Examined]:

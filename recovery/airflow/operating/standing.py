@@ -5,32 +5,33 @@ For the page and `checkback airflow doctor`, which run where that database is; t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recovery.airflow.versions import HAS_APPROVALS
 
-WORK = ("check_back", "verify_store", "rebuild_state_table", "recover_after_crash", "resolve_parked", "retention")
 
+def standing_of(work_of: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    """By store, whose work is given: that of its DAGs that are paused, and of those that Airflow does not know.
 
-def standing_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By store: the work of its DAGs that are paused, and of those that Airflow does not know; open questions."""
+    And how many questions are open.
+    """
     from airflow.models.dag import DagModel
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
-    wanted = [f"{name}.{work}" for name in names for work in WORK]
+    wanted = [f"{name}.{one}" for name, work in work_of.items() for one in work]
     with create_session() as session:
         query = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(wanted), ~DagModel.is_stale)
         found = {dag_id: bool(is_paused) for dag_id, is_paused in session.execute(query).all()}
         asks = _questions(session, wanted) if HAS_APPROVALS else {}
     return {
         name: {
-            "paused": [work for work in WORK if found.get(f"{name}.{work}")],
-            "unknown": [work for work in WORK if f"{name}.{work}" not in found],
-            "asks": sum(asks.get(f"{name}.{work}", 0) for work in WORK),
+            "paused": [one for one in work if found.get(f"{name}.{one}")],
+            "unknown": [one for one in work if f"{name}.{one}" not in found],
+            "asks": sum(asks.get(f"{name}.{one}", 0) for one in work),
         }
-        for name in names
+        for name, work in work_of.items()
     }
 
 

@@ -54,7 +54,9 @@ class StoreDags(Mapping[str, DAG]):
         for work in (*(dags or {}), *(only or ())):
             if work not in WORKFLOWS:
                 raise BadSettings(f"StoreDags({name!r}): there is no DAG {work!r}; there are {', '.join(WORKFLOWS)}")
-        chosen = [work for work in WORKFLOWS if only is None or work in only]
+        if missing := [work for work in only or () if work not in store.work]:
+            raise BadSettings(f"StoreDags({name!r}): a copy has no DAG {missing[0]!r}: nothing writes to it")
+        chosen = [work for work in WORKFLOWS if work in store.work and (only is None or work in only)]
         self._dags = {work: WORKFLOWS[work](store, **(dags or {}).get(work, {})) for work in chosen}
 
     def __getitem__(self, work: str) -> DAG:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from unittest import mock, skipUnless
 
 import pytest
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.test import SimpleTestCase, TransactionTestCase, override_settings
 from sqlalchemy import inspect, make_url
 
@@ -37,11 +39,39 @@ class TheStore(SimpleTestCase):
             (None, r"name the store: CHECKBACK = \{"),
             ({}, "name the store"),
             ({"STORE": 7}, "name the store"),
-            ({"STORE": "x", "SINK": "group"}, "no setting 'SINK'; the settings are STORE, SYNC"),
+            ({"STORE": "x", "SINK": "group"}, "no setting 'SINK' for a store; the settings are STORE, SYNC"),
+            ({"STORE": "x", "TLS": True}, "no setting 'TLS' for a store; the settings are STORE, SYNC"),
+            ({"STORE": "rocketmq://a:1", "SYNC": "os"}, "for a cluster; the settings are ACL, STORE, TLS"),
             ({"STORE": "x", "SYNC": "never"}, "is one of each, group, os, not 'never'"),
         ):
             with override_settings(CHECKBACK=chosen), pytest.raises(ImproperlyConfigured, match=sentence):
                 open_store()
+
+
+class TheCluster(TransactionTestCase):
+    """settings.CHECKBACK["STORE"] is a URL."""
+
+    def test_a_message_joins_the_transaction(self) -> None:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            broker.open(Path(directory) / "store", sync="os", layout=broker.StoreLayout.small()) as store,
+            broker.serve(store, "127.0.0.1:0") as server,
+            override_settings(CHECKBACK={"STORE": f"rocketmq://{server.address}"}),
+            open_store() as cluster,
+        ):
+            assert open_store() is cluster
+            producer = cluster.producer("shop", topics=["orders"], ledger=DjangoLedger())
+            with transaction.atomic():
+                producer.send(broker.Message("orders", b"kept"))
+            with pytest.raises(LookupError), transaction.atomic():
+                producer.send(broker.Message("orders", b"dropped"))
+                raise LookupError
+            with cluster.consumer("billing", "orders") as consumer:
+                message = consumer.receive(5.0)
+                assert message is not None
+                assert message.body == b"kept"
+                consumer.ack(message)
+                assert consumer.receive(1.0) is None
 
 
 class TheDatabase(SimpleTestCase):
