@@ -24,6 +24,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from broker.consuming.consumer_table import MemberKind
 from broker.consuming.membership import Membership
 from broker.consuming.offset_export import SCHEDULE_GROUP
 from broker.consuming.reading import Leftovers
@@ -145,7 +146,7 @@ class Server:
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
         advertised = settings.advertise or self.address
-        positions = GroupPositions(store)
+        positions = GroupPositions(store, MemberKind.REGISTERED if settings.name_servers else MemberKind.SERVER)
         try:
             self._member = Membership(positions.table.cells, SCHEDULE_GROUP, (SCHEDULE_TOPIC,))
         except BaseException:
@@ -303,16 +304,15 @@ class Server:
         if isinstance(result, Held):
             if not self._is_stopping.is_set() and not request.connection.is_closed and self.held.hold(result):
                 self._working -= 1
-                return None
+                return
             result.until_s = 0.0
-            return self._look_again(result, counted=True)
-        if isinstance(result, Passed):
+            self._look_again(result, counted=True)
+        elif isinstance(result, Passed):
             result.peer.ask(result.command, lambda response: self._finish(request, result.answer(response)), TIMEOUT_S)
-            return None
-        self._working -= 1
-        answer = refusal(request.command, result) if isinstance(result, BaseException) else result
-        request.connection.answered(request.command, answer)
-        return None
+        else:
+            self._working -= 1
+            answer = refusal(request.command, result) if isinstance(result, BaseException) else result
+            request.connection.answered(request.command, answer)
 
     def _look_again(self, held: Held, *, counted: bool = False) -> None:
         if not counted:

@@ -1,5 +1,7 @@
 """Servers of one store, producers and consumers over the wire, in processes of their own that are killed at random.
 
+One more consumer of the group has the store open.
+
 `kill` runs them and tallies from the clients' own records:
 
     ledger/KEY    one byte, made once: c or r. Whoever makes it decides; a check of what nobody decided makes it r
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import broker
+from broker.consuming.membership import share
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
@@ -173,7 +176,7 @@ class Consuming(Program):
                 client.heartbeat(consumer="billing", topics={TOPIC: "*"})
                 listed = client.request(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "billing"})
                 ids = json.loads(listed.body)["consumerIdList"] if listed.code == Answer.SUCCESS else []
-                mine = [one for one in range(QUEUES) if ids and ids[one % len(ids)] == self.name]
+                mine = share(range(QUEUES), ids, self.name) if self.name in ids else []
             for queue_id in mine:
                 self.pull(client, queue_id)
             time.sleep(0.02)
@@ -187,6 +190,23 @@ class Consuming(Program):
             self.delivered.add(str(broker.ReceivedMessage.of(record).unique_key))
         if records:
             client.oneway(Code.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": records[-1].queue_offset + 1})
+
+
+def consume_locally(directory: Path) -> None:
+    """A consumer of the same group that has the store open."""
+    delivered = Records(directory, "delivered")
+    while not (directory / "stop").exists():
+        with (
+            contextlib.suppress(broker.BrokerError),
+            broker.open(directory / "store") as store,
+            store.consumer("billing", TOPIC) as consumer,
+        ):
+            while not (directory / "stop").exists():
+                message = consumer.receive(timeout_s=0.2)
+                if message is not None:
+                    delivered.add(str(message.unique_key))
+                    consumer.ack(message)
+        time.sleep(0.05)
 
 
 class Crowd:
@@ -241,7 +261,7 @@ def kill(directory: Path, kills: int, *, engine: str = "state-table", servers: i
         made.create_topic(TOPIC, queues=QUEUES, message_type="")
     crowd = Crowd(directory, servers)
     try:
-        for name in ("produce-0", "produce-1", "consume-0", "consume-1"):
+        for name in ("produce-0", "produce-1", "consume-0", "consume-1", "local-0"):
             crowd.start(name)
         for _ in range(kills):
             if chance.random() < 0.6:
@@ -303,5 +323,9 @@ def _tally(directory: Path, kills: Counter[str]) -> WireTally:
 
 
 if __name__ == "__main__":
-    program = Producing(Path(sys.argv[2])) if sys.argv[1] == "produce" else Consuming(Path(sys.argv[2]))
-    program.run(program.work)
+    role, directory_of_run = sys.argv[1], Path(sys.argv[2])
+    if role == "local":
+        consume_locally(directory_of_run)
+    else:
+        program = Producing(directory_of_run) if role == "produce" else Consuming(directory_of_run)
+        program.run(program.work)
