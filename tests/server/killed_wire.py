@@ -9,6 +9,9 @@ One more consumer of the group has the store open.
     ended         keys whose END_TRANSACTION was answered with SUCCESS
     contrary      keys whose contrary END_TRANSACTION was answered with SUCCESS: there must be none
     delivered     keys that a consumer got
+
+A key is the message's own, or else its unique key. Programs in other languages keep the same records: see
+tests/compat/killed_clients.py.
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import broker
 from broker.consuming.membership import share
+from broker.format.commitlog import decode
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
@@ -72,6 +76,10 @@ class Records:
 def read_records(directory: Path, kind: str) -> set[str]:
     lines = [line for file in directory.glob(f"{kind}-*") for line in file.read_text().splitlines(keepends=True)]
     return {line.rstrip("\n") for line in lines if line.endswith("\n")}
+
+
+def key_of(message: broker.ReceivedMessage) -> str:
+    return message.keys[0] if message.keys else str(message.unique_key)
 
 
 def decide(directory: Path, key: str, wanted: str) -> str:
@@ -152,7 +160,7 @@ class Producing(Program):
         checks: list[RemotingCommand] = [one for one in client.asked if one.code == Code.CHECK_TRANSACTION_STATE]
         client.asked.clear()
         for check in checks:
-            key = check.ext["transactionId"]
+            key = key_of(broker.ReceivedMessage.of(decode(check.body)))
             decided = decide(self.directory, key, "r")
             offset, slot = int(check.ext["commitLogOffset"]), check.ext["tranStateTableOffset"]
             if self.end(client, offset, slot, decided, is_check=True):
@@ -173,7 +181,7 @@ class Consuming(Program):
             if time.monotonic() - looked_s > 0.5 or client.asked:
                 looked_s = time.monotonic()
                 client.asked.clear()
-                client.heartbeat(consumer="billing", topics={TOPIC: "*"})
+                client.heartbeat(consumer="billing", topics={TOPIC: "*", "%RETRY%billing": "*"})
                 listed = client.request(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "billing"})
                 ids = json.loads(listed.body)["consumerIdList"] if listed.code == Answer.SUCCESS else []
                 mine = share(range(QUEUES), ids, self.name) if self.name in ids else []
@@ -187,7 +195,7 @@ class Consuming(Program):
         at = int(known.ext["offset"]) if known.code == Answer.SUCCESS else 0
         _, records = client.pulled("billing", TOPIC, at, queue_id=queue_id)
         for record in records:
-            self.delivered.add(str(broker.ReceivedMessage.of(record).unique_key))
+            self.delivered.add(key_of(broker.ReceivedMessage.of(record)))
         if records:
             client.oneway(Code.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": records[-1].queue_offset + 1})
 
@@ -204,7 +212,7 @@ def consume_locally(directory: Path) -> None:
             while not (directory / "stop").exists():
                 message = consumer.receive(timeout_s=0.2)
                 if message is not None:
-                    delivered.add(str(message.unique_key))
+                    delivered.add(key_of(message))
                     consumer.ack(message)
         time.sleep(0.05)
 
@@ -219,16 +227,19 @@ class Crowd:
         (directory / "servers").write_text(json.dumps(addresses))
         self._ports = {f"server-{number}": address for number, address in enumerate(addresses)}
 
+    def words(self, name: str) -> list[str]:
+        """The command of a process that is not a server."""
+        return [sys.executable, "-m", "tests.server.killed_wire", name.split("-", maxsplit=1)[0], str(self.directory)]
+
     def start(self, name: str) -> str:
         """Start a process; a server's address."""
-        words = [sys.executable, "-m", "tests.server.killed_wire", name.split("-", maxsplit=1)[0], str(self.directory)]
-        if name.startswith("server"):
-            address = self._ports[name] if hasattr(self, "_ports") else "127.0.0.1:0"
-            words = [sys.executable, "-m", "recovery.cli", "serve", str(self.directory / "store"), "--listen", address,
-                     "--check-every", "1", "--check-after", "1", "--check-max", "1000"]  # fmt: skip
-        self._processes[name] = process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         if not name.startswith("server"):
+            self._processes[name] = subprocess.Popen(self.words(name))
             return ""
+        address = self._ports[name] if hasattr(self, "_ports") else "127.0.0.1:0"
+        words = [sys.executable, "-m", "recovery.cli", "serve", str(self.directory / "store"), "--listen", address,
+                 "--check-every", "1", "--check-after", "1", "--check-max", "1000"]  # fmt: skip
+        self._processes[name] = process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         line = process.stdout.readline()
         found = re.search(r"on (\S+): name server", line)
@@ -253,15 +264,24 @@ class Crowd:
             process.stdout.close()
 
 
-def kill(directory: Path, kills: int, *, engine: str = "state-table", servers: int = 2, seed: int = 1) -> WireTally:
+def kill(
+    directory: Path,
+    kills: int,
+    *,
+    engine: str = "state-table",
+    servers: int = 2,
+    seed: int = 1,
+    kind: type[Crowd] = Crowd,
+    names: Sequence[str] = ("produce-0", "produce-1", "consume-0", "consume-1", "local-0"),
+) -> WireTally:
     """Kill at random so many times, let the living settle everything, and add up."""
     store, chance = directory / "store", random.Random(seed)
     (directory / "ledger").mkdir()
     with broker.open(store, layout=broker.StoreLayout.small(), transactions=engine) as made:
         made.create_topic(TOPIC, queues=QUEUES, message_type="")
-    crowd = Crowd(directory, servers)
+    crowd = kind(directory, servers)
     try:
-        for name in ("produce-0", "produce-1", "consume-0", "consume-1", "local-0"):
+        for name in names:
             crowd.start(name)
         for _ in range(kills):
             if chance.random() < 0.6:
