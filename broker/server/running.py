@@ -40,6 +40,7 @@ from broker.server.connection import Connection
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import Counters
 from broker.server.dispatch import Lane, admitted, refusal
+from broker.server.event_loop import loop_name, new_event_loop
 from broker.server.group_positions import GroupPositions
 from broker.server.metrics import MetricsPage, Sample
 from broker.server.registration import Registration
@@ -59,8 +60,7 @@ if TYPE_CHECKING:
 
 WAITING_MAX = 20_000  # requests that wait for a thread; more are answered with SYSTEM_BUSY
 _POLL_S, _TICK_S, _LOOK_S = 0.002, 0.05, 1.0
-_READERS = 2
-_METRICS_HOST = "127.0.0.1"
+_READERS, _METRICS_HOST = 2, "127.0.0.1"
 _STOP_S = 10.0
 
 log = logging.getLogger("broker.server")
@@ -80,7 +80,7 @@ class Server:
         self.tls = None
         if settings.certificate is not None and settings.private_key is not None:
             self.tls = server_context(settings.certificate, settings.private_key)
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop(settings.loop)
         self._connections: set[Connection] = set()
         self._working = 0
         self.held_bytes = 0
@@ -128,6 +128,11 @@ class Server:
             found |= {"slaves": len(reports), "sends_waiting_for_slave": len(self.replication.acknowledgements)}
             found["slave_behind_bytes"] = max(0, end - max(reports.values(), default=0))
         return [(f"checkback_{name}", "gauge", {}, count) for name, count in found.items()]
+
+    @property
+    def loop(self) -> str:
+        """The library of its event loop: uvloop or asyncio."""
+        return loop_name(self._loop)
 
     @property
     def ha_address(self) -> str:
@@ -261,7 +266,7 @@ class Server:
             if self._working > WAITING_MAX:
                 raise Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD] too many requests wait")
             route, request = admitted(self.context, self._control, connection, command)
-            work = _bound(route.handler, self.context, request)
+            work = partial(route.handler, self.context, request)
             if route.lane is Lane.LOOP:
                 self._finish(request, work())
             elif route.lane is Lane.STORE:
@@ -385,16 +390,11 @@ class Server:
         self.close()
 
 
-def _bound(
-    handler: Callable[[ServerContext, Request], Any], context: ServerContext, request: Request
-) -> Callable[[], Any]:
-    return lambda: handler(context, request)
-
-
 def start(store: LiveStore, settings: ServerSettings, resolver: Resolver | None = None) -> Server:
     """Serve a store; it listens when this returns. Raises BrokerError."""
     server = Server(store, settings, resolver)
     log.info(
-        "process %d serves %s on %s", os.getpid(), store.path, server.address, extra=event("serving", store=store.path)
-    )
+        "process %d serves %s on %s (%s)", os.getpid(), store.path, server.address, server.loop,
+        extra=event("serving", store=store.path),
+    )  # fmt: skip
     return server

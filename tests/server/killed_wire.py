@@ -156,7 +156,7 @@ class Producing(Program):
 
     def answer_checks(self, client: WireClient) -> None:
         with contextlib.suppress(TimeoutError):
-            client._receive(time.monotonic())
+            client.receive(time.monotonic())
         checks: list[RemotingCommand] = [one for one in client.asked if one.code == Code.CHECK_TRANSACTION_STATE]
         client.asked.clear()
         for check in checks:

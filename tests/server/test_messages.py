@@ -48,6 +48,8 @@ def test_a_message_is_stored_as_it_was_sent_and_pulled_again(
         (sending("orders"), b"x" * ((4 << 20) + 1), Answer.MESSAGE_ILLEGAL),
         (sending("orders"), b"", Answer.MESSAGE_ILLEGAL),
         (sending("orders", DELAY="soon"), b"x", Answer.MESSAGE_ILLEGAL),
+        (sending("orders", 0, 1), b"not compressed", Answer.MESSAGE_ILLEGAL),
+        (sending("orders", 0, 1 | 4 << 8), b"x", Answer.MESSAGE_ILLEGAL),
         (sending("%RETRY%nobody"), b"x", Answer.SUBSCRIPTION_GROUP_NOT_EXIST),
         ({"b": "orders"}, b"x", Answer.SYSTEM_ERROR),
     ],
