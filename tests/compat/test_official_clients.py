@@ -60,7 +60,8 @@ def address(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     HOME.mkdir(parents=True, exist_ok=True)
     clients("install", "--only", "java")
     store = str(tmp_path_factory.mktemp("served") / "store")
-    broker.open(store, transactions=request.param).close()
+    with broker.open(store, transactions=request.param) as made:
+        made.append(broker.Message("first", b"x"))  # so that no half message stands at offset 0, which counts as none
     command = [sys.executable, "-m", "recovery.cli", "serve", store, "--sync", "os"]
     with subprocess.Popen([*command, "--listen", "127.0.0.1:0", *OPTIONS], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
