@@ -85,6 +85,8 @@ bench: setup ## Measure speed and memory: the figures in the README
 	$(BIN)/python -m tests.bench.consuming
 	$(BIN)/python -m tests.bench.queues
 	$(BIN)/python -m tests.bench.following
+	$(BIN)/python -m tests.bench.waking
+	$(BIN)/python -m tests.bench.serving
 	$(BIN)/python -m tests.bench.spark
 	$(BIN)/python -m tests.bench.comparison
 

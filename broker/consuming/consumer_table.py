@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import NamedTuple
 from zlib import crc32
 
 from broker.errors import StoreError
@@ -38,7 +40,7 @@ UNSET = (1 << 64) - 1  # a position that nobody gave yet
 (_HEAD_MAGIC, _HEAD_VERSION, BOOT, _BOOT_LOW, _COUNT, _LAST_MEMBER, _CHANGES, EXPORTED_OFFSETS, EXPORTED_DELAYS,
  EXPORTED_MS) = range(10)  # fmt: skip
 # Words of a member
-_ID, _BEAT_MS, _GROUP_CELL, _TOPICS = range(4)
+_ID, _BEAT_MS, _GROUP_CELL, _TOPICS, _KIND = range(5)
 # Words of a cell; the name follows at byte 128
 (_POSITION, _FENCE, _OWNER, _OWNER_MEMBER, _QUEUE, _GROUP_SIZE, _TOPIC_SIZE, _CRC, _SEEN_MS,
  _SEEN_MONOTONIC_MS) = range(10)  # fmt: skip
@@ -47,6 +49,27 @@ _NAME_BYTES = _CELL_BYTES - _NAME_AT
 _MASK = (1 << 64) - 1
 
 Name = tuple[str, str, int]  # group, topic, queue id; a queue id of -1 stands for something about all queues
+
+
+class MemberKind(IntEnum):
+    """What a member of a group is."""
+
+    LOCAL = 0
+    """A consumer in a process that has the store open: it has leases of queues."""
+    SERVER = 1
+    """A server with clients of the group, who have queues without a lease."""
+    REGISTERED = 2
+    """A server whose clients also have queues of brokers elsewhere, which are not known here."""
+
+
+class MemberEntry(NamedTuple):
+    """What the table says of a member."""
+
+    number: int  # 0: the place is free
+    beat_ms: int  # of its last heartbeat, by the clock of this boot
+    group_cell: int
+    topics: int  # hash of their names
+    kind: int  # MemberKind
 
 
 class ConsumerTable:
@@ -224,12 +247,13 @@ class ConsumerTable:
 
     # Members
 
-    def join(self, member: int, group_cell: int, topics: int, now_ms: int) -> int:
+    def join(self, member: int, group_cell: int, topics: int, now_ms: int, kind: MemberKind = MemberKind.LOCAL) -> int:
         """Put a member in its place; returns its number, which no other ever had. Under the lock."""
         words, at = self._words, _member_at(member)
         number = words[_LAST_MEMBER] + 1
         words[_LAST_MEMBER] = number
         words[at + _BEAT_MS], words[at + _GROUP_CELL], words[at + _TOPICS] = now_ms, group_cell, topics
+        words[at + _KIND] = kind
         words[at + _ID] = number
         words[_CHANGES] += 1
         return number
@@ -240,11 +264,21 @@ class ConsumerTable:
             self._words[_member_at(member) + _ID] = 0
             self._words[_CHANGES] += 1
 
-    def member(self, member: int) -> tuple[int, int, int, int]:
-        """(number or 0, time of its last heartbeat, cell of its group, hash of its topics)."""
+    def set_topics(self, member: int, topics: int) -> None:
+        """Say that a member is at other topics now. Under the lock."""
+        self._words[_member_at(member) + _TOPICS] = topics
+
+    def announce(self) -> None:
+        """Have all members look again at who is in their groups. Under the lock."""
+        self._words[_CHANGES] += 1
+
+    def member(self, member: int) -> MemberEntry:
+        """What the table says of a member at a place."""
         at = _member_at(member)
         words = self._words
-        return words[at + _ID], words[at + _BEAT_MS], words[at + _GROUP_CELL], words[at + _TOPICS]
+        return MemberEntry(
+            words[at + _ID], words[at + _BEAT_MS], words[at + _GROUP_CELL], words[at + _TOPICS], words[at + _KIND]
+        )
 
     def members(self) -> list[int]:
         """The places that are taken, by the living and the dead."""
@@ -258,7 +292,7 @@ class ConsumerTable:
 
     @property
     def changes(self) -> int:
-        """Grows whenever a member joins or leaves."""
+        """Grows whenever a member joins or leaves, or the clients of a server do."""
         return self._words[_CHANGES]
 
     # What was exported

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from broker.consuming.membership import Membership, monotonic_ms, share
+from broker.consuming.membership import ClientsOfGroup, Membership, monotonic_ms, share, share_with_clients
 from broker.consuming.positions import Positions
 from broker.consuming.reading import fetch
 from broker.consuming.redelivery import as_sent
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 PREFETCH = 32  # RocketMQ: pullBatchSize
 IN_HAND_MAX = 1000  # of one queue. RocketMQ: pullThresholdForQueue
 _DRAIN_MS = 30_000  # how long a queue that falls to another waits for what is in hand
+_HAND_OVER_MS = 1000  # how long a client over the network may take to give a queue up. RocketMQ: RebalanceService
 
 
 @dataclass(slots=True)
@@ -73,6 +74,8 @@ class Leases:
         self._group, self._topics = group, tuple(topics)
         self._selection, self._ordered = selection, ordered
         self.mutex = threading.RLock()
+        self._clients = ClientsOfGroup(store.writer.disk, store.writer.paths, member)
+        self._since_ms: dict[int, int] = {}  # by cell: since when a queue falls to us that we do not have
         self._held: dict[int, Lease] = {}  # by cell
         self._hands: dict[int, InHand] = {}  # by CommitLog offset
         self._turn: list[Lease] = []
@@ -83,11 +86,8 @@ class Leases:
 
     def rebalance(self) -> None:
         """Take what falls to us and is free, give back what falls to others."""
-        members, now_ms = self._member.numbers(), monotonic_ms()
-        wanted: dict[int, tuple[str, int]] = {}
-        for topic in self._topics:
-            queues = share(self._positions.queues(topic), members, self._member.number, crc32(topic.encode()))
-            wanted.update({self._positions.cell(self._group, topic, queue): (topic, queue) for queue in queues})
+        clients, now_ms = self._clients.ids(), monotonic_ms()
+        wanted = self._wanted(clients or ())
         with self.mutex:
             for cell, lease in list(self._held.items()):
                 if not self._cells.is_current(cell, lease.fence):
@@ -97,17 +97,34 @@ class Leases:
                 elif not lease.drain_until_ms:
                     lease.drain_until_ms = now_ms + _DRAIN_MS
             self._give_back(now_ms)
-            for cell, (topic, queue_id) in wanted.items():
-                if cell not in self._held:
-                    self._take(cell, topic, queue_id)
+            self._since_ms = {cell: self._since_ms.get(cell, now_ms) for cell in wanted if cell not in self._held}
+            for cell, since_ms in self._since_ms.items():
+                if clients is None or now_ms - since_ms >= _HAND_OVER_MS:
+                    self._take(cell, *wanted[cell], has_clients=clients is not None)
             self._turn = list(self._held.values())
 
-    def _take(self, cell: int, topic: str, queue_id: int) -> None:
+    def _wanted(self, clients: Sequence[str]) -> dict[int, tuple[str, int]]:
+        """By cell, topic and queue id of the queues that fall to us."""
+        members, own = self._member.numbers(), self._member.number
+        wanted: dict[int, tuple[str, int]] = {}
+        for topic in self._topics:
+            queues = self._positions.queues(topic)
+            if clients:
+                known = self._store.topic(topic)
+                mine = share_with_clients(queues, known.read_queue_count if known else 0, clients, members, own)
+            else:
+                mine = share(queues, members, own, crc32(topic.encode()))
+            wanted.update({self._positions.cell(self._group, topic, queue): (topic, queue) for queue in mine})
+        return wanted
+
+    def _take(self, cell: int, topic: str, queue_id: int, *, has_clients: bool) -> None:
         owner, place = self._cells.owner(cell)
         if owner and owner != self._member.number and self._member.lives(owner, place):
             return
         with self._cells.lock:
             if self._cells.owner(cell)[0] not in (0, owner):  # another was quicker
+                return
+            if has_clients and self._clients.have_locked(topic, queue_id):
                 return
             fence = self._cells.give(cell, self._member.number, self._member.place)
             position = self._cells.position(cell)

@@ -16,12 +16,14 @@ import weakref
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
-from broker.consuming.consumer_table import MEMBERS, ConsumerTable
+from broker.consuming.consumer_table import MEMBERS, ConsumerTable, MemberEntry, MemberKind
 from broker.errors import StoreError
-from broker.store.disk.files import Missing
+from broker.store.disk.files import Disk, Missing
+from broker.store.disk.paths import Paths
+from broker.store.shared.published_clients import PublishedClients
+from broker.store.shared.queue_lock_file import holder, read_locks
 
 SEEN_EVERY_MS = 1000  # how often a member says for retention that its group is there
-REMOTE = crc32(b"remote clients")  # in place of the hash of its topics: a server consumes for clients of its own
 SILENT_MS = 60_000  # RocketMQ gives a queue's lock 60 s, too: RebalanceLockManager (5.3.3)
 
 
@@ -33,31 +35,42 @@ def monotonic_ms() -> int:
 class Membership:
     """One consumer's place in its group, from join to leave."""
 
-    def __init__(self, cells: ConsumerTable, group: str, topics: Sequence[str], *, remote: bool = False) -> None:
+    def __init__(
+        self, cells: ConsumerTable, group: str, topics: Sequence[str], *, kind: MemberKind = MemberKind.LOCAL
+    ) -> None:
         """Raises StoreError when a living member of the group consumes other topics.
 
-        `remote` says that a server consumes for clients elsewhere, which divide the queues among themselves: such a
-        group has no other members than servers.
+        A server is a member for all its clients of the group; they and consumers of this machine divide the queues.
         """
-        self._cells, self.group = cells, group
+        self._cells, self.group, self._kind = cells, group, kind
         self._directory = os.path.join(cells.directory, "members")
         if cells.disk.entry(self._directory) is None:
             cells.disk.create_directory(self._directory)
         with cells.lock:
             self._group = cells.make(group, "", -1, 0)
-            self._topics = REMOTE if remote else crc32("\n".join(sorted(topics)).encode())
+            self._check_topics(topics)
             self._subscribed = [cells.make(group, topic, -1, 0) for topic in topics]
-            if others := self._others(same_topics=False):
-                if remote or REMOTE in (self._cells.member(place)[3] for place in others.values()):
-                    text = f"group {group} is consumed both over the network and by processes that have the store open"
-                    raise StoreError(f"{text}: give one of the two another group", path=cells.directory)
-                text = f"group {group} consumes other topics elsewhere: all its members must ask for the same topics"
-                raise StoreError(f"{text}, else one would get what another asked for", path=cells.directory)
             self.place, self._descriptor = self._take_place()
-            self.number = cells.join(self.place, self._group, self._topics, monotonic_ms())
+            self.number = cells.join(self.place, self._group, _hash_of(topics), monotonic_ms(), kind)
         self._seen_ms = -SEEN_EVERY_MS
         self.beat()
         _forked.add(self)
+
+    def _check_topics(self, topics: Iterable[str]) -> None:
+        """Raises StoreError for topics with which the group cannot be divided. Under the lock."""
+        is_local, own = self._kind is MemberKind.LOCAL, _hash_of(topics)
+        for other in self._others():
+            if not is_local and other.kind != MemberKind.LOCAL:  # clients of two servers, which divide by themselves
+                continue
+            if MemberKind.REGISTERED in (self._kind, other.kind):
+                text = f"group {self.group} is consumed by processes that have the store open, and over the network by"
+                text += " clients that know other brokers, too: they cannot divide their queues"
+                raise StoreError(f"{text}. Give one of the two another group", path=self._cells.directory)
+            if other.topics != own:
+                text = (
+                    f"group {self.group} consumes other topics elsewhere: all its members must ask for the same topics"
+                )
+                raise StoreError(f"{text}, else one would get what another asked for", path=self._cells.directory)
 
     def _take_place(self) -> tuple[int, int]:
         for place in range(MEMBERS):
@@ -86,8 +99,7 @@ class Membership:
 
     def lives(self, number: int, place: int) -> bool:
         """Whether the member that had this number still has its place, its process lives, and it is not silent."""
-        held, _, _, _ = self._cells.member(place)
-        if number != held:
+        if number != self._cells.member(place).number:
             return False
         return number == self.number or self._is_there(place)
 
@@ -106,27 +118,38 @@ class Membership:
         return False
 
     def numbers(self) -> list[int]:
-        """The numbers of all living members of the group, in order of age."""
-        return sorted([self.number, *self._others(same_topics=True)])
+        """The numbers of all living consumers of the group in processes that have the store open, in order of age."""
+        own = [self.number] if self._kind is MemberKind.LOCAL else []
+        return sorted(own + [other.number for other in self._others() if other.kind == MemberKind.LOCAL])
 
-    def see(self, topics: Iterable[str]) -> None:
-        """Say for retention that the group is at these topics, too."""
+    def has_servers(self) -> bool:
+        """Whether a server that lives has clients of the group."""
+        return any(other.kind != MemberKind.LOCAL for other in self._others())
+
+    def see(self, topics: Sequence[str]) -> None:
+        """Be at these topics, of which a server's clients may change. Raises StoreError as a join."""
         with self._cells.lock:
+            self._check_topics(topics)
             self._subscribed = [self._cells.make(self.group, topic, -1, 0) for topic in topics]
+            self._cells.set_topics(self.place, _hash_of(topics))
 
-    def _others(self, *, same_topics: bool) -> dict[int, int]:
-        """The number of each living member of the group but this one, and its place."""
-        found = {}
+    def announce(self) -> None:
+        """Have all members look again at who is in their groups."""
+        with self._cells.lock:
+            self._cells.announce()
+
+    def _others(self) -> list[MemberEntry]:
+        """All living members of the group but this one."""
+        found = []
         own = self.__dict__.get("number")
         for place in self._cells.members():
-            number, _, group, topics = self._cells.member(place)
-            asked = number and number != own and group == self._group and (topics == self._topics) == same_topics
-            if asked and self._is_there(place):
-                found[number] = place
+            other = self._cells.member(place)
+            if other.number not in (0, own) and other.group_cell == self._group and self._is_there(place):
+                found.append(other)
         return found
 
     def _is_there(self, place: int) -> bool:
-        _, beat_ms, _, _ = self._cells.member(place)
+        beat_ms = self._cells.member(place).beat_ms
         return monotonic_ms() - beat_ms < SILENT_MS and self._is_locked(place)
 
     def leave(self) -> None:
@@ -142,7 +165,37 @@ class Membership:
             os.close(descriptor)
 
 
-def share(queues: Sequence[int], members: Sequence[int], own: int, turn: int = 0) -> list[int]:
+class ClientsOfGroup:
+    """For one consumer of this process: the clients over the network with which its group divides the queues."""
+
+    def __init__(self, disk: Disk, paths: Paths, member: Membership) -> None:
+        self._disk, self._paths, self._member = disk, paths, member
+        self._published = PublishedClients(disk, paths.servers, member.place, member.lives)
+
+    def ids(self) -> list[str] | None:
+        """Their client ids; None where no server has clients of the group. Raises StoreError."""
+        if not self._member.has_servers():
+            return None
+        self._published.refresh()
+        return self._published.client_ids(self._member.group)
+
+    def have_locked(self, topic: str, queue_id: int) -> bool:
+        """Whether one of them holds a queue for orderly consumption. Under the lock of the consumers' table."""
+        locks = read_locks(self._disk, self._paths.queue_locks)
+        owner = holder(locks, self._member.group, topic, queue_id, monotonic_ms())
+        return owner in self._published.client_ids(self._member.group)
+
+
+def _hash_of(topics: Iterable[str]) -> int:
+    return crc32("\n".join(sorted(topics)).encode())
+
+
+def client_id(number: int) -> str:
+    """The name under which clients over the network know a consumer of this machine."""
+    return f"store@{number}"
+
+
+def share(queues: Sequence[int], members: Sequence[object], own: object, turn: int = 0) -> list[int]:
     """The queues of one topic that fall to a member: neighbours together, no share larger by more than one.
 
     `turn` moves the larger shares on, so that of many topics with one queue each they do not all fall to one member.
@@ -152,6 +205,20 @@ def share(queues: Sequence[int], members: Sequence[int], own: int, turn: int = 0
     size, rest = divmod(len(queues), len(members))
     start = index * size + min(index, rest)
     return list(queues[start : start + size + (index < rest)])
+
+
+def share_with_clients(
+    queues: Sequence[int], read_queue_count: int, clients: Sequence[str], members: Sequence[int], own: int
+) -> list[int]:
+    """The queues of one topic that fall to a member whose group has clients over the network, too.
+
+    They know the queues that the topic's configuration counts, and take their neighbours by the order of the client
+    ids. RocketMQ: RebalanceImpl.rebalanceByTopic, AllocateMessageQueueAveragely.allocate (5.3.3). Other queues, of a
+    topic that was made smaller, are for members only.
+    """
+    known = [queue for queue in queues if queue < read_queue_count]
+    names = sorted([*clients, *map(client_id, members)])
+    return share(known, names, client_id(own)) + share(queues[len(known) :], members, own)
 
 
 _forked: weakref.WeakSet[Membership] = weakref.WeakSet()

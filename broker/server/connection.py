@@ -11,7 +11,7 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from broker.errors import ProtocolError
 from broker.log_fields import event
@@ -72,9 +72,8 @@ class Connection(asyncio.Protocol):
     # Coming and going
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self._transport = made = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio
+        made.set_write_buffer_limits(high=_WRITE_HIGH)
         host, port, *_ = transport.get_extra_info("peername") or ("", 0)
         self.host, self.address = host, f"{host}:{port}"
         if not self._server.admits(self):

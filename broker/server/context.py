@@ -63,13 +63,14 @@ class ServerContext:
     started_ms: int = 0
 
     def client_ids(self, group: str) -> list[str]:
-        """The clients of a group, connected to this server or to another one of the store."""
-        return sorted({*self.clients.client_ids(group), *self.siblings.client_ids(group)})
+        """The members of a group: clients of this server and of others of the store, and consumers without a server."""
+        ids = {*self.clients.client_ids(group), *self.siblings.client_ids(group)}
+        return sorted(ids | set(self.positions.consumer_ids(group)))
 
     def meet_siblings(self) -> None:
-        """Tell the other servers of the store who is connected here, and have groups that changed there rebalance."""
+        """Publish who is connected here, and have the clients of groups that changed elsewhere divide their queues."""
         self.siblings.publish(self.clients.ids_by_group())
-        for group in self.siblings.refresh():
+        for group in self.siblings.refresh() | self.positions.changed_groups():
             found = self.clients.consumers(group)
             if found is not None:
                 self.notify_members(group, list(found.channels))

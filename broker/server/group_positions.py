@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from broker.consuming.consumer_table import UNSET
-from broker.consuming.membership import Membership
+from broker.consuming.consumer_table import UNSET, MemberKind
+from broker.consuming.membership import Membership, client_id
 from broker.consuming.positions import Positions
 from broker.errors import StoreError
 
@@ -20,17 +20,20 @@ if TYPE_CHECKING:
 
 Queue = tuple[str, str, int]  # group, topic, queue id
 _JOIN_S = 1.0  # between a group's membership and its first client, which a heartbeat brings together
+_LOOK_S = 0.5  # how soon a killed consumer is noticed; one that leaves or joins is noticed at the next look
 
 
 class GroupPositions:
     """The positions of all groups, and this server's membership in those of its clients. Threads share it."""
 
-    def __init__(self, store: LiveStore) -> None:
-        self._store = store
+    def __init__(self, store: LiveStore, kind: MemberKind = MemberKind.SERVER) -> None:
+        self._store, self._kind = store, kind
         self.table = Positions(store)
         self._lock = threading.Lock()
         self._members: dict[str, Membership] = {}
         self._joined_s: dict[str, float] = {}
+        self._consumers: dict[str, tuple[int, ...]] = {}  # by group, those in processes that have the store open
+        self._changes, self._looked_s = -1, 0.0
         self._resets: dict[Queue, int] = {}  # what a client learns with its next pull
 
     def close(self) -> None:
@@ -41,16 +44,43 @@ class GroupPositions:
         self.table.exchange.export(at_once=True)
         self.table.close()
 
-    # Membership: a group is consumed over the network or by processes of this machine, never both
+    # Membership: clients over the network and consumers in processes that have the store open divide a group's queues
 
     def join(self, group: str, topics: Iterable[str]) -> None:
-        """Consume for a group's clients. Raises StoreError while processes that have the store open consume for it."""
+        """Consume for a group's clients. Raises StoreError while consumers with the store open ask for other topics."""
         with self._lock:
             self._joined_s[group] = time.monotonic()
             if group not in self._members:
-                self._members[group] = Membership(self.table.cells, group, sorted(topics), remote=True)
+                self._members[group] = Membership(self.table.cells, group, sorted(topics), kind=self._kind)
             else:
                 self._members[group].see(sorted(topics))
+
+    def consumer_ids(self, group: str) -> list[str]:
+        """The client ids of a group's consumers in processes that have the store open."""
+        member = self._members.get(group)
+        return [] if member is None else [client_id(number) for number in member.numbers()]
+
+    def changed_groups(self) -> set[str]:
+        """The groups whose consumers in processes that have the store open are others than at the last call."""
+        changes, now_s = self.table.cells.changes, time.monotonic()
+        if changes == self._changes and now_s - self._looked_s < _LOOK_S:
+            return set()
+        self._changes, self._looked_s = changes, now_s
+        with self._lock:
+            members = dict(self._members)
+        before, self._consumers = self._consumers, {group: tuple(one.numbers()) for group, one in members.items()}
+        return {group for group, numbers in self._consumers.items() if before.get(group, ()) != numbers}
+
+    def is_leased(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a consumer in a process that has the store open has the queue: nobody else consumes it now."""
+        member = self._members.get(group)
+        if member is None:  # no client divides the queues of the group
+            return False
+        cell = self.table.cells.find(group, topic, queue_id)
+        if cell is None:
+            return False
+        owner, place = self.table.cells.owner(cell)
+        return bool(owner) and member.lives(owner, place)
 
     def keep(self, groups: Iterable[str]) -> None:
         """Say that the groups of connected clients are there, and leave those that have none."""
@@ -74,11 +104,13 @@ class GroupPositions:
         return self.table.exchange.offsets().positions.get((topic, group), {}).get(queue_id) if cell is None else None
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """A group goes on from here: never beyond the queue, and not while it is to be reset."""
+        """A group goes on from here: never beyond the queue, and not while another has the queue or it is reset."""
         end = self._store.queue_end(topic, queue_id)
         cells = self.table.cells
         with self._lock:
             if queue_offset < 0 or (group, topic, queue_id) in self._resets:
+                return
+            if self.is_leased(group, topic, queue_id):
                 return
             cell = cells.find(group, topic, queue_id)
             with cells.lock:
@@ -90,9 +122,10 @@ class GroupPositions:
         """Put a group elsewhere; clients that are connected hear of it with their next pull."""
         cells = self.table.cells
         with self._lock:
+            is_leased = self.is_leased(group, topic, queue_id)  # then its consumer notices by the fence
             with cells.lock:
                 cells.set_position(cells.make(group, topic, queue_id), queue_offset)
-            if is_online:
+            if is_online and not is_leased:
                 self._resets[group, topic, queue_id] = queue_offset
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:

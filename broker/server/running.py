@@ -24,6 +24,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from broker.consuming.consumer_table import MemberKind
 from broker.consuming.membership import Membership
 from broker.consuming.offset_export import SCHEDULE_GROUP
 from broker.consuming.reading import Leftovers
@@ -39,6 +40,7 @@ from broker.server.connection import Connection
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import Counters
 from broker.server.dispatch import Lane, admitted, refusal
+from broker.server.event_loop import loop_name, new_event_loop
 from broker.server.group_positions import GroupPositions
 from broker.server.metrics import MetricsPage, Sample
 from broker.server.registration import Registration
@@ -58,8 +60,7 @@ if TYPE_CHECKING:
 
 WAITING_MAX = 20_000  # requests that wait for a thread; more are answered with SYSTEM_BUSY
 _POLL_S, _TICK_S, _LOOK_S = 0.002, 0.05, 1.0
-_READERS = 2
-_METRICS_HOST = "127.0.0.1"
+_READERS, _METRICS_HOST = 2, "127.0.0.1"
 _STOP_S = 10.0
 
 log = logging.getLogger("broker.server")
@@ -79,7 +80,7 @@ class Server:
         self.tls = None
         if settings.certificate is not None and settings.private_key is not None:
             self.tls = server_context(settings.certificate, settings.private_key)
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop(settings.loop)
         self._connections: set[Connection] = set()
         self._working = 0
         self.held_bytes = 0
@@ -129,6 +130,11 @@ class Server:
         return [(f"checkback_{name}", "gauge", {}, count) for name, count in found.items()]
 
     @property
+    def loop(self) -> str:
+        """The library of its event loop: uvloop or asyncio."""
+        return loop_name(self._loop)
+
+    @property
     def ha_address(self) -> str:
         """HOST:PORT where slaves connect (their haMasterAddress); empty when there is no such port."""
         return "" if self.replication is None else self.replication.address
@@ -145,7 +151,7 @@ class Server:
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
         advertised = settings.advertise or self.address
-        positions = GroupPositions(store)
+        positions = GroupPositions(store, MemberKind.REGISTERED if settings.name_servers else MemberKind.SERVER)
         try:
             self._member = Membership(positions.table.cells, SCHEDULE_GROUP, (SCHEDULE_TOPIC,))
         except BaseException:
@@ -260,7 +266,7 @@ class Server:
             if self._working > WAITING_MAX:
                 raise Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD] too many requests wait")
             route, request = admitted(self.context, self._control, connection, command)
-            work = _bound(route.handler, self.context, request)
+            work = partial(route.handler, self.context, request)
             if route.lane is Lane.LOOP:
                 self._finish(request, work())
             elif route.lane is Lane.STORE:
@@ -303,16 +309,15 @@ class Server:
         if isinstance(result, Held):
             if not self._is_stopping.is_set() and not request.connection.is_closed and self.held.hold(result):
                 self._working -= 1
-                return None
+                return
             result.until_s = 0.0
-            return self._look_again(result, counted=True)
-        if isinstance(result, Passed):
+            self._look_again(result, counted=True)
+        elif isinstance(result, Passed):
             result.peer.ask(result.command, lambda response: self._finish(request, result.answer(response)), TIMEOUT_S)
-            return None
-        self._working -= 1
-        answer = refusal(request.command, result) if isinstance(result, BaseException) else result
-        request.connection.answered(request.command, answer)
-        return None
+        else:
+            self._working -= 1
+            answer = refusal(request.command, result) if isinstance(result, BaseException) else result
+            request.connection.answered(request.command, answer)
 
     def _look_again(self, held: Held, *, counted: bool = False) -> None:
         if not counted:
@@ -385,16 +390,11 @@ class Server:
         self.close()
 
 
-def _bound(
-    handler: Callable[[ServerContext, Request], Any], context: ServerContext, request: Request
-) -> Callable[[], Any]:
-    return lambda: handler(context, request)
-
-
 def start(store: LiveStore, settings: ServerSettings, resolver: Resolver | None = None) -> Server:
     """Serve a store; it listens when this returns. Raises BrokerError."""
     server = Server(store, settings, resolver)
     log.info(
-        "process %d serves %s on %s", os.getpid(), store.path, server.address, extra=event("serving", store=store.path)
-    )
+        "process %d serves %s on %s (%s)", os.getpid(), store.path, server.address, server.loop,
+        extra=event("serving", store=store.path),
+    )  # fmt: skip
     return server

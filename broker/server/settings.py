@@ -11,6 +11,7 @@ from typing import TypedDict
 from broker.errors import BrokerError
 from broker.format.java import Host
 from broker.format.topics import DELAY_LEVELS, parse_delay_levels
+from broker.server.event_loop import LOOPS
 
 PORT = 10911
 _LEVELS = len(DELAY_LEVELS.split())
@@ -54,6 +55,8 @@ class ServeOptions(TypedDict, total=False):
     """How many connections it has at once; by default 1,000."""
     idle_s: float
     """Seconds without a request after which a connection is closed; by default 120."""
+    loop: str
+    """Its event loop: asyncio, uvloop, or auto, as by default: uvloop where it is installed."""
     metrics_port: int | None
     """Port of /metrics (Prometheus) and /healthz on 127.0.0.1; 0: one that is free. None: they are not served."""
     ha: str
@@ -86,6 +89,7 @@ class ServerSettings:
     check_max: int = 15  # RocketMQ: transactionCheckMax
     connections_max: int = 1000
     idle_s: float = 120.0
+    loop: str = "auto"
     metrics_port: int | None = None  # on 127.0.0.1: /metrics for Prometheus, and /healthz
     ha: str = ""  # HOST:PORT where RocketMQ slaves copy the log. RocketMQ: haListenPort
     ha_sync: bool = False  # a send waits for a slave. RocketMQ: brokerRole=SYNC_MASTER
@@ -117,6 +121,8 @@ class ServerSettings:
                 )
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise BrokerError(f"metrics_port is a port, not {self.metrics_port!r:.20}")
+        if self.loop not in LOOPS:
+            raise BrokerError(f"loop is one of {', '.join(LOOPS)}, not {self.loop!r:.60}")
         self._check_replication()
         self._check_numbers()
         object.__setattr__(self, "delays_ms", tuple(_delays_ms(self.delay_levels)))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.format import properties as names
+from broker.format.record.body import LZ4_MAGIC, ZSTD_MAGIC
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_SHIFT, Compression, TransactionType
 from recovery.findings import CRC_MISMATCH, Finding
 from recovery.scan.kinds import Kinds
@@ -23,7 +24,6 @@ Bools = npt.NDArray[np.bool_]
 
 _PORT_MAX = 65535
 _STORE_MS_END = 1 << 43  # the year 2248
-_LZ4, _ZSTD = 0x04224D18, 0x28B52FFD  # how a frame of each begins, read big-endian
 _DIVERTED = "a half message with a delay, stored in the schedule topic: no end will ever find it"
 
 _DIVERTED_BY_TIMER = (
@@ -108,7 +108,9 @@ def _wrong_compression(records: Records) -> Bools:
         kind = (flags[which] & COMPRESSION_MASK) >> COMPRESSION_SHIFT
         zlib = ((begin >> 24 & 0xF) == 8) & ((begin >> 16) % 31 == 0)
         right = np.where((kind == 0) | (kind == Compression.ZLIB), zlib, False)
-        right |= ((kind == Compression.LZ4) & (begin == _LZ4)) | ((kind == Compression.ZSTD) & (begin == _ZSTD))
+        right |= ((kind == Compression.LZ4) & (begin == LZ4_MAGIC)) | (
+            (kind == Compression.ZSTD) & (begin == ZSTD_MAGIC)
+        )
         wrong[which] = ~right
     return wrong
 

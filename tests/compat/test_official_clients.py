@@ -1,5 +1,7 @@
 """Unmodified official clients against `checkback serve`: they must report what they report about a real 5.3.3 broker.
 
+Each engine of transactions has a server of its own.
+
 The programs, and what they printed against the real broker, are in a directory beside the repository
 (`CHECKBACK_WIRE_CLIENTS`); jars and builds go to `WIRE_HOME`.
 """
@@ -19,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import broker
 from tests.house.tree import ROOT
 from tests.server.wire_client import WireClient
 
@@ -51,13 +54,15 @@ def clients(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module", params=["state-table", "half-op"])
+def address(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
     """A server in a process of its own, for all programs: each has topics and groups of its own."""
     HOME.mkdir(parents=True, exist_ok=True)
     clients("install", "--only", "java")
     store = str(tmp_path_factory.mktemp("served") / "store")
-    command = [sys.executable, "-m", "recovery.cli", "serve", store, "--create", "--sync", "os"]
+    with broker.open(store, transactions=request.param) as made:
+        made.append(broker.Message("first", b"x"))  # so that no half message stands at offset 0, which counts as none
+    command = [sys.executable, "-m", "recovery.cli", "serve", store, "--sync", "os"]
     with subprocess.Popen([*command, "--listen", "127.0.0.1:0", *OPTIONS], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         line = server.stdout.readline()

@@ -116,6 +116,7 @@ OUTSIDE = {
         "recovery": "whole-store work",
         "broker.store.write.pending_record": "the CRC of each record, where it is installed",
     },
+    "uvloop": {"broker.server.event_loop": "the server's event loop, where it is installed"},
     "click": {
         "recovery.cli.app": "the program",
         "recovery.cli.declaration": "verbs from functions",

@@ -1,5 +1,7 @@
 """Servers of one store, producers and consumers over the wire, in processes of their own that are killed at random.
 
+One more consumer of the group has the store open.
+
 `kill` runs them and tallies from the clients' own records:
 
     ledger/KEY    one byte, made once: c or r. Whoever makes it decides; a check of what nobody decided makes it r
@@ -7,6 +9,9 @@
     ended         keys whose END_TRANSACTION was answered with SUCCESS
     contrary      keys whose contrary END_TRANSACTION was answered with SUCCESS: there must be none
     delivered     keys that a consumer got
+
+A key is the message's own, or else its unique key. Programs in other languages keep the same records: see
+tests/compat/killed_clients.py.
 """
 
 from __future__ import annotations
@@ -21,11 +26,13 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import broker
+from broker.consuming.membership import share
+from broker.format.commitlog import decode
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
@@ -69,6 +76,10 @@ class Records:
 def read_records(directory: Path, kind: str) -> set[str]:
     lines = [line for file in directory.glob(f"{kind}-*") for line in file.read_text().splitlines(keepends=True)]
     return {line.rstrip("\n") for line in lines if line.endswith("\n")}
+
+
+def key_of(message: broker.ReceivedMessage) -> str:
+    return message.keys[0] if message.keys else str(message.unique_key)
 
 
 def decide(directory: Path, key: str, wanted: str) -> str:
@@ -145,11 +156,11 @@ class Producing(Program):
 
     def answer_checks(self, client: WireClient) -> None:
         with contextlib.suppress(TimeoutError):
-            client._receive(time.monotonic())
+            client.receive(time.monotonic())
         checks: list[RemotingCommand] = [one for one in client.asked if one.code == Code.CHECK_TRANSACTION_STATE]
         client.asked.clear()
         for check in checks:
-            key = check.ext["transactionId"]
+            key = key_of(broker.ReceivedMessage.of(decode(check.body)))
             decided = decide(self.directory, key, "r")
             offset, slot = int(check.ext["commitLogOffset"]), check.ext["tranStateTableOffset"]
             if self.end(client, offset, slot, decided, is_check=True):
@@ -170,10 +181,10 @@ class Consuming(Program):
             if time.monotonic() - looked_s > 0.5 or client.asked:
                 looked_s = time.monotonic()
                 client.asked.clear()
-                client.heartbeat(consumer="billing", topics={TOPIC: "*"})
+                client.heartbeat(consumer="billing", topics={TOPIC: "*", "%RETRY%billing": "*"})
                 listed = client.request(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "billing"})
                 ids = json.loads(listed.body)["consumerIdList"] if listed.code == Answer.SUCCESS else []
-                mine = [one for one in range(QUEUES) if ids and ids[one % len(ids)] == self.name]
+                mine = share(range(QUEUES), ids, self.name) if self.name in ids else []
             for queue_id in mine:
                 self.pull(client, queue_id)
             time.sleep(0.02)
@@ -184,9 +195,26 @@ class Consuming(Program):
         at = int(known.ext["offset"]) if known.code == Answer.SUCCESS else 0
         _, records = client.pulled("billing", TOPIC, at, queue_id=queue_id)
         for record in records:
-            self.delivered.add(str(broker.ReceivedMessage.of(record).unique_key))
+            self.delivered.add(key_of(broker.ReceivedMessage.of(record)))
         if records:
             client.oneway(Code.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": records[-1].queue_offset + 1})
+
+
+def consume_locally(directory: Path) -> None:
+    """A consumer of the same group that has the store open."""
+    delivered = Records(directory, "delivered")
+    while not (directory / "stop").exists():
+        with (
+            contextlib.suppress(broker.BrokerError),
+            broker.open(directory / "store") as store,
+            store.consumer("billing", TOPIC) as consumer,
+        ):
+            while not (directory / "stop").exists():
+                message = consumer.receive(timeout_s=0.2)
+                if message is not None:
+                    delivered.add(key_of(message))
+                    consumer.ack(message)
+        time.sleep(0.05)
 
 
 class Crowd:
@@ -199,16 +227,19 @@ class Crowd:
         (directory / "servers").write_text(json.dumps(addresses))
         self._ports = {f"server-{number}": address for number, address in enumerate(addresses)}
 
+    def words(self, name: str) -> list[str]:
+        """The command of a process that is not a server."""
+        return [sys.executable, "-m", "tests.server.killed_wire", name.split("-", maxsplit=1)[0], str(self.directory)]
+
     def start(self, name: str) -> str:
         """Start a process; a server's address."""
-        words = [sys.executable, "-m", "tests.server.killed_wire", name.split("-", maxsplit=1)[0], str(self.directory)]
-        if name.startswith("server"):
-            address = self._ports[name] if hasattr(self, "_ports") else "127.0.0.1:0"
-            words = [sys.executable, "-m", "recovery.cli", "serve", str(self.directory / "store"), "--listen", address,
-                     "--check-every", "1", "--check-after", "1", "--check-max", "1000"]  # fmt: skip
-        self._processes[name] = process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         if not name.startswith("server"):
+            self._processes[name] = subprocess.Popen(self.words(name))
             return ""
+        address = self._ports[name] if hasattr(self, "_ports") else "127.0.0.1:0"
+        words = [sys.executable, "-m", "recovery.cli", "serve", str(self.directory / "store"), "--listen", address,
+                 "--check-every", "1", "--check-after", "1", "--check-max", "1000"]  # fmt: skip
+        self._processes[name] = process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         line = process.stdout.readline()
         found = re.search(r"on (\S+): name server", line)
@@ -233,15 +264,24 @@ class Crowd:
             process.stdout.close()
 
 
-def kill(directory: Path, kills: int, *, engine: str = "state-table", servers: int = 2, seed: int = 1) -> WireTally:
+def kill(
+    directory: Path,
+    kills: int,
+    *,
+    engine: str = "state-table",
+    servers: int = 2,
+    seed: int = 1,
+    kind: type[Crowd] = Crowd,
+    names: Sequence[str] = ("produce-0", "produce-1", "consume-0", "consume-1", "local-0"),
+) -> WireTally:
     """Kill at random so many times, let the living settle everything, and add up."""
     store, chance = directory / "store", random.Random(seed)
     (directory / "ledger").mkdir()
     with broker.open(store, layout=broker.StoreLayout.small(), transactions=engine) as made:
         made.create_topic(TOPIC, queues=QUEUES, message_type="")
-    crowd = Crowd(directory, servers)
+    crowd = kind(directory, servers)
     try:
-        for name in ("produce-0", "produce-1", "consume-0", "consume-1"):
+        for name in names:
             crowd.start(name)
         for _ in range(kills):
             if chance.random() < 0.6:
@@ -303,5 +343,9 @@ def _tally(directory: Path, kills: Counter[str]) -> WireTally:
 
 
 if __name__ == "__main__":
-    program = Producing(Path(sys.argv[2])) if sys.argv[1] == "produce" else Consuming(Path(sys.argv[2]))
-    program.run(program.work)
+    role, directory_of_run = sys.argv[1], Path(sys.argv[2])
+    if role == "local":
+        consume_locally(directory_of_run)
+    else:
+        program = Producing(directory_of_run) if role == "produce" else Consuming(directory_of_run)
+        program.run(program.work)

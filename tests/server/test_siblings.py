@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,37 +16,16 @@ import broker
 from broker.remoting.bodies import MessageQueue
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
-from broker.server.siblings.queue_locks import LOCK_MS, granted, released
+from broker.server.siblings.queue_locks import granted, released
+from broker.store.shared.queue_lock_file import LOCK_MS
 from tests.server.conftest import LAYOUT
+from tests.server.processes import SOON_S, await_members, lock, members, server_process
 from tests.server.wire_client import WireClient
 
-SOON_S = 2.0
-
-
-@contextmanager
-def server_process(path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and its address."""
-    words = [sys.executable, "-m", "recovery.cli", "serve", str(path), "--listen", "127.0.0.1:0", "--sync", "os"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            assert process.stdout is not None
-            found = re.search(r"on (\S+): name server", process.stdout.readline())
-            assert found
-            yield process, found[1]
-        finally:
-            process.kill()
-
-
-def members(client: WireClient, group: str = "billing") -> list[str]:
-    answer = client.request(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
-    return list(json.loads(answer.body)["consumerIdList"]) if answer.code == Answer.SUCCESS else []
-
-
-def await_members(client: WireClient, expected: list[str]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while (found := members(client)) != expected:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
+LEAVING = {"clientID": "two", "consumerGroup": "billing"}
+UNLOCKING = json.dumps(
+    {"consumerGroup": "billing", "clientId": "one", "mqSet": [{"topic": "orders", "brokerName": "b", "queueId": 7}]}
+).encode()
 
 
 def test_a_group_spans_servers_and_rebalances_when_one_is_killed(tmp_path: Path) -> None:
@@ -73,12 +50,56 @@ def test_a_group_spans_servers_and_rebalances_when_one_is_killed(tmp_path: Path)
         one.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED, SOON_S)
 
 
-def lock(client: WireClient, client_id: str, *queue_ids: int) -> list[int]:
-    """The queues that a client got."""
-    queues = [{"topic": "orders", "brokerName": "broker-a", "queueId": queue_id} for queue_id in queue_ids]
-    body = {"consumerGroup": "billing", "clientId": client_id, "mqSet": queues}
-    answer = client.request(Code.LOCK_BATCH_MQ, body=json.dumps(body).encode())
-    return sorted(one["queueId"] for one in json.loads(answer.body)["lockOKMQSet"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_group_divides_its_queues_within_two_seconds(tmp_path: Path, servers: int) -> None:
+    """When one joins, leaves, and is gone without a word."""
+    path = tmp_path / "store"
+    broker.open(path, layout=LAYOUT).close()
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(server_process(path))[1] for _ in range(servers)]
+        one = stack.enter_context(WireClient(addresses[0], client_id="one"))
+        one.publish("orders", b"x")
+        one.heartbeat(consumer="billing", topics={"orders": "*"})
+
+        def seen(expected: list[str]) -> None:
+            one.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED, SOON_S)
+            await_members(one, expected)
+            one.asked.clear()
+
+        seen(["one"])
+        for leaves in (lambda client: client.request(Code.UNREGISTER_CLIENT, LEAVING), lambda client: None):
+            with WireClient(addresses[-1], client_id="two") as two:
+                two.heartbeat(consumer="billing", topics={"orders": "*"})
+                seen(["one", "two"])
+                leaves(two)
+            seen(["one"])
+
+
+def test_the_queues_of_a_killed_consumer_with_the_store_open_go_to_a_client(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with broker.open(path, layout=LAYOUT) as store:
+        store.create_topic("orders", queues=8, message_type="")
+    words = [sys.executable, "-m", "tests.server.killed_wire", "local", str(tmp_path)]
+    with ExitStack() as stack:
+        address = stack.enter_context(server_process(path))[1]
+        client = stack.enter_context(WireClient(address, client_id="one"))
+        client.heartbeat(consumer="billing", topics={"orders": "*"})
+        victim = stack.enter_context(subprocess.Popen(words))
+        stack.callback(victim.kill)
+        client.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED, 10)
+        deadline = time.monotonic() + 15
+        while lock(client, "one", 7) == [7]:  # until the consumer has a lease
+            time.sleep(0.05)
+            assert client.request(Code.UNLOCK_BATCH_MQ, body=UNLOCKING).code == Answer.SUCCESS
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        held = client.pull("billing", "orders", 0, queue_id=7, hold_ms=20_000)
+        client.asked.clear()
+        victim.kill()
+        client.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED, SOON_S)
+        assert members(client) == ["one"]
+        assert client.answer(held, SOON_S).code == Answer.PULL_RETRY_IMMEDIATELY
+        assert lock(client, "one", 7) == [7]
 
 
 @pytest.mark.parametrize(("later_ms", "is_free"), [(LOCK_MS, False), (LOCK_MS + 1, True), (-1, True)])

@@ -52,8 +52,13 @@ class WireClient:
         """The answer to a request."""
         deadline = time.monotonic() + timeout_s
         while opaque not in self._answers:
-            self._receive(deadline)
+            self.receive(deadline)
         return self._answers.pop(opaque)
+
+    def taken(self) -> list[RemotingCommand]:
+        """The answers that came and were not asked for one by one."""
+        found, self._answers = list(self._answers.values()), {}
+        return found
 
     def request(
         self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 10.0
@@ -71,9 +76,10 @@ class WireClient:
                 if one.code == code:
                     self.asked.remove(one)
                     return one
-            self._receive(deadline)
+            self.receive(deadline)
 
-    def _receive(self, deadline: float) -> None:
+    def receive(self, deadline: float) -> None:
+        """Wait for bytes until a time of the monotonic clock. Raises TimeoutError, ConnectionError."""
         self.socket.settimeout(max(0.01, deadline - time.monotonic()))
         data = self.socket.recv(1 << 16)
         if not data:

@@ -13,6 +13,8 @@ from broker.format.sysflag import Compression
 
 PLAIN_SIZE_MAX = 64 << 20  # no client sends more than 4 MiB by default, and none can send more than a record holds
 _STEP = 1 << 20
+LZ4_MAGIC, ZSTD_MAGIC = 0x04224D18, 0x28B52FFD  # the first four bytes, big endian
+_DEFLATE = 8
 
 
 def decompress(stored: bytes, kind: Compression, size_max: int = PLAIN_SIZE_MAX) -> bytes:
@@ -27,6 +29,18 @@ def decompress(stored: bytes, kind: Compression, size_max: int = PLAIN_SIZE_MAX)
     if len(plain) > size_max:
         raise CorruptRecord(f"the body decompresses to more than {size_max} bytes")
     return plain
+
+
+def begins_as(stored: bytes, kind: Compression) -> bool:
+    """Whether a body begins as a compressed one of its kind does; one that is empty or plain begins as it likes.
+
+    RocketMQ: CompressorFactory, CompressionType (5.3.3).
+    """
+    if kind is Compression.NONE or not stored:
+        return True
+    if kind is Compression.ZLIB:
+        return stored[0] & 0xF == _DEFLATE and int.from_bytes(stored[:2], "big") % 31 == 0
+    return int.from_bytes(stored[:4], "big") == (LZ4_MAGIC if kind is Compression.LZ4 else ZSTD_MAGIC)
 
 
 def compress(plain: bytes, kind: Compression) -> bytes:

@@ -5,6 +5,7 @@ RocketMQ: ClientManageProcessor, ConsumerManageProcessor, AdminBrokerProcessor.l
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from broker.format.topics import retry_topic
@@ -27,7 +28,7 @@ from broker.server.requests.sends import ensure_topic
 def heart_beat(context: ServerContext, request: Request) -> RemotingCommand:
     """HEART_BEAT: registers the client in its groups, and makes groups and retry topics that are new.
 
-    A group that processes with the store open consume is refused: two would share out the same queues.
+    A group that consumers with the store open consume is refused other topics than theirs.
     """
     data = decode_heartbeat(request.command.body)
     for one in data.consumers:
@@ -76,7 +77,8 @@ def check_client_config(context: ServerContext, request: Request) -> RemotingCom
 def lock_batch(context: ServerContext, request: Request) -> RemotingCommand:
     """LOCK_BATCH_MQ: queues of orderly consumers, each for one client at a time."""
     asked = decode_lock_batch(request.command.body)
-    given = context.locks.lock(asked.group, asked.client_id, asked.queues)
+    is_leased = partial(context.positions.is_leased, asked.group)
+    given = context.locks.lock(asked.group, asked.client_id, asked.queues, is_leased)
     name = context.settings.broker_name
     return request.answer(body=dumps({"lockOKMQSet": [queue.as_json(name) for queue in given]}))
 

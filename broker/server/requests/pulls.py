@@ -2,6 +2,9 @@
 
     PULL_MESSAGE ──► found: the records ──► nothing yet: held ──► a record of any process is readable ──► looked again
 
+A pull of a queue that a consumer with the store open has is held until that gives it back; then the client goes on from
+the group's position.
+
 RocketMQ: PullMessageProcessor, PullRequestHoldService, DefaultMessageStore.getMessage (5.3.3).
 """
 
@@ -38,6 +41,7 @@ MESSAGES_MAX, BYTES_MAX = 32, 256 << 10  # RocketMQ: maxTransferCountOnMessageIn
 _UNITS = 1024  # looked at in one go, however few of them match
 _HOLD_MAX_S = 60.0
 HELD_MAX = 20_000
+_LEASED = 1 << 63  # in place of the end that was seen: another has the queue, whatever comes into it
 
 _STATUS = {
     "FOUND": ResponseCode.SUCCESS,
@@ -94,11 +98,27 @@ def look(context: ServerContext, held: Held) -> RemotingCommand | Held:
     first, end = queue_range(context.store, header.topic, header.queue_id)
     if moved is not None:
         return _answer(context, held, Found("OFFSET_RESET", moved, []), first, end)
+    if held.seen_end == _LEASED or context.positions.is_leased(header.consumer_group, header.topic, header.queue_id):
+        return _leased(context, held, first, end)
     found = _fetch(context, held, first, end)
     is_empty = found.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE") and header.queue_offset == end
     if is_empty and time.monotonic() < held.until_s:
         held.seen_end = end
         return held
+    return _answer(context, held, found, first, end)
+
+
+def _leased(context: ServerContext, held: Held, first: int, end: int) -> RemotingCommand | Held:
+    """The pull of a queue that another has, or had until now: what that did not acknowledge is next."""
+    header = held.header
+    place = header.consumer_group, header.topic, header.queue_id
+    is_leased = context.positions.is_leased(*place)
+    if is_leased and time.monotonic() < held.until_s:
+        held.seen_end = _LEASED
+        return held
+    position = context.positions.get(*place)
+    next_offset = header.queue_offset if position is None else position
+    found = Found("OFFSET_OVERFLOW_ONE" if is_leased else "NO_MATCHED_MESSAGE", next_offset, [])
     return _answer(context, held, found, first, end)
 
 
@@ -243,9 +263,14 @@ class HeldPulls:
             end = self._context.store.writer.queue_end(*name)
             waiting = self._queues[name]
             due = [one for one in waiting if resets or end > one.seen_end or now_s >= one.until_s]
+            due += [one for one in waiting if one.seen_end == _LEASED and one not in due and self._is_free(one)]
             for held in due:
                 self._release(name, held)
         self._took_s = time.monotonic() - now_s
+
+    def _is_free(self, held: Held) -> bool:
+        header = held.header
+        return not self._context.positions.is_leased(header.consumer_group, header.topic, header.queue_id)
 
     def _release(self, name: tuple[str, int], held: Held) -> None:
         waiting = self._queues[name]

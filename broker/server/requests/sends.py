@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from broker.consuming.redelivery import sent_back
-from broker.errors import MessageRejected
+from broker.errors import CorruptRecord, MessageRejected
 from broker.format import properties as names
 from broker.format.commitlog import MESSAGE_SIZE_MAX
 from broker.format.config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
 from broker.format.java import Host, encode_message_id
+from broker.format.record.body import begins_as
+from broker.format.sysflag import compression
 from broker.format.topics import (
     AUTO_CREATE_TOPIC,
     DLQ_PREFIX,
@@ -56,7 +58,7 @@ class _Incoming(NamedTuple):
 def send_message(context: ServerContext, request: Request) -> Stored:
     """SEND_MESSAGE and its V2."""
     sent = _admitted(context, request)
-    check_body(request.command.body)
+    check_body(request.command.body, sent.header.sys_flag)
     properties = sent.properties
     unique_key = properties.setdefault(names.UNIQ_KEY, new_unique_key(sent.origin.born_timestamp_ms))
     if properties.get(names.TRAN_MSG) == "true":
@@ -106,7 +108,7 @@ def send_batch(context: ServerContext, request: Request) -> Stored:
     sent = _admitted(context, request)
     batched = decode_batch(request.command.body)
     for one in batched:
-        check_body(one.body)
+        check_body(one.body, sent.header.sys_flag)
     flags = {one.flag for one in batched}
     made = context.store.append_batch(
         [Message(sent.topic, one.body) for one in batched],
@@ -229,11 +231,17 @@ def _created(context: ServerContext, topic: str, header: SendMessageRequestHeade
     return context.store.create_topic(topic, queues=queues, message_type="")
 
 
-def check_body(body: bytes) -> None:
-    """Raises Refused for a body that RocketMQ would not take."""
+def check_body(body: bytes, sys_flag: int = 0) -> None:
+    """Raises Refused for a body that RocketMQ would not take, and for one that no consumer could decompress."""
     if len(body) > MESSAGE_SIZE_MAX:
         text = f"the body has {len(body)} bytes, more than {MESSAGE_SIZE_MAX}"
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, text)
+    try:
+        is_readable = begins_as(body, compression(sys_flag))
+    except CorruptRecord as error:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+    if not is_readable:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the body is not compressed as its sysFlag says")
 
 
 def _host(request: Request) -> Host:

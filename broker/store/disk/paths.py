@@ -158,6 +158,11 @@ class Paths:
         return self._join("checkback", "servers")
 
     @property
+    def queue_locks(self) -> str:
+        """Which client of a server holds which queue."""
+        return self._join("checkback", "servers", "locks")
+
+    @property
     def followed(self) -> str:
         """There in a copy that follows a master: nobody else may write to it; `recovery` makes it."""
         return self._join("checkback", "followed.json")

@@ -47,6 +47,7 @@ Register = Annotated[
     list[str] | None,
     Option("--register", metavar="HOST:PORT", help="Also be a broker of this name server; several may be given."),
 ]
+Loop = Annotated[str, Option(metavar="NAME", help="The event loop: asyncio, uvloop, or auto (uvloop if installed).")]
 Levels = Annotated[str, Option(metavar="TEXT", help="The 18 delay levels, like RocketMQ's messageDelayLevel.")]
 
 
@@ -71,6 +72,7 @@ def serve(
     check_max: CheckMax = 15,
     delay_levels: Levels = "",
     connections_max: Annotated[int, Option("--connections", metavar="N", help="Connections at a time.")] = 1000,
+    loop: Loop = "auto",
     metrics_port: Metrics = None,
     ha: Ha = "",
     ha_sync: HaSync = False,
@@ -93,8 +95,9 @@ def serve(
         listen, advertise=advertise, acl=acl, certificate=certificate, private_key=private_key, tls_only=tls_only,
         insecure=insecure, admin=admin, auto_create=auto_create, sql92=sql92, broker_name=broker_name, cluster=cluster,
         check_interval_s=check_interval_s, transaction_timeout_s=transaction_timeout_s, check_max=check_max,
-        connections_max=connections_max, metrics_port=metrics_port, ha=f"127.0.0.1:{ha}" if ha.isdecimal() else ha,
-        ha_sync=ha_sync, name_servers=tuple(name_servers or ()), **options,
+        connections_max=connections_max, loop=loop, metrics_port=metrics_port,
+        ha=f"127.0.0.1:{ha}" if ha.isdecimal() else ha, ha_sync=ha_sync,
+        name_servers=tuple(name_servers or ()), **options,
     )  # fmt: skip
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,145 @@
+"""One group, whose members are clients of servers and consumers in processes that have the store open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import broker
+from broker.consuming.consumer_table import MemberKind
+from broker.consuming.membership import client_id, share, share_with_clients
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from tests.server.conftest import Connect, Serve
+from tests.server.processes import SOON_S, await_members, lock, members
+from tests.server.wire_client import WireClient
+
+
+def await_true(is_so: Callable[[], bool], timeout_s: float = SOON_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextmanager
+def sharing(store: broker.LiveStore, client: WireClient) -> Iterator[broker.Consumer]:
+    """Client `a` and a consumer of this process share the four queues of a topic: 0 and 1 are the client's."""
+    store.create_topic("orders", queues=4)
+    assert client.heartbeat(consumer="billing", topics={"orders": "*"}).code == Answer.SUCCESS
+    await_members(client, ["a"])
+    with store.consumer("billing", "orders") as consumer:
+        client.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED, SOON_S)
+        assert [one.startswith("store@") for one in members(client)] == [False, True]
+        await_true(lambda: consumer.queues == [("orders", 2), ("orders", 3)])
+        yield consumer
+
+
+def append(store: broker.LiveStore, queue_id: int, *bodies: bytes) -> None:
+    for body in bodies:
+        store.append(broker.Message("orders", body), queue_id=queue_id)
+
+
+def test_each_queue_has_one_reader_and_goes_on_where_the_other_stopped(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve(), client_id="a")
+    with sharing(store, client) as consumer:
+        append(store, 0, b"for the client")
+        append(store, 3, b"one", b"two")
+        assert [record.body for record in client.pulled("billing", "orders")[1]] == [b"for the client"]
+        first = consumer.receive(timeout_s=SOON_S)
+        assert first is not None
+        assert consumer.ack(first)
+        held = client.pull("billing", "orders", 0, queue_id=3, hold_ms=20_000)
+        short = client.answer(client.pull("billing", "orders", 0, queue_id=3, hold_ms=1))
+        assert (short.code, short.ext["nextBeginOffset"]) == (Answer.PULL_NOT_FOUND, "1")
+        place = {"consumerGroup": "billing", "topic": "orders", "queueId": 3}
+        client.request(Code.UPDATE_CONSUMER_OFFSET, place | {"commitOffset": 0})
+        assert client.request(Code.QUERY_CONSUMER_OFFSET, place).ext == {"offset": "1"}
+        assert lock(client, "a", 1, 3) == [1]
+        client.asked.clear()
+    client.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED, SOON_S)
+    assert members(client) == ["a"]
+    answer = client.answer(held, SOON_S)
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (Answer.PULL_RETRY_IMMEDIATELY, "1")
+    assert [record.body for record in client.pulled("billing", "orders", 1, queue_id=3)[1]] == [b"two"]
+
+
+def test_a_consumer_here_takes_over_from_a_client_that_is_gone(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve(), client_id="a")
+    with sharing(store, client) as consumer:
+        append(store, 0, b"done", b"open")
+        place = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
+        client.request(Code.UPDATE_CONSUMER_OFFSET, place | {"commitOffset": 1})
+        client.socket.close()
+        message = consumer.receive(timeout_s=SOON_S)
+        assert message is not None
+        assert message.body == b"open"
+
+
+def test_a_queue_that_a_client_locked_waits_until_it_unlocks(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve(), client_id="z")  # after the consumer in order: its queues are 2 and 3
+    store.create_topic("orders", queues=4)
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    assert lock(client, "z", 0, 1, 2, 3) == [0, 1, 2, 3]
+    with store.consumer("billing", "orders", ordered=True) as consumer:
+        time.sleep(SOON_S)
+        assert [queue for queue in consumer.queues if queue[0] == "orders"] == []
+        body = b'{"consumerGroup":"billing","clientId":"z","mqSet":[{"topic":"orders","brokerName":"b","queueId":0}]}'
+        client.request(Code.UNLOCK_BATCH_MQ, body=body)
+        await_true(lambda: ("orders", 0) in consumer.queues)
+        assert ("orders", 1) not in consumer.queues
+        assert lock(client, "z", 0, 1) == [1]
+
+
+def test_members_that_ask_for_other_topics_are_refused(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    client = connect(serve(), client_id="a")
+    client.publish("refunds", b"x")
+    with sharing(store, client):
+        answer = client.heartbeat(consumer="billing", topics={"refunds": "*"})
+        assert (answer.code, "group billing consumes other topics" in str(answer.remark)) == (
+            Answer.NO_PERMISSION,
+            True,
+        )
+        assert client.heartbeat(consumer="billing", topics={"orders": "*"}).code == Answer.SUCCESS
+        with pytest.raises(broker.StoreError, match="other topics"):
+            store.consumer("billing", ["orders", "refunds"])
+
+
+def test_a_group_of_several_brokers_is_not_shared(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    """Its clients divide queues that are not known here."""
+    server = serve()
+    server.context.positions._kind = MemberKind.REGISTERED  # as with --register
+    client = connect(server)
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    with pytest.raises(broker.StoreError, match="other brokers"):
+        store.consumer("billing", "orders")
+    with store.consumer("local", "orders"):
+        assert client.heartbeat(consumer="local", topics={"orders": "*"}).code == Answer.NO_PERMISSION
+
+
+NAMES = st.lists(st.text("0189@az.", min_size=1, max_size=6), max_size=5, unique=True)
+
+
+@given(st.integers(1, 20), st.integers(0, 3), NAMES, st.lists(st.integers(1, 30), min_size=1, max_size=4, unique=True))
+def test_consumers_here_take_what_clients_leave(count: int, extra: int, clients: list[str], numbers: list[int]) -> None:
+    """What clients compute from the list of ids, and what consumers here do, is a partition."""
+    names = sorted([*clients, *map(client_id, numbers)])
+    queues = list(range(count + extra))
+    taken = [queue for name in clients for queue in share(queues[:count], names, name)]
+    for number in numbers:
+        taken += share_with_clients(queues, count, clients, sorted(numbers), number)
+    assert sorted(taken) == queues
+    assert all(one < other for one, other in pairwise(share_with_clients(queues, count, clients, numbers, numbers[0])))
