@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,10 +127,17 @@ def doctor(
     from recovery.airflow.local.preflight import check_airflow
 
     check_airflow()
-    from recovery.airflow.operating.doctor import OK, WRONG, examine
+    os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "ERROR"  # of this process alone
+    with contextlib.redirect_stdout(sys.stderr):  # Airflow logs to stdout, where the result belongs
+        from recovery.airflow.operating.doctor import OK, WRONG, examine
 
+        examined = examine(run_s=seconds, url=url, token=secret(TOKEN) or "")
     found = []
-    for one in examine(run_s=seconds, url=url, token=secret(TOKEN) or ""):
+    while True:
+        with contextlib.redirect_stdout(sys.stderr):
+            one = next(examined, None)
+        if one is None:
+            break
         found.append(one)
         if not as_json:
             show([f"{one.state:<5}  {one.what}", *([f"       next: {one.next_step}"] if one.state != OK else [])])
