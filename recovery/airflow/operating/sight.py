@@ -75,7 +75,7 @@ class SightOperator(BaseOperator):
         self.stores, self.deferrable = {name: dict(place) for name, place in stores.items()}, deferrable
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """What is seen; a store that is not is no error of the task."""
+        """What is seen. A store that is not seen does not fail the task."""
         paths, unknown = self._paths()
         if self.deferrable:
             self.defer(trigger=SightTrigger(paths), method_name="execute_complete", kwargs={"unknown": unknown})

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from recovery.cli.declaration import Argument, Exit, Option, VerbGroup
 from recovery.cli.shared import DEFECT, FINDINGS, USAGE, AsJson, examples, fail, listing, secret
-from recovery.cli.terminal.output import print_json, show, show_now
+from recovery.cli.terminal.output import others_to_stderr, print_json, show, show_now
 
 if TYPE_CHECKING:
     from recovery.airflow.local.demo import Sale
@@ -127,14 +125,13 @@ def doctor(
     from recovery.airflow.local.preflight import check_airflow
 
     check_airflow()
-    os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "ERROR"  # of this process alone
-    with contextlib.redirect_stdout(sys.stderr):  # Airflow logs to stdout, where the result belongs
+    with others_to_stderr():  # Airflow logs to standard output
         from recovery.airflow.operating.doctor import OK, WRONG, examine
 
         examined = examine(run_s=seconds, url=url, token=secret(TOKEN) or "")
     found = []
     while True:
-        with contextlib.redirect_stdout(sys.stderr):
+        with others_to_stderr():
             one = next(examined, None)
         if one is None:
             break
