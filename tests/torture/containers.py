@@ -139,23 +139,13 @@ class Containers:
         """A command in the container, as a user."""
         assert self._init is not None
         children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text().split()
-        place = [
-            "nsenter",
-            "--target",
-            children[0],
-            "--mount",
-            "--net",
-            "--pid",
-            "--uts",
-            "--root",
-            "--wd=/opt/airflow",
-        ]
-        rights = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"]
-        bare = {"PATH": "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+        place = f"nsenter --target {children[0]} --mount --net --pid --uts --root"
+        rights = f"setpriv --reuid={user} --regid={user} --clear-groups --no-new-privs"
         if user != "root":
-            rights += ["--bounding-set=-all", "--inh-caps=-all"]
-        settings = {**bare, **environment}
-        return [*place, *rights, "env", "-i", *(f"{name}={value}" for name, value in settings.items()), *command]
+            rights += " --bounding-set=-all --inh-caps=-all"
+        bare = {"PATH": "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+        settings = [f"{name}={value}" for name, value in {**bare, **environment}.items()]
+        return [*f"{place} {rights} env --ignore-environment --chdir=/opt/airflow".split(), *settings, *command]
 
     def run(self, *command: str, user: str = "root", **environment: str) -> str:
         """Carry something out in the container, and give what it printed."""

@@ -26,6 +26,11 @@ READY_S, RUN_S = 300, 300
 SPARK = ("spark-master", "spark-worker-1", "spark-worker-2")
 DATA = "/var/lib/postgresql/of-the-test"
 
+CREATE = """
+import psycopg
+psycopg.connect("host=/tmp user=airflow dbname=postgres", autocommit=True).execute("create database airflow")
+"""
+
 # The application: another process of the same user, beside `checkback serve`.
 APPLICATION = """
 import broker
@@ -91,7 +96,7 @@ def start_postgres(made: Containers) -> None:
     listen = "-c listen_addresses=127.0.0.1 -c fsync=off -k /tmp"
     log = f"{DATA}/log"
     made.run(f"{programs}/pg_ctl", f"--pgdata={DATA}", "--wait", f"--log={log}", "-o", listen, "start", user="postgres")
-    made.run(f"{programs}/createdb", "--host=/tmp", "--username=airflow", "airflow", user="postgres")
+    made.run("python", "-c", CREATE, user="postgres")
 
 
 def test_every_command_runs_as_the_images_user(shape: Containers) -> None:
