@@ -122,8 +122,8 @@ def test_every_command_runs_as_the_images_user(shape: Containers) -> None:
     assert (found["state"], found["pool"]) == ("success", 1), logs(shape)
     assert found["told"]["engine"] == "spark (spark://spark-master:7077)"
     assert (found["told"]["ok"], found["told"]["transactions"]["parked"]) == (True, 10)
-    ran = shape.run("sh", "-c", "ls -d /tmp/spark-work/app-*/*")
-    assert len(ran.split()) == 2, "an executor ran on each worker"
+    executors = {Path(one).name for one in shape.run("sh", "-c", "ls -d /tmp/spark-work/app-*/*").split()}
+    assert {"0", "1"} <= executors, "two executors of one core: one ran on each worker"
     checked = {name for name, service in OWN_IMAGE.items() if "healthcheck" in service}
     assert checked == set(SERVICES) - {"postgres", "airflow-init", *SPARK[1:]}
     for name in checked:
