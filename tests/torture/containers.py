@@ -113,7 +113,7 @@ class Containers:
         """What makes the image, then says that it is ready and waits."""
         files = {f"/run/secrets/{name}": text for name, text in self.secrets.items()}
         files["/etc/checkback/stores.toml"] = (DOCKER / "stores.toml").read_text(encoding="utf-8")
-        files["/etc/hosts"] = f"127.0.0.1 localhost checkback {' '.join(HOSTS)}\n"
+        files["/etc/hosts"] = f"127.0.0.1 localhost {' '.join(HOSTS)}\n{ADDRESS} checkback\n"
         programs = Path(sys.executable).parent
         lines = [f"rm -rf /opt/airflow /stores /run/secrets {PACKAGES}", f"mkdir -p {os.path.dirname(PACKAGES)}"]
         closed = {one for path in (ROOT, Path(sys.base_prefix)) for one in path.resolve().parents}
