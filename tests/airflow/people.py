@@ -22,9 +22,7 @@ class Person:
     def work(self, answer: Answer) -> None:
         """Look for questions and answer them, until told to stop."""
         while not self._stop.is_set():
-            found = self.client.get(
-                "/api/v2/dags/~/dagRuns/~/hitlDetails?response_received=false"
-            )  # before 3.3 such a task is deferred
+            found = self.client.get("/api/v2/dags/~/dagRuns/~/hitlDetails?response_received=false&state=awaiting_input")
             for question in found.json()["hitl_details"]:
                 self._one(question, answer(question))
             time.sleep(0.2)
