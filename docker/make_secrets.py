@@ -14,7 +14,7 @@ from pathlib import Path
 
 DIRECTORY = Path(__file__).parent / "secrets"
 ACL = """accounts:
-  - accessKey: shop
+  - accessKey: shop-client
     secretKey: {secret}
     defaultTopicPerm: PUB|SUB
     defaultGroupPerm: SUB

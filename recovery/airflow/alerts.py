@@ -51,7 +51,7 @@ class StoreAlert(BaseNotifier):
         """Which task of which run it is about, and its error."""
         instance = context.get("task_instance")
         dag, task = getattr(instance, "dag_id", ""), getattr(instance, "task_id", "")
-        error = context.get("exception") or context.get("reason") or "no reason was given"
+        error = context.get("exception") or context.get("reason") or "its process was killed, or could not start"
         text = str(error) or type(error).__name__
         run, url = getattr(instance, "run_id", ""), getattr(instance, "log_url", "") or ""
         return {"store": self.store, "dag": dag, "task": task, "run": run, "error": text, "url": url}

@@ -117,7 +117,7 @@ class CheckBackOperator(StoreOperator):
     """One round of check-back: everything that is due is checked, in batches. Finding nothing writes nothing."""
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """What the round did, in numbers. It has no retries: what became due while it waited for a worker is due."""
+        """What the round did, in numbers. What became due while it waited for a worker is due, too."""
         from recovery.jobs import tasks
 
         when = max(now_ms(context), time.time_ns() // 1_000_000)
@@ -142,7 +142,9 @@ class PlanRecoveryOperator(StoreOperator):
         """The plan; `question` says whether a person is asked: ask, go on, or nothing to do."""
         from recovery.jobs.recovering import plan_recovery
 
-        plan = plan_recovery(self.store_path(), take_over=self.take_over, now_ms=now_ms(context))
+        path = self.store_path()
+        name, when = self.store or path, now_ms(context)
+        plan = plan_recovery(path, name=name, take_over=self.take_over, now_ms=when)
         return {**plan, "question": question(plan["needed"], is_true(self.ask) or plan["must_ask"])}
 
 
@@ -310,7 +312,8 @@ class ParkedOperator(StoreOperator):
         from recovery.jobs import tasks
 
         only = int(self.only) if self.only not in (None, "", "None") else None
-        return tasks.parked(self.store_path(), now_ms=now_ms(context), only=only)
+        now = time.time_ns() // 1_000_000  # for how long it has been in doubt when the question is put
+        return tasks.parked(self.store_path(), name=self.store, now_ms=now, only=only)
 
 
 _PINS_LOGGED = 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse
@@ -56,7 +56,7 @@ def show_store(name: str, user: GetUserDep) -> dict[str, Any]:
         found = facts.store_of(name, path_of(store))
     except _UNREADABLE as error:
         raise HTTPException(409, str(error)) from None
-    return {**found, "dags": dags_of(store), **standing_of({name: store.work})[name]}
+    return {**found, "dags": dags_of(store), **standing_of({name: store.work})[name], "may": _rights(user, store)}
 
 
 def show_transaction(name: str, commitlog_offset: int, user: GetUserDep) -> dict[str, Any]:
@@ -119,8 +119,21 @@ def _broken(store: BrokenStore) -> dict[str, Any]:
 
 def _may_see(user: Any, name: str) -> bool:
     """Whether Airflow lets the user read the store's DAGs."""
-    details = DagDetails(id=f"{name}.verify_store")
-    return bool(get_auth_manager().is_authorized_dag(method="GET", details=details, user=user))
+    return _is_allowed(user, "GET", f"{name}.verify_store")
+
+
+def _rights(user: Any, store: StoreSettings) -> dict[str, Any]:
+    """What Airflow lets the user do with the store's DAGs, so that the page offers nothing that would be refused."""
+    dags = dags_of(store)
+    return {
+        "start": [work for work, dag_id in dags.items() if _is_allowed(user, "POST", dag_id, DagAccessEntity.RUN)],
+        "unpause": all(_is_allowed(user, "PUT", dag_id) for dag_id in dags.values()),
+    }
+
+
+def _is_allowed(user: Any, method: Any, dag_id: str, entity: DagAccessEntity | None = None) -> bool:
+    details = DagDetails(id=dag_id)
+    return bool(get_auth_manager().is_authorized_dag(method=method, access_entity=entity, details=details, user=user))
 
 
 def _named(name: str, user: Any) -> StoreSettings:

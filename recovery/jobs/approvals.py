@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from broker.errors import BrokerError
-from recovery.humanize import count, span
+from recovery.humanize import count, printable, span
 
 if TYPE_CHECKING:
-    from recovery.views.overview import Overview
+    from recovery.views.overview import Overview, WaitingTransaction
 
 SHOWN = 10  # transactions that an approval lists
+_ANSWERS = (
+    "- **Commit**: the message is delivered. This cannot be undone.\n"
+    "- **Roll back**: it is never delivered. This cannot be undone.\n"
+    "- **Ask again**: check-back queries it again from now on.\n"
+    "- **Leave**, or no answer in time: it stays parked."
+)
 
 
 class PlanChanged(BrokerError):
@@ -40,7 +46,27 @@ def code(text: object) -> str:
 
 def keys_of(keys: Sequence[str]) -> str:
     """The keys of a message."""
-    return ", ".join(code(key) for key in keys) or "no keys"
+    return f"key{'s' if len(keys) > 1 else ''} {', '.join(code(key) for key in keys)}" if keys else "no keys"
+
+
+def parked_subject(name: str, one: WaitingTransaction) -> str:
+    """The question about a parked transaction in a line, as text."""
+    keys = f", {', '.join(one.keys)}" if one.keys else ""
+    return f"{name}: how did half message {one.commitlog_offset} end ({printable(f'{one.topic}{keys}'):.100})?"
+
+
+def parked_text(path: str, one: WaitingTransaction) -> str:
+    """What a person needs to decide about a parked transaction, and what each answer leads to."""
+    facts = f"half message {one.commitlog_offset}, topic {code(one.topic)}, {keys_of(one.keys)}"
+    return "\n\n".join(
+        [
+            f"**Store**: {code(path)}",
+            f"**Transaction**: {facts}, group {code(one.producer_group)}, in doubt for {span(one.age_s)}",
+            f"**Parked because**: {code(one.why or 'no reason was given')}",
+            "Look into the application's database first: is there what the message is about?",
+            _ANSWERS,
+        ]
+    )
 
 
 def waiting_lines(seen: Overview) -> list[str]:

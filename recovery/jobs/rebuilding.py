@@ -204,12 +204,18 @@ def _approval_text(path: str, lines: Sequence[str], refusal: str, now_ms: int) -
     from recovery.views.overview import overview
 
     last = last_report(path)
-    clean = f", the last verification was at {moment(last['now_ms'])} UTC" if last else ", it was never verified"
+    clean = (
+        f", the last verification was at {moment(last.get('done_ms') or last['now_ms'])} UTC"
+        if last
+        else ", it was never verified"
+    )
     state = " without findings" if last and last.get("ok") else " with findings" if last else ""
     more = [f"- and {count(len(lines) - _LINES, 'line')} more"] if len(lines) > _LINES else []
     parts = [
         f"**Store**: {code(path)}{clean}{state}",
+        "",
         "**What differs** from what the CommitLog says:",
+        "",
         *lines[:_LINES],
         *more,
         "",

@@ -15,7 +15,7 @@ import broker
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
-from recovery.jobs.approvals import SHOWN, PlanChanged, plan_id, waiting_lines
+from recovery.jobs.approvals import SHOWN, PlanChanged, code, plan_id, waiting_lines
 from recovery.jobs.setup import alone, keep_report
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ _REJECT = (
 _FOREIGN = (
     "**Another program wrote this store, and this cannot be undone.** Processes of other users and of other containers "
     "cannot be seen from here: approve only when its broker is stopped for good."
+)
+_KEPT = (
+    "What is cut from the log is kept in `checkback/torn`; everything else that changes is derived from the log. What "
+    "cannot be undone: the ends that check-back writes afterwards."
 )
 
 
@@ -56,12 +60,12 @@ def crashed(path: str, *, foreign: bool = False) -> dict[str, Any] | None:
     return {"abort": paths.abort, "since_ms": int(os.stat(paths.abort).st_mtime * 1000)}
 
 
-def plan_recovery(path: str, *, take_over: bool = False, now_ms: int = 0) -> dict[str, Any]:
-    """What a store needs after a crash, from `recovery.repair.crash`; nothing is changed.
+def plan_recovery(path: str, *, name: str = "", take_over: bool = False, now_ms: int = 0) -> dict[str, Any]:
+    """What a store, which people know by `name`, needs after a crash, from `recovery.repair.crash`; nothing is changed.
 
     `needed` says whether there is anything to do; `must_ask` that another program wrote the store, so that a person has
-    to say that its broker is stopped: it is offered with `take_over` alone. `text` is for the person who decides, and
-    `plan_id` stands for the case and its steps. Raises CorruptStore when no crash explains what is there.
+    to say that its broker is stopped: it is offered with `take_over` alone. `subject` and `text` are for the person who
+    decides, and `plan_id` stands for the case and its steps. Raises CorruptStore when no crash explains what is there.
     """
     from broker.store.recover.load import refusal
     from broker.store.recover.survey import Owner
@@ -74,13 +78,14 @@ def plan_recovery(path: str, *, take_over: bool = False, now_ms: int = 0) -> dic
         raise error
     lasting = crashed(path, foreign=True) is not None or (made.is_needed and not must_ask)
     needed = lasting and not made.survey.facts.in_use
+    found = {"must_ask": must_ask, "case": made.case.label, "plan_id": _id(made), "subject": _subject(name, must_ask)}
     if must_ask and not take_over:
         text = (
             "Another program wrote this store, so it is only verified. `take_over = true` in its settings offers more."
         )
-        return {"needed": False, "must_ask": True, "case": made.case.label, "text": text, "plan_id": _id(made)}
+        return {**found, "needed": False, "text": text}
     text = _approval_text(path, made, must_ask=must_ask, now_ms=now_ms) if needed else "Nothing is to be done."
-    return {"needed": needed, "must_ask": must_ask, "case": made.case.label, "text": text, "plan_id": _id(made)}
+    return {**found, "needed": needed, "text": text}
 
 
 def recover(
@@ -117,19 +122,31 @@ def _approval_text(path: str, plan: RecoveryPlan, *, must_ask: bool, now_ms: int
     from recovery.views.overview import overview
 
     mark = crashed(path, foreign=True)
-    since = f", since {moment(mark['since_ms'])}" if mark else ""
+    since = f", open since {moment(mark['since_ms'])} UTC and not closed" if mark else ""
     steps = plan.lines or [_TAKE_OVER if must_ask else "open the store, finish what was begun, and close it"]
     lines = [
-        f"**Store**: `{path}`{since}",
+        *([_FOREIGN, ""] if must_ask else []),
+        f"**Store**: {code(path)}{since}",
+        "",
         f"**What was found**: {plan.case.sentence}.",
+        "",
         "**What will be done**:",
+        "",
         *(f"{number}. {step}" for number, step in enumerate(steps, 1)),
         "",
-        "What is cut from the log is kept in `checkback/torn`; everything else that changes is derived from the log.",
+        _KEPT,
         "",
         *waiting_lines(overview(path, now_ms, limit=SHOWN)),
         "",
         _APPROVE,
+        "",
         _REJECT,
     ]
-    return "\n".join([*lines, "", _FOREIGN] if must_ask else lines)
+    return "\n".join(lines)
+
+
+def _subject(name: str, must_ask: bool) -> str:
+    """The question in a line."""
+    if must_ask:
+        return f"Take {name} over, which another program wrote? It cannot be undone"
+    return f"Recover {name} after a crash?"

@@ -21,6 +21,7 @@ from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
 from broker.store.recover.survey import survey
 from broker.transaction.events import TransactionState
+from recovery.jobs.approvals import parked_subject, parked_text
 from recovery.jobs.rebuilding import compare_table as compare_table
 from recovery.jobs.rebuilding import rebuild_table as rebuild_table
 from recovery.jobs.recovering import crashed as crashed
@@ -146,16 +147,26 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
             lease.release()
 
 
-def parked(path: str, *, now_ms: int, only: int | None = None, limit: int = PARKED_AT_ONCE) -> list[dict[str, Any]]:
+def parked(
+    path: str, *, now_ms: int, name: str = "", only: int | None = None, limit: int = PARKED_AT_ONCE
+) -> list[dict[str, Any]]:
     """The parked transactions, longest parked first, each with what a person needs to decide about it.
 
-    `only` is the CommitLog offset of one half message; one that is not parked (any more) is none.
+    `name` is what people call the store. `only` is the CommitLog offset of one half message; one that is not parked
+    (any more) is none.
     """
     from recovery.views.overview import overview
 
     found = overview(path, now_ms, limit=0).parked
     chosen = [one for one in found if only in (None, one.commitlog_offset)][:limit]
-    return [{"commitlog_offset": one.commitlog_offset, "subject": one.subject(), "body": one.text()} for one in chosen]
+    return [
+        {
+            "commitlog_offset": one.commitlog_offset,
+            "subject": parked_subject(name or os.path.basename(path), one),
+            "body": parked_text(path, one),
+        }
+        for one in chosen
+    ]
 
 
 def resolve(

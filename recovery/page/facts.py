@@ -44,6 +44,7 @@ def line_of(name: str, path: str) -> dict[str, Any]:
         seen, report = overview(path, now_ms(), limit=LISTED), last_report(path)
         lag = sum(one["lag"] for one in _consumers(path))
         facts = {"counts": seen.counts, "oldest_s": seen.oldest_s, "crashed": bool(crashed(path)), "lag": lag}
+        facts["foreign"] = Disk().entry(Paths(path).store_json) is None  # another program wrote it
         return {**line, **facts, "copy": _copy(path), "report": report and _short(report)}
     except UNREADABLE as error:
         return {**line, "error": str(error)}

@@ -60,24 +60,6 @@ class WaitingTransaction:
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
 
-    def subject(self) -> str:
-        """A headline."""
-        keys = f" ({', '.join(self.keys)})" if self.keys else ""
-        return f"{self.topic}{keys}: half message {self.commitlog_offset} of {self.producer_group}"
-
-    def text(self) -> str:
-        """Markdown for the person who decides; what a message says is put so that it cannot become markup."""
-        facts = {
-            "Keys": ", ".join(self.keys),
-            "Topic": self.topic,
-            "Producer group": self.producer_group,
-            "In doubt since": f"{self.age_s / 3600:.1f} hours",
-            "Asked": f"{self.checks} times",
-            "Last answer": self.last,
-            "Parked because": self.why or "",
-        }
-        return "\n".join(f"- {name}: `{str(value).replace('`', chr(39))}`" for name, value in facts.items() if value)
-
 
 @dataclass(frozen=True, slots=True)
 class Overview:

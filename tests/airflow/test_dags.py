@@ -125,7 +125,7 @@ def test_a_planted_wrong_slot_is_red_and_mended_after_approval(
         str(path),
         "statetable",
         "slot 3",
-        "`orders`, `3`",
+        "`orders`, key `3`",
         "**What cannot be undone**",
         "**Approve**",
         "**Reject**",
@@ -231,7 +231,8 @@ def test_a_store_of_rocketmq_always_asks_first(
     with somebody(api, lambda question: ("Reject", "")) as person:
         states = run(dag("recover_after_crash", path=path, take_over=True), {"ask": False})
     (question,) = person.questions
-    assert "this cannot be undone" in question["body"]
+    assert question["subject"].startswith("Take shop over, which another program wrote?")
+    assert question["body"].startswith("**Another program wrote this store, and this cannot be undone.**")
     assert states["recover"] == "skipped"
     assert not (path / "checkback").exists(), "nothing is written into a store that is not ours"
 
@@ -251,6 +252,9 @@ def test_a_person_decides_about_each_parked_transaction(
     with somebody(api, answer) as person:
         assert run(dag("resolve_parked", path=path))["run"] == "success"
     assert len(person.questions) == 4
+    for text in (str(path), "topic `orders`, key `0`, group `shop`", "**Commit**", "cannot be undone", "**Leave**"):
+        assert any(text in question["body"] for question in person.questions), text
+    assert all(question["subject"].startswith("shop: ") for question in person.questions)
     assert bodies(path) == [b"order 0"]
     counts = overview(str(path), 0).counts
     assert counts == {"in_doubt": 1, "committed": 1, "rolled_back": 1, "parked": 1}

@@ -56,6 +56,24 @@ def test_nothing_floats_and_nothing_is_open(name: str) -> None:
         assert "${" not in value, f"{key}: what Compose would put in would be seen by docker inspect"
 
 
+def test_every_volume_belongs_to_the_images_user() -> None:
+    """One that Docker makes belongs to root: the Dockerfile makes each directory first, and gives it away."""
+    own = [service for service in SERVICES.values() if service["image"].startswith("checkback:")]
+    volumes = [volume.split(":") for service in own for volume in service.get("volumes", [])]
+    named = {parts[1] for parts in volumes if not parts[0].startswith(".")}
+    (made,) = re.findall(r"mkdir --parents (.+?) \\$", DOCKERFILE, re.MULTILINE)
+    (given,) = re.findall(r"chown --recursive airflow (.+)$", DOCKERFILE, re.MULTILINE)
+    assert named <= set(made.split())
+    assert all(any(f"{one}/".startswith(f"{place}/") for place in given.split()) for one in named)
+
+
+def test_spark_workers_write_where_they_may() -> None:
+    """By default into the package of pyspark, which belongs to root."""
+    for name in ("spark-worker-1", "spark-worker-2"):
+        command = SERVICES[name]["command"]
+        assert command[command.index("--work-dir") + 1].startswith("/tmp/")  # noqa: S108 - in the container
+
+
 def test_what_airflow_is_told_is_right() -> None:
     """The bundle is ours, the connections are JSON, the stores' file is one that the DAGs can read."""
     told = SERVICES["airflow-scheduler"]["environment"]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import http.server
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recovery.airflow.operating.doctor import OK, WRONG, examine
-from recovery.airflow.operating.sight import SightTrigger, sight_of
+from recovery.airflow.operating.sight import SightOperator, SightTrigger, sight_of, why_not_seen
+from recovery.airflow.settings import StoreSettings
+from recovery.airflow.workflows import doctor
 from tests.jobs.shops import ANSWERS, shop
 
 
@@ -35,8 +44,80 @@ def test_without_settings_it_says_so(looked_after: Callable[..., None], monkeypa
     assert (first.state, "is empty" in first.what) == (WRONG, True)
 
 
-def test_what_a_process_sees(tmp_path: Path) -> None:
-    """Nothing wrong with a store; a sentence where there is none."""
-    assert sight_of(str(shop(tmp_path / "shop", orders=1)))["why"] == ""
-    assert "no such directory" in sight_of(str(tmp_path / "gone"))["why"]
-    assert SightTrigger("/x").serialize()[1] == {"path": "/x"}
+def test_what_a_process_sees(tmp_path: Path, golden: Callable[[str], Path]) -> None:
+    """Nothing wrong with a store; a sentence where there is none. A foreign store is read only, so that is enough."""
+    paths = {"shop": str(shop(tmp_path / "shop", orders=1)), "gone": str(tmp_path / "gone")}
+    seen = sight_of(paths)
+    assert (seen["uid"], seen["stores"]["shop"]) == (os.getuid(), "")
+    assert "no such directory" in seen["stores"]["gone"]
+    assert why_not_seen(str(golden("rocketmq-3.1.5-killed"))) == ""
+
+    async def looked() -> Any:
+        kind, arguments = SightTrigger(paths).serialize()
+        assert kind.endswith("sight.SightTrigger")
+        return [event.payload async for event in SightTrigger(**arguments).run()]
+
+    assert asyncio.run(looked()) == [seen]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can look as another user")
+def test_a_directory_of_another_user_is_said() -> None:
+    """A process that may read a store of ours and not write there cannot end its transactions."""
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own directories are closed to other users
+        path = shop(Path(directory) / "shop", orders=1)
+        for one in (Path(directory), path, *path.rglob("*")):
+            one.chmod(0o755 if one.is_dir() else 0o644)
+        child = os.fork()
+        if not child:
+            os.setuid(65534)
+            os._exit(0 if "may not write there" in why_not_seen(str(path)) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.usefixtures("database", "quiet")
+def test_one_task_looks_for_the_workers_of_a_queue(tmp_path: Path) -> None:
+    """Fifty stores cost two tasks; a queue of its own another one. A connection that is missing is that store's."""
+    stores = [StoreSettings(name=f"s{number}", path=str(tmp_path / "gone")) for number in range(50)]
+    assert set(doctor.make(stores).task_ids) == {"worker", "triggerer"}
+    dag = doctor.make([*stores, StoreSettings(name="far", connection="nobody_made_it", queue="site b")])
+    assert set(dag.task_ids) == {"worker", "worker.site_b", "triggerer"}
+    far = dag.get_task("worker.site_b")
+    assert (far.queue, isinstance(far, SightOperator)) == ("site b", True)
+    assert "nobody_made_it" in far.execute({})["stores"]["far"]  # type: ignore[attr-defined]
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert (self.path, self.headers["Authorization"]) == ("/checkback/api/stores", "Bearer it is me")
+        lines = [{"name": "shop", "error": None}, {"name": "gone", "error": "no such directory"}]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(lines).encode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def api_server() -> Iterator[str]:
+    """An API server that sees one of two stores; its URL."""
+    with http.server.HTTPServer(("127.0.0.1", 0), _Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(10)
+
+
+@pytest.mark.usefixtures("database")
+def test_the_api_server_is_asked_what_it_sees(looked_after: Callable[..., None], api_server: str) -> None:
+    """One line for all that it sees, one for each that it does not; without a token the next step."""
+    looked_after(shop={"path": "/x"}, gone={"path": "/y"}, hidden={"path": "/z"})
+    asked = examine(run_s=0, url=api_server, token="it is me")  # noqa: S106
+    found = [one for one in asked if "API server" in one.what]
+    assert [(one.state, one.what) for one in found[:2]] == [
+        (OK, "API server: sees 1 of 3 stores"),
+        (WRONG, "gone, API server: no such directory"),
+    ]
+    assert found[2].what.startswith("hidden, API server: it does not show the store")
+    *_, last = examine(run_s=0, url=api_server)
+    assert "CHECKBACK_AIRFLOW_TOKEN" in last.next_step

@@ -10,8 +10,6 @@ from urllib.parse import quote
 
 import pytest
 from airflow.sdk import DAG, BaseOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from airflow.serialization.serialized_objects import DagSerialization
 
 import broker
 from recovery.airflow import approval, operators
@@ -19,6 +17,8 @@ from recovery.airflow.approval import AskOperator
 from recovery.airflow.assets import verified
 from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, VerifyOperator, question, spark_connection
 from recovery.airflow.sensors import MessageSensor
+from recovery.airflow.versions import AirflowFailException, AirflowSkipException
+from tests.airflow.bags import DagSerialization
 from tests.airflow.dag_runs import context
 from tests.jobs.shops import ANSWERS, bodies, shop, spoil_slot
 

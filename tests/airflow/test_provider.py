@@ -17,7 +17,6 @@ import jsonschema
 import pytest
 from airflow.providers_manager import ProvidersManager
 from airflow.sdk import Asset
-from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.module_loading import import_string
 from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 from sqlalchemy import create_engine
@@ -26,6 +25,7 @@ import broker
 from recovery.airflow.hook import CheckbackHook
 from recovery.airflow.provider import get_provider_info
 from recovery.airflow.settings import BadSettings
+from recovery.airflow.versions import AirflowNotFoundException
 from tests.jobs.shops import shop
 
 PLUGIN_S = 0.2

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.providers.common.compat.sdk import TaskDeferred
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import BaseEventTrigger
 
@@ -120,6 +119,8 @@ def test_messages_are_told_in_ranges_and_none_twice(tmp_path: Path) -> None:
 
 def test_airflows_own_queue_trigger_is_ours(tmp_path: Path) -> None:
     """MessageQueueTrigger finds us among the providers that are installed; the triggerer makes ours from its JSON."""
+    messaging = pytest.importorskip("airflow.providers.common.messaging.triggers.msg_queue")
+    MessageQueueTrigger = messaging.MessageQueueTrigger  # noqa: N806
     path = str(tmp_path / "shop")
     with broker.open(path, layout=SMALL) as store:
         store.append(broker.Message("news", b"first"))
@@ -250,3 +251,41 @@ def test_a_crashed_store_is_not_due_and_says_so(tmp_path: Path) -> None:
 
     found = due_now(str(killed_shop(tmp_path / "shop")), time.time_ns() // 1_000_000, None)
     assert (found.event, found.gauges["crashed"], found.gauges["in_doubt"]) == (None, 1, 10)
+
+
+class _State:
+    """Airflow's state of an asset, which outlives the triggerer."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    async def aget(self, key: str) -> Any:
+        return self.values.get(key)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.values[key] = json.loads(json.dumps(value))
+
+
+def test_a_crash_is_not_reported_again_by_the_next_triggerer(tmp_path: Path) -> None:
+    """Who rejected a recovery is not asked again at once; after `again_s` the same crash is reported again."""
+    path, state = str(killed_shop(tmp_path / "shop")), _State()
+
+    def started() -> CrashTrigger:
+        trigger = CrashTrigger(path=path, again_s=3600.0, poll_s=FAST_S)
+        trigger.asset_state_store = state  # type: ignore[assignment]
+        return trigger
+
+    async def watch() -> None:
+        events = started().run()
+        await first(events)
+        with pytest.raises(asyncio.TimeoutError):  # the triggerer takes the event, and goes on
+            await first(events, 0.5)
+
+    async def nothing() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await first(started().run(), 0.5)
+
+    asyncio.run(watch())
+    asyncio.run(nothing())
+    state.values["reported"]["at_s"] -= 7200
+    asyncio.run(watch())

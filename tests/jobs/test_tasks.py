@@ -86,7 +86,8 @@ def test_a_person_decides_about_what_is_parked(tmp_path: Path) -> None:
     listed = tasks.parked(path, now_ms=now_ms())
     assert [one["commitlog_offset"] for one in listed] == [first, second, third]
     assert "nobody knew" in listed[0]["body"]
-    assert tasks.parked(path, now_ms=now_ms(), only=second) == [listed[1] | {"body": listed[1]["body"]}]
+    (only,) = tasks.parked(path, now_ms=now_ms(), only=second)
+    assert (only["commitlog_offset"], only["subject"]) == (second, listed[1]["subject"])
 
     def decide(commitlog_offset: int, decision: str) -> str:
         found = tasks.resolve(
@@ -236,3 +237,67 @@ def test_retention_takes_old_reports_and_leaves_the_latest(tmp_path: Path) -> No
     assert tasks.retain(str(path), now_ms=3_500, keep="1s")["reports"] == 2
     left = {file.name for file in (path / "checkback" / "reports").iterdir()}
     assert left == {"verify-3000.json", "verify-latest.json", "retain-3500.json", "retain-latest.json"}
+
+
+def test_a_verification_says_when_it_was_due_and_when_it_was_done(tmp_path: Path) -> None:
+    """A run that was due last night and ran this morning is not shown as last night's."""
+    path, before = str(shop(tmp_path / "shop", orders=1)), now_ms()
+    done_ms = tasks.verify(path, now_ms=5)["done_ms"]
+    report = last_report(path)
+    assert report is not None
+    assert (report["now_ms"], report["done_ms"]) == (5, done_ms)
+    assert before <= done_ms <= now_ms()
+
+
+def test_auto_goes_on_without_spark_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A master that cannot be reached: the local engine does it. Who chose Spark is refused instead."""
+    from recovery.spark import sessions
+
+    def refused(*_: object, **__: object) -> None:
+        raise sessions.SparkNotReady("no master at yarn")
+
+    monkeypatch.setattr(sessions, "running", refused)
+    path = str(shop(tmp_path / "shop", orders=1))
+    assert tasks.verify(path, now_ms=1, engine="auto", master="yarn")["engine"] == "local"
+    assert "the local engine does the work: no master at yarn" in caplog.text
+    with pytest.raises(sessions.SparkNotReady):
+        tasks.verify(path, now_ms=1, engine="spark", master="yarn")
+
+
+def test_a_report_that_cannot_be_kept_is_an_error_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the file and the reason; the verification itself counts."""
+    path = shop(tmp_path / "shop", orders=1)
+    (path / "checkback/reports").write_text("a file is in the way")
+    found = tasks.verify(str(path), now_ms=1)
+    assert (found["ok"], found["report"]) == (True, None)
+    assert "cannot be kept: " in caplog.text
+
+
+def test_nothing_is_written_into_a_store_of_another_program(
+    golden_copy: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leases and reports are under CHECKBACK_STATE."""
+    monkeypatch.setenv("CHECKBACK_STATE", str(tmp_path / "state"))
+    path = golden_copy("rocketmq-3.1.5-killed")
+    before = tree(path)
+    tasks.verify(str(path), now_ms=1)
+    tasks.compare_table(str(path), now_ms=1)
+    assert tree(path) == before
+    assert last_report(str(path)) is not None
+    assert list((tmp_path / "state").rglob("verify-latest.json"))
+
+
+@pytest.mark.parametrize("name", ["rocketmq-3.1.5-killed", "rocketmq-5.3.3-killed"])
+def test_a_take_over_that_is_offered_can_be_done(name: str, golden_copy: Callable[[str], Path]) -> None:
+    """In both generations; the report says what was done and who approved it, and there is nothing left to do."""
+    path = str(golden_copy(name))
+    assert not tasks.plan_recovery(path)["needed"]
+    plan = tasks.plan_recovery(path, name="shop", take_over=True)
+    assert plan["needed"]
+    assert tasks.recover(path, now_ms=1, broker_is_stopped=True, expected=plan["plan_id"], by="ada")["applied"]
+    report = last_report(path, "recover-latest.json")
+    assert report is not None
+    assert (report["applied"], report["approved_by"]) == (True, "ada")
+    assert not tasks.plan_recovery(path, take_over=True)["needed"]

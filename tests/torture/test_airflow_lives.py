@@ -11,6 +11,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -246,6 +248,17 @@ def test_the_page_asks_who_is_there(alive: Alive) -> None:
         assert error.code == 401
     stores = alive.rest.ask("GET", "/checkback/api/stores")
     assert [store["name"] for store in stores] == ["sold", "crashing", "news"]
+
+
+def test_the_doctor_asks_every_process_what_it_sees(alive: Alive) -> None:
+    """A worker, the triggerer, the API server; its result is JSON, whatever Airflow logs."""
+    environment = {**alive.airflow.environment, "CHECKBACK_AIRFLOW_TOKEN": alive.rest.token}
+    words = [sys.executable, "-m", "recovery.cli", "airflow", "doctor", "--json", "--seconds", str(int(RUN_S))]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=READY_S, check=False)
+    found = json.loads(done.stdout)
+    sees = {one["what"].split(" on ")[0].split(":")[0] for one in found if "sees 3 of 3 stores" in one["what"]}
+    assert sees == {"worker", "triggerer", "API server"}, found
+    assert done.returncode == 0, [one for one in found if one["state"] == "wrong"]
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium here")

@@ -10,12 +10,14 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
+import broker
+from broker.format.sysflag import TransactionType
 from recovery.jobs import tasks
 from recovery.verify.verifier import verify
 from recovery.views.overview import overview
@@ -26,6 +28,7 @@ from tests.torture.deployment import HEALTHY, PARTS, READY_S, Deployment, Hook, 
 DURATION_S = float(os.environ.get("CHECKBACK_DEPLOYMENT_S", "3600"))
 SALE_EVERY_S = 6.0
 KILL_EVERY_S = 45.0
+LONGEST_S = 600.0  # from a half message to its end, on a busy machine: a killed scheduler, and the task that it lost
 SETTLED_S = 900.0  # parallelism is 4, and a busy machine starts a task in half a minute
 
 pytestmark = [
@@ -60,9 +63,9 @@ def test_fifty_stores_are_served_while_parts_are_killed(tmp_path: Path, golden_c
             made.until(lambda: wanted <= set(made.rest.dag_ids()), READY_S)
             before = row_counts(socket_directory)
             killed, sold = run_it(made)
+            report_rows(before, row_counts(socket_directory), killed)
             check_healthy(made, sold)
             check_out_of_order(made, hook)
-            report_rows(before, row_counts(socket_directory), killed)
         finally:
             made.stop()
             hook.close()
@@ -107,6 +110,21 @@ def check_healthy(made: Deployment, sold: dict[str, list[int]]) -> None:
         assert sorted(bodies(path)) == sorted(expected), path
         assert verify(path).ok, path
     assert len(sold) > HEALTHY / 4
+    waited = sorted(one for path in made.healthy.values() for one in waits_s(path))
+    shares = {p: waited[len(waited) * p // 100] for p in (50, 90, 99)}
+    print(json.dumps({"orders": len(waited), "waited_s": shares, "longest_s": waited[-1]}))
+    assert waited[-1] < LONGEST_S, "a store was not served for a while"
+
+
+def waits_s(path: Path) -> Iterator[float]:
+    """How long each transaction of a store was in doubt, in seconds."""
+    prepared: dict[int, int] = {}
+    with broker.open(str(path), read_only=True) as store:
+        for record in store.records():
+            if record.transaction_type is TransactionType.PREPARED:
+                prepared[record.commitlog_offset] = record.store_timestamp_ms
+            elif record.transaction_type is not TransactionType.NONE:
+                yield (record.store_timestamp_ms - prepared[record.prepared_transaction_offset]) / 1000
 
 
 def check_out_of_order(made: Deployment, hook: Hook) -> None:

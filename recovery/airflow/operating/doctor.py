@@ -12,7 +12,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ import airflow
 
 from broker.errors import BrokerError
 from recovery.airflow.hook import CheckbackHook, with_secrets
-from recovery.airflow.operating.sight import sight_of
+from recovery.airflow.operating.sight import why_not_seen
 from recovery.airflow.operating.standing import standing_of
 from recovery.airflow.operators import spark_connection
 from recovery.airflow.settings import WHOLE_FILE, StoreSettings, configured
@@ -109,9 +109,7 @@ def _components() -> Iterator[Examined]:
         beat = beats.get(kind)
         is_fresh = beat is not None and datetime.now(UTC) - beat < timedelta(seconds=_FRESH_S)
         step = f"start `airflow {name.lower().replace(' ', '-')}`"
-        yield Examined(
-            OK if is_fresh else WRONG, f"{name}: {'runs' if is_fresh else 'has no heartbeat'}", "" if is_fresh else step
-        )
+        yield _verdict(is_fresh, f"{name}: {'runs' if is_fresh else 'has no heartbeat'}", step)
 
 
 def _dags(stores: Sequence[StoreSettings]) -> Iterator[Examined]:
@@ -125,9 +123,8 @@ def _dags(stores: Sequence[StoreSettings]) -> Iterator[Examined]:
             step = f"`airflow dags unpause --treat-dag-id-as-regex --yes '^{name}[.]'`, or the button on the page"
             yield Examined(WARN, f"{name}: paused, so they do not run: {', '.join(standing['paused'])}", step)
         if standing["asks"]:
-            yield Examined(
-                WARN, f"{name}: {standing['asks']} questions wait for an answer", "see Required Actions in Airflow"
-            )
+            text = "1 question waits" if standing["asks"] == 1 else f"{standing['asks']} questions wait"
+            yield Examined(WARN, f"{name}: {text} for an answer", "see Required Actions in Airflow")
 
 
 def _pools(stores: Sequence[StoreSettings]) -> Iterator[Examined]:
@@ -139,12 +136,8 @@ def _pools(stores: Sequence[StoreSettings]) -> Iterator[Examined]:
     with create_session() as session:
         slots = {str(name): int(count) for name, count in session.execute(select(Pool.pool, Pool.slots)).all()}
     for name in sorted(wanted):
-        step = (
-            ""
-            if name in slots
-            else f"`airflow pools set {name} 1 'one Spark job at a time'`: its tasks wait until then"
-        )
-        yield Examined(OK if name in slots else WRONG, f"pool {name}: {slots.get(name, 'missing')} slots", step)
+        step = f"`airflow pools set {name} 1 'one Spark job at a time'`: its tasks wait until then"
+        yield _verdict(name in slots, f"pool {name}: {slots.get(name, 'missing')} slots", step)
 
 
 def _store(store: StoreSettings) -> Iterator[Examined]:
@@ -168,7 +161,7 @@ def _store(store: StoreSettings) -> Iterator[Examined]:
     if not store.copy and not any(asked.get(name) for name in ("ledger", "resolver", "resolvers")):
         step = "give its settings a ledger_connection, a ledger or a resolver"
         yield Examined(WARN, f"{store.name}: nobody is named who answers for its transactions", step)
-    why = sight_of(str(asked["path"]))["why"]
+    why = why_not_seen(str(asked["path"]))
     if why:
         yield Examined(WRONG, f"{store.name}, this process: {why}", "give this user the right to read and write there")
 
@@ -229,14 +222,19 @@ def _sights(run_s: float) -> Iterator[Examined]:
         )
         return
     for task, sight in seen.items():
-        store, _, component = task.rpartition(".")
         if sight is None:
-            yield Examined(WRONG, f"{store}, {component}: its task failed", f"read the log of {task} in {DAG_ID}")
+            yield Examined(WRONG, f"{task}: its task failed", f"read the log of {task} in {DAG_ID}")
             continue
-        facts = f"{store}, {component} on {sight['host']}, user {sight['uid']}"
-        yield Examined(
-            WRONG if sight["why"] else OK, f"{facts}: {sight['why'] or 'sees it'}", step if sight["why"] else ""
-        )
+        yield from _seen(f"{task} on {sight['host']}, user {sight['uid']}", sight["stores"], step)
+
+
+def _seen(component: str, stores: Mapping[str, str], step: str) -> Iterator[Examined]:
+    """What a component sees, from the reasons why it does not see a store: one line for all that it sees."""
+    wrong = {name: why for name, why in stores.items() if why}
+    if len(wrong) < len(stores):
+        yield Examined(OK, f"{component}: sees {len(stores) - len(wrong)} of {len(stores)} stores")
+    for name, why in wrong.items():
+        yield Examined(WRONG, f"{name}, {component}: {why}", step)
 
 
 def _finished(dag_id: str, run_id: str, run_s: float) -> dict[str, Any] | None:
@@ -283,7 +281,6 @@ def _api_server(stores: Sequence[StoreSettings], url: str, token: str) -> Iterat
     except (OSError, ValueError) as error:
         yield Examined(WRONG, f"API server at {url}: {error}", "is it running, and is the token of a user of it?")
         return
-    step = "the API server must mount the directory at the same path"
-    for store in stores:
-        why = lines.get(store.name, "it does not show the store: other settings, or this user may not read its DAGs")
-        yield _verdict(not why, f"{store.name}, API server: {why or 'sees it'}", step)
+    missing = "it does not show the store: other settings, or this user may not read its DAGs"
+    step = "the API server must mount the directory at the same path, with the same user"
+    yield from _seen("API server", {store.name: lines.get(store.name, missing) or "" for store in stores}, step)

@@ -5,8 +5,9 @@ ends them. Starts when a transaction is due: the triggerer looks every 30 second
 an idle store has no runs but one an hour, in case that the triggerer does not look. One task works through all that are
 due, in batches; a pass that finds nothing writes nothing.
 
-**It fails**: the next pass is the retry. Red for minutes: look at the log of `check_back`. Mostly the application's
-database does not answer, or the store is locked by a recovery. Transactions wait meanwhile; nothing is lost.
+**It fails**: after one retry the next pass is the next attempt. Red for minutes: look at the log of `check_back`.
+Mostly the application's database does not answer, or the store is locked by a recovery. Transactions wait meanwhile;
+nothing is lost.
 
 **It is green, and some stay in doubt**: nobody knows how they ended. After the policy's limit they are parked:
 trigger `resolve_parked`.
@@ -29,8 +30,9 @@ from recovery.airflow.wiring import shared
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:
     """The DAG of a store; `overrides` are arguments of `DAG`."""
-    # No retries: the next pass comes sooner. A pass that hangs for ten minutes waits for something that never comes.
-    wiring = shared(store, "check_back", retries=0, most=timedelta(minutes=10), within=timedelta(minutes=5))
+    # One retry, for a worker that was killed: after that the next pass comes sooner. A pass that hangs for ten minutes
+    # waits for something that never comes.
+    wiring = shared(store, "check_back", retries=1, most=timedelta(minutes=10), within=timedelta(minutes=5))
     with DAG(**{"schedule": schedule(store), "doc_md": __doc__, **wiring, **overrides}) as dag:
         CheckBackOperator(task_id="check_back", **store.target())
     return dag

@@ -45,7 +45,7 @@ def make(store: StoreSettings, **overrides: Any) -> DAG:
         approve = AskOperator(
             task_id="approve",
             question="{{ ti.xcom_pull('plan')['question'] }}",
-            subject=f"Recover {store.name} after a crash?",
+            subject="{{ ti.xcom_pull('plan')['subject'] }}",
             body="{{ ti.xcom_pull('plan')['text'] }}",
             defaults="Reject",
             **answering(store),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from recovery.cli.declaration import Argument, Exit, Option, VerbGroup
 from recovery.cli.shared import DEFECT, FINDINGS, USAGE, AsJson, examples, fail, listing, secret
-from recovery.cli.terminal.output import print_json, show, show_now
+from recovery.cli.terminal.output import others_to_stderr, print_json, show, show_now
 
 if TYPE_CHECKING:
     from recovery.airflow.local.demo import Sale
@@ -125,10 +125,16 @@ def doctor(
     from recovery.airflow.local.preflight import check_airflow
 
     check_airflow()
-    from recovery.airflow.operating.doctor import OK, WRONG, examine
+    with others_to_stderr():  # Airflow logs to standard output
+        from recovery.airflow.operating.doctor import OK, WRONG, examine
 
+        examined = examine(run_s=seconds, url=url, token=secret(TOKEN) or "")
     found = []
-    for one in examine(run_s=seconds, url=url, token=secret(TOKEN) or ""):
+    while True:
+        with others_to_stderr():
+            one = next(examined, None)
+        if one is None:
+            break
         found.append(one)
         if not as_json:
             show([f"{one.state:<5}  {one.what}", *([f"       next: {one.next_step}"] if one.state != OK else [])])

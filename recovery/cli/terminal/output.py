@@ -5,12 +5,13 @@ With `recovery.cli.app` the only module that prints. A table fits the terminal; 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from recovery.humanize import printable, size, span
@@ -46,6 +47,13 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self._shown_s is not None:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def others_to_stderr() -> Iterator[None]:
+    """What a library prints meanwhile goes to standard error: standard output is for values."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
 
 
 def _bar_line(verb: str, done: int, total: int, took_s: float) -> str:

@@ -1,0 +1,121 @@
+"""What is posted to a store's `alerts`: failures, questions that wait, runs that are late; and where it never goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from recovery.airflow.alerts import ApprovalAlert, StoreAlert, deadline_missed, post
+from recovery.airflow.settings import StoreSettings
+from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException
+from recovery.airflow.wiring import answering
+
+
+class Instance:
+    """A task instance, as a callback gets it."""
+
+    dag_id, task_id, run_id, log_url = "shop.verify_store", "no_findings", "r1", "http://airflow/log"
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """`listener("oncall", redirect="http://...")`: a server behind a connection with a login; what came to it."""
+    servers: list[tuple[HTTPServer, threading.Thread]] = []
+
+    def listen(conn_id: str, redirect: str = "") -> list[dict[str, Any]]:
+        got: list[dict[str, Any]] = []
+
+        class Taking(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                got.append({**json.loads(body), "login": self.headers["Authorization"]})
+                self.send_response(302 if redirect else 200)
+                if redirect:
+                    self.send_header("Location", redirect)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                got.append({"stolen": self.headers["Authorization"]})
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        server = HTTPServer(("127.0.0.1", 0), Taking)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        servers.append((server, thread))
+        value = {"conn_type": "http", "host": "127.0.0.1", "port": server.server_port, "login": "a", "password": "b"}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(value))
+        return got
+
+    yield listen
+    for server, thread in servers:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def context(**more: Any) -> Any:
+    return {"task_instance": Instance(), **more}
+
+
+def test_a_redirect_gets_neither_the_login_nor_the_alert(listener: Callable[..., list[dict[str, Any]]]) -> None:
+    """Else whoever answers for the host could send the login elsewhere, and the alert would count as delivered."""
+    other = listener("other")
+    port = json.loads(os.environ["AIRFLOW_CONN_OTHER"])["port"]
+    listener("oncall", redirect=f"http://127.0.0.1:{port}/steal")
+    with pytest.raises(OSError, match="302"):
+        post("oncall", {"text": "x"})
+    assert other == []
+
+
+def test_an_alert_goes_to_http_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that leads to a file reads or writes none."""
+    monkeypatch.setenv("AIRFLOW_CONN_ONCALL", json.dumps({"conn_type": "http", "host": "file:///etc/passwd"}))
+    with pytest.raises(ValueError, match=r"leads to file:"):
+        post("oncall", {"text": "x"})
+
+
+def test_a_failure_without_a_message_still_says_something(listener: Callable[..., list[dict[str, Any]]]) -> None:
+    """The kind of the error, or that its process is gone; and a link to the log."""
+    got = listener("oncall")
+    alert = StoreAlert(store="shop", connection="oncall")
+    alert.notify(context(exception=AirflowFailException()))
+    alert.notify(context())
+    assert got[0]["text"].endswith("failed: AirflowFailException")
+    assert got[1]["text"].endswith("failed: its process was killed, or could not start")
+    assert got[0]["url"] == "http://airflow/log"
+
+
+def test_a_question_is_announced(listener: Callable[..., list[dict[str, Any]]]) -> None:
+    """Which store, what is asked, and all that one needs to decide."""
+    got = listener("oncall")
+    task = type("Task", (), {"subject": "Recover shop after a crash?", "body": "**In doubt**: 3 transactions"})()
+    ApprovalAlert(store="shop", connection="oncall").notify(context(task=task))
+    assert (got[0]["store"], got[0]["body"]) == ("shop", "**In doubt**: 3 transactions")
+    assert "an answer is needed, 'Recover shop after a crash?'" in got[0]["text"]
+
+
+def test_a_late_run_is_an_alert(listener: Callable[..., list[dict[str, Any]]]) -> None:
+    """What a deadline of Airflow's calls."""
+    got = listener("oncall")
+    deadline_missed(store="shop", what="check_back is not done after 0:05:00", connection="oncall")
+    assert got[0]["text"] == "checkback, store shop: check_back is not done after 0:05:00"
+
+
+@pytest.mark.skipif(not HAS_APPROVALS, reason="this Airflow has no approvals")
+def test_who_may_answer_and_where_it_is_announced() -> None:
+    """By the store's settings; without `approvers` whoever Airflow lets answer."""
+    told = answering(StoreSettings(name="shop", path="/x", alerts="oncall", approvers=["ada"], answer_within_s=60.0))
+    (alert,) = told["notifiers"]
+    assert (type(alert), alert.connection) == (ApprovalAlert, "oncall")
+    assert told["assigned_users"] == [{"id": "ada", "name": "ada"}]
+    assert told["response_timeout"].total_seconds() == 60
+    assert "assigned_users" not in answering(StoreSettings(name="shop", path="/x"))
