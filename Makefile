@@ -25,7 +25,7 @@ ifneq ($(shell test -x $(BIN)/python && cat $(READY) 2>/dev/null),$(CURDIR))
 endif
 
 # uv itself comes from the lock too, with its hash; the build backend is in the lock, so nothing is fetched unpinned.
-$(READY): requirements.lock pyproject.toml setup.py $(wildcard broker/_fast*.c broker/_fast*.h)
+$(READY): requirements.lock pyproject.toml setup.py $(wildcard broker/_fast*.c broker/_fast*.h) broker/store/shared/control.py broker/store/shared/queue_offsets.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "checkback needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python && test "$$(cat $@ 2>/dev/null)" = "$(CURDIR)" || $(PYTHON) -m venv --clear .venv
 	@awk '/^[a-z]/ { on = /^uv==/ } on' requirements.lock > .venv/uv.lock

@@ -301,7 +301,10 @@ static int intern_names(void)
 static int fast_exec(PyObject *module)
 {
     crc_init();
-    if (intern_names() < 0 || PyModule_AddIntConstant(module, "sources", (long)CHECKBACK_SOURCES) < 0)
+    PyObject *sources = PyLong_FromUnsignedLong(CHECKBACK_SOURCES);
+    int added = sources ? PyModule_AddObjectRef(module, "sources", sources) : -1;
+    Py_XDECREF(sources);
+    if (added < 0 || intern_names() < 0)
         return -1;
     PyObject *type = PyType_FromSpec(&Append_spec);
     if (!type)

@@ -17,7 +17,7 @@ enum { TYPE_NONE = 0, TYPE_PREPARED = 4, TYPE_COMMIT = 8, TYPE_ROLLBACK = 12 };
 
 /* broker/store/shared/control.py: Word */
 enum { W_TAIL = 8, W_INTENT = 9, W_DISPATCHED = 10, W_GENERATION = 12, W_POISON = 13, W_SLOTS = 14, W_REDO_UNITS = 15,
-       W_STORE_MS = 17, W_INDEX = 19, W_COUNT = 22 };
+       W_STORE_MS = 17, W_INDEX = 19, W_SHARED = 20, W_COUNT = 22 };
 
 /* broker/format: places in a record of version 1 with IPv4 addresses, and the sizes of units, slots, items, cells */
 enum { MARK = 8, BODY_CRC_AT = 8, QUEUE_ID_AT = 12, QUEUE_OFFSET_AT = 20, COMMITLOG_OFFSET_AT = 28, SYS_FLAG_AT = 36,
@@ -184,23 +184,20 @@ static int take(Append *self, Held *held)
     return 0;
 }
 
+/* No Python runs in here but the lock's own release: a signal handler would find the lock half given back. */
 static int give_back(Append *self, Held *held)
 {
-    PyObject *kind, *error, *trace, *answer = NULL, *alone = NULL;
+    PyObject *kind, *error, *trace, *answer;
     PyErr_Fetch(&kind, &error, &trace);
     if (held->locked == 2) {
-        int keeps = 0;
-        alone = PyObject_GetAttr(self->lock, n_alone);
-        if (alone && alone != Py_None && (answer = PyObject_CallNoArgs(alone)) != NULL)
-            keeps = PyObject_IsTrue(answer) == 1;
-        if (keeps && PyObject_SetAttr(self->lock, n_kept, Py_True) == 0)
-            ;
-        else
+        PyObject *alone = PyObject_GetAttr(self->lock, n_alone);
+        int keeps = alone && alone != Py_None && held->words && !held->words[W_SHARED];
+        Py_XDECREF(alone);
+        if (!keeps || PyObject_SetAttr(self->lock, n_kept, Py_True) < 0)
             while (flock(held->descriptor, LOCK_UN) < 0 && errno == EINTR)
                 ;
-        Py_XDECREF(alone);
-        Py_XDECREF(answer);
     }
+    PyErr_Clear();
     if (held->locked) {
         answer = PyObject_CallMethodObjArgs(held->threads, n_release, NULL);
         Py_XDECREF(answer);
@@ -208,8 +205,8 @@ static int give_back(Append *self, Held *held)
     Py_CLEAR(held->threads);
     held->locked = 0;
     if (kind) {
+        PyErr_Clear();
         PyErr_Restore(kind, error, trace);
-        return -1;
     }
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -301,7 +298,7 @@ static int find_places(Append *self, Held *held, Stored *one, long long slots, l
             return 0;
         one->queue_offset = (long long)*one->cell;
         one->unit_at = in_map(&one->queue, base, one->queue_offset * UNIT, UNIT, self->queue_bytes);
-        if (!one->unit_at || !PyUnicode_Compare(PyTuple_GetItem(one->key, 0), self->schedule_topic))
+        if (!one->unit_at || !PyUnicode_Compare(PyTuple_GetItem(one->key, 0), self->schedule_topic) || PyErr_Occurred())
             return PyErr_Occurred() ? -1 : 0;
     }
     if (one->queue_offset < 0 || one->queue_offset >> 56)
@@ -495,7 +492,7 @@ static int store(
     }
     uint8_t *log = in_map(&held->log, held->log_base, tail, end - tail, self->size_max);
     int32_t items = (int32_t)get32((uint8_t *)held->index.buf + 36);
-    if (!log || items < 0 || items + codes >= self->index_items || (count == 2 && all[0].cell == all[1].cell))
+    if (!log || items < 0 || (long long)items + codes >= self->index_items || (count == 2 && all[0].cell == all[1].cell))
         return 0;
     if ((*store_ms = store_time(self, held)) <= 0)
         return *store_ms < 0 ? -1 : 0;

@@ -74,10 +74,12 @@ static PyObject *fast_message(PyObject *module, PyObject *const *args, Py_ssize_
             && PyDict_SetItem(fields, n_properties, properties) == 0)
             answer = Py_True;
     }
-    PyErr_Clear(); /* the Python raises what it has to say */
     Py_XDECREF(checked);
     Py_XDECREF(keys);
     Py_XDECREF(properties);
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return NULL; /* an interrupt */
+    PyErr_Clear(); /* the Python raises what it has to say */
     return Py_NewRef(answer);
 }
 

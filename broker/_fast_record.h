@@ -119,14 +119,16 @@ static int read_properties(PyObject *dict, Properties *read)
     return read->size + CRC_ITEM <= PROPERTIES_MAX;
 }
 
-static void write_properties(uint8_t *at, PyObject *dict)
+/* Into so many bytes; 0, or -1 when the dict is another one by now. */
+static int write_properties(uint8_t *at, Py_ssize_t room, PyObject *dict)
 {
     PyObject *name_object, *value_object;
     Py_ssize_t position = 0;
     while (PyDict_Next(dict, &position, &name_object, &value_object)) {
         Text name, value;
-        if (!text_of(name_object, &name) || !text_of(value_object, &value))
-            return; /* read_properties has seen them all */
+        if (!text_of(name_object, &name) || !text_of(value_object, &value) || name.size + value.size + 2 > room)
+            return -1;
+        room -= name.size + value.size + 2;
         memcpy(at, name.text, (size_t)name.size);
         at += name.size;
         *at++ = 1;
@@ -135,6 +137,7 @@ static void write_properties(uint8_t *at, PyObject *dict)
         *at++ = 2;
     }
     memcpy(at, crc_item, CRC_ITEM);
+    return room ? -1 : 0;
 }
 
 static void write_head(uint8_t *at, Py_ssize_t size, PyObject *body, long long queue_id, long long born_ms, int kind)
@@ -169,7 +172,10 @@ static PyObject *record_bytes(
     memcpy(at, topic.text, (size_t)topic.size);
     at += topic.size;
     put16(at, (uint16_t)(texts + CRC_ITEM));
-    write_properties(at + 2, properties);
+    if (write_properties(at + 2, texts, properties) < 0) {
+        Py_CLEAR(raw);
+        PyErr_SetString(PyExc_RuntimeError, "the properties of a message changed while its record was made");
+    }
     return raw;
 }
 
@@ -194,7 +200,7 @@ static PyObject *fast_draft(PyObject *module, PyObject *const *args, Py_ssize_t 
     if (PyErr_Occurred())
         return NULL;
     if (!ascii_of(args[1], &topic) || topic.size > TOPIC_MAX || !PyBytes_CheckExact(args[2])
-        || PyBytes_Size(args[2]) > (1 << 30) || kind == TYPE_ROLLBACK || !read_properties(args[3], &read))
+        || PyBytes_Size(args[2]) > (1 << 30) || queue_id < 0 || queue_id > INT32_MAX || kind == TYPE_ROLLBACK || !read_properties(args[3], &read))
         Py_RETURN_NONE;
     PyObject *codes = args[7] == Py_None ? codes_of(topic, read.unique, read.keys) : Py_NewRef(args[7]);
     if (!codes || codes == Py_None)

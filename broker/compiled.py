@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import zlib
 from types import ModuleType
 
@@ -20,32 +21,33 @@ SOURCES = (
     "broker/_fast_numbers.h",
     "broker/_fast_record.h",
 )
+MIRRORED = (
+    "broker/store/shared/control.py",
+    "broker/store/shared/queue_offsets.py",
+)  # layouts of our own that it knows
 
 
 def sources_crc(root: str) -> int | None:
     """A number that says which sources these are, in a source tree; None where they are not all there."""
     crc = 0
-    for name in SOURCES:
+    for name in SOURCES + MIRRORED:
         try:
             with open(os.path.join(root, name), "rb") as source:
                 crc = zlib.crc32(source.read(), crc)
-        except FileNotFoundError:
+        except OSError:
             return None
     return crc
 
 
 def _load() -> ModuleType | None:
-    if os.environ.get("CHECKBACK_PURE") == "1":
+    if os.environ.get("CHECKBACK_PURE") == "1" or sys.implementation.name != "cpython":
         return None
     try:
         built = importlib.import_module("broker._fast")
     except ImportError:
         return None
-    return (
-        built
-        if sources_crc(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) in (None, built.sources)
-        else None
-    )
+    expected = sources_crc(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return built if expected in (None, getattr(built, "sources", -1)) else None
 
 
 fast: ModuleType | None = _load()

@@ -55,8 +55,10 @@ class Message:
     ) -> None:
         """Raises MessageRejected."""
         fields, properties = self.__dict__, {} if properties is None else properties
-        if _fast_message is None or not _fast_message(
-            fields, topic, body, tag, keys, properties, _check_topic, names.RESERVED
+        if (
+            type(self) is not Message  # it may have checks of its own
+            or _fast_message is None
+            or not _fast_message(fields, topic, body, tag, keys, properties, _check_topic, names.RESERVED)
         ):
             fields.update(topic=topic, body=body, tag=tag, keys=keys, properties=properties)
             self.__post_init__()
@@ -70,8 +72,16 @@ class Message:
             raise MessageRejected(f"{text}, not {self.keys!r:.60} and {self.properties!r:.60}") from None
         characters = self._checked_length(keys, properties)
         _check_topic(self.topic)
+        keys = tuple(plain_text(key) for key in keys)
+        properties = {plain_text(name): plain_text(value) for name, value in properties.items()}
         # A frozen dataclass lets nobody set a field; so past it, all at once, which is faster than one by one.
-        self.__dict__.update(keys=keys, properties=MappingProxyType(properties), body=_checked_body(self.body))
+        self.__dict__.update(
+            topic=plain_text(self.topic),
+            body=_checked_body(self.body),
+            tag=plain_text(self.tag),
+            keys=keys,
+            properties=MappingProxyType(properties),
+        )
         if self.tag:
             _check_tag(self.tag)
         for key in keys:
@@ -178,6 +188,11 @@ class ReceivedMessage:
 
 def _received(values: dict[str, Any]) -> ReceivedMessage:
     return ReceivedMessage(**{**values, "properties": MappingProxyType(values["properties"])})
+
+
+def plain_text(text: str) -> str:
+    """The same text as an exact str: an enum of texts formats itself as its name, not as its value."""
+    return text if type(text) is str or not isinstance(text, str) else str.__str__(text)
 
 
 def _check_texts(what: str, *texts: Any) -> None:

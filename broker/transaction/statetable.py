@@ -172,9 +172,9 @@ class StateTableService(TransactionalMessageService):
             self._admission.check_role()
         writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
         known, now_ms = self._known(half), time.time_ns() // 1_000_000
+        if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
+            writer.upkeep.start()
         if not extra and (placed := self._appender.compiled_end(known, commitlog_offset, slot, kind, now_ms)):
-            if not writer.upkeep.is_running:
-                writer.upkeep.start()
             if self._sync_each:
                 writer.settle(writer.control.words[_TAIL])
             return _ended(kind, placed.commitlog_offset, placed.queue_offset if kind is _COMMIT else None)
@@ -184,8 +184,6 @@ class StateTableService(TransactionalMessageService):
         size = len(ends[0].raw) + (len(ends[1].raw) if len(ends) > 1 else 0)
         if size > self._record_bytes_max:
             check_size(size, self._record_bytes_max)
-        if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
-            writer.upkeep.start()
         with writer.append_lock:
             self._appender.heal()
             held = self._slot_state(half)

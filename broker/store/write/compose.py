@@ -12,7 +12,7 @@ from broker.format import properties as names
 from broker.format.java import Host
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
-from broker.message import Message
+from broker.message import Message, plain_text
 from broker.store.write.admission import (
     DELAYS,
     LOCAL_TIMER_MAX_MS,
@@ -73,12 +73,14 @@ def compose(
     RocketMQ: CommitLog.asyncPutMessage, HookUtils.transformDelayLevelMessage (5.3.3).
     """
     now_ms = time.time_ns() // 1_000_000
+    if group is not None:
+        group = plain_text(group)
     properties, prepared = _stored_properties(message, new_unique_key(now_ms), group), group is not None
     topic, level = message.topic, 0
     if extra:
         for name, value in extra.items():
             names.check(name, value)
-        properties.update(extra)
+            properties[plain_text(name)] = plain_text(value)
         if level := _level(
             properties, now_ms, prepared=prepared, is_local=origin is None
         ):  # a Message has none of its own
@@ -110,7 +112,7 @@ def compose(
 
 def _stored_properties(message: Message, unique_key: str, group: str | None) -> dict[str, str]:
     """What a record says: the message's own properties and keys, its unique key, and of a half message its group."""
-    if _fast_properties is not None:
+    if _fast_properties is not None and type(message) is Message:
         return _fast_properties(message.properties, message.tag, message.keys, unique_key, group)
     properties = message.stored_properties
     properties[names.UNIQ_KEY] = unique_key
