@@ -6,6 +6,10 @@
 #include <Python.h>
 
 #include "_fast_crc.h"
+#include "_fast_digest.h"
+#include "_fast_expected.h"
+#include "_fast_scan.h"
+#include "_fast_strings.h"
 
 static PyObject *fast_crc32(PyObject *module, PyObject *data)
 {
@@ -20,6 +24,12 @@ static PyObject *fast_crc32(PyObject *module, PyObject *data)
 
 static PyMethodDef methods[] = {
     {"crc32", fast_crc32, METH_O, "The CRC-32 of bytes."},
+    {"copied_sums", fast_copied_sums, METH_VARARGS, copied_sums_doc},
+    {"digest_sums", fast_digest_sums, METH_VARARGS, digest_sums_doc},
+    {"index_items", fast_index_items, METH_VARARGS, index_items_doc},
+    {"java_hashes", fast_java_hashes, METH_VARARGS, java_hashes_doc},
+    {"scan_window", fast_scan_window, METH_VARARGS, scan_window_doc},
+    {"string_codes", fast_string_codes, METH_VARARGS, string_codes_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,7 +13,15 @@ import zlib
 from pathlib import Path
 from types import ModuleType
 
-SOURCES = ("broker/_fast.c", "broker/_fast_crc.h")
+SOURCES = (
+    "broker/_fast.c",
+    "broker/_fast_arrays.h",
+    "broker/_fast_crc.h",
+    "broker/_fast_digest.h",
+    "broker/_fast_expected.h",
+    "broker/_fast_scan.h",
+    "broker/_fast_strings.h",
+)
 
 
 def sources_crc(root: Path) -> int | None:

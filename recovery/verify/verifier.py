@@ -25,6 +25,7 @@ from broker.store.recover.watermark import Watermark, has_moved, log_begin, read
 from broker.transaction.events import Generation
 from recovery.findings import Findings, Report
 from recovery.scan.kinds import Kinds
+from recovery.scan.native.columns import Wants
 from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Scan
@@ -48,6 +49,12 @@ from recovery.verify.state_table import StateTableComparison
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _PROPERTIES = (names.KEYS, names.TAGS, names.PGROUP, names.UNIQ_KEY)
+# What one pass of the C module makes: besides these what some comparison asks of most records.
+WANTS = Wants(
+    crc=True,
+    property_sums=True,
+    properties=(*_PROPERTIES, names.REAL_TOPIC, names.REAL_QID, names.INNER_MULTI_QUEUE_OFFSET),
+)
 _TRIES = 3
 # What a record that is gone has left behind, or takes with it.
 _OF_RECORDS = frozenset({
@@ -147,7 +154,9 @@ class Verification:
 
     def __init__(self, files: StoreFiles, progress: Progress, observers: Sequence[Observer] = ()) -> None:
         self.files, self.findings, self._observers = files, Findings(), observers
-        self.scan = Scan(files.compared, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
+        self.scan = Scan(
+            files.compared, progress=lambda done: progress(done, files.commitlog_bytes), wants=WANTS, prepare=_prepare
+        )
         self.tracker = TransactionTracker(
             files, self.findings, lambda half, end: difference(self._look(half), self._look(end))
         )
