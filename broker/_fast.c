@@ -7,7 +7,7 @@
 
 #include "_fast_crc.h"
 #include "_fast_digest.h"
-#include "_fast_expected.h"
+#include "_fast_index_items.h"
 #include "_fast_scan.h"
 #include "_fast_strings.h"
 
@@ -24,7 +24,6 @@ static PyObject *fast_crc32(PyObject *module, PyObject *data)
 
 static PyMethodDef methods[] = {
     {"crc32", fast_crc32, METH_O, "The CRC-32 of bytes."},
-    {"copied_sums", fast_copied_sums, METH_VARARGS, copied_sums_doc},
     {"digest_sums", fast_digest_sums, METH_VARARGS, digest_sums_doc},
     {"index_items", fast_index_items, METH_VARARGS, index_items_doc},
     {"java_hashes", fast_java_hashes, METH_VARARGS, java_hashes_doc},

@@ -15,12 +15,12 @@
 enum {
     COL_AT, COL_SIZE, COL_MAGIC, COL_BODY_CRC, COL_QUEUE_ID, COL_FLAG, COL_QUEUE_OFFSET, COL_OFFSET, COL_SYS_FLAG,
     COL_BORN_MS, COL_BORN_PORT, COL_STORE_MS, COL_STORE_PORT, COL_AGAIN, COL_PREPARED, COL_BODY_LENGTH, COL_BODY_AT,
-    COL_TOPIC_AT, COL_TOPIC_LENGTH, COL_PROPERTIES_AT, COL_PROPERTIES_LENGTH, COL_BAD_CRC, COL_PROPERTY_SUM,
-    COLUMN_COUNT
+    COL_TOPIC_AT, COL_TOPIC_LENGTH, COL_PROPERTIES_AT, COL_PROPERTIES_LENGTH, COL_TEXT_AT, COL_BAD_CRC,
+    COL_PROPERTY_SUM, COL_COPIED_SUM, COLUMN_COUNT
 };
 
 enum { SCAN_END, SCAN_NO_ROOM, SCAN_NOT_WHOLE };
-enum { WANT_CRC = 1, WANT_SUMS = 2 };
+enum { WANT_CRC = 1, WANT_SUMS = 2, WANT_TEXTS = 4 };
 
 #define SCAN_MAGIC_V1 0xDAA320A7u
 #define SCAN_MAGIC_V2 0xDAA320ABu
@@ -41,6 +41,9 @@ struct scan_call {
     uint64_t base;
     int64_t *columns;
     int64_t capacity, row;
+    uint8_t *texts; /* of each record the topic and the properties, as they stand in it */
+    int64_t texts_room, texts_used;
+    const uint64_t *odd; /* by which copied fields are multiplied; NULL where their sum is not wanted */
     int wants, names;
     uint64_t lengths; /* bit n: a name of n (modulo 64) bytes is wanted */
     struct wanted_name name[NAMES_MAX];
@@ -126,7 +129,7 @@ static uint32_t property_sum(const uint8_t *at, int64_t length)
     return sum;
 }
 
-/* Of each wanted property its place in the window and its length; 0 and 0 where it is missing or empty.
+/* Of each wanted property its place in the texts and its length; 0 and 0 where it is missing or empty.
  *
  * Items end at 2, the name of one at the first 1 in it; of several of a name the last that is not empty counts.
  */
@@ -134,23 +137,23 @@ static void find_properties(const struct scan_call *call, int64_t begin, int64_t
 {
     for (int number = 0; number < 2 * call->names; number++)
         column[number * call->capacity] = 0;
-    const uint8_t *window = call->window;
+    const uint8_t *texts = call->texts;
     int64_t stop = begin + length;
     while (begin < stop) {
         int64_t at = begin;
-        while (at < stop && (uint8_t)(window[at] - 1) > 1)
+        while (at < stop && (uint8_t)(texts[at] - 1) > 1)
             at++;
         int64_t name_length = at - begin;
-        if (at >= stop || window[at] == 2) { /* an item without a name's end is none */
+        if (at >= stop || texts[at] == 2) { /* an item without a name's end is none */
             begin = at + 1;
             continue;
         }
-        const uint8_t *end = memchr(window + at, 2, (size_t)(stop - at));
-        int64_t value = at + 1, value_end = end ? end - window : stop;
+        const uint8_t *end = memchr(texts + at, 2, (size_t)(stop - at));
+        int64_t value = at + 1, value_end = end ? end - texts : stop;
         if (value_end > value && call->lengths >> (name_length & 63) & 1)
             for (int number = 0; number < call->names; number++)
                 if (call->name[number].length == name_length
-                    && !memcmp(call->name[number].bytes, window + begin, (size_t)name_length)) {
+                    && !memcmp(call->name[number].bytes, texts + begin, (size_t)name_length)) {
                     column[2 * number * call->capacity] = value;
                     column[(2 * number + 1) * call->capacity] = value_end - value;
                 }
@@ -158,7 +161,34 @@ static void find_properties(const struct scan_call *call, int64_t begin, int64_t
     }
 }
 
-static void put_record(const struct scan_call *call, const struct record_parts *parts)
+/* The sum over the fields that an end copies from its half message, each times an odd number; those of the words of the
+ * addresses begin at these. The reference is recovery/transactions/fingerprint.py. */
+#define BORN_ODD 16
+#define STORE_ODD 32
+#define ODD_COUNT 64
+#define TRANSACTION_BITS 0xC
+
+static uint64_t address_sum(const uint8_t *at, int bytes, const uint64_t *odd)
+{
+    uint64_t sum = 0;
+    for (int word = 0; word < bytes / 4; word++, at += 4)
+        sum += odd[word] * ((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
+    return sum;
+}
+
+static inline uint64_t signed32(const uint8_t *at) { return (uint64_t)(int64_t)(int32_t)big32(at); }
+
+static uint64_t copied_sum(const uint8_t *at, uint32_t flags, const uint64_t *odd)
+{
+    int born = flags & SYS_BORN_IPV6 ? 16 : 4, store = flags & SYS_STORE_IPV6 ? 16 : 4;
+    const uint8_t *born_port = at + 48 + born, *store_port = born_port + 12 + store;
+    return odd[0] * signed32(at + 16) + odd[1] * big64(at + 40) + odd[2] * signed32(born_port)
+         + odd[3] * signed32(store_port) + odd[4] * signed32(store_port + 4)
+         + odd[5] * (signed32(at + 36) & ~(uint64_t)TRANSACTION_BITS) + address_sum(at + 48, born, odd + BORN_ODD)
+         + address_sum(born_port + 12, store, odd + STORE_ODD);
+}
+
+static void put_record(struct scan_call *call, const struct record_parts *parts)
 {
     const uint8_t *at = call->window + call->at, *middle = at + parts->body_at - 16;
     const uint8_t *born = at + 48 + (parts->sys_flag & SYS_BORN_IPV6 ? 16 : 4);
@@ -188,8 +218,16 @@ static void put_record(const struct scan_call *call, const struct record_parts *
         row[COL_BAD_CRC * step] = record_is_bad(at, parts);
     if (call->wants & WANT_SUMS)
         row[COL_PROPERTY_SUM * step] = property_sum(at + parts->properties_at, parts->properties_length);
-    if (call->names)
-        find_properties(call, place + parts->properties_at, parts->properties_length, row + COLUMN_COUNT * step);
+    if (call->odd)
+        row[COL_COPIED_SUM * step] = (int64_t)copied_sum(at, parts->sys_flag, call->odd);
+    if (call->wants & WANT_TEXTS) {
+        int64_t text = call->texts_used, head = parts->topic_length + 2;
+        memcpy(call->texts + text, at + parts->topic_at, (size_t)(head + parts->properties_length));
+        row[COL_TEXT_AT * step] = text;
+        call->texts_used += head + parts->properties_length;
+        if (call->names)
+            find_properties(call, text + head, parts->properties_length, row + COLUMN_COUNT * step);
+    }
 }
 
 /* Walk from call->at on; a record that reaches beyond call->limit ends the walk before it. */
@@ -203,7 +241,8 @@ static int scan_records(struct scan_call *call)
             return SCAN_END;
         if (!record_is_whole(at, size, call->base + (uint64_t)call->at, &parts))
             return SCAN_NOT_WHOLE;
-        if (call->row >= call->capacity)
+        if (call->row >= call->capacity
+            || (call->wants & WANT_TEXTS && call->texts_room - call->texts_used < size - parts.topic_at))
             return SCAN_NO_ROOM;
         put_record(call, &parts);
         call->row++;
@@ -233,32 +272,38 @@ static int take_names(struct scan_call *call, PyObject *names)
 }
 
 static const char scan_window_doc[] =
-    "scan_window(window, at, limit, base, columns, row, wants, names) -> (rows, at, stop)\n\n"
+    "scan_window(window, at, limit, base, columns, row, texts, used, wants, names, odd) -> (rows, used, at, stop)\n\n"
     "Walk the records of window[at:limit] into the int64 columns from a row on. `base` is the CommitLog offset of the\n"
-    "window's first byte; wants: 1 CRCs, 2 sums of properties; `names`: the properties whose places are wanted.\n"
-    "stop: 0 no further record lies whole below the limit, 1 the columns are full, 2 what begins there is none.";
+    "window's first byte; wants: 1 CRCs, 2 sums of properties, 4 topics and properties behind the `used` bytes of\n"
+    "`texts`, with the places there of the properties of these `names`; `odd`: 64 uint64, by which copied fields are\n"
+    "multiplied, or b''. stop: 0 no further record lies whole below the limit, 1 there is no more room, 2 what begins\n"
+    "there is no record.";
 
 static PyObject *fast_scan_window(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer buffer[2];
+    Py_buffer buffer[4];
     PyObject *names;
-    long long at, limit, base, row;
+    long long at, limit, base, row, used;
     struct scan_call call = {0};
-    if (!PyArg_ParseTuple(args, "y*LLLw*LiO!:scan_window", &buffer[0], &at, &limit, &base, &buffer[1], &row,
-                          &call.wants, &PyTuple_Type, &names))
+    if (!PyArg_ParseTuple(args, "y*LLLw*Lw*LiO!y*:scan_window", &buffer[0], &at, &limit, &base, &buffer[1], &row,
+                          &buffer[2], &used, &call.wants, &PyTuple_Type, &names, &buffer[3]))
         return NULL;
     PyObject *result = NULL;
     if (!take_names(&call, names))
         goto done;
     int64_t width = COLUMN_COUNT + 2 * call.names;
     call.capacity = buffer[1].len / 8 / width;
-    if (!array_holds(&buffer[1], "columns", call.capacity * width, 8))
+    if (!array_holds(&buffer[1], "columns", call.capacity * width, 8)
+        || (buffer[3].len && !array_holds(&buffer[3], "odd", ODD_COUNT, 8)))
         goto done;
-    if (at < 0 || at > limit || limit > buffer[0].len || row < 0 || row > call.capacity) {
-        PyErr_SetString(PyExc_ValueError, "at and limit must lie in the window, row in the columns");
+    if (at < 0 || at > limit || limit > buffer[0].len || row < 0 || row > call.capacity || used < 0
+        || used > buffer[2].len) {
+        PyErr_SetString(PyExc_ValueError, "at and limit must lie in the window, row in the columns, used in the texts");
         goto done;
     }
+    call.texts = buffer[2].buf, call.texts_room = buffer[2].len, call.texts_used = used;
+    call.odd = buffer[3].len ? buffer[3].buf : NULL;
     call.window = buffer[0].buf;
     call.columns = buffer[1].buf;
     call.at = at, call.limit = limit, call.base = (uint64_t)base, call.row = row;
@@ -266,9 +311,9 @@ static PyObject *fast_scan_window(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     stop = scan_records(&call);
     Py_END_ALLOW_THREADS
-    result = Py_BuildValue("(LLi)", (long long)call.row, (long long)call.at, stop);
+    result = Py_BuildValue("(LLLi)", (long long)call.row, (long long)call.texts_used, (long long)call.at, stop);
 done:
-    arrays_release(buffer, 2);
+    arrays_release(buffer, 4);
     return result;
 }
 

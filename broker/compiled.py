@@ -18,7 +18,7 @@ SOURCES = (
     "broker/_fast_arrays.h",
     "broker/_fast_crc.h",
     "broker/_fast_digest.h",
-    "broker/_fast_expected.h",
+    "broker/_fast_index_items.h",
     "broker/_fast_scan.h",
     "broker/_fast_strings.h",
 )

@@ -6,7 +6,7 @@ The events go to the tasks that join them; everything else is a `SplitSummary`, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from recovery.scan.scanner import Damage
 from recovery.scan.spill import joined, pick
 from recovery.transactions.events import EVENT, OP, Rows, extract, extract_ops
 from recovery.transactions.fingerprint import fingerprints
-from recovery.verify.record_checks import wrong_crcs, wrong_fields
+from recovery.verify.record_checks import WANTS, wrong_crcs, wrong_fields
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Inspection:
     def __init__(self, task: InspectionTask, split: Split) -> None:
         self._task, self._log = task, task.log
         self.summary = SplitSummary(split)
-        self._reading = Reading(task.log, split)
+        self._reading = Reading(task.log, split, replace(WANTS, crc=task.crc))
         self._names = NumberedNames()
         self._events: list[Rows] = []
         self._ops: list[Rows] = []

@@ -189,6 +189,8 @@ class Records:
         if self._whole is not None and self._whole[0].columns is not None:
             codes, topics = self._whole[0].topic_codes
             return codes[self._whole[1]], topics
+        if self.columns is not None and self.columns.wants.texts:
+            return StringViews(self.columns.texts, self.columns["text_at"], self.columns["topic_length"]).codes()
         return StringViews(self.window, *self._topic).codes()
 
     def in_topic(self, topic: bytes) -> Bools:
@@ -239,7 +241,7 @@ class Records:
                 whole, numbers = self._whole
                 self._values[name] = whole.values(name).take(numbers)
             elif self.columns is not None and (places := self.columns.property_places(name)) is not None:
-                self._values[name] = StringViews(self.window, *places)
+                self._values[name] = StringViews(self.columns.texts, *places)
             else:
                 self._values[name] = self.properties.property_slices(name)
         return self._values[name]

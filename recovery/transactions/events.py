@@ -56,6 +56,8 @@ EVENT = np.dtype(
     ]
 )
 
+_IS_ELSEWHERE = np.isin(np.arange(256), list(TARGET_IN_PROPERTIES))  # by kind of topic
+
 OP = np.dtype([("queue_id", "i4"), ("queue_offset", "i8"), ("offset", "i8")])  # one for each half that an op names
 
 
@@ -111,7 +113,7 @@ def extract(records: Records, kinds: Kinds, interned: Names) -> Rows:
 
 def _targets(part: Records, kinds: Kinds, which: Ints, interned: Names) -> npt.NDArray[np.int32]:
     own = np.array([interned.number(topic) for topic in kinds.topics], np.int32)[kinds.codes[which]]
-    elsewhere = np.isin(kinds.topic_kinds[which], list(TARGET_IN_PROPERTIES))
+    elsewhere = _IS_ELSEWHERE[kinds.topic_kinds[which]]
     if elsewhere.any():
         real = interned.numbers(part.values(names.REAL_TOPIC))
         own = np.where(elsewhere & (real > 0), real, own)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from broker.compiled import fast
 from broker.format import properties as names
 from broker.format.sysflag import TRANSACTION_MASK
 from broker.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
@@ -40,7 +39,8 @@ _QUEUES_COUNTED = 1024
 _SEPARATOR = 2  # ends a property; `Records.property_sums` counts each byte less this
 # Odd, so that a single bit that differs in one field changes the sum, whatever the others are.
 _ODD = tuple(0x9E3779B97F4A7C15 * (2 * number + 1) & 0xFFFFFFFFFFFFFFFF | 1 for number in range(64))
-_ODD_NUMBERS = np.array(_ODD, np.uint64)
+ODD_NUMBERS = np.array(_ODD, np.uint64).tobytes()
+"""The same, for the pass of the C module."""
 
 
 def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
@@ -55,10 +55,10 @@ def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
 
 def _copied_sums(part: Records) -> Numbers:
     """What the heads add."""
+    whole, numbers = part.whole_and_numbers
+    if whole.columns is not None and whole.columns.wants.copied:
+        return whole.columns["copied_sum"].view(np.uint64)[numbers]
     sums = np.zeros(len(part), np.uint64)
-    if fast is not None:
-        fast.copied_sums(part.window, np.ascontiguousarray(part.at), _ODD_NUMBERS, sums)
-        return sums
     fields = (*(part.field(name) for name in _COPIED), part.sys_flags & ~TRANSACTION_MASK)
     for odd, column in zip(_ODD, fields, strict=False):
         sums += column.astype(np.uint64) * np.uint64(odd)

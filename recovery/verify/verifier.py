@@ -25,7 +25,6 @@ from broker.store.recover.watermark import Watermark, has_moved, log_begin, read
 from broker.transaction.events import Generation
 from recovery.findings import Findings, Report
 from recovery.scan.kinds import Kinds
-from recovery.scan.native.columns import Wants
 from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Scan
@@ -42,19 +41,13 @@ from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.queue_ext import queue_ext_of
 from recovery.verify.kinds.rocksdb_queues import rocksdb_comparison
 from recovery.verify.kinds.timers import TimerComparison, timers_of
-from recovery.verify.record_checks import wrong_crcs, wrong_fields
+from recovery.verify.record_checks import WANTS, wrong_crcs, wrong_fields
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _PROPERTIES = (names.KEYS, names.TAGS, names.PGROUP, names.UNIQ_KEY)
-# What one pass of the C module makes: besides these what some comparison asks of most records.
-WANTS = Wants(
-    crc=True,
-    property_sums=True,
-    properties=(*_PROPERTIES, names.REAL_TOPIC, names.REAL_QID, names.INNER_MULTI_QUEUE_OFFSET),
-)
 _TRIES = 3
 # What a record that is gone has left behind, or takes with it.
 _OF_RECORDS = frozenset({

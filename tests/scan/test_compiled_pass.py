@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import recovery.scan.framing
 import recovery.scan.strings
 import recovery.scan.windows
-import recovery.transactions.fingerprint
+import recovery.transactions.digest
 import recovery.verify.index_items
 from broker.compiled import fast
 from broker.format.commitlog import BODY_AT
@@ -28,7 +28,7 @@ from recovery.scan.records import Records
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.transactions.events import Names, extract
-from recovery.transactions.fingerprint import fingerprints
+from recovery.transactions.fingerprint import ODD_NUMBERS, fingerprints
 from recovery.verify.index_items import IndexingRule, expected_items
 from tests.golden.unpack import names
 from tests.scan.effort import tries
@@ -38,10 +38,12 @@ from tests.scan.property_bytes import NAMES, raw_properties
 pytestmark = pytest.mark.skipif(fast is None, reason="the C module was not built, or CHECKBACK_PURE=1 leaves it out")
 
 _MODULES = (
-    recovery.scan.framing, recovery.scan.strings, recovery.scan.windows, recovery.transactions.fingerprint,
-    recovery.verify.index_items,
+    recovery.scan.framing, recovery.scan.strings, recovery.scan.windows,
+    recovery.transactions.digest, recovery.verify.index_items,
 )  # fmt: skip
-_ASKED = Wants(crc=True, property_sums=True, properties=(*NAMES, "TAGS", "PGROUP", "REAL_QID"))
+_ASKED = Wants(
+    crc=True, property_sums=True, texts=True, properties=(*NAMES, "TAGS", "PGROUP", "REAL_QID"), copied=ODD_NUMBERS
+)
 
 
 @contextmanager
@@ -121,6 +123,14 @@ def test_any_damaged_head(log: Log, data: st.DataObject, pieces: list[int]) -> N
         window[min(at + place, len(window) - 1)] = data.draw(st.sampled_from([0, 1, 2, 0x10, 0x30, 0x7F, 0x80, 0xFF]))
     stop = data.draw(st.sampled_from([len(window), *(after for _, after in pairwise([*places, len(window)]))]))
     compare(window[:stop], base, base + len(window), pieces)
+
+
+def test_more_records_than_rows() -> None:
+    """The pass makes room for them."""
+    log = Log(1 << 20)
+    for number in range(3000):
+        log.append(Wanted(topic="OrderTopic" if number % 7 else "T", properties=b"KEYS\x01%d a\x02" % number))
+    compare(np.frombuffer(bytes(log.segments[0]), np.uint8), 0, 1 << 20, [1 << 14, 1 << 18])
 
 
 @tries(100)

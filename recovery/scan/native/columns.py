@@ -22,12 +22,13 @@ COLUMNS = (
     "at", "total_size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "commitlog_offset", "sys_flag",
     "born_timestamp_ms", "born_port", "store_timestamp_ms", "store_port", "reconsume_times",
     "prepared_transaction_offset", "body_length", "body_at", "topic_at", "topic_length", "properties_at",
-    "properties_length", "bad_crc", "property_sum",
+    "properties_length", "text_at", "bad_crc", "property_sum", "copied_sum",
 )  # fmt: skip
 _NUMBER = {name: number for number, name in enumerate(COLUMNS)}
-_WANT_CRC, _WANT_SUMS = 1, 2
+_WANT_CRC, _WANT_SUMS, _WANT_TEXTS = 1, 2, 4
 _NO_ROOM, _NOT_WHOLE = 1, 2  # why a call ended, besides the end of the window
 RECORD_BYTES = 512  # of a record, until it is known better: how many rows to begin with
+_TEXT_BYTES = 128  # of its topic and properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +37,26 @@ class Wants:
 
     crc: bool = False
     property_sums: bool = False
-    properties: tuple[str, ...] = ()  # at most 16 names
+    texts: bool = False  # the topics and properties in one array, closer together than in the window
+    properties: tuple[str, ...] = ()  # at most 16 names; their places in the texts
+    copied: bytes = b""  # the 64 numbers by which recovery.transactions.fingerprint multiplies copied fields
 
 
 NOTHING = Wants()
 
 
 class Columns:
-    """The columns of some records, as int64."""
+    """The columns of some records, as int64, and their texts."""
 
-    def __init__(self, values: Ints, count: int, wants: Wants) -> None:
-        self._values, self._count, self.wants = values, count, wants
+    def __init__(self, values: Ints, count: int, texts: Bytes, wants: Wants) -> None:
+        self._values, self._count, self.texts, self.wants = values, count, texts, wants
 
     def __getitem__(self, name: str) -> Ints:
         """A field, a place in the window or a length; shape (records,)."""
         return self._values[_NUMBER[name], : self._count]
 
     def property_places(self, name: str) -> tuple[Ints, Ints] | None:
-        """Where the value of a property begins in the window, and its length (0: missing); None if it was not asked."""
+        """Where the value of a property begins in the texts, and its length (0: missing); None if it was not asked."""
         if name not in self.wants.properties:
             return None
         row = len(COLUMNS) + 2 * self.wants.properties.index(name)
@@ -65,9 +68,11 @@ class WindowPass:
 
     def __init__(self, window: Bytes, base: int, wants: Wants = NOTHING, record_bytes: int = RECORD_BYTES) -> None:
         self._window, self._base, self._wants = window, base, wants
-        self._flags = _WANT_CRC * wants.crc | _WANT_SUMS * wants.property_sums
+        self._flags = _WANT_CRC * wants.crc | _WANT_SUMS * wants.property_sums | _WANT_TEXTS * wants.texts
         self._names = tuple(name.encode() for name in wants.properties)
         self._values = self._empty(len(window) // max(record_bytes, 1))
+        self._texts = np.empty(self._values.shape[1] * _TEXT_BYTES if wants.texts else 0, np.uint8)
+        self._used = 0
         self.count = 0
         self.at = 0
         self.is_broken = False
@@ -81,14 +86,22 @@ class WindowPass:
         """Take the records that end at or before a place in the window."""
         module: Any = fast
         while not self.is_broken and self.at <= limit:
-            self.count, self.at, stop = module.scan_window(
-                self._window, self.at, limit, self._base, self._values, self.count, self._flags, self._names
-            )
+            self.count, self._used, self.at, stop = module.scan_window(
+                self._window, self.at, limit, self._base, self._values, self.count, self._texts, self._used,
+                self._flags, self._names, self._wants.copied,
+            )  # fmt: skip
             self.is_broken = stop == _NOT_WHOLE
             if stop != _NO_ROOM:
                 return
-            before, self._values = self._values, self._empty(2 * self.count)
-            self._values[:, : self.count] = before[:, : self.count]
+            self._grow()
+
+    def _grow(self) -> None:
+        """Make room for as many records again; the next one's texts have at most 64 KiB and its topic."""
+        before, self._values = self._values, self._empty(2 * self.count)
+        self._values[:, : self.count] = before[:, : self.count]
+        if self._wants.texts:
+            texts, self._texts = self._texts, np.empty(2 * len(self._texts) + (1 << 17), np.uint8)
+            self._texts[: self._used] = texts[: self._used]
 
     @property
     def record_bytes(self) -> int:
@@ -97,4 +110,4 @@ class WindowPass:
 
     def columns(self) -> Columns:
         """The columns of the records so far."""
-        return Columns(self._values, self.count, self._wants)
+        return Columns(self._values, self.count, self._texts[: self._used], self._wants)

@@ -1,9 +1,9 @@
-/* What verification expects of records: the items of the index, and the sums by which an end is known as a copy.
+/* What verification expects of records: the items of the index.
  *
- * The reference is recovery/verify/index_items.py: expected_items, and recovery/transactions/fingerprint.py.
+ * The reference is recovery/verify/index_items.py: expected_items.
  */
-#ifndef CHECKBACK_FAST_EXPECTED_H
-#define CHECKBACK_FAST_EXPECTED_H
+#ifndef CHECKBACK_FAST_INDEX_ITEMS_H
+#define CHECKBACK_FAST_INDEX_ITEMS_H
 
 #include "_fast_arrays.h"
 
@@ -137,79 +137,6 @@ static PyObject *fast_index_items(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "a key lies outside the data");
 done:
     arrays_release(b, BUFFERS);
-    return result;
-}
-
-/* Sums over the fields that an end copies, each times its odd number; the numbers of addresses begin at these. */
-#define BORN_ODD 16
-#define STORE_ODD 32
-#define ODD_COUNT 64
-#define TRANSACTION_BITS 0xC
-
-static uint64_t address_sum(const uint8_t *at, int bytes, const uint64_t *odd)
-{
-    uint64_t sum = 0;
-    for (int word = 0; word < bytes / 4; word++, at += 4)
-        sum += odd[word] * ((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
-    return sum;
-}
-
-static uint64_t copied_sum(const uint8_t *at, int born, int store, const uint64_t *odd)
-{
-    const uint8_t *born_port = at + 48 + born, *store_port = born_port + 12 + store;
-    return odd[0] * (uint64_t)(int64_t)(int32_t)big32(at + 16) + odd[1] * big64(at + 40)
-         + odd[2] * (uint64_t)(int64_t)(int32_t)big32(born_port)
-         + odd[3] * (uint64_t)(int64_t)(int32_t)big32(store_port)
-         + odd[4] * (uint64_t)(int64_t)(int32_t)big32(store_port + 4)
-         + odd[5] * (uint64_t)((int64_t)(int32_t)big32(at + 36) & ~(int64_t)TRANSACTION_BITS)
-         + address_sum(at + 48, born, odd + BORN_ODD) + address_sum(born_port + 12, store, odd + STORE_ODD);
-}
-
-/* 0 where the head of a record lies outside the window. */
-static int copied_sums(const uint8_t *window, int64_t size, const int64_t *places, int64_t count, const uint64_t *odd,
-                       uint64_t *sums)
-{
-    for (int64_t row = 0; row < count; row++) {
-        int64_t place = places[row];
-        if (!span_fits(place, 88, size))
-            return 0;
-        uint32_t flags = big32(window + place + 36);
-        int born = flags & 0x10 ? 16 : 4, store = flags & 0x20 ? 16 : 4;
-        if (!span_fits(place, 80 + born + store, size))
-            return 0;
-        sums[row] = copied_sum(window + place, born, store, odd);
-    }
-    return 1;
-}
-
-static const char copied_sums_doc[] =
-    "copied_sums(window, places, odd, sums)\n\n"
-    "For the record at each place its flag, time and ports, how often it was consumed, its sys_flag without the type of\n"
-    "transaction, and the words of its addresses, each times one of 64 odd numbers, into the uint64 `sums`.";
-
-static PyObject *fast_copied_sums(PyObject *module, PyObject *args)
-{
-    (void)module;
-    Py_buffer b[4];
-    if (!PyArg_ParseTuple(args, "y*y*y*w*:copied_sums", &b[0], &b[1], &b[2], &b[3]))
-        return NULL;
-    PyObject *result = NULL;
-    int64_t count = b[1].len / 8;
-    int fits = array_holds(&b[1], "places", count, 8) && array_holds(&b[2], "odd", ODD_COUNT, 8)
-            && array_holds(&b[3], "sums", count, 8);
-    if (!fits)
-        goto done;
-    Py_BEGIN_ALLOW_THREADS
-    fits = copied_sums(b[0].buf, b[0].len, b[1].buf, count, b[2].buf, b[3].buf);
-    Py_END_ALLOW_THREADS
-    if (fits) {
-        Py_INCREF(Py_None);
-        result = Py_None;
-    } else {
-        PyErr_SetString(PyExc_ValueError, "a record lies outside the window");
-    }
-done:
-    arrays_release(b, 4);
     return result;
 }
 
