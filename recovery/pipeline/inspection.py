@@ -38,7 +38,7 @@ from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.spill import joined, pick
-from recovery.transactions.events import EVENT, OP, Rows, extract, extract_ops
+from recovery.transactions.events import EVENT, OP, Rows, extract, extract_ops, with_events
 from recovery.transactions.fingerprint import fingerprints
 from recovery.verify.record_checks import WANTS, wrong_crcs, wrong_fields
 
@@ -123,7 +123,7 @@ class Inspection:
     def _take_events(self, records: Records, kinds: Kinds) -> None:
         rows = extract(records, kinds, self._names)
         if len(rows):
-            part = records.take(np.searchsorted(records.offsets, rows["offset"]))
+            part = records.take(with_events(kinds))
             rows["copy"] = fingerprints(part, rows["kind"])
             self._events.append(rows)
             if self._task.strings:

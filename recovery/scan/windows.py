@@ -18,7 +18,7 @@ from recovery.scan.framing import Walk, walk
 from recovery.scan.native.columns import NOTHING, RECORD_BYTES, Wants, WindowPass
 from recovery.scan.records import Bytes, Records
 
-WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 12 << 20
 _PIECE_BYTES = 512 << 10  # what was read is walked while it is in the processor's cache
 
 Prepare = Callable[[Records], object]

@@ -91,9 +91,14 @@ class Names:
         return len(self._names)
 
 
+def with_events(kinds: Kinds) -> Ints:
+    """Which records say something about a transaction, op messages left out."""
+    return np.flatnonzero((kinds.events != EventKind.PLAIN) & (kinds.events != EventKind.OP))
+
+
 def extract(records: Records, kinds: Kinds, interned: Names) -> Rows:
-    """A row for each record of the records that says something about a transaction, op messages left out."""
-    which = np.flatnonzero((kinds.events != EventKind.PLAIN) & (kinds.events != EventKind.OP))
+    """A row for each record of `with_events`."""
+    which = with_events(kinds)
     rows = np.zeros(len(which), EVENT)
     if not len(which):
         return rows
