@@ -54,7 +54,9 @@ class Scan:
     window_bytes: int = WINDOW_BYTES
     progress: Callable[[int], None] = lambda _: None
     wants: Wants = NOTHING  # what the pass of the C module makes beside the fields
-    prepare: Prepare = lambda _: None  # asks the next batch for its columns in another thread, while this one is used
+    prepare: Prepare = lambda _: (
+        None
+    )  # sees each window in order, mostly in another thread, while the batch before is used
     damages: list[Damage] = field(default_factory=list)
     end_offset: int = 0
 

@@ -43,9 +43,12 @@ class Windows:
         return self._fill(segment, at, size)
 
     def walk(self, segment: Segment, at: int, size: int) -> Walk:
-        """The records in those bytes; `ahead` may have walked them already. Raises Missing when the segment is gone."""
+        """The records in those bytes; `ahead` may have walked them already. Raises Missing when the segment is gone.
+
+        Either way they are prepared before anything behind them is: what prepares them sees all windows in order.
+        """
         found = self._wait((segment.base, at, size))
-        return found or self._walk(segment, at, size)
+        return found or self._walk_and_prepare(segment, at, size)
 
     def ahead(self, segment: Segment, at: int, size: int) -> None:
         """Begin to walk what will be asked for next; the last window stays as it is meanwhile."""
