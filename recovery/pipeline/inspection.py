@@ -34,6 +34,7 @@ from recovery.pipeline.split_comparison import DerivedRange, SplitComparison, Sp
 from recovery.pipeline.splits import Reading, Split
 from recovery.pipeline.store_location import LogManifest
 from recovery.scan.kinds import Kinds
+from recovery.scan.native.columns import Wants
 from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
@@ -77,13 +78,18 @@ class InspectionTask:
     rebuild_plan: RebuildPlan | None = None  # whether derived files are made
 
 
+def _wants_of(task: InspectionTask) -> Wants:
+    """What the tasks need of each record."""
+    return replace(WANTS, crc=task.crc, properties=(*WANTS.properties, *((BY,) if task.strings else ())))
+
+
 class Inspection:
     """One split; iterate, then take the blocks."""
 
     def __init__(self, task: InspectionTask, split: Split) -> None:
         self._task, self._log = task, task.log
         self.summary = SplitSummary(split)
-        self._reading = Reading(task.log, split, replace(WANTS, crc=task.crc))
+        self._reading = Reading(task.log, split, _wants_of(task))
         self._names = NumberedNames()
         self._events: list[Rows] = []
         self._ops: list[Rows] = []
