@@ -9,8 +9,12 @@
 #include <structmember.h>
 
 #include "_fast_crc.h"
+#include "_fast_digest.h"
+#include "_fast_index_items.h"
 #include "_fast_message.h"
 #include "_fast_record.h"
+#include "_fast_scan.h"
+#include "_fast_strings.h"
 
 /* ---- Append ---- */
 
@@ -264,6 +268,11 @@ static PyObject *fast_watch(PyObject *module, PyObject *function)
 
 static PyMethodDef methods[] = {
     {"crc32", fast_crc32, METH_O, "The CRC-32 of bytes."},
+    {"digest_sums", fast_digest_sums, METH_VARARGS, digest_sums_doc},
+    {"index_items", fast_index_items, METH_VARARGS, index_items_doc},
+    {"java_hashes", fast_java_hashes, METH_VARARGS, java_hashes_doc},
+    {"scan_window", fast_scan_window, METH_VARARGS, scan_window_doc},
+    {"string_codes", fast_string_codes, METH_VARARGS, string_codes_doc},
     {"draft", (PyCFunction)(void (*)(void))fast_draft, METH_FASTCALL, "A new record, or None."},
     {"message", (PyCFunction)(void (*)(void))fast_message, METH_FASTCALL, "Check a message: True, or None."},
     {"stored_properties", (PyCFunction)(void (*)(void))fast_stored_properties, METH_FASTCALL, "Those of a record."},

@@ -16,10 +16,15 @@ from types import ModuleType
 SOURCES = (
     "broker/_fast.c",
     "broker/_fast_append.h",
+    "broker/_fast_arrays.h",
     "broker/_fast_crc.h",
+    "broker/_fast_digest.h",
+    "broker/_fast_index_items.h",
     "broker/_fast_message.h",
     "broker/_fast_numbers.h",
     "broker/_fast_record.h",
+    "broker/_fast_scan.h",
+    "broker/_fast_strings.h",
 )
 MIRRORED = (
     "broker/store/shared/control.py",

@@ -6,7 +6,7 @@ The events go to the tasks that join them; everything else is a `SplitSummary`, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,13 +34,14 @@ from recovery.pipeline.split_comparison import DerivedRange, SplitComparison, Sp
 from recovery.pipeline.splits import Reading, Split
 from recovery.pipeline.store_location import LogManifest
 from recovery.scan.kinds import Kinds
+from recovery.scan.native.columns import Wants
 from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.spill import joined, pick
-from recovery.transactions.events import EVENT, OP, Rows, extract, extract_ops
+from recovery.transactions.events import EVENT, OP, Rows, extract, extract_ops, with_events
 from recovery.transactions.fingerprint import fingerprints
-from recovery.verify.record_checks import wrong_crcs, wrong_fields
+from recovery.verify.record_checks import WANTS, wrong_crcs, wrong_fields
 
 
 @dataclass
@@ -77,13 +78,18 @@ class InspectionTask:
     rebuild_plan: RebuildPlan | None = None  # whether derived files are made
 
 
+def _wants_of(task: InspectionTask) -> Wants:
+    """What the tasks need of each record."""
+    return replace(WANTS, crc=task.crc, properties=(*WANTS.properties, *((BY,) if task.strings else ())))
+
+
 class Inspection:
     """One split; iterate, then take the blocks."""
 
     def __init__(self, task: InspectionTask, split: Split) -> None:
         self._task, self._log = task, task.log
         self.summary = SplitSummary(split)
-        self._reading = Reading(task.log, split)
+        self._reading = Reading(task.log, split, _wants_of(task))
         self._names = NumberedNames()
         self._events: list[Rows] = []
         self._ops: list[Rows] = []
@@ -123,7 +129,7 @@ class Inspection:
     def _take_events(self, records: Records, kinds: Kinds) -> None:
         rows = extract(records, kinds, self._names)
         if len(rows):
-            part = records.take(np.searchsorted(records.offsets, rows["offset"]))
+            part = records.take(with_events(kinds))
             rows["copy"] = fingerprints(part, rows["kind"])
             self._events.append(rows)
             if self._task.strings:

@@ -20,6 +20,7 @@ import numpy as np
 from broker.format.commitlog import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, RecordHead
 from broker.store.read.segments import Listing, Segment
 from recovery.pipeline.store_location import LogManifest
+from recovery.scan.native.columns import NOTHING, Wants
 from recovery.scan.records import Bytes, Ints, Records
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.strings import unaligned
@@ -68,6 +69,7 @@ class Reading:
 
     log: LogManifest
     split: Split
+    wants: Wants = NOTHING  # what the pass of the C module makes beside the fields
     first: int | None = None  # the CommitLog offset of the first record
     end_offset: int | None = None  # after the last record
     damages: list[Damage] = field(default_factory=list)  # those that begin behind a record of this split
@@ -96,7 +98,7 @@ class Reading:
     def _scan(self, segment: Segment, start: int) -> Scan:
         listing = Listing((segment,), self._listing.segment_size)
         window = min(max(self.split.end - self.split.start, 0) + _LOOK_AHEAD_BYTES, WINDOW_BYTES)
-        return Scan(listing, start, self.split.end, resync=True, window_bytes=window)
+        return Scan(listing, start, self.split.end, resync=True, window_bytes=window, wants=self.wants)
 
     def _take(self, records: Records) -> Records:
         if self.first is None:

@@ -20,6 +20,7 @@ from broker.format.sysflag import BORN_IPV6, STORE_IPV6
 from broker.transaction.events import EventKind
 from recovery.scan.framing import walk
 from recovery.scan.kinds import Kinds
+from recovery.scan.native.columns import Wants
 from recovery.scan.records import Bytes, Records
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
@@ -29,7 +30,8 @@ _KINDS = [kind.name.lower() for kind in EventKind]
 
 
 def _number(name: str, kind: pa.DataType) -> Callable[[Records], pa.Array]:
-    return lambda records: pa.array(records.field(name)).cast(kind, safe=False)
+    # A copy: a batch that is kept must not keep every column of its window.
+    return lambda records: pa.array(records.field(name).copy()).cast(kind, safe=False)
 
 
 def _text(name: str) -> Callable[[Records], pa.Array]:
@@ -91,7 +93,7 @@ def _properties(records: Records) -> pa.Array:
 
 # Each column: its type, what it means (docs/format.md prints it), and how it is made.
 COLUMNS: dict[str, tuple[pa.DataType, str, Callable[[Records], pa.Array]]] = {
-    "commitlog_offset": (pa.int64(), "where the record begins", lambda records: pa.array(records.offsets)),
+    "commitlog_offset": (pa.int64(), "where the record begins", lambda records: pa.array(records.offsets.copy())),
     "size": (pa.int32(), "of the record, in bytes", _number("total_size", pa.int32())),
     "version": (
         pa.int8(),
@@ -142,6 +144,23 @@ def schema_of(columns: Sequence[str] | None) -> pa.Schema:
     return SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
 
 
+# The columns that are one property.
+_PROPERTY_OF = {
+    "producer_group": names.PGROUP,
+    "tag": names.TAGS,
+    "keys": names.KEYS,
+    "unique_key": names.UNIQ_KEY,
+    "real_topic": names.REAL_TOPIC,
+}
+
+
+def wants_of(columns: Sequence[str] | None) -> Wants:
+    """What a scan makes in its pass, so that these columns (None: all) are there."""
+    asked = COLUMNS.keys() if columns is None else set(columns)
+    found = tuple(name for column, name in _PROPERTY_OF.items() if column in asked)
+    return Wants("crc_ok" in asked, texts=bool(found), properties=found)
+
+
 def record_batch(records: Records, columns: Sequence[str] | None = None) -> pa.RecordBatch:
     """These records as one batch with the wanted columns (None: all). Raises KeyError for a column there is not."""
     schema = schema_of(columns)
@@ -180,6 +199,6 @@ def scan(
     KeyError for a column there is not.
     """
     listing = StoreFiles.open(path).commitlog
-    for records in Scan(listing, start, end, resync=True):
+    for records in Scan(listing, start, end, resync=True, wants=wants_of(columns)):
         for first in range(0, len(records), rows):
             yield record_batch(records.take(slice(first, first + rows)), columns)

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from broker.compiled import fast
 from broker.format.commitlog import (
     BLANK_SIZE,
     MAGIC_BLANK,
@@ -24,6 +25,7 @@ from broker.format.commitlog import (
     RecordHead,
 )
 from broker.format.framing import FrameKind, frame, is_record_size
+from recovery.scan.native.columns import WindowPass
 from recovery.scan.records import Bytes, Ints, Records
 from recovery.scan.strings import unaligned
 
@@ -56,12 +58,15 @@ class Walk:
     claims: int = 0
 
 
-def walk(window: Bytes, base: int, segment_end: int) -> Walk:
+def walk(window: Bytes, base: int, segment_end: int, begun: WindowPass | None = None) -> Walk:
     """Walk the records from the window's first byte on; `segment_end` is the CommitLog offset where the segment ends.
 
-    RocketMQ: CommitLog.recoverAbnormally (5.3.3), but a record must also say the offset at which it really lies.
+    `begun` is a pass over the same window that went on while it was read. RocketMQ: CommitLog.recoverAbnormally
+    (5.3.3), but a record must also say the offset at which it really lies.
     """
     limit = min(len(window), segment_end - base - BLANK_SIZE)
+    if fast is not None or begun is not None:
+        return _walk_compiled(window, base, segment_end, begun or WindowPass(window, base), limit)
     positions = _hop(window, limit)
     records = Records(window, base, positions)
     if len(records):
@@ -77,6 +82,20 @@ def walk(window: Bytes, base: int, segment_end: int) -> Walk:
         if cut.whole(segment_end - base).all():
             return Walk(cut, Stop.FULL, at + size)
     return Walk(records, _STOPS[kind], at, size if kind is FrameKind.CUT_OFF else 0)
+
+
+def _walk_compiled(window: Bytes, base: int, segment_end: int, walked: WindowPass, limit: int) -> Walk:
+    """The same by the C module."""
+    walked.advance(limit)
+    stop, size = Stop.BAD, 0
+    if not walked.is_broken:
+        kind, size = frame(window.data, walked.at, segment_end - base - walked.at)
+        stop = _STOPS[kind]
+        if kind is FrameKind.RECORD and walked.at + size == segment_end - base:
+            walked.advance(segment_end - base)
+            stop = Stop.FULL if walked.at == segment_end - base else Stop.BAD
+    columns = walked.columns()
+    return Walk(Records(window, base, columns["at"], columns), stop, walked.at, size if stop is Stop.MORE else 0)
 
 
 def _hop(window: Bytes, limit: int) -> Ints:

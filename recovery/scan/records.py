@@ -25,6 +25,7 @@ from broker.format.commitlog import (
     head_dtype,
 )
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
+from recovery.scan.native.columns import Columns
 from recovery.scan.strings import StringColumn, StringViews, crc32, text_at, unaligned
 
 Ints = npt.NDArray[np.int64]
@@ -45,10 +46,12 @@ class Records:
     A choice of records (`take`) takes its columns from the whole, where each is decoded once.
     """
 
-    def __init__(self, window: Bytes, base: int, positions: Ints) -> None:
+    def __init__(self, window: Bytes, base: int, positions: Ints, columns: Columns | None = None) -> None:
+        """`columns` are what the pass of the C module made of these records."""
         self.window = window
         self.base = base
         self.at = positions
+        self.columns = columns
         self._fields: dict[str, Ints] = {}
         self._values: dict[str, StringViews] = {}
         self._whole: tuple[Records, Ints] | None = None
@@ -73,6 +76,11 @@ class Records:
         """The CommitLog offset at which each record really begins."""
         return self.at + self.base
 
+    def _column(self, name: str) -> Ints | None:
+        """What the C module has put into a column; None without it."""
+        whole, numbers = self._whole or (self, slice(None))
+        return None if whole.columns is None else whole.columns[name][numbers]
+
     @cached_property
     def _heads(self) -> npt.NDArray[Any]:
         """The fixed part of each record; addresses of either family in 16 bytes once one record has the longer."""
@@ -94,6 +102,8 @@ class Records:
             if self._whole is not None:
                 whole, numbers = self._whole
                 self._fields[name] = whole.field(name)[numbers]
+            elif self.columns is not None:
+                self._fields[name] = self.columns[name]
             else:
                 self._fields[name] = self._heads[name].astype(np.int64)
         return self._fields[name]
@@ -116,6 +126,9 @@ class Records:
     @cached_property
     def body_at(self) -> Ints:
         """Where the body begins in the window."""
+        made = self._column("body_at")
+        if made is not None:
+            return made
         sizes = np.full(len(self.at), BODY_AT[False, False], np.int64)
         born, store = (self.sys_flags & BORN_IPV6) != 0, (self.sys_flags & STORE_IPV6) != 0
         sizes[born] += BODY_AT[True, False] - BODY_AT[False, False]
@@ -132,6 +145,9 @@ class Records:
 
     @cached_property
     def _topic(self) -> tuple[Ints, Ints]:
+        starts, lengths = self._column("topic_at"), self._column("topic_length")
+        if starts is not None and lengths is not None:
+            return starts, lengths
         at = np.clip(self.body_at + self.body_lengths, 0, len(self.window) - 1)
         short = unaligned(self.window, ">i1", at).astype(np.int64)
         if not self._v2.any():
@@ -140,6 +156,9 @@ class Records:
 
     @cached_property
     def _properties(self) -> tuple[Ints, Ints]:
+        made, sizes = self._column("properties_at"), self._column("properties_length")
+        if made is not None and sizes is not None:
+            return made, sizes
         starts, lengths = self._topic
         at = np.clip(starts + lengths, 0, max(len(self.window) - 2, 0))
         return at + 2, unaligned(self.window, ">i2", at).astype(np.int64)
@@ -154,7 +173,10 @@ class Records:
         known &= (bodies >= 0) & (bodies <= sizes) & (self.field("commitlog_offset") == self.offsets)
         topics, properties = self._topic, self._properties
         known &= (topics[1] >= 0) & (properties[1] >= 0)
-        return np.asarray(known & (properties[0] + properties[1] == self.at + sizes))
+        stops = self.at + sizes
+        # Where a wrong length leads beyond the window, other bytes were read: the answer must not depend on them.
+        known &= (self.body_at + bodies + self._v2 + 3 <= stops) & (topics[0] + topics[1] + 2 <= stops)
+        return np.asarray(known & (properties[0] + properties[1] == stops))
 
     @cached_property
     def topics(self) -> StringColumn:
@@ -164,10 +186,18 @@ class Records:
     @cached_property
     def topic_codes(self) -> tuple[npt.NDArray[np.int32], list[bytes]]:
         """A small number for the topic of each record, and the topics that those numbers stand for."""
+        if self._whole is not None and self._whole[0].columns is not None:
+            codes, topics = self._whole[0].topic_codes
+            return codes[self._whole[1]], topics
+        if self.columns is not None and self.columns.wants.texts:
+            return StringViews(self.columns.texts, self.columns["text_at"], self.columns["topic_length"]).codes()
         return StringViews(self.window, *self._topic).codes()
 
     def in_topic(self, topic: bytes) -> Bools:
         """Which of these are in a topic."""
+        if self._whole is not None and self._whole[0].columns is not None:
+            codes, topics = self.topic_codes
+            return np.array([one == topic for one in topics], np.bool_)[codes]
         starts, lengths = self._topic
         found = lengths == len(topic)
         return found & text_at(self.window, starts, topic) if found.any() else np.asarray(found)
@@ -189,6 +219,8 @@ class Records:
         Modulo 256 no two bytes become the same by that, and the end of an item counts nothing, whether it is there or
         not.
         """
+        if self.columns is not None and self.columns.wants.property_sums:
+            return self.columns["property_sum"].astype(np.uint32)
         strings = self.properties
         sums = np.zeros(len(self), np.uint32)
         if not len(strings.data):
@@ -208,6 +240,8 @@ class Records:
             if self._whole is not None:
                 whole, numbers = self._whole
                 self._values[name] = whole.values(name).take(numbers)
+            elif self.columns is not None and (places := self.columns.property_places(name)) is not None:
+                self._values[name] = StringViews(self.columns.texts, *places)
             else:
                 self._values[name] = self.properties.property_slices(name)
         return self._values[name]
@@ -222,6 +256,9 @@ class Records:
 
     @cached_property
     def _bad_crcs(self) -> Ints:
+        whole, numbers = self._whole or (self, slice(None))
+        if whole.columns is not None and whole.columns.wants.crc:
+            return np.flatnonzero(whole.columns["bad_crc"][numbers])
         starts, lengths = self.body_at, self.body_lengths
         found = _crcs(self.window, starts, starts + lengths)
         return np.flatnonzero((found != self.field("body_crc")) | self._bad_record_crcs())

@@ -20,6 +20,7 @@ from broker.format.commitlog import BLANK_SIZE, RECORD_SIZE_MAX
 from broker.store.disk.files import Missing
 from broker.store.read.segments import Listing, Segment
 from recovery.scan.framing import Stop, next_blank, next_start, walk
+from recovery.scan.native.columns import NOTHING, Wants
 from recovery.scan.records import Bytes, Records
 from recovery.scan.windows import WINDOW_BYTES, Prepare, Windows
 
@@ -52,14 +53,17 @@ class Scan:
     resync: bool = False
     window_bytes: int = WINDOW_BYTES
     progress: Callable[[int], None] = lambda _: None
-    prepare: Prepare = lambda _: None  # asks the next batch for its columns in another thread, while this one is used
+    wants: Wants = NOTHING  # what the pass of the C module makes beside the fields
+    prepare: Prepare = lambda _: (
+        None
+    )  # sees each window in order, mostly in another thread, while the batch before is used
     damages: list[Damage] = field(default_factory=list)
     end_offset: int = 0
 
     def __post_init__(self) -> None:
         self.segment_size = self.listing.segment_size
         self._unexplained: list[Damage] = []
-        self._windows = Windows(self.segment_size, self.prepare)
+        self._windows = Windows(self.segment_size, self.prepare, self.wants)
         self.end_offset = max(self.start, self.listing.begin)
 
     def __iter__(self) -> Iterator[Records]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker.compiled import fast
 from broker.format.java import string_hash
 
 try:
@@ -210,6 +211,9 @@ class StringViews:
         more than 64 bytes, Arrow's hash table codes the rest. tests/scan/test_columns_against_scalars.py compares both.
         """
         codes, texts = np.zeros(len(self), np.int32), list[bytes]()
+        if fast is not None:
+            starts, lengths = _int64(self.starts), _int64(self.lengths)
+            return codes, fast.string_codes(self.data, starts, lengths, codes)
         longest, which = int(self.lengths.max(initial=0)), np.arange(len(self))
         words, lengths = np.zeros((len(self), 0), np.uint64), self.lengths
         if 0 < longest <= _SHORT:
@@ -297,7 +301,30 @@ def java_hashes(strings: StringColumn | StringViews) -> npt.NDArray[np.int32]:
     takes f. What is not ASCII goes through `broker.format.java.string_hash`, one by one, and
     tests/scan/test_columns_against_scalars.py compares all with it.
     """
+    if fast is not None:
+        return _java_hashes_compiled(np.zeros(0, np.int32), strings)
     return _hashes(strings)[0].view(np.int32)
+
+
+def _int64(numbers: Ints) -> Ints:
+    """As the C module takes them."""
+    return np.ascontiguousarray(numbers, np.int64)
+
+
+def _java_hashes_compiled(
+    prefixes: npt.NDArray[np.int32], strings: StringColumn | StringViews
+) -> npt.NDArray[np.int32]:
+    """By the C module; what it marks as not ASCII is hashed here."""
+    assert fast is not None
+    hashes, wide = np.empty(len(strings), np.int32), np.empty(len(strings), np.bool_)
+    starts, lengths = _int64(strings.starts), _int64(strings.lengths)
+    if fast.java_hashes(strings.data, starts, lengths, np.ascontiguousarray(prefixes), hashes, wide.view(np.uint8)):
+        which = np.flatnonzero(wide)
+        found, texts = _hashes(StringViews(strings.data, starts[which], lengths[which]))
+        hashes[which] = (
+            _joined(prefixes[which], found, texts, lengths[which]) if len(prefixes) else found.view(np.int32)
+        )
+    return hashes
 
 
 def _hashes(strings: StringColumn | StringViews) -> tuple[npt.NDArray[np.uint32], dict[int, str]]:
@@ -338,10 +365,15 @@ def java_hashes_joined(prefixes: npt.NDArray[np.int32], strings: StringColumn | 
     The hash is a polynomial in 31, so h(a + b) = h(a) * 31 ** len(b) + h(b) modulo 2 ** 32, where len counts UTF-16
     code units: h("Orders#ab") = h("Orders#") * 31 ** 2 + h("ab"). So a topic is hashed once for all its keys.
     """
-    hashes, texts = _hashes(strings)
-    units = strings.lengths
-    if texts:
-        units = units.copy()
+    if fast is not None and len(strings):
+        return _java_hashes_compiled(prefixes, strings)
+    return _joined(prefixes, *_hashes(strings), strings.lengths)
+
+
+def _joined(
+    prefixes: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint32], texts: dict[int, str], lengths: Ints
+) -> npt.NDArray[np.int32]:
+    units = lengths.copy() if texts else lengths
     for row, text in texts.items():
         units[row] = len(text.encode("utf-16-le")) // 2
     powers = np.ones(int(units.max(initial=0)) + 1, np.uint32)

@@ -1,7 +1,7 @@
 """The windows of a scan, read with pread into two buffers by turns.
 
 While the records of one window are worked on, a thread reads the next one, walks it, and prepares its columns. NumPy
-releases Python's lock while it works, so that two cores share the work of one scan.
+and the C module release Python's lock while they work, so that two cores share the work of one scan.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from broker.compiled import fast
+from broker.format.commitlog import BLANK_SIZE
 from broker.store.read.segments import Segment
 from recovery.scan.framing import Walk, walk
+from recovery.scan.native.columns import NOTHING, RECORD_BYTES, Wants, WindowPass
 from recovery.scan.records import Bytes, Records
 
-WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 12 << 20
+_PIECE_BYTES = 512 << 10  # what was read is walked while it is in the processor's cache
 
 Prepare = Callable[[Records], object]
 
@@ -23,8 +27,9 @@ Prepare = Callable[[Records], object]
 class Windows:
     """Reads parts of segments. What `read` or `walk` returned stands until the call after the next begins."""
 
-    def __init__(self, segment_size: int, prepare: Prepare) -> None:
-        self._segment_size, self._prepare = segment_size, prepare
+    def __init__(self, segment_size: int, prepare: Prepare, wants: Wants = NOTHING) -> None:
+        self._segment_size, self._prepare, self._wants = segment_size, prepare, wants
+        self._record_bytes = RECORD_BYTES  # of the last window's
         self._buffers: list[Bytes] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         self._pool: ThreadPoolExecutor | None = None
         self._coming: tuple[tuple[int, int, int], Future[Walk]] | None = None
@@ -38,9 +43,12 @@ class Windows:
         return self._fill(segment, at, size)
 
     def walk(self, segment: Segment, at: int, size: int) -> Walk:
-        """The records in those bytes; `ahead` may have walked them already. Raises Missing when the segment is gone."""
+        """The records in those bytes; `ahead` may have walked them already. Raises Missing when the segment is gone.
+
+        Either way they are prepared before anything behind them is: what prepares them sees all windows in order.
+        """
         found = self._wait((segment.base, at, size))
-        return found or self._walk(segment, at, size)
+        return found or self._walk_and_prepare(segment, at, size)
 
     def ahead(self, segment: Segment, at: int, size: int) -> None:
         """Begin to walk what will be asked for next; the last window stays as it is meanwhile."""
@@ -55,18 +63,36 @@ class Windows:
         return found if coming is not None and coming[0] == wanted else None
 
     def _walk(self, segment: Segment, at: int, size: int) -> Walk:
-        return walk(self._fill(segment, at, size), segment.base + at, segment.base + self._segment_size)
+        base, segment_end = segment.base + at, segment.base + self._segment_size
+        if fast is None:
+            return walk(self._fill(segment, at, size), base, segment_end)
+        window = self._buffer(size)
+        begun = WindowPass(window, base, self._wants, self._record_bytes)
+        for first in range(0, size, _PIECE_BYTES):
+            piece = window[first : first + _PIECE_BYTES]
+            filled = segment.read_into(at + first, piece.data)
+            if filled < len(piece):
+                window[first + filled :] = 0
+                break
+            begun.advance(min(first + filled, segment_end - base - BLANK_SIZE))
+        found = walk(window, base, segment_end, begun)
+        self._record_bytes = begun.record_bytes
+        return found
 
     def _walk_and_prepare(self, segment: Segment, at: int, size: int) -> Walk:
         found = self._walk(segment, at, size)
         self._prepare(found.records)
         return found
 
-    def _fill(self, segment: Segment, at: int, size: int) -> Bytes:
+    def _buffer(self, size: int) -> Bytes:
+        """The buffer whose turn it is."""
         self._buffers.reverse()
         if len(self._buffers[0]) < size:
             self._buffers[0] = np.empty(size, np.uint8)
-        window = self._buffers[0][:size]
+        return self._buffers[0][:size]
+
+    def _fill(self, segment: Segment, at: int, size: int) -> Bytes:
+        window = self._buffer(size)
         window[segment.read_into(at, window.data) :] = 0
         return window
 

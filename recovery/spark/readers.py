@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from broker.errors import BrokerError, CorruptStore
 from recovery.findings import CRC_MISMATCH
 from recovery.pipeline.splits import Reading, Split, plan
 from recovery.pipeline.store_location import LogManifest
-from recovery.scan.arrow import record_batch
+from recovery.scan.arrow import record_batch, wants_of
+from recovery.scan.native.columns import Wants
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.spark.mapping import set_imports_aside
@@ -51,7 +52,9 @@ class RecordsReader(DataSourceReader):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The batches of a split."""
         set_imports_aside()
-        settings, reading = self.settings, Reading(partition.log, partition.split)
+        settings = self.settings
+        wants = wants_of(self.columns)
+        reading = Reading(partition.log, partition.split, replace(wants, crc=wants.crc or settings.crc))
         for records in reading:
             if settings.on_corrupt == "fail":
                 self._fail_at_damage(reading, records)
@@ -102,7 +105,7 @@ class FindingsReader(DataSourceReader):
         if partition.split.number < 0:
             found = [Damage(one.kind, one.start, one.end - one.start, one.reason, one.path) for one in log.damages]
         else:
-            reading, found = Reading(log, partition.split), []
+            reading, found = Reading(log, partition.split, Wants(crc=self.settings.crc)), []
             for records in reading:
                 found.extend(bad_records(records, log) if self.settings.crc else ())
             found.extend(reading.damages)

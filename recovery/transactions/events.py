@@ -56,6 +56,8 @@ EVENT = np.dtype(
     ]
 )
 
+_IS_ELSEWHERE = np.isin(np.arange(256), list(TARGET_IN_PROPERTIES))  # by kind of topic
+
 OP = np.dtype([("queue_id", "i4"), ("queue_offset", "i8"), ("offset", "i8")])  # one for each half that an op names
 
 
@@ -89,9 +91,14 @@ class Names:
         return len(self._names)
 
 
+def with_events(kinds: Kinds) -> Ints:
+    """Which records say something about a transaction, op messages left out."""
+    return np.flatnonzero((kinds.events != EventKind.PLAIN) & (kinds.events != EventKind.OP))
+
+
 def extract(records: Records, kinds: Kinds, interned: Names) -> Rows:
-    """A row for each record of the records that says something about a transaction, op messages left out."""
-    which = np.flatnonzero((kinds.events != EventKind.PLAIN) & (kinds.events != EventKind.OP))
+    """A row for each record of `with_events`."""
+    which = with_events(kinds)
     rows = np.zeros(len(which), EVENT)
     if not len(which):
         return rows
@@ -111,7 +118,7 @@ def extract(records: Records, kinds: Kinds, interned: Names) -> Rows:
 
 def _targets(part: Records, kinds: Kinds, which: Ints, interned: Names) -> npt.NDArray[np.int32]:
     own = np.array([interned.number(topic) for topic in kinds.topics], np.int32)[kinds.codes[which]]
-    elsewhere = np.isin(kinds.topic_kinds[which], list(TARGET_IN_PROPERTIES))
+    elsewhere = _IS_ELSEWHERE[kinds.topic_kinds[which]]
     if elsewhere.any():
         real = interned.numbers(part.values(names.REAL_TOPIC))
         own = np.where(elsewhere & (real > 0), real, own)

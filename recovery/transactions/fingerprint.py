@@ -35,17 +35,31 @@ _CHECKS = f"property {names.TRANSACTION_CHECK_TIMES}"  # an end may state it whe
 # A message of several queues is written with new properties when it is committed: CommitLog.asyncPutMessage (5.3.3).
 _OF_SEVERAL_QUEUES = frozenset((names.TRAN_MSG, names.INNER_MULTI_QUEUE_OFFSET))
 _TARGET = (names.REAL_TOPIC, names.REAL_QID)
+_QUEUES_COUNTED = 1024
 _SEPARATOR = 2  # ends a property; `Records.property_sums` counts each byte less this
 # Odd, so that a single bit that differs in one field changes the sum, whatever the others are.
 _ODD = tuple(0x9E3779B97F4A7C15 * (2 * number + 1) & 0xFFFFFFFFFFFFFFFF | 1 for number in range(64))
+ODD_NUMBERS = np.array(_ODD, np.uint64).tobytes()
+"""The same, for the pass of the C module."""
 
 
 def fingerprints(part: Records, events: npt.NDArray[np.uint8]) -> Numbers:
     """A number for what each half message and each end of one has in common; `events` are their kinds."""
-    sums = np.zeros(len(part), np.uint64)
-    fields = [*(part.field(name) for name in _COPIED), part.sys_flags & ~TRANSACTION_MASK, _target_queues(part, events)]
+    sums = _copied_sums(part)
     whole, numbers = part.whole_and_numbers
-    fields.append(whole.property_sums[numbers].astype(np.int64) + _unsaid_targets(part))
+    further = (_target_queues(part, events), whole.property_sums[numbers].astype(np.int64) + _unsaid_targets(part))
+    for odd, column in zip(_ODD[len(_COPIED) + 1 :], further, strict=False):
+        sums += column.astype(np.uint64) * np.uint64(odd)
+    return sums
+
+
+def _copied_sums(part: Records) -> Numbers:
+    """What the heads add."""
+    whole, numbers = part.whole_and_numbers
+    if whole.columns is not None and whole.columns.wants.copied:
+        return whole.columns["copied_sum"].view(np.uint64)[numbers]
+    sums = np.zeros(len(part), np.uint64)
+    fields = (*(part.field(name) for name in _COPIED), part.sys_flags & ~TRANSACTION_MASK)
     for odd, column in zip(_ODD, fields, strict=False):
         sums += column.astype(np.uint64) * np.uint64(odd)
     for first, name in zip((16, 32), _ADDRESSES, strict=True):
@@ -73,9 +87,16 @@ def _unsaid_targets(part: Records) -> npt.NDArray[np.int64]:
         return sums
     codes, topics = part.topic_codes
     of_topic = np.array([_property_sum(names.REAL_TOPIC, topic) for topic in topics], np.int64)
-    queues, which = np.unique(part.field("queue_id"), return_inverse=True)
+    queues, which = _distinct(part.field("queue_id"))
     of_queue = np.array([_property_sum(names.REAL_QID, b"%d" % queue) for queue in queues.tolist()], np.int64)
     return np.where(lacking, of_topic[codes] + of_queue[which], 0)
+
+
+def _distinct(queue_ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The distinct ones, and which of them each is; the few small numbers that they mostly are need no sorting."""
+    if int(queue_ids.min()) < 0 or int(queue_ids.max()) > _QUEUES_COUNTED:
+        return np.unique(queue_ids, return_inverse=True)
+    return np.arange(int(queue_ids.max()) + 1), queue_ids
 
 
 def _property_sum(name: str, value: bytes) -> int:

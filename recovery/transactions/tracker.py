@@ -27,7 +27,7 @@ from recovery.scan.kinds import Kinds
 from recovery.scan.records import Records
 from recovery.scan.spill import partitions_for
 from recovery.scan.store_files import StoreFiles
-from recovery.transactions.events import EVENT, OP, Names, Redeliveries, Rows, extract, extract_ops
+from recovery.transactions.events import EVENT, OP, Names, Redeliveries, Rows, extract, extract_ops, with_events
 from recovery.transactions.fingerprint import fingerprints
 from recovery.transactions.outcomes import Outcomes, Transactions
 
@@ -49,8 +49,7 @@ class EventStream:
         """Their events, and what their op messages name."""
         rows = extract(records, kinds, self.names)
         if len(rows):
-            which = np.searchsorted(records.offsets, rows["offset"])
-            rows["copy"] = fingerprints(records.take(which), rows["kind"])
+            rows["copy"] = fingerprints(records.take(with_events(kinds)), rows["kind"])
         slots = records.field("queue_offset")[kinds.events == EventKind.PREPARED].tolist()
         half_op = int(np.count_nonzero((kinds.events == EventKind.HALF) | (kinds.events == EventKind.OP)))
         more = _evidence(slots, self._last_prepared)._replace(half_op=half_op)
@@ -99,13 +98,17 @@ class TransactionTracker:
         """How this store says what became of its transactions, as far as its records were taken."""
         return generation(self.evidence)
 
-    def add(self, records: Records, kinds: Kinds | None = None) -> None:
-        """Take some records, with their kinds where they are known already."""
+    def events_of(self, records: Records, kinds: Kinds) -> tuple[Rows, Rows]:
+        """What some records say, for `add`: each batch once, in log order, in whatever thread."""
+        return self._stream.take(records, kinds)
+
+    def add(self, records: Records, kinds: Kinds | None = None, events: tuple[Rows, Rows] | None = None) -> None:
+        """Take some records, with their kinds and events where they are known already."""
         kinds = kinds or Kinds(records)
         self.records += len(records)
         self.bytes += int(records.sizes.sum())
         self.last_store_ms = max(self.last_store_ms, int(records.field("store_timestamp_ms").max(initial=0)))
-        self._transactions.add(*self._stream.take(records, kinds))
+        self._transactions.add(*(events or self._stream.take(records, kinds)))
 
     @property
     def prepared_generation(self) -> Generation:

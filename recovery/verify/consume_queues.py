@@ -123,11 +123,12 @@ class QueueComparison:
                     self.deferred.append(DelayedRecords(queue.topic, queue.queue_id, pick(expected, run), delays))
                 else:
                     self._compare(queue, pick(expected, run), delays)
-        self._add_further(part, Kinds(part), expected)
+        if part.values(names.INNER_MULTI_QUEUE_OFFSET).lengths.any():
+            self._add_further(part, expected)
 
-    def _add_further(self, part: Records, kinds: Kinds, expected: Rows) -> None:
+    def _add_further(self, part: Records, expected: Rows) -> None:
         """Compare the units of the further queues that some records name."""
-        for further in further_queues(part, kinds):
+        for further in further_queues(part, Kinds(part)):
             queue = self._queue(further.topic, further.queue_id)
             if queue is not None:
                 rows = expected[further.which]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import enum
 
 import numpy as np
+import numpy.typing as npt
 
+from broker.compiled import fast
 from broker.format import properties as names
 from broker.format.java import string_hash
 from broker.format.sysflag import TransactionType
@@ -33,6 +35,9 @@ class IndexingRule(enum.Enum):
     V3 = "keys, signed hash; no ends"
 
 
+_RULE_NUMBERS = {IndexingRule.V3: 3, IndexingRule.V5: 5, IndexingRule.V54: 54}
+
+
 def expected_items(records: Records, kinds: Kinds, rule: IndexingRule) -> Rows:
     """The items that RocketMQ makes of these records, in order.
 
@@ -42,6 +47,8 @@ def expected_items(records: Records, kinds: Kinds, rule: IndexingRule) -> Rows:
     indexed = types != TransactionType.ROLLBACK
     if rule is IndexingRule.V3:
         indexed &= types != TransactionType.COMMIT
+    if fast is not None:
+        return _expected_compiled(records, indexed, rule)
     which = np.flatnonzero(indexed)
     rows, keys = split_keys(records.values(names.KEYS).take(which))
     items = _items(records, which[rows], keys)
@@ -54,10 +61,39 @@ def expected_items(records: Records, kinds: Kinds, rule: IndexingRule) -> Rows:
         if any(len(part) for part in (parts[0], *parts[2:])):
             items = joined(parts, EXPECTED)
             items = pick(items, np.argsort(items["commitlog_offset"], kind="stable"))
-    hashes = items["key_hash"]
-    smallest = hashes == -(1 << 31)
-    items["key_hash"] = np.where(smallest, 0, hashes if rule is IndexingRule.V3 else np.abs(hashes))
+    items["key_hash"] = _as_stored(items["key_hash"], rule)
     return items
+
+
+def _as_stored(hashes: Ints, rule: IndexingRule) -> Ints:
+    """RocketMQ: IndexFile.indexKeyHashMethod (5.3.3; 3.1.4)."""
+    return np.where(hashes == -(1 << 31), 0, hashes if rule is IndexingRule.V3 else np.abs(hashes))
+
+
+def _expected_compiled(records: Records, indexed: npt.NDArray[np.bool_], rule: IndexingRule) -> Rows:
+    """The same by the C module; it leaves keys that are not ASCII to this."""
+    assert fast is not None
+    codes, topics = records.topic_codes
+    texts = [topic.decode("utf-8", "replace") for topic in topics]
+    plain, tagged = (
+        np.array([string_hash(text + end) for text in texts], np.int32)[codes] for end in (_OF_KEY, _OF_TAGS)
+    )
+    views = [records.values(name) for name in (names.UNIQ_KEY, names.KEYS, names.TAGS)]
+    places = [np.ascontiguousarray(part) for view in views for part in (view.starts, view.lengths)]
+    facts = [np.ascontiguousarray(one) for one in (records.offsets, records.field("store_timestamp_ms"), indexed)]
+    items, wide = np.empty(2 * len(records), EXPECTED), np.empty((0, 5), np.int64)
+    while True:
+        count, of_wide = fast.index_items(
+            views[0].data, _RULE_NUMBERS[rule], *facts, plain, tagged, *places, items.view(np.int64), wide
+        )
+        if count <= len(items) and of_wide <= len(wide):
+            break
+        items, wide = np.empty(max(count, len(items)), EXPECTED), np.empty((of_wide, 5), np.int64)
+    for number, row, start, length, of_tags in wide[:of_wide].tolist():
+        key = views[0].data[start : start + length].tobytes().decode("utf-8", "replace")
+        prefix = texts[codes[row]] + (_OF_TAGS if of_tags else _OF_KEY)
+        items["key_hash"][number] = _as_stored(np.array(string_hash(prefix + key), np.int64), rule)
+    return items[:count]
 
 
 def split_keys(keys: StringViews) -> tuple[Ints, StringViews]:

@@ -16,11 +16,25 @@ from broker.format.record.body import LZ4_MAGIC, ZSTD_MAGIC
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_SHIFT, Compression, TransactionType
 from recovery.findings import CRC_MISMATCH, Finding
 from recovery.scan.kinds import Kinds
+from recovery.scan.native.columns import Wants
 from recovery.scan.records import Records
 from recovery.scan.strings import unaligned
 from recovery.transactions.events import diverted_halves
+from recovery.transactions.fingerprint import ODD_NUMBERS
 
 Bools = npt.NDArray[np.bool_]
+
+# What one pass of the C module makes: what some comparison asks of most records.
+WANTS = Wants(
+    crc=True,
+    property_sums=True,
+    texts=True,
+    properties=(
+        names.KEYS, names.TAGS, names.PGROUP, names.UNIQ_KEY, names.REAL_TOPIC, names.REAL_QID,
+        names.INNER_MULTI_QUEUE_OFFSET,
+    ),
+    copied=ODD_NUMBERS,
+)  # fmt: skip
 
 _PORT_MAX = 65535
 _STORE_MS_END = 1 << 43  # the year 2248

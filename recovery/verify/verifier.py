@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from broker.compiled import fast
 from broker.format import properties as names
 from broker.store.disk.files import Disk
 from broker.store.recover.watermark import Watermark, has_moved, log_begin, read_watermark
@@ -29,6 +30,7 @@ from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
+from recovery.transactions.events import Rows
 from recovery.transactions.fingerprint import difference
 from recovery.transactions.outcomes import Outcomes
 from recovery.transactions.tracker import TransactionTracker
@@ -41,7 +43,7 @@ from recovery.verify.kinds.batch_queues import BatchQueueComparison
 from recovery.verify.kinds.queue_ext import queue_ext_of
 from recovery.verify.kinds.rocksdb_queues import rocksdb_comparison
 from recovery.verify.kinds.timers import TimerComparison, timers_of
-from recovery.verify.record_checks import wrong_crcs, wrong_fields
+from recovery.verify.record_checks import WANTS, wrong_crcs, wrong_fields
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
 
@@ -119,6 +121,14 @@ def drop_expired(findings: Findings, begin_offset: int) -> None:
     )
 
 
+class _Ahead(NamedTuple):
+    """What the scan's thread took out of a batch."""
+
+    records: Records
+    kinds: Kinds
+    events: tuple[Rows, Rows]
+
+
 def _prepare(records: Records) -> None:
     """What every comparison asks for, made in the scan's thread while the batch before is compared."""
     records.bad_crcs()
@@ -147,10 +157,14 @@ class Verification:
 
     def __init__(self, files: StoreFiles, progress: Progress, observers: Sequence[Observer] = ()) -> None:
         self.files, self.findings, self._observers = files, Findings(), observers
-        self.scan = Scan(files.compared, progress=lambda done: progress(done, files.commitlog_bytes), prepare=_prepare)
+        self.scan = Scan(
+            files.compared, progress=lambda done: progress(done, files.commitlog_bytes), wants=WANTS,
+            prepare=self._prepare,
+        )  # fmt: skip
         self.tracker = TransactionTracker(
             files, self.findings, lambda half, end: difference(self._look(half), self._look(end))
         )
+        self._ahead: dict[int, _Ahead] = {}  # by identity of the records
         self._delivers = self._has_keys = False
         self.comparisons = comparisons_of(files, self.findings)
         if files.has_state_table:
@@ -173,9 +187,17 @@ class Verification:
         )  # fmt: skip
         return Conclusion(self.files, self.findings, facts, self.comparisons, self._look).report(sums, started)
 
+    def _prepare(self, records: Records) -> None:
+        """In the scan's thread, which has time for the events where the C module walks; what it prepares is taken."""
+        _prepare(records)
+        if fast is not None and len(records):
+            kinds = Kinds(records)
+            self._ahead[id(records)] = _Ahead(records, kinds, self.tracker.events_of(records, kinds))
+
     def _take(self, records: Records) -> None:
-        kinds, file_at = Kinds(records), self.files.commitlog_file
-        self.tracker.add(records, kinds)
+        ahead, file_at = self._ahead.pop(id(records), None), self.files.commitlog_file
+        kinds = ahead.kinds if ahead else Kinds(records)
+        self.tracker.add(records, kinds, ahead.events if ahead else None)
         self._delivers |= bool((kinds.types % 2 == 0).any())  # neither prepared nor rolled back
         if self.comparisons.index is None and not self._has_keys:
             self._has_keys = any(bool(records.values(name).lengths.any()) for name in (names.KEYS, names.UNIQ_KEY))

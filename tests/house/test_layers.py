@@ -55,7 +55,14 @@ LAYERS: dict[str, set[str]] = {
         "broker.transaction",
         "recovery",
     },
-    "recovery.transactions": {"broker.errors", "broker.format", "broker.store", "broker.transaction", "recovery"},
+    "recovery.transactions": {
+        "broker.compiled",
+        "broker.errors",
+        "broker.format",
+        "broker.store",
+        "broker.transaction",
+        "recovery",
+    },
     "recovery": {"broker", "recovery"},
     "dags": {"recovery"},
 }

@@ -19,6 +19,12 @@ SEGMENT = 1 << 20
 PLAIN = len(Wanted().at(0, SEGMENT))
 
 
+@pytest.fixture(autouse=True)
+def without_the_c_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It predicts nothing: tests/scan/test_compiled_pass.py compares it with what is tested here."""
+    monkeypatch.setattr(recovery.scan.framing, "fast", None)
+
+
 @pytest.fixture
 def foretold(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many positions each look ahead gave."""

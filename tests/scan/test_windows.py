@@ -23,7 +23,7 @@ def a_log(directory: Path) -> StoreFiles:
 
 
 def test_what_comes_next_is_prepared_in_another_thread(tmp_path: Path) -> None:
-    """Each batch once, before it comes; all but the first of a segment."""
+    """Each batch once, in order, before it comes; the first of a segment in this thread, before the next is begun."""
     prepared: dict[int, threading.Thread] = {}
 
     def prepare(records: Records) -> None:
@@ -35,19 +35,25 @@ def test_what_comes_next_is_prepared_in_another_thread(tmp_path: Path) -> None:
     firsts = []
     for records in Scan(a_log(tmp_path).commitlog, window_bytes=1000, prepare=prepare):
         firsts.append(int(records.offsets[0]))
-        assert (firsts[-1] in prepared) == (firsts[-1] % 8192 > 0)
+        assert (prepared[firsts[-1]] is threading.current_thread()) == (firsts[-1] % 8192 == 0)
         keys += records.values("KEYS").array().to_pylist()
     assert keys == [b"%d" % number for number in range(120)]
-    assert len(prepared) == len(firsts) - 2
-    assert threading.current_thread() not in prepared.values()
-    assert not any(thread.is_alive() for thread in prepared.values())
+    assert list(prepared) == firsts
+    others = set(prepared.values()) - {threading.current_thread()}
+    assert len(others) == 1
+    assert not any(thread.is_alive() for thread in others)
 
 
 def test_a_batch_stands_while_the_next_is_prepared(tmp_path: Path) -> None:
     """What is read from the window late is still right: there are two buffers."""
     ready = threading.Semaphore(0)
     keys: list[bytes] = []
-    for records in Scan(a_log(tmp_path).commitlog, window_bytes=1000, prepare=lambda _: ready.release()):
+
+    def prepare(_: Records) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            ready.release()
+
+    for records in Scan(a_log(tmp_path).commitlog, window_bytes=1000, prepare=prepare):
         ready.acquire(timeout=0.05)  # the next window is in its buffer by now, where there is one
         keys += records.properties.property_values("KEYS").to_pylist()
     assert keys == [b"%d" % number for number in range(120)]
@@ -55,7 +61,8 @@ def test_a_batch_stands_while_the_next_is_prepared(tmp_path: Path) -> None:
 
 def test_what_fails_in_the_other_thread_is_raised_in_this_one(tmp_path: Path) -> None:
     def prepare(_: Records) -> None:
-        raise ZeroDivisionError
+        if threading.current_thread() is not threading.main_thread():
+            raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         list(Scan(a_log(tmp_path).commitlog, window_bytes=1000, prepare=prepare))
