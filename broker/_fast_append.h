@@ -361,6 +361,11 @@ static int32_t counted(Append *self, const uint8_t *items, int32_t item, int32_t
     return item > 0 && item < count ? item : 0;
 }
 
+static uint8_t *index_slot(const Append *self, uint8_t *file, uint32_t code)
+{
+    return file + INDEX_HEAD + INDEX_SLOT * (long long)(code % (uint32_t)self->index_slots);
+}
+
 /* `IndexWriter.put_into`. */
 static int put_index(Append *self, uint8_t *file, const Stored *one, long long offset, long long store_ms)
 {
@@ -379,7 +384,7 @@ static int put_index(Append *self, uint8_t *file, const Stored *one, long long o
     STEP("index header");
     long long after_s = begin_ms <= 0 || store_ms < begin_ms ? 0 : (store_ms - begin_ms) / 1000;
     for (int at = 0; at < one->code_count; at++, count++) {
-        uint8_t *slot = file + INDEX_HEAD + INDEX_SLOT * (one->codes[at] % (uint64_t)self->index_slots);
+        uint8_t *slot = index_slot(self, file, one->codes[at]);
         int32_t previous = (int32_t)get32(slot);
         if (previous <= 0 || previous >= count) {
             previous = previous > 0 ? counted(self, items, previous, count) : 0;
@@ -494,6 +499,9 @@ static int store(
     int32_t items = (int32_t)get32((uint8_t *)held->index.buf + 36);
     if (!log || items < 0 || (long long)items + codes >= self->index_items || (count == 2 && all[0].cell == all[1].cell))
         return 0;
+    for (int at = 0; at < count; at++) /* far apart: to be there when the record is written */
+        for (int code = 0; code < all[at].code_count; code++)
+            __builtin_prefetch(index_slot(self, held->index.buf, all[at].codes[code]), 1);
     if ((*store_ms = store_time(self, held)) <= 0)
         return *store_ms < 0 ? -1 : 0;
     publish64(w + W_INTENT, (uint64_t)end);

@@ -16,7 +16,8 @@ from broker import compiled
 ROOT = Path(__file__).parents[1]
 # Where a function of the module is kept: by module and name, and what it is called in C.
 PLACES = {
-    "broker.store.write.pending_record._fast_draft": "draft",
+    "broker.store.write.pending_record.fast_draft": "draft",
+    "broker.store.engines.state_table.fast_draft": "draft",
     "broker.store.write.pending_record._fast_codes": "index_codes",
     "broker.store.write.compose._fast_properties": "stored_properties",
     "broker.message._fast_message": "message",

@@ -64,6 +64,7 @@ class StateTableService(TransactionalMessageService):
         self._waiting = Waiting(self._writer.settle)
         self._park_topic = ParkTopic(self._store)
         self._rounds = Rounds()
+        self._writes_op = self._engine.op_model is not None  # only an op message says when it was born
         self._sync_each, self._sync_os = self._writer.sync == "each", self._writer.sync == "os"
 
     def open(self) -> None:
@@ -133,7 +134,9 @@ class StateTableService(TransactionalMessageService):
             message, self._admission, queue_id=queue_id, size_max=self._record_bytes_max, extra=extra, group=group,
             origin=origin, engine=self._engine,
         )  # fmt: skip
-        placed = self._writer.append_one(composed.record, wait=False)
+        if not self._writer.upkeep.is_running:
+            self._writer.upkeep.start()
+        placed = self._appender.append_one(composed.record)
         half = self._half(composed, message, queue_id, group, placed)
         if origin is not None:
             half.__dict__["store_host"] = origin.store_host
@@ -171,7 +174,7 @@ class StateTableService(TransactionalMessageService):
         if self._admission.is_slave:
             self._admission.check_role()
         writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
-        known, now_ms = self._known(half), time.time_ns() // 1_000_000
+        known, now_ms = self._known(half), time.time_ns() // 1_000_000 if self._writes_op else 0
         if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
         if not extra and (placed := self._appender.compiled_end(known, commitlog_offset, slot, kind, now_ms)):

@@ -30,6 +30,7 @@ from broker.store.write.uniquekey import new_unique_key
 _fast_properties: Callable[..., dict[str, str]] | None = compiled.fast.stored_properties if compiled.fast else None
 _END_ROOM = 1024  # by which the end of a half message, all its records together, may be larger
 _SLOT_MAX = (1 << 63) - 1
+_new_tuple = tuple.__new__
 
 
 class Origin(NamedTuple):
@@ -107,7 +108,7 @@ def compose(
     admission.admit(topic, asked, queue_id, now_ms, prepared=prepared)
     if level:
         admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
-    return Composed(record, properties, now_ms if origin is None else origin.born_timestamp_ms)
+    return _new_tuple(Composed, (record, properties, now_ms if origin is None else origin.born_timestamp_ms))
 
 
 def _stored_properties(message: Message, unique_key: str, group: str | None) -> dict[str, str]:

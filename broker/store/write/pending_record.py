@@ -64,7 +64,7 @@ _UNIQ_KEY, _KEYS, _TAGS, _PGROUP = names.UNIQ_KEY, names.KEYS, names.TAGS, names
 _DELAY = names.DELAY
 _LEVELS = len(parse_delay_levels())
 
-_fast_draft: Callable[..., PendingRecord | None] | None = compiled.fast.draft if compiled.fast else None
+fast_draft: Callable[..., PendingRecord | None] | None = compiled.fast.draft if compiled.fast else None
 _fast_codes: Callable[..., tuple[int, ...] | None] | None = compiled.fast.index_codes if compiled.fast else None
 
 tag_hash = lru_cache(maxsize=4096)(string_hash)
@@ -234,8 +234,8 @@ def draft(
 
     `index_codes` are those of its keys, where the caller has computed them already.
     """
-    if _fast_draft is not None and not (flag or sys_flag or reconsume_times) and born_host is store_host is LOCAL_HOST:
-        made = _fast_draft(PendingRecord, topic, body, properties, queue_id, born_timestamp_ms, kind, index_codes)
+    if fast_draft is not None and not (flag or sys_flag or reconsume_times) and born_host is store_host is LOCAL_HOST:
+        made = fast_draft(PendingRecord, topic, body, properties, queue_id, born_timestamp_ms, kind, index_codes)
         if made is not None:
             return made
     named = topic_field(topic)
