@@ -24,6 +24,7 @@ SOURCES = (
     "broker/_fast_numbers.h",
     "broker/_fast_record.h",
     "broker/_fast_scan.h",
+    "broker/_fast_stored.h",
     "broker/_fast_strings.h",
 )
 MIRRORED = (

@@ -3,7 +3,8 @@
 Why          an application's prepare and commit cost 31 µs of CPU in Python, most of them spread over many small steps
 Measured by  `make bench`: "transactions, no fsync"
 General twin `FastAppend`, and behind it `Appender.append_locked`, which does all that this one leaves
-Kept equal   tests/fast: random histories by all three, compared byte by byte; killed behind each step
+Kept equal   tests/store/test_fast_append.py: random histories by all three, compared byte by byte;
+             tests/store/test_compiled_steps.py: killed, and the power cut, behind its steps
 """
 
 from __future__ import annotations
