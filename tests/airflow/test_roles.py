@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from recovery.airflow.operating.standing import WORK
+from recovery.airflow.settings import WORK
 from tests.jobs.shops import ANSWERS, shop
 
 ROLES = ("viewer", "user", "op", "admin")
