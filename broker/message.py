@@ -18,6 +18,7 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import check_send_topic
 
 _new = object.__new__
+_NO_PROPERTIES: dict[str, str] = {}  # copied, never kept
 _fast_message: Callable[..., bool | None] | None = compiled.fast.message if compiled.fast else None
 _check_topic = lru_cache(maxsize=4096)(check_send_topic)  # what it raises is not remembered
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -51,10 +52,10 @@ class Message:
         body: bytes,
         tag: str = "",
         keys: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
     ) -> None:
         """Raises MessageRejected."""
-        fields, properties = self.__dict__, {} if properties is None else properties
+        fields = self.__dict__
         if (
             type(self) is not Message  # it may have checks of its own
             or _fast_message is None

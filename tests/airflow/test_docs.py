@@ -24,7 +24,8 @@ def test_the_example_of_settings_is_read(tmp_path: Path) -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     file = tmp_path / "stores.toml"
     file.write_text(example)
-    shop, billing = read_stores(str(file)).stores
+    shop, billing, copy = read_stores(str(file)).stores
+    assert (shop.copy, billing.copy, copy.copy) == (False, False, True)
     assert tomllib.loads(example)["stores"]["shop"]["path"] == shop.path
     assert billing.rebuild_schedule is None
     rows = " ".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))

@@ -40,7 +40,11 @@ def test_the_page_shows_the_tested_file(path: str) -> None:
 
 def test_each_block_of_the_page_is_a_tested_file_or_the_tested_settings() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == len(SHOWN) + 1
+    assert len(blocks) == len(SHOWN) + 2
+    (cluster,) = [block for block in blocks if "rocketmq://" in block]
+    (setting,) = ast.parse(cluster).body
+    assert isinstance(setting, ast.Assign)
+    assert ast.literal_eval(setting.value)["STORE"].startswith("rocketmq://")
     (settings,) = [block for block in blocks if "INSTALLED_APPS" in block]
     shown = {node.targets[0].id: ast.unparse(node.value) for node in ast.parse(settings).body}  # type: ignore[attr-defined]
     tested = ast.parse((ROOM / "django_shop" / "settings.py").read_text(encoding="utf-8").replace(DJANGO, "shop"))
