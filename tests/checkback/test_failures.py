@@ -34,7 +34,7 @@ def test_a_half_message_cannot_be_forced_to_disk_so_nothing_is_saved(
     """The forced write comes before COMMIT. What the disk holds is found out when the store is opened again."""
     with monkeypatch.context() as patch:
         patch.setattr(shop.store.writer.syncer.log, "sync", raiser(SyncFailed("the disk says no")))
-        with pytest.raises(SyncFailed, match="the disk says no|an fsync failed before"):  # in a thread that was first
+        with pytest.raises(SyncFailed, match=r"the disk says no|an fsync failed before"):  # in a thread that was first
             shop.buy(1)
     assert shop.orders() == []
     shop.reopen()
