@@ -19,11 +19,14 @@ PLOT = DOCS / "images" / "figures.svg"
 BLOCK = re.compile(r"(<!-- figures -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 WIDTH, LEFT, RIGHT, TOP, ROW = 1000, 430, 290, 44, 24
-SCALE = (0.125, 8.0)
+SCALE = (0.125, 16.0)
 SHORT = {
     "an outbox row and no message": "outbox",
     "the local engine, 2 processes": "local engine",
     "`binaryFile` and `mapInArrow`": "binaryFile",
+    "SQLite row, WAL, NORMAL": "SQLite NORMAL",
+    "SQLite row, WAL, FULL": "SQLite FULL",
+    "huey's dequeue": "huey",
 }
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.tick,.value{fill:#57606a;font-size:12px}"
