@@ -19,11 +19,11 @@ class LivenessFile:
     def __init__(self, path: str) -> None:
         """Raises BrokerError when it cannot be written."""
         self.path = path
-        self._written_s = float("-inf")
         try:
             self._write({})
         except OSError as error:
             raise BrokerError(f"the liveness file {self.path} cannot be written: {error.strerror}") from None
+        self._written_s = float("-inf")  # the first beat says at once what works
 
     def beat(self, state: dict[str, object]) -> None:
         """Say that all is well now. What cannot be written makes the file old, and ends no worker."""
