@@ -27,9 +27,8 @@ from broker.store.disk.append_lock import AppendLock
 from broker.store.read.layout import StoreLayout
 from broker.store.read.log_reader import LogReader
 from broker.store.shared.control import ControlPage, Word
-from broker.store.write.compiled_append import CompiledAppend, compiled_append
 from broker.store.write.dispatch import Dispatcher
-from broker.store.write.fast_append import FastAppend
+from broker.store.write.fast_append import CompiledAppend, FastAppend, compiled_append
 from broker.store.write.mapped import MappedQueue, zero
 from broker.store.write.pending_record import Appended, PendingRecord, check_size, place
 from broker.store.write.presence import Poison, files_lost

@@ -3,7 +3,10 @@
 Why          a record of 1 KiB costs 6 µs of CPU here, and 10 µs by `Appender.append_locked`
 Measured by  `make bench`: "transactions/s, storage layer only"
 General twin `Appender.append_locked`; the steps, and what is stored at each, are the same
-Kept equal   tests/store/test_fast_append.py: random histories by both, compared byte by byte
+Kept equal   tests/store/test_fast_append.py: random histories by all three ways, compared byte by byte
+
+`compiled_append` is the same in C (`broker._fast.Append`), with the append lock around it, and an end besides; what is
+stored at each of its steps: tests/store/test_compiled_steps.py.
 
 It applies where there is nothing to heal and every file is mapped where the record needs it. It looks at the control
 page once and at the index header once, before anything is stored; what it read there is what it writes by, since the
@@ -14,13 +17,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any, Protocol
 
+from broker import compiled
 from broker.format.consumequeue import UNIT_SIZE, Unit
 from broker.format.redolog import PREPARED_TAG
 from broker.format.statetable import SLOT_SIZE, Slot
 from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.store.clock import StoreClock
+from broker.store.disk.append_lock import AppendLock
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import STATE, STATE_AT, ControlPage, Word
 from broker.store.shared.queue_offsets import CELL_WORDS
@@ -196,3 +202,60 @@ class FastAppend:
             derived.index.put_into(room, codes, tail, store_ms)
         words[_DISPATCHED] = op_at + op_size
         return _new_tuple(Appended, (tail, queue_offset, size, store_ms))
+
+
+CompiledAppend = Callable[..., Appended | None]
+
+
+class CompiledAppender(Protocol):
+    """What the C module makes. Both take the append lock; None: nothing was stored, the Python has to do it."""
+
+    append: CompiledAppend  # (record)
+    end: CompiledAppend  # (half message, its CommitLog offset, its slot, commit or rollback, milliseconds since 1970)
+
+
+def compiled_append(
+    log: MappedQueue,
+    control: ControlPage,
+    dispatcher: Dispatcher,
+    lock: AppendLock,
+    layout: StoreLayout,
+    clock: StoreClock,
+    cached: list[Any],
+    now_ns: Callable[[], int],
+) -> CompiledAppender | None:
+    """The compiled append of one process's appender; None where there is no C module.
+
+    `cached` are the half messages that the appender remembers, by slot; `now_ns` is the wall clock.
+    """
+    if compiled.fast is None:
+        return None
+    op = dispatcher.engine.op_model
+    made: CompiledAppender = compiled.fast.Append(
+        lock=lock,
+        control=control.words,
+        cells=dispatcher.cells.words,
+        log=log,
+        dispatcher=dispatcher,
+        redo=dispatcher.redo_log,
+        table=dispatcher.table,
+        queues=dispatcher.queues,
+        known=dispatcher.cells.known,
+        index=dispatcher.index,
+        clock=clock,
+        now_ns=now_ns,
+        cached=cached,
+        result=Appended,
+        schedule_topic=SCHEDULE_TOPIC,
+        op_key=(op.topic, op.queue_id) if op else None,
+        op_model=op.raw if op else None,
+        op_tags=op.tags_code if op else 0,
+        size_max=layout.record_bytes_max,
+        table_bytes=layout.state_table_bytes,
+        redo_bytes=layout.redo_log_bytes,
+        queue_bytes=layout.consume_queue_bytes,
+        index_slots=layout.index_slots,
+        index_items=layout.index_items,
+        has_redo_log=dispatcher.has_redo_log,
+    )
+    return made

@@ -52,7 +52,6 @@ class IndexWriter:
         self._slots, self._items = slots, items
         self._items_at = HEADER_SIZE + SLOT_SIZE * slots
         self._words = control.words
-        self._number = 0
         self._forced = 0  # the newest file that this process forced; it may have grown since
         self._map: Map | None = None
         self.newest: tuple[int, memoryview[int]] = _NOT_OPEN  # the file that is mapped here: its name and its bytes
@@ -69,7 +68,7 @@ class IndexWriter:
     def room_for(self, count: int, number: int) -> Room | None:
         """The file in use, `number`, if it is mapped here and has room for so many items; else `reserve` is needed."""
         opened = self._map
-        if opened is None or self._number != number:
+        if opened is None or self.newest[0] != number:
             return None
         view = opened.view
         header = _unpack_header(view, 0)
@@ -165,7 +164,7 @@ class IndexWriter:
     def _newest(self) -> Map:
         """The file in use, which another process may have begun."""
         number = self._words[_INDEX]
-        if number == self._number and self._map is not None:
+        if number == self.newest[0] and self._map is not None:
             return self._map
         return self._open(number) if number else self._create()
 
@@ -200,13 +199,12 @@ class IndexWriter:
 
     def _open(self, number: int) -> Map:
         self._map = opened = self._disk.open_map(self.path(number), file_size(self._slots, self._items))
-        self._number = number
         self.newest = (number, opened.view)
         return opened
 
     def forget(self) -> None:
         """Release the map: the files of these names are others now."""
-        self._map, self._number, self._forced, self.newest = None, 0, 0, _NOT_OPEN
+        self._map, self._forced, self.newest = None, 0, _NOT_OPEN
 
     def close(self) -> None:
         if self._map is not None:
