@@ -48,13 +48,20 @@ static int add_codes(uint32_t front, Text keys, uint32_t *codes, int count)
     return count;
 }
 
-static PyObject *codes_of(Text topic, Text unique, Text keys)
+/* Into an array of CODES_MAX; more than that when there was no room for all. */
+static int list_codes(Text topic, Text unique, Text keys, uint32_t *codes)
 {
-    uint32_t codes[CODES_MAX], front = java_hash(java_hash(0, topic.text, topic.size), "#", 1);
+    uint32_t front = java_hash(java_hash(0, topic.text, topic.size), "#", 1);
     int count = 0;
     if (unique.size)
         codes[count++] = java_absolute(java_hash(front, unique.text, unique.size));
-    count = add_codes(front, keys, codes, count);
+    return add_codes(front, keys, codes, count);
+}
+
+static PyObject *codes_of(Text topic, Text unique, Text keys)
+{
+    uint32_t codes[CODES_MAX];
+    int count = list_codes(topic, unique, keys, codes);
     if (count > CODES_MAX)
         Py_RETURN_NONE;
     PyObject *tuple = PyTuple_New(count);
@@ -235,7 +242,8 @@ static PyObject *fast_stored_properties(PyObject *module, PyObject *const *args,
         return PyErr_Format(PyExc_TypeError, "stored_properties takes a mapping, a tag, a tuple, a key and a group");
     PyObject *stored = PyDict_New(), *joined = NULL;
     Py_ssize_t keys = PyTuple_Size(args[2]);
-    int failed = !stored || PyDict_Update(stored, args[0]) < 0;
+    Py_ssize_t own = PyMapping_Size(args[0]);
+    int failed = !stored || own < 0 || (own && PyDict_Update(stored, args[0]) < 0);
     if (!failed && PyUnicode_GetLength(args[1]))
         failed = PyDict_SetItem(stored, n_TAGS, args[1]) < 0;
     if (!failed && keys) {

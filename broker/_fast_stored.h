@@ -20,17 +20,26 @@ enum { W_TAIL = 8, W_INTENT = 9, W_DISPATCHED = 10, W_GENERATION = 12, W_POISON 
 enum { MARK = 8, BODY_CRC_AT = 8, QUEUE_ID_AT = 12, QUEUE_OFFSET_AT = 20, COMMITLOG_OFFSET_AT = 28, SYS_FLAG_AT = 36,
        BORN_AT = 40, STORE_TIME_AT = 56, PREPARED_AT = 76, BODY_LENGTH_AT = 84, BODY_AT = 88, CRC_ITEM = 20 };
 enum { UNIT = 20, SLOT = 24, SLOT_STATE_AT = 23, INDEX_HEAD = 40, INDEX_SLOT = 4, ITEM = 20, CELL_WORDS = 64 };
-enum { CODES_MAX = 64, CACHED = 1024, CACHED_BYTES_MAX = 16384, SPINS = 13 };
+enum { CODES_MAX = 64, CACHED = 1024, CACHED_BYTES_MAX = 16384, KEPT_CODES = 8, SPINS = 13 };
 
 static PyObject *n_raw, *n_topic, *n_queue_id, *n_kind, *n_tags_code, *n_group_hash, *n_index_codes, *n_prepared_offset,
     *n_slot, *n_target, *n_ended, *n_last, *n_newest, *n_generation, *n_seen_ms, *n_threads, *n_held, *n_kept, *n_alone,
     *n_descriptor, *n_acquire, *n_release, *n_delay_queue;
 
+/* A half message that this process stored: what its end repeats. */
+typedef struct {
+    long long offset, tags, group;
+    PyObject *raw, *key, *producer_group; /* key: the topic and the queue that the message is for */
+    uint32_t codes[KEPT_CODES];           /* of its unique key and keys in that topic */
+    int code_count;
+} Kept;
+
 typedef struct {
     PyObject_HEAD
     PyObject *lock, *control, *cells, *log, *dispatcher, *redo, *table, *queues, *known, *index, *clock, *now_ns, *cached,
         *result, *tuple_new, *schedule_topic;
-    PyObject *op_key, *op_model; /* of the engine half-op: the queue of op messages, and one without a body */
+    PyObject *half_key, *op_key, *op_model; /* of the engine half-op: two queues, and an op message without a body */
+    Kept *kept; /* CACHED of them, by slot */
     long long op_tags, size_max, table_bytes, redo_bytes, queue_bytes, index_slots, index_items;
     int has_redo_log;
 } Append;

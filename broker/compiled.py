@@ -26,6 +26,7 @@ SOURCES = (
     "broker/_fast_scan.h",
     "broker/_fast_stored.h",
     "broker/_fast_strings.h",
+    "broker/_fast_transaction.h",
 )
 MIRRORED = (
     "broker/store/shared/control.py",

@@ -13,8 +13,10 @@ from broker.format.commitlog import decode
 from broker.format.sysflag import TransactionType
 from broker.store.engines.state_table import STATE_TABLE
 from broker.store.write.pending_record import PendingRecord, draft_of, with_texts
-from broker.transaction.events import BY, MOVED_FROM, WHY
+from broker.transaction.events import BY, MOVED_FROM, WHY, TransactionState
+from broker.transaction.service import Ended
 
+_STATES = {kind: TransactionState(int(kind)) for kind in (TransactionType.COMMIT, TransactionType.ROLLBACK)}
 EXTRA = frozenset((WHY, BY, names.TRANSACTION_CHECK_TIMES))
 
 
@@ -44,3 +46,12 @@ def moved(raw: bytes, why: str, by: str) -> tuple[PendingRecord, PendingRecord]:
     (end,) = STATE_TABLE.ends(found, record.commitlog_offset, record.queue_offset, rollback, 0)
     add_extra(end, {WHY: why, BY: by})
     return again, end
+
+
+def new_ended(kind: TransactionType, commitlog_offset: int, queue_offset: int | None) -> Ended:
+    """What the caller of a commit or rollback gets; `queue_offset` is None for a message that is not yet delivered."""
+    ended = object.__new__(Ended)  # as Ended(...) does, in a third of the time
+    ended.__dict__.update(
+        state=_STATES[kind], commitlog_offset=commitlog_offset, queue_offset=queue_offset, again=False
+    )
+    return ended

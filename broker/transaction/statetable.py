@@ -22,12 +22,12 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, ReceivedMessage
 from broker.store.shared.control import Word
-from broker.store.write.compose import Composed, Origin, compose
+from broker.store.write.compose import Composed, Origin, compose_half, statement_of
 from broker.store.write.dispatch import prepared_slots
 from broker.store.write.pending_record import Appended, PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
-from broker.transaction.ends import add_extra
+from broker.transaction.ends import add_extra, new_ended
 from broker.transaction.events import TransactionState
 from broker.transaction.parking import ParkTopic, park_draft
 from broker.transaction.rounds import Rounds
@@ -44,7 +44,6 @@ from broker.transaction.service import (
 
 _PREPARED = int(TransactionType.PREPARED)
 _COMMIT = TransactionType.COMMIT
-_STATES = {kind: TransactionState(int(kind)) for kind in (TransactionType.COMMIT, TransactionType.ROLLBACK)}
 _TAIL, _DISPATCHED, _SLOTS, _GENERATION = (
     int(word) for word in (Word.TAIL, Word.DISPATCHED, Word.SLOTS, Word.GENERATION)
 )
@@ -130,12 +129,22 @@ class StateTableService(TransactionalMessageService):
         self._admission.check_transactions()
         if not group:
             raise MessageRejected("a half message needs a producer group: it says whom to ask how it ended")
-        composed = compose(
-            message, self._admission, queue_id=queue_id, size_max=self._record_bytes_max, extra=extra, group=group,
-            origin=origin, engine=self._engine,
-        )  # fmt: skip
+        admission = self._admission
+        statement = statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
         if not self._writer.upkeep.is_running:
             self._writer.upkeep.start()
+        if origin is None and not statement.level:
+            properties, _, now_ms = statement
+            admission.admit(message.topic, properties, queue_id, now_ms, prepared=True)
+            half: Half | None = self._appender.compiled_half(
+                Half, message.topic, message.body, message.keys, properties, queue_id, now_ms, group
+            )
+            if half is not None:
+                return half
+        size_max = self._record_bytes_max
+        composed = compose_half(
+            message, admission, statement, self._engine, queue_id=queue_id, size_max=size_max, origin=origin
+        )
         placed = self._appender.append_one(composed.record)
         half = self._half(composed, message, queue_id, group, placed)
         if origin is not None:
@@ -174,13 +183,16 @@ class StateTableService(TransactionalMessageService):
         if self._admission.is_slave:
             self._admission.check_role()
         writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
-        known, now_ms = self._known(half), time.time_ns() // 1_000_000 if self._writes_op else 0
+        now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
         if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
+        if not extra:
+            placed = self._appender.compiled_end_kept(commitlog_offset, slot, half.producer_group, kind, now_ms)
+            if placed is not None:
+                return self._ended_by(kind, placed)
+        known = self._known(half)
         if not extra and (placed := self._appender.compiled_end(known, commitlog_offset, slot, kind, now_ms)):
-            if self._sync_each:
-                writer.settle(writer.control.words[_TAIL])
-            return _ended(kind, placed.commitlog_offset, placed.queue_offset if kind is _COMMIT else None)
+            return self._ended_by(kind, placed)
         ends = self._engine.ends(known, commitlog_offset, slot, kind, now_ms)
         if extra:
             add_extra(ends[0], extra)
@@ -196,7 +208,13 @@ class StateTableService(TransactionalMessageService):
         if self._sync_each:
             writer.settle(placed.commitlog_offset + size)
         is_found = kind is _COMMIT and ends[0].topic != SCHEDULE_TOPIC
-        return _ended(kind, placed.commitlog_offset, placed.queue_offset if is_found else None)
+        return new_ended(kind, placed.commitlog_offset, placed.queue_offset if is_found else None)
+
+    def _ended_by(self, kind: TransactionType, placed: Appended) -> Ended:
+        """The end that the C module stored."""
+        if self._sync_each:
+            self._writer.settle(self._writer.control.words[_TAIL])
+        return new_ended(kind, placed.commitlog_offset, placed.queue_offset if kind is _COMMIT else None)
 
     def _known(self, half: Reference) -> PendingRecord:
         """The half message that a reference names, once it is sure that it names this one.
@@ -365,14 +383,6 @@ class StateTableService(TransactionalMessageService):
 def _group_item(group: str) -> bytes:
     """How a record says its producer group."""
     return f"{names.PGROUP}\x01{group}\x02".encode()
-
-
-def _ended(kind: TransactionType, commitlog_offset: int, queue_offset: int | None) -> Ended:
-    ended = _new(Ended)  # as Ended(...) does, in a third of the time
-    ended.__dict__.update(
-        state=_STATES[kind], commitlog_offset=commitlog_offset, queue_offset=queue_offset, again=False
-    )
-    return ended
 
 
 def _id(half: Reference) -> str | None:

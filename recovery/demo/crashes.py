@@ -20,6 +20,7 @@ from broker.errors import BrokerError, ClusterError, StoreFull
 from broker.format.sysflag import TransactionType
 from broker.live import LiveStore
 from broker.receiving import Receiver
+from broker.store.write.appender import COMPILED
 from broker.store.write.pending_record import PendingRecord
 
 HALF_NOT_STORED = "the half message is not stored"
@@ -143,7 +144,8 @@ class Crashes:
             return dispatch(draft, *given, **named)
 
         service.prepare, service.commit = prepared, committed
-        appender.compiled_append = appender.compiled_end = lambda *_: None
+        for compiled in COMPILED:
+            setattr(appender, compiled, lambda *_: None)
         appender.append_one_locked = lambda draft: appender.append_locked((draft,))[0]  # in steps, not in one piece
         appender.dispatcher.dispatch = dispatched
 

@@ -8,14 +8,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-from broker.store.write.appender import Appender
+from broker.store.write.appender import COMPILED, Appender
 from broker.store.write.sync import Syncer
 
 BOUNDS_S = tuple(number * 10.0**power for power in range(-6, 1) for number in (1, 2.5, 5))
 """Upper bounds of the buckets: 1 µs, 2.5 µs, 5 µs, 10 µs … 5 s."""
 # Methods of Appender, which call each other, and of Syncer; the compiled ones return None when they did nothing.
-_APPENDS = ("compiled_append", "compiled_end", "append_one_locked", "append_as_one_locked", "append_locked")
-_SYNCS, _MAY_DECLINE = ("_force",), _APPENDS[:2]
+_APPENDS = (*COMPILED, "append_one_locked", "append_as_one_locked", "append_locked")
+_SYNCS = ("_force",)
 
 
 class LatencyHistogram:
@@ -56,7 +56,7 @@ class Latencies:
             for name in names:
                 if name in vars(target):
                     self._untimed.append((target, name, vars(target)[name]))
-                setattr(target, name, _timed(getattr(target, name), histogram, inside, name in _MAY_DECLINE))
+                setattr(target, name, _timed(getattr(target, name), histogram, inside, name in COMPILED))
 
     def stop(self) -> None:
         """Time nothing any more."""

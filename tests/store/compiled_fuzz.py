@@ -101,7 +101,8 @@ class Chance(random.Random):
             known={("orders", 0): 0, ("t", 1): 1, ("op", 0): self.choice([0, 0, 2, 1 << 40, -1]), ("", 0): 2},
             index=SimpleNamespace(newest=(1, index)), clock=SimpleNamespace(seen_ms=0),
             now_ns=self.choice([lambda: "x", lambda: -5]) if self.one_in(50) else time.time_ns, cached=[None] * 1024,
-            result=Appended, schedule_topic="SCHEDULE_TOPIC_XXXX", op_key=("op", 0), op_model=bytes(op), op_tags=7,
+            result=Appended, schedule_topic="SCHEDULE_TOPIC_XXXX", half_key=("t", 1), op_key=("op", 0),
+            op_model=bytes(op), op_tags=7,
             size_max=self.choice([100_000, 100_000, 1 << 40, -1]), table_bytes=self.choice([24_000, 1 << 40]),
             redo_bytes=20_000, queue_bytes=20_000, index_slots=slots, index_items=items, has_redo_log=has_redo_log,
         )  # fmt: skip
@@ -119,6 +120,11 @@ def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any) -> 
         given = {
             "append": [chance.record()],
             "end": [chance.record(), *place, chance.choice([8, 12, chance.number()]), 5, *extra],
+            "half": [
+                SimpleNamespace, chance.text(), chance.raw(), ("k",), properties, chance.number(), 1,
+                chance.choice(TEXTS), *extra,
+            ],
+            "end_kept": [*place, chance.choice(TEXTS), chance.choice([8, 12, chance.number()]), 5, *extra],
             "draft": [PendingRecord, chance.text(), chance.raw(), properties, chance.number(), 1, 4, None, *extra],
             "index_codes": [chance.text(), chance.text(), chance.text(), *extra],
             "stored_properties": [properties, chance.text(), ("a", chance.text()), chance.text(), "g", *extra],
@@ -132,7 +138,7 @@ def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any) -> 
             with contextlib.suppress(Exception):
                 if "properties" in name and chance.random() < 0.5:
                     arguments[0] = MappingProxyType(properties)
-                call = getattr(appender if name in ("append", "end") else module, name)
+                call = getattr(appender if name in ("append", "half", "end_kept", "end") else module, name)
                 made[f"{name} did"] += call(*arguments) is not None
 
 

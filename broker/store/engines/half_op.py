@@ -72,6 +72,7 @@ class HalfOpEngine(TransactionEngine):
 
     name = NAME
     has_redo_log = False
+    half_queue = (HALF_TOPIC, QUEUE)
     op_model = _OP
 
     def table(self, paths: Paths) -> str:

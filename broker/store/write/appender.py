@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from broker.errors import CorruptRecord, StoreError
 from broker.format.commitlog import BLANK_SIZE, RecordHead, encode_blank
@@ -39,6 +40,8 @@ _TAIL, _INTENT, _DISPATCHED, _STORE_MS = int(Word.TAIL), int(Word.INTENT), int(W
 _GENERATION, _POISON = int(Word.GENERATION), int(Word.POISON)
 _PREPARED, _now_ns = int(TransactionType.PREPARED), time.time_ns
 
+COMPILED = ("compiled_append", "compiled_half", "compiled_end_kept", "compiled_end")
+"""Methods of an appender that the C module may have: each does the whole, or returns None and has done nothing."""
 _CACHED = 1024  # half messages, so that their end needs no decoding
 _CACHED_BYTES_MAX = 16_384  # of one of them
 
@@ -62,9 +65,10 @@ class Appender:
         self._segment_bytes, self._size_max = layout.segment_bytes, layout.record_bytes_max
         self._fast = FastAppend(log, control, dispatcher, layout, clock, self.cache_half)
         self._cached: list[tuple[int, PendingRecord] | None] = [None] * _CACHED
-        # The same by the C module, with the lock: each returns None when it is not the common case, and for want of it.
         made = compiled_append(log, control, dispatcher, lock, layout, clock, self._cached, _now_ns)
         self.compiled_append: CompiledAppend = made.append if made else lambda _draft: None
+        self.compiled_half: Callable[..., Any] = made.half if made else lambda *_: None
+        self.compiled_end_kept: CompiledAppend = made.end_kept if made else lambda *_: None
         self.compiled_end: CompiledAppend = made.end if made else lambda *_: None
 
     def append(self, drafts: Sequence[PendingRecord]) -> list[Appended]:

@@ -47,12 +47,48 @@ class Origin(NamedTuple):
     reconsume_times: int = 0
 
 
+class Statement(NamedTuple):
+    """What a record will say of a message, before it is a record."""
+
+    properties: dict[str, str]
+    level: int
+    """The delay level that it waits in first; 0 for none."""
+    now_ms: int
+
+
 class Composed(NamedTuple):
     """A record that the store has admitted, the properties in it, and its born timestamp in milliseconds."""
 
     record: PendingRecord
     properties: dict[str, str]
     born_timestamp_ms: int
+
+
+def statement_of(
+    message: Message,
+    *,
+    queue_id: int,
+    extra: Mapping[str, str] | None = None,
+    group: str | None = None,
+    is_local: bool = True,
+) -> Statement:
+    """What the record of a message says; with a `group`, of a half message of that producer group.
+
+    `extra` are properties that RocketMQ or checkback itself sets; a UNIQ_KEY among them is kept, else one is made.
+    A delayed message also states the topic and queue that it is meant for. Raises MessageRejected.
+    """
+    now_ms, level = time.time_ns() // 1_000_000, 0
+    if group is not None:
+        group = plain_text(group)
+    properties = _stored_properties(message, new_unique_key(now_ms), group)
+    if extra:
+        for name, value in extra.items():
+            names.check(name, value)
+            properties[plain_text(name)] = plain_text(value)
+        level = _level(properties, now_ms, prepared=group is not None, is_local=is_local)
+        if level:  # a Message has none of its own
+            properties |= {names.REAL_TOPIC: message.topic, names.REAL_QID: str(queue_id)}
+    return _new_tuple(Statement, (properties, level, now_ms))
 
 
 def compose(
@@ -62,50 +98,51 @@ def compose(
     queue_id: int,
     size_max: int,
     extra: Mapping[str, str] | None = None,
-    group: str | None = None,
     origin: Origin | None = None,
-    engine: TransactionEngine | None = None,
 ) -> Composed:
-    """The record of a message; with a `group` and the store's `engine`, of a half message of that producer group.
+    """The record of a plain message; `extra` as in `statement_of`, `size_max` in bytes.
 
-    `extra` are properties that RocketMQ or checkback itself sets; a UNIQ_KEY among them is kept, else one is made.
-    `size_max` is in bytes. A plain delayed message goes to the schedule topic at once, a half message when it is
-    committed: both state the topic and queue that they are meant for. Raises MessageRejected, NotPermitted.
+    A delayed message goes to the schedule topic at once. Raises MessageRejected, NotPermitted.
     RocketMQ: CommitLog.asyncPutMessage, HookUtils.transformDelayLevelMessage (5.3.3).
     """
-    now_ms = time.time_ns() // 1_000_000
-    if group is not None:
-        group = plain_text(group)
-    properties, prepared = _stored_properties(message, new_unique_key(now_ms), group), group is not None
-    topic, level = message.topic, 0
-    if extra:
-        for name, value in extra.items():
-            names.check(name, value)
-            properties[plain_text(name)] = plain_text(value)
-        if level := _level(
-            properties, now_ms, prepared=prepared, is_local=origin is None
-        ):  # a Message has none of its own
-            properties |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id)}
-    waits = level and not prepared
-    asked = dict(properties) if extra else properties  # an engine keeps the delay under another name
-    if engine is not None and origin is None:
-        record = engine.half(topic, message.body, properties, queue_id=queue_id, born_timestamp_ms=now_ms)
-    elif engine is not None:
-        record = engine.half(topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms))
-    else:
-        record = draft(
-            SCHEDULE_TOPIC if waits else topic,
-            message.body,
-            properties,
-            queue_id=level - 1 if waits else queue_id,
-            **_sender(origin, now_ms),
-        )
+    properties, level, now_ms = statement_of(message, queue_id=queue_id, extra=extra, is_local=origin is None)
+    topic = message.topic
+    record = draft(
+        SCHEDULE_TOPIC if level else topic,
+        message.body,
+        properties,
+        queue_id=level - 1 if level else queue_id,
+        **_sender(origin, now_ms),
+    )
+    check_size(len(record.raw), size_max)
+    admission.admit(topic, properties, queue_id, now_ms)
+    if level:
+        admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
+    return _new_tuple(Composed, (record, properties, now_ms if origin is None else origin.born_timestamp_ms))
+
+
+def compose_half(
+    message: Message,
+    admission: Admission,
+    statement: Statement,
+    engine: TransactionEngine,
+    *,
+    queue_id: int,
+    size_max: int,
+    origin: Origin | None = None,
+) -> Composed:
+    """The half message of a message, in the form of a store's engine; the size of its end counts as well.
+
+    A delayed one goes to the schedule topic when it is committed. Raises MessageRejected, NotPermitted.
+    """
+    properties, level, now_ms = statement
+    asked = dict(properties)  # an engine keeps the delay under another name
+    record = engine.half(message.topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms))
     if len(record.raw) > size_max - _END_ROOM:
         check_size(len(record.raw), size_max)
-        if engine is not None:
-            ends = engine.ends(record, 0, _SLOT_MAX, TransactionType.COMMIT, now_ms)
-            check_size(sum([len(one.raw) for one in ends]), size_max)
-    admission.admit(topic, asked, queue_id, now_ms, prepared=prepared)
+        ends = engine.ends(record, 0, _SLOT_MAX, TransactionType.COMMIT, now_ms)
+        check_size(sum([len(one.raw) for one in ends]), size_max)
+    admission.admit(message.topic, asked, queue_id, now_ms, prepared=True)
     if level:
         admission.admit(SCHEDULE_TOPIC, {}, level - 1, now_ms, system=True)
     return _new_tuple(Composed, (record, properties, now_ms if origin is None else origin.born_timestamp_ms))

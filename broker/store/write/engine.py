@@ -23,6 +23,7 @@ class TransactionEngine(abc.ABC):
 
     name: ClassVar[str]  # in store.json and in broker.open
     has_redo_log: ClassVar[bool]
+    half_queue: ClassVar[tuple[str, int] | None] = None  # topic and queue of half messages that are moved aside
     op_model: ClassVar[PendingRecord | None] = None  # an op message without its body, where each end is one
 
     @abc.abstractmethod

@@ -5,8 +5,8 @@ Measured by  `make bench`: "transactions/s, storage layer only"
 General twin `Appender.append_locked`; the steps, and what is stored at each, are the same
 Kept equal   tests/store/test_fast_append.py: random histories by all three ways, compared byte by byte
 
-`compiled_append` is the same in C (`broker._fast.Append`), with the append lock around it, and an end besides; what is
-stored at each of its steps: tests/store/test_compiled_steps.py.
+`compiled_append` is the same in C (`broker._fast.Append`), with the append lock around it; it stores half messages and
+their ends in one call each, too. What is stored at each of its steps: tests/store/test_compiled_steps.py.
 
 It applies where there is nothing to heal and every file is mapped where the record needs it. It looks at the control
 page once and at the index header once, before anything is stored; what it read there is what it writes by, since the
@@ -208,10 +208,12 @@ CompiledAppend = Callable[..., Appended | None]
 
 
 class CompiledAppender(Protocol):
-    """What the C module makes. Both take the append lock; None: nothing was stored, the Python has to do it."""
+    """What the C module makes. All take the append lock; None: nothing was stored, the Python has to do it."""
 
     append: CompiledAppend  # (record)
-    end: CompiledAppend  # (half message, its CommitLog offset, its slot, commit or rollback, milliseconds since 1970)
+    half: Callable[..., Any]  # (class of the result, topic, body, keys, properties, queue, born milliseconds, group)
+    end_kept: CompiledAppend  # (CommitLog offset of what `half` stored, slot, group, kind, milliseconds since 1970)
+    end: CompiledAppend  # (any half message, its CommitLog offset, its slot, kind, milliseconds since 1970)
 
 
 def compiled_append(
@@ -230,7 +232,7 @@ def compiled_append(
     """
     if compiled.fast is None:
         return None
-    op = dispatcher.engine.op_model
+    op, half_queue = dispatcher.engine.op_model, dispatcher.engine.half_queue
     made: CompiledAppender = compiled.fast.Append(
         lock=lock,
         control=control.words,
@@ -247,6 +249,7 @@ def compiled_append(
         cached=cached,
         result=Appended,
         schedule_topic=SCHEDULE_TOPIC,
+        half_key=half_queue,
         op_key=(op.topic, op.queue_id) if op else None,
         op_model=op.raw if op else None,
         op_tags=op.tags_code if op else 0,

@@ -1,0 +1,346 @@
+/* One call for each thing that an application does: append a record, store a half message, end it.
+ *
+ * A half message that was stored here is remembered by its slot, so that its end needs neither the log nor an object of
+ * Python. The reference: `Appender.append_one`, `compose` with the engine's `half`, and the engine's `ends`.
+ */
+#ifndef CHECKBACK_FAST_TRANSACTION_H
+#define CHECKBACK_FAST_TRANSACTION_H
+
+#include "_fast_message.h"
+
+enum { END_ROOM = 1024 }; /* by which the end of a half message may be larger: broker/store/write/compose.py */
+
+static PyObject *n_TRANSACTION_ID, *n_REAL_TOPIC, *n_REAL_QID, *n_commitlog_offset, *n_producer_group, *n_unique_key,
+    *n_born_timestamp_ms, *n_store_timestamp_ms, *n_size;
+
+/* ---- append ---- */
+
+/* With the lock taken and given back: 1, 0 when nothing was stored, or -1. `place` gets the CommitLog offset of the
+ * first record and the store time. */
+static int store_with_lock(Append *self, Stored *all, int count, long long decided_slot, long long half_offset,
+                           long long place[2])
+{
+    Held held;
+    memset(&held, 0, sizeof held);
+    int done = take(self, &held);
+    if (done == 1) {
+        done = store(self, &held, all, count, decided_slot, half_offset, &place[1]);
+        if (done == 1)
+            for (place[0] = (long long)held.words[W_TAIL]; count > 0; count--)
+                place[0] -= all[count - 1].size;
+    }
+    if (give_back(self, &held) < 0)
+        done = -1;
+    release(&held);
+    return done;
+}
+
+/* An Appended, None, or NULL with an error. */
+static PyObject *append_all(Append *self, Stored *all, int count, long long decided_slot, long long half_offset)
+{
+    long long place[2];
+    int done = store_with_lock(self, all, count, decided_slot, half_offset, place);
+    if (done != 1)
+        return done < 0 ? NULL : Py_NewRef(Py_None);
+    PyObject *fields = Py_BuildValue("(LLLL)", place[0], all->queue_offset, all->size, place[1]);
+    PyObject *made = fields ? PyObject_CallFunctionObjArgs(self->tuple_new, self->result, fields, NULL) : NULL;
+    Py_XDECREF(fields);
+    return made;
+}
+
+/* `Appender.cache_half`. */
+static int remember(Append *self, PyObject *record, const Stored *one, PyObject *done)
+{
+    if (!one->opens_slot || one->size > CACHED_BYTES_MAX || done == Py_None)
+        return 0;
+    PyObject *pair = PyTuple_Pack(2, PyTuple_GetItem(done, 0), record);
+    return pair ? PyList_SetItem(self->cached, (Py_ssize_t)(one->queue_offset % CACHED), pair) : -1;
+}
+
+static PyObject *Append_append(PyObject *object, PyObject *record)
+{
+    Append *self = (Append *)object;
+    Stored one;
+    memset(&one, 0, sizeof one);
+    int loaded = load(record, &one);
+    PyObject *done = loaded < 0 ? NULL : loaded ? append_all(self, &one, 1, -1, 0) : Py_NewRef(Py_None);
+    if (done && remember(self, record, &one, done) < 0)
+        Py_CLEAR(done);
+    unload(&one);
+    return done;
+}
+
+/* ---- a half message ---- */
+
+static void forget(Kept *kept)
+{
+    Py_CLEAR(kept->raw);
+    Py_CLEAR(kept->key);
+    Py_CLEAR(kept->producer_group);
+}
+
+static void keep(Append *self, const Stored *one, Kept *made, long long offset)
+{
+    if (one->size > CACHED_BYTES_MAX)
+        return;
+    Kept *kept = self->kept + one->queue_offset % CACHED, before = *kept;
+    *kept = *made;
+    kept->offset = offset;
+    kept->tags = one->tags;
+    kept->group = one->group;
+    Py_INCREF(kept->raw = one->owner);
+    Py_INCREF(kept->key);
+    Py_INCREF(kept->producer_group);
+    forget(&before);
+}
+
+static int put_number(PyObject *fields, PyObject *name, long long number)
+{
+    PyObject *value = PyLong_FromLongLong(number);
+    int failed = !value || PyDict_SetItem(fields, name, value) < 0;
+    Py_XDECREF(value);
+    return failed;
+}
+
+/* `StateTableService._half`; the arguments are those of Append_half. */
+static PyObject *new_half(PyObject *const *args, const Stored *one, const long long place[2])
+{
+    newfunc make = (newfunc)PyType_GetSlot((PyTypeObject *)args[0], Py_tp_new);
+    PyObject *none = PyTuple_New(0), *half = none ? make((PyTypeObject *)args[0], none, NULL) : NULL;
+    PyObject *fields = half ? PyObject_GenericGetDict(half, NULL) : NULL;
+    PyObject *unique = PyDict_GetItemWithError(args[4], n_UNIQ_KEY);
+    int failed = !fields || !unique || put_number(fields, n_commitlog_offset, place[0])
+        || put_number(fields, n_slot, one->queue_offset) || PyDict_SetItem(fields, n_producer_group, args[7]) < 0
+        || PyDict_SetItem(fields, n_topic, args[1]) < 0 || PyDict_SetItem(fields, n_queue_id, args[5]) < 0
+        || PyDict_SetItem(fields, n_unique_key, unique) < 0 || PyDict_SetItem(fields, n_keys, args[3]) < 0
+        || PyDict_SetItem(fields, n_born_timestamp_ms, args[6]) < 0
+        || put_number(fields, n_store_timestamp_ms, place[1]) || put_number(fields, n_size, one->size)
+        || PyDict_SetItem(fields, n_properties, args[4]) < 0;
+    Py_XDECREF(none);
+    Py_XDECREF(fields);
+    if (failed)
+        Py_CLEAR(half);
+    return half;
+}
+
+/* `HalfOpEngine.half`: what it adds to the properties, read again with that. 1, 0 or -1. */
+static int add_target(PyObject *properties, PyObject *topic, PyObject *queue_id, Properties *read)
+{
+    PyObject *unique = PyDict_GetItemWithError(properties, n_UNIQ_KEY), *number = PyObject_Str(queue_id);
+    int failed = !unique || !number || PyDict_SetItem(properties, n_TRANSACTION_ID, unique) < 0
+        || PyDict_SetItem(properties, n_REAL_TOPIC, topic) < 0 || PyDict_SetItem(properties, n_REAL_QID, number) < 0;
+    Py_XDECREF(number);
+    return failed ? -1 : read_properties(properties, read);
+}
+
+/* The record of a half message, and what its end will repeat: 1, 0 or -1. */
+static int make_half(Append *self, PyObject *const *args, Stored *one, Kept *made)
+{
+    Text topic, stored_in;
+    Properties read;
+    uint32_t codes[CODES_MAX];
+    long long queue_id = PyLong_AsLongLong(args[5]), born_ms = PyLong_AsLongLong(args[6]);
+    if (PyErr_Occurred())
+        return -1;
+    if (!PyUnicode_CheckExact(args[7]) || !PyUnicode_CheckExact(args[1]) || !PyTuple_CheckExact(args[3])
+        || !PyLong_CheckExact(args[5]) || !PyBytes_CheckExact(args[2]) || PyBytes_Size(args[2]) > (1 << 30)
+        || !ascii_of(args[1], &topic) || topic.size > TOPIC_MAX || queue_id < 0 || queue_id > INT32_MAX
+        || !read_properties(args[4], &read) || !read.unique.size)
+        return 0;
+    made->code_count = list_codes(topic, read.unique, read.keys, codes);
+    if (made->code_count > KEPT_CODES)
+        return 0;
+    memcpy(made->codes, codes, sizeof made->codes);
+    made->producer_group = args[7];
+    made->key = PyTuple_Pack(2, args[1], args[5]);
+    one->key = made->key ? Py_NewRef(self->has_redo_log ? made->key : self->half_key) : NULL;
+    if (!one->key)
+        return -1;
+    stored_in = topic;
+    one->kind = TYPE_PREPARED;
+    if (!self->has_redo_log) {
+        int added = add_target(args[4], args[1], args[5], &read);
+        if (added <= 0 || !ascii_of(PyTuple_GetItem(self->half_key, 0), &stored_in))
+            return added < 0 ? -1 : 0;
+        queue_id = PyLong_AsLongLong(PyTuple_GetItem(self->half_key, 1));
+        one->kind = 0;
+    }
+    one->code_count = list_codes(stored_in, read.unique, read.keys, one->codes);
+    one->opens_slot = 1;
+    one->slot = -1;
+    one->tags = (int32_t)java_hash(0, read.tags.text, read.tags.size);
+    one->group = (int32_t)java_hash(0, read.group.text, read.group.size);
+    one->owner = record_bytes(stored_in, args[2], args[4], read.size, queue_id, born_ms, one->kind);
+    if (!one->owner)
+        return -1;
+    one->raw = (const uint8_t *)PyBytes_AsString(one->owner);
+    one->size = PyBytes_Size(one->owner);
+    return one->size <= self->size_max - END_ROOM;
+}
+
+/* half(Half, topic, body, keys, properties, queue_id, born_ms, producer group) -> Half, or None
+ *
+ * The properties must have been checked, and the topic admitted; of the engine half-op they get what it adds.
+ */
+static PyObject *Append_half(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    Append *self = (Append *)object;
+    if (count != 8 || !PyType_Check(args[0]) || !PyDict_CheckExact(args[4]))
+        return PyErr_Format(PyExc_TypeError, "half takes a class and 7 arguments");
+    Stored one;
+    Kept made;
+    long long place[2];
+    memset(&one, 0, sizeof one);
+    memset(&made, 0, sizeof made);
+    int done = make_half(self, args, &one, &made);
+    if (done == 1)
+        done = store_with_lock(self, &one, 1, -1, 0, place);
+    PyObject *half = done < 0 ? NULL : done ? new_half(args, &one, place) : Py_NewRef(Py_None);
+    if (done == 1)
+        keep(self, &one, &made, place[0]);
+    unload(&one);
+    Py_XDECREF(made.key);
+    return half;
+}
+
+/* ---- its end ---- */
+
+/* The record that ends a half message, or two: 1, 0 when it is not for us, -1. `key` and the codes: where it is for. */
+static int make_ends(Append *self, Stored *all, int *count, const Stored *half, PyObject *key, const uint32_t *codes,
+                     int code_count, const long long place[2], int kind, long long now_ms)
+{
+    Stored *end = all, *op = kind == TYPE_COMMIT && !self->has_redo_log ? all + 1 : all;
+    Text topic;
+    *count = 1 + (op != all);
+    if (self->has_redo_log || kind == TYPE_COMMIT) {
+        if (!ascii_of(PyTuple_GetItem(key, 0), &topic))
+            return 0;
+        end->kind = kind;
+        end->tags = half->tags;
+        end->group = half->group;
+        end->prepared_offset = place[0];
+        end->slot = place[1];
+        end->code_count = kind == TYPE_ROLLBACK ? 0 : code_count;
+        memcpy(end->codes, codes, (size_t)end->code_count * sizeof *codes);
+        end->key = Py_NewRef(key);
+        end->owner = self->has_redo_log
+            ? state_table_end(half, place[0], kind)
+            : half_op_commit(half, topic, PyLong_AsLongLong(PyTuple_GetItem(key, 1)), place[0]);
+    }
+    if (!self->has_redo_log) {
+        op->tags = self->op_tags;
+        op->ended_count = 1;
+        op->ended[0] = place[1];
+        op->key = Py_NewRef(self->op_key);
+        op->owner = half_op_op(self->op_model, place[1], now_ms);
+    }
+    for (int at = 0; at < *count; at++) {
+        if (!all[at].owner || PyErr_Occurred())
+            return -1;
+        if (!PyBytes_Check(all[at].owner))
+            return 0;
+        all[at].raw = (const uint8_t *)PyBytes_AsString(all[at].owner);
+        all[at].size = PyBytes_Size(all[at].owner);
+    }
+    return 1;
+}
+
+/* End a half message: an Appended, None, or NULL with an error. */
+static PyObject *end_half(Append *self, const Stored *half, PyObject *key, const uint32_t *codes, int code_count,
+                          const long long place[2], int kind, long long now_ms)
+{
+    int records = 0;
+    Stored all[2];
+    memset(all, 0, sizeof all);
+    int ready = make_ends(self, all, &records, half, key, codes, code_count, place, kind, now_ms);
+    PyObject *done = ready < 0 ? NULL : ready ? append_all(self, all, records, place[1], place[0]) : Py_NewRef(Py_None);
+    unload(&all[0]);
+    unload(&all[1]);
+    return done;
+}
+
+/* Where a PendingRecord is for: 1, 0 when it is not for us, -1. The key is a new reference. */
+static int delivery_of(Append *self, PyObject *record, const Stored *half, int kind, PyObject **key, uint32_t *codes,
+                       int *count)
+{
+    PyObject *target = PyObject_GetAttr(record, n_target), *items;
+    int ready = target != NULL;
+    *count = half->code_count;
+    memcpy(codes, half->codes, sizeof half->codes);
+    if (ready && target == Py_None) {
+        ready = self->has_redo_log && (kind == TYPE_ROLLBACK || number_of(record, n_delay_queue) < 0);
+        *key = Py_NewRef(half->key);
+    } else if (ready) {
+        ready = !self->has_redo_log && PyTuple_Check(target) && PyTuple_Size(target) == 4
+            && PyLong_AsLong(PyTuple_GetItem(target, 3)) == 0;
+        items = ready ? PyTuple_GetItem(target, 2) : NULL;
+        ready = ready && PyTuple_Check(items) && PyTuple_Size(items) <= CODES_MAX;
+        *count = ready ? (int)PyTuple_Size(items) : 0;
+        for (int at = 0; at < *count; at++)
+            codes[at] = (uint32_t)PyLong_AsLongLong(PyTuple_GetItem(items, at));
+        *key = ready ? PyTuple_Pack(2, PyTuple_GetItem(target, 0), PyTuple_GetItem(target, 1)) : NULL;
+    }
+    Py_XDECREF(target);
+    return PyErr_Occurred() ? -1 : ready;
+}
+
+static int is_end(long long kind, long long slot)
+{
+    return (kind == TYPE_COMMIT || kind == TYPE_ROLLBACK) && slot >= 0;
+}
+
+/* end(half message as a PendingRecord, CommitLog offset, slot, kind, now_ms) */
+static PyObject *Append_end(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    Append *self = (Append *)object;
+    if (count != 5)
+        return PyErr_Format(PyExc_TypeError, "end takes 5 arguments, not %zd", count);
+    long long place[2] = {PyLong_AsLongLong(args[1]), PyLong_AsLongLong(args[2])}, now_ms = PyLong_AsLongLong(args[4]);
+    int kind = (int)PyLong_AsLong(args[3]), code_count = 0;
+    if (PyErr_Occurred())
+        return NULL;
+    if (!is_end(kind, place[1]))
+        Py_RETURN_NONE;
+    Stored half;
+    uint32_t codes[CODES_MAX];
+    PyObject *key = NULL;
+    memset(&half, 0, sizeof half);
+    int ready = load(args[0], &half);
+    if (ready == 1)
+        ready = delivery_of(self, args[0], &half, kind, &key, codes, &code_count);
+    PyObject *done = ready < 0 ? NULL
+        : ready                ? end_half(self, &half, key, codes, code_count, place, kind, now_ms)
+                               : Py_NewRef(Py_None);
+    Py_XDECREF(key);
+    unload(&half);
+    return done;
+}
+
+/* end_kept(CommitLog offset, slot, producer group, kind, now_ms): of a half message that `half` stored here */
+static PyObject *Append_end_kept(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    Append *self = (Append *)object;
+    if (count != 5)
+        return PyErr_Format(PyExc_TypeError, "end_kept takes 5 arguments, not %zd", count);
+    long long place[2] = {PyLong_AsLongLong(args[0]), PyLong_AsLongLong(args[1])}, now_ms = PyLong_AsLongLong(args[4]);
+    int kind = (int)PyLong_AsLong(args[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    Kept known = self->kept[is_end(kind, place[1]) ? place[1] % CACHED : 0]; /* a copy: another may take its place */
+    if (!is_end(kind, place[1]) || !known.raw || known.offset != place[0] || !PyUnicode_Check(args[2])
+        || PyUnicode_Compare(known.producer_group, args[2]))
+        Py_RETURN_NONE;
+    Stored half;
+    memset(&half, 0, sizeof half);
+    half.owner = Py_NewRef(known.raw);
+    half.key = Py_NewRef(known.key);
+    half.raw = (const uint8_t *)PyBytes_AsString(known.raw);
+    half.size = PyBytes_Size(known.raw);
+    half.tags = known.tags;
+    half.group = known.group;
+    PyObject *done = end_half(self, &half, half.key, known.codes, known.code_count, place, kind, now_ms);
+    unload(&half);
+    return done;
+}
+
+#endif
