@@ -26,9 +26,9 @@ from broker.consuming.arguments import (
     check_seconds,
 )
 from broker.consuming.consumer_worker import ConsumerWorker
-from broker.consuming.leases import Leases
-from broker.consuming.membership import Membership
-from broker.consuming.positions import Positions, Start
+from broker.consuming.group.leases import Leases
+from broker.consuming.group.membership import Membership
+from broker.consuming.group.positions import Positions, Start
 from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import RETRIES_MAX, sent_back
 from broker.consuming.tags import Selection

@@ -78,7 +78,7 @@ class LiveStore(WritableStore):
     def _clamp_positions(self) -> None:
         """After a machine crash a queue may end before a group's position: what is sent now is new to the group."""
         if self.writer.disk.entry(self.writer.paths.consumers) is not None:
-            from broker.consuming.positions import Positions
+            from broker.consuming.group.positions import Positions
 
             Positions(self).close()
 
@@ -158,7 +158,7 @@ class LiveStore(WritableStore):
         writer = self.writer
         if writer.dispatcher.engine is not HALF_OP or self._admission.is_slave or not writer.control[Word.SLOTS]:
             return
-        from broker.consuming.positions import Positions
+        from broker.consuming.group.positions import Positions
 
         parked, slot_of = self.transactions.parked(), writer.dispatcher.slot
         pending = self.transactions.in_doubt_slots()

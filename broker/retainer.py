@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from broker.consuming.positions import Positions
+from broker.consuming.group.positions import Positions
 from broker.consuming.subscriptions import has_consumers
 from broker.consuming.unread import Unread, unread_messages
 from broker.errors import BrokerError, StoreFull

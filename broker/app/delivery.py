@@ -6,9 +6,9 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from broker.consuming.membership import Membership
-from broker.consuming.offset_export import SCHEDULE_GROUP
-from broker.consuming.positions import Positions
+from broker.consuming.group.membership import Membership
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
+from broker.consuming.group.positions import Positions
 from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError
 from broker.format.topics import SCHEDULE_TOPIC

@@ -25,7 +25,7 @@ from broker.consuming.arguments import (
     check_retry_level,
     check_seconds,
 )
-from broker.consuming.positions import Start
+from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
 from broker.errors import BrokerError, ClusterError, NotInCluster
 from broker.format.topics import retry_topic

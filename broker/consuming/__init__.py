@@ -1,1 +1,1 @@
-"""What consumers of one store share: positions, leases and members; and how messages come back to a group."""
+"""How messages are read for a consumer, divided, and given back to its group; what the group shares is in `group`."""

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.consuming.leases import Leases
-from broker.consuming.membership import Membership, monotonic_ms
-from broker.consuming.positions import Positions
+from broker.consuming.group.leases import Leases
+from broker.consuming.group.membership import Membership, monotonic_ms
+from broker.consuming.group.positions import Positions
 from broker.consuming.reading import Leftovers
 from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError, MessageRejected, StoreError, StoreFull

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from broker.consuming.membership import SEEN_EVERY_MS, Membership, monotonic_ms
-from broker.consuming.offset_export import SCHEDULE_GROUP
-from broker.consuming.positions import Positions
+from broker.consuming.group.membership import SEEN_EVERY_MS, Membership, monotonic_ms
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
+from broker.consuming.group.positions import Positions
 from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import DELAYS_MS, due
 from broker.format.commitlog import Record

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.consuming.consumer_table import UNSET
-from broker.consuming.membership import monotonic_ms
-from broker.consuming.offset_export import SCHEDULE_GROUP
-from broker.consuming.positions import Positions
+from broker.consuming.group.consumer_table import UNSET
+from broker.consuming.group.membership import monotonic_ms
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
+from broker.consuming.group.positions import Positions
 from broker.errors import StoreError
 from broker.format.topics import SCHEDULE_TOPIC
 

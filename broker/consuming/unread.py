@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from broker.consuming.positions import Positions
+from broker.consuming.group.positions import Positions
 from broker.consuming.subscriptions import Subscription, subscriptions
 from broker.format.topics import LMQ_PREFIX, SCHEDULE_TOPIC, is_system_topic
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from broker.consuming.consumer_table import UNSET, MemberKind
-from broker.consuming.membership import Membership, client_id
-from broker.consuming.positions import Positions
+from broker.consuming.group.consumer_table import UNSET, MemberKind
+from broker.consuming.group.membership import Membership, client_id
+from broker.consuming.group.positions import Positions
 from broker.errors import StoreError
 
 if TYPE_CHECKING:

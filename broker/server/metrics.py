@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from broker.consuming.offset_export import SCHEDULE_GROUP
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.errors import BrokerError
 from broker.server.requests.queues import queue_range
 from broker.server.requests.stats import GET, PUT

@@ -24,9 +24,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from broker.consuming.consumer_table import MemberKind
-from broker.consuming.membership import Membership
-from broker.consuming.offset_export import SCHEDULE_GROUP
+from broker.consuming.group.consumer_table import MemberKind
+from broker.consuming.group.membership import Membership
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.consuming.reading import Leftovers
 from broker.consuming.schedule import Schedule
 from broker.errors import BrokerError, StoreError

@@ -22,8 +22,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from broker.cluster.live_cluster import connect as connect_to
-from broker.consuming.consumer_table import UNSET
-from broker.consuming.positions import Positions
+from broker.consuming.group.consumer_table import UNSET
+from broker.consuming.group.positions import Positions
 from broker.errors import BrokerError
 from broker.format.topics import SCHEDULE_TOPIC, retry_topic
 from broker.live import LiveStore

@@ -46,7 +46,7 @@ def crashed(path: str, *, foreign: bool = False) -> dict[str, Any] | None:
     files that they map are seen for processes of this user in this container alone, so that a broker may well be
     running. Raises NotAStore.
     """
-    from recovery.scan.open_by import writers
+    from recovery.verify.open_by import writers
 
     disk, paths = Disk(), Paths(path)
     mark = disk.entry(paths.abort)

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 import broker
-from broker.consuming.positions import Positions
+from broker.consuming.group.positions import Positions
 from broker.database.ledger_binding import put_binding, read_binding
 from broker.errors import BrokerError
 from broker.ledger import Ledger, executor

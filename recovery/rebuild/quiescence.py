@@ -14,7 +14,7 @@ from broker.errors import StoreError, StoreLocked
 from broker.store.disk.files import Disk, Entry
 from broker.store.disk.paths import Paths
 from broker.transaction.foreign import check_not_followed
-from recovery.scan.open_by import writers
+from recovery.verify.open_by import writers
 
 STILL_S = 3.0
 _SAY = "Stop the broker, and say so with --broker-is-stopped"

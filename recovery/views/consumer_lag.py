@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from broker.consuming.positions import Positions, Start
+from broker.consuming.group.positions import Positions, Start
 from broker.errors import BrokerError
 from broker.live import LiveStore
 from broker.store.disk.files import Disk

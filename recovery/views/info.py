@@ -24,12 +24,12 @@ from broker.store.read.kinds.rocksdb import NoRocksDB
 from broker.store.read.segments import Listing, Segment
 from broker.store.read.store import Store, open_store
 from recovery.findings import Findings
-from recovery.scan.open_by import Writer, writers
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.transactions.tracker import TransactionTracker
 from recovery.verify.index_files import open_index
 from recovery.verify.kinds.batch_queues import offsets_of
+from recovery.verify.open_by import Writer, writers
 from recovery.views.messages.waiting import count_timers
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

@@ -14,7 +14,7 @@ import pytest
 from recovery.airflow.alerts import ApprovalAlert, StoreAlert, deadline_missed, post
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.versions import HAS_APPROVALS, AirflowFailException
-from recovery.airflow.wiring import answering
+from recovery.airflow.workflows.wiring import answering
 
 
 class Instance:

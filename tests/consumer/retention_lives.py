@@ -14,7 +14,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 import broker
-from broker.consuming.positions import Positions, Start
+from broker.consuming.group.positions import Positions, Start
 from broker.live import open_live
 from broker.store.read.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk, Crashed

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import broker
-from broker.consuming.consumer_table import BOOT
-from broker.consuming.offset_export import OffsetExport
-from broker.consuming.positions import Positions, Start
+from broker.consuming.group.consumer_table import BOOT
+from broker.consuming.group.offset_export import OffsetExport
+from broker.consuming.group.positions import Positions, Start
 from broker.format.config import ConsumerOffsets, decode_consumer_offsets, encode_consumer_offsets
 from broker.live import LiveStore
 from broker.testing.crash_disk import SMALL

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 import broker
-from broker.consuming.positions import Positions
+from broker.consuming.group.positions import Positions
 from broker.live import open_live
 from broker.store.read.layout import StoreLayout
 from broker.testing.crash_disk import CrashDisk, Crashed

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.consuming.membership import share
+from broker.consuming.group.membership import share
 from broker.consuming.tags import Selection
 from broker.consuming.window import Window
 from broker.errors import MessageRejected

@@ -141,7 +141,7 @@ def test_a_member_that_is_silent_for_too_long_loses_its_queues_and_its_say(
         hung._keeper._stop.set()  # its thread stands still, as in a process that is stopped
         hung._keeper._thread.join()
         hung._positions.cells.beat(hung._member.place, 0)
-        monkeypatch.setattr("broker.consuming.membership.SILENT_MS", 1000)
+        monkeypatch.setattr("broker.consuming.group.membership.SILENT_MS", 1000)
         with checkback_store.consumer("billing", "orders") as other:
             assert bodies(other, 1) == ["a"]
             assert not hung.ack(message)

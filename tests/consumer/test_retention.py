@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 
 import broker
-from broker.consuming.consumer_table import ConsumerTable
-from broker.consuming.positions import Positions
+from broker.consuming.group.consumer_table import ConsumerTable
+from broker.consuming.group.positions import Positions
 from broker.errors import StoreFull
 from broker.retainer import RETAIN_EVERY_S, Retainer
 from broker.store.maintain.retention_registry import registered

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import broker
-from broker.consuming.membership import share
+from broker.consuming.group.membership import share
 from broker.format.commitlog import decode
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
-from broker.consuming.positions import Start
+from broker.consuming.group.positions import Start
 from broker.consuming.redelivery import as_sent
 from broker.consuming.tags import Selection
 from broker.errors import ClusterError, CorruptRecord

@@ -19,7 +19,7 @@ from broker.cluster.membership.group_calls import GroupCalls
 from broker.cluster.membership.holdings import HeldQueue, Holdings
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.network.connection import ClientConnection
-from broker.consuming.positions import Start
+from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
 from broker.errors import BrokerError
 from broker.log_fields import event

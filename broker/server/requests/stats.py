@@ -9,8 +9,8 @@ import os
 import time
 from typing import Any
 
-from broker.consuming.consumer_table import UNSET
-from broker.consuming.offset_export import SCHEDULE_GROUP
+from broker.consuming.group.consumer_table import UNSET
+from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
 from broker.remoting.admin_headers import (
     GetConsumeStatsRequestHeader,

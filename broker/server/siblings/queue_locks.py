@@ -9,12 +9,12 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from broker.consuming.membership import monotonic_ms
+from broker.consuming.group.membership import monotonic_ms
 from broker.remoting.bodies import MessageQueue
 from broker.store.shared.queue_lock_file import HeldLocks, is_over, lock_name, read_locks
 
 if TYPE_CHECKING:
-    from broker.consuming.consumer_table import ConsumerTable
+    from broker.consuming.group.consumer_table import ConsumerTable
     from broker.live import LiveStore
 
 

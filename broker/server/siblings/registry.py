@@ -13,7 +13,7 @@ from broker.errors import StoreError
 from broker.store.shared.published_clients import Groups, PublishedClients
 
 if TYPE_CHECKING:
-    from broker.consuming.membership import Membership
+    from broker.consuming.group.membership import Membership
     from broker.live import LiveStore
 
 

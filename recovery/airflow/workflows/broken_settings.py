@@ -16,7 +16,7 @@ from airflow.sdk import DAG
 
 from recovery.airflow.operators import BrokenSettingsOperator
 from recovery.airflow.settings import BrokenStore
-from recovery.airflow.wiring import shared_of
+from recovery.airflow.workflows.wiring import shared_of
 
 
 def make(broken: BrokenStore) -> DAG:

@@ -25,7 +25,7 @@ from recovery.airflow.operators import CheckBackOperator
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import DueTrigger
 from recovery.airflow.versions import asset_or_every
-from recovery.airflow.wiring import shared
+from recovery.airflow.workflows.wiring import shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:

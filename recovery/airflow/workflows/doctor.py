@@ -16,7 +16,7 @@ from airflow.sdk import DAG
 
 from recovery.airflow.operating.sight import SightOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.wiring import BEGIN
+from recovery.airflow.workflows.wiring import BEGIN
 
 DAG_ID = "checkback.doctor"
 WORKER, TRIGGERER = "worker", "triggerer"

@@ -24,7 +24,7 @@ from recovery.airflow.approval import AskAgainOperator, AskOperator, DoneOperato
 from recovery.airflow.assets import rebuilt
 from recovery.airflow.operators import CompareTableOperator, RebuildOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.wiring import answering, engine_pool, shared
+from recovery.airflow.workflows.wiring import answering, engine_pool, shared
 
 ASK = Param(True, type="boolean", title="Ask first", description="Wait for approval before the table is exchanged.")
 

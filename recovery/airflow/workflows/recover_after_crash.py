@@ -33,7 +33,7 @@ from recovery.airflow.operators import (
 )
 from recovery.airflow.settings import StoreSettings
 from recovery.airflow.triggers import CrashTrigger
-from recovery.airflow.wiring import answering, ask_param, engine_pool, shared
+from recovery.airflow.workflows.wiring import answering, ask_param, engine_pool, shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:

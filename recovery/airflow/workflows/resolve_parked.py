@@ -20,7 +20,7 @@ from airflow.sdk import DAG, Param, task_group
 from recovery.airflow.approval import DecideOperator, ResolveOperator
 from recovery.airflow.operators import ParkedOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.wiring import answering, shared
+from recovery.airflow.workflows.wiring import answering, shared
 
 ONLY = Param(None, type=["null", "integer"], title="CommitLog offset", description="Of one half message; or all.")
 

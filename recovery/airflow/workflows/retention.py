@@ -18,7 +18,7 @@ from airflow.sdk import DAG
 
 from recovery.airflow.operators import RetentionOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.wiring import shared
+from recovery.airflow.workflows.wiring import shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:

@@ -19,7 +19,7 @@ from airflow.sdk import DAG
 from recovery.airflow.assets import verified
 from recovery.airflow.operators import NoFindingsOperator, VerifyOperator
 from recovery.airflow.settings import StoreSettings
-from recovery.airflow.wiring import engine_pool, shared
+from recovery.airflow.workflows.wiring import engine_pool, shared
 
 
 def make(store: StoreSettings, **overrides: Any) -> DAG:

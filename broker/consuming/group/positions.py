@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.consuming.consumer_table import UNSET, ConsumerTable
-from broker.consuming.offset_export import SCHEDULE_GROUP, OffsetExport
+from broker.consuming.group.consumer_table import UNSET, ConsumerTable
+from broker.consuming.group.offset_export import SCHEDULE_GROUP, OffsetExport
 from broker.errors import BrokerError
 from broker.format.topics import DELAY_LEVELS, SCHEDULE_TOPIC
 from broker.store.shared.control import boot_words

@@ -4,8 +4,8 @@
     STORE/checkback/consumers.lock   held for every change of more than one word
 
 RocketMQ ignores the directory. `config/consumerOffset.json`, which it reads, is written from the cells
-(`broker.consuming.offset_export`). Losing the file redelivers what was acknowledged since the last export; it skips
-nothing.
+(`broker.consuming.group.offset_export`). Losing the file redelivers what was acknowledged since the last export; it
+skips nothing.
 
 Every number is a native word, stored with one move instruction: a process that is killed leaves each old or new. A cell
 is written whole before it is counted. After a machine crash each is checked by its CRC: when one fails, all are thrown

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 from zlib import crc32
 
-from broker.consuming.consumer_table import EXPORTED_DELAYS, EXPORTED_MS, EXPORTED_OFFSETS, UNSET, ConsumerTable
-from broker.consuming.membership import monotonic_ms
+from broker.consuming.group.consumer_table import EXPORTED_DELAYS, EXPORTED_MS, EXPORTED_OFFSETS, UNSET, ConsumerTable
+from broker.consuming.group.membership import monotonic_ms
 from broker.errors import CorruptRecord
 from broker.format import config
 from broker.format.config import ConsumerOffsets, DataVersion, DelayOffsets

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from broker.consuming.membership import ClientsOfGroup, Membership, monotonic_ms, share, share_with_clients
-from broker.consuming.positions import Positions
+from broker.consuming.group.membership import ClientsOfGroup, Membership, monotonic_ms, share, share_with_clients
+from broker.consuming.group.positions import Positions
 from broker.consuming.reading import fetch
 from broker.consuming.redelivery import as_sent
 from broker.consuming.tags import Selection

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
-from broker.consuming.consumer_table import MEMBERS, ConsumerTable, MemberEntry, MemberKind
+from broker.consuming.group.consumer_table import MEMBERS, ConsumerTable, MemberEntry, MemberKind
 from broker.errors import StoreError
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths

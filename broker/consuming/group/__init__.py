@@ -1,0 +1,1 @@
+"""What the consumers of a group share, in all processes: positions, leases and members, in one table."""
