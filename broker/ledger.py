@@ -22,7 +22,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.database.bound_ledger import COMMITTED, ROLLED_BACK, BoundLedger, advice
@@ -214,9 +215,8 @@ class Ledger(BoundLedger):
         row = {"ledger_key": key, "state": COMMITTED, "producer_group": group, "store_id": store_id, "decided_by": None}
         connection.execute(self._insert, row)
 
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Keep the other threads of this process out of a block, as long as nobody waits a second for it.
+    def take_turn(self) -> Callable[[], None]:
+        """Keep the other threads of this process out, as long as nobody waits a second; returns what ends the turn.
 
         SQLite lets one write at a time, and the others sleep and try again, each for up to 100 ms, in no order. By
         turns they wait as long as it takes, and a flush of the log meanwhile serves all of them. Correctness does
@@ -225,15 +225,14 @@ class Ledger(BoundLedger):
         turn = self._turn
         if not turn.acquire(timeout=_TURN_S):
             self._turn = threading.RLock()
-            yield
-            return
+            return lambda: None
+        return partial(self._end_turn, turn)
+
+    def _end_turn(self, turn: threading.RLock) -> None:
         try:
-            yield
-        finally:
-            try:
-                turn.release()
-            except RuntimeError:  # another thread closes the session: this turn is never given back
-                self._turn = threading.RLock()
+            turn.release()
+        except RuntimeError:  # another thread closes the session: this turn is never given back
+            self._turn = threading.RLock()
 
 
 def _transactions(engine: Engine) -> Transaction:

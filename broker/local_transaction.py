@@ -139,10 +139,8 @@ class PlainTransaction(LocalTransaction):
 class _OfSession(LocalTransaction):
     """What the transactions of a session share. A session's messages join the session, not this object."""
 
-    def __init__(self, group: str, immunity_s: int | None) -> None:
-        super().__init__(group, immunity_s)
-        self._joined: Sequence[Enlistment] = ()
-        self._ending: Sequence[Enlistment] = ()
+    _joined: Sequence[Enlistment] = ()
+    _ending: Sequence[Enlistment] = ()
 
     @property
     def stage(self) -> Stage:
@@ -173,8 +171,8 @@ class SessionTransaction(_OfSession):
         super().__init__(group, immunity_s)
         self.target: Session | Connection = target
         """The session or connection."""
-        enlist(target, ledger)
-        self.joins(target)
+        enlistment, _ = enlist(target, ledger)
+        self._joined = (enlistment,)
 
     def __enter__(self) -> Self:
         self.check_active()

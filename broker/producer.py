@@ -281,25 +281,26 @@ class Producer:
         transaction: LocalTransaction | JoinableTransaction | Target | PlainConnection,
         options: SendOptions,
     ) -> Half:
-        if isinstance(transaction, PlainTransaction):
-            with transaction.sending():
-                self._check_half(message, transaction)
-                extra = transaction.properties_for(message, options.properties())
+        begun = transaction if isinstance(transaction, LocalTransaction) else None
+        if begun is not None and isinstance(begun, SessionTransaction):
+            return self._send_in(message, self._joinable(begun.target), begun, options)
+        if begun is not None and isinstance(begun, PlainTransaction):
+            with begun.sending():
+                self._check_half(message, begun)
+                extra = begun.properties_for(message, options.properties())
                 half = self._destination.prepare(message, extra, options.sharding_key, wait=True)
-            transaction.halves.append(half)
+            begun.halves.append(half)
             return half
         joined = self._joined(transaction)
         if joined is not None:
-            own = transaction if isinstance(transaction, LocalTransaction) else None
-            return self._send_in(message, joined, own, options)
-        if not isinstance(transaction, LocalTransaction) and isinstance(cast(object, message), str):
+            return self._send_in(message, joined, begun, options)
+        if begun is None and isinstance(cast(object, message), str):
             check_message(message)  # send("topic", b"body")
         target = _target_of(cast("LocalTransaction | Target", transaction))
         if is_async(target):
             text = f"{type(target).__name__} is async: await producer.send_async(message, session)"
             doom(sync_part(cast("AsyncTarget", target)), text)
             raise TransactionError(text)
-        begun = transaction if isinstance(transaction, LocalTransaction) else None
         return self._send_in(message, self._joinable(cast("SyncTarget", target)), begun, options)
 
     def _joined(self, transaction: object) -> JoinableTransaction | None:
@@ -322,11 +323,11 @@ class Producer:
         transaction: JoinableTransaction,
         begun: LocalTransaction | None,
         options: SendOptions,
-        run: Callable[[Callable[[], Half]], Half] = lambda work: work(),
+        run: Callable[[Callable[[], Half]], Half] | None = None,
     ) -> Half:
         """Store a half message in a database transaction; in that of an async session within its greenlet.
 
-        `run` runs what may wait for the disk.
+        `run` runs what may wait for the disk; None: this thread waits.
         """
         with transaction.sending():
             ledger = self._ledger_of_sessions()
@@ -338,8 +339,11 @@ class Producer:
             extra |= branch.properties
             if begun is not None:
                 extra = begun.properties_for(message, extra)
-            wait = transaction.waits_for_disk
-            half = run(lambda: self._destination.prepare(message, extra, options.sharding_key, wait=wait))
+            key, wait = options.sharding_key, transaction.waits_for_disk
+            if run is None:
+                half = self._destination.prepare(message, extra, key, wait=wait)
+            else:
+                half = run(partial(self._destination.prepare, message, extra, key, wait=wait))
             branch.halves.append(half)
         if begun is not None:
             begun.halves.append(half)

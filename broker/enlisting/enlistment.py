@@ -77,6 +77,8 @@ class Branch:
     key: str = field(default_factory=lambda: new_key(time.time_ns() // 1_000_000))
     is_inserted: bool = False
     halves: list[Half] = field(default_factory=list)
+    waited: int = 0
+    """How many of the half messages, from the first on, are known to be durable."""
 
     @property
     def properties(self) -> dict[str, str]:
@@ -122,9 +124,8 @@ class Enlistment:
     def __init__(self) -> None:
         self.stage = Stage.ACTIVE
         self.branches: list[Branch] = []
-        self.releases = contextlib.ExitStack()  # what is held until COMMIT returned: turns at SQLite's write lock
+        self.turns: list[Callable[[], None]] = []  # end the turns at SQLite's write lock, kept until COMMIT returned
         self._dooms: list[tuple[Hashable | None, str]] = []
-        self._durable: dict[int, int] = {}  # by service: up to which CommitLog offset it was waited for
 
     def __repr__(self) -> str:
         return f"<Enlistment, {self.stage.value}, {len(self.halves)} messages>"
@@ -186,17 +187,15 @@ class Enlistment:
     @property
     def is_durable(self) -> bool:
         """Whether `wait_durable` has waited for all half messages."""
-        return all(self._is_durable(branch) for branch in self.branches)
-
-    def _is_durable(self, branch: Branch) -> bool:
-        return not branch.halves or branch.halves[-1].end <= self._durable.get(id(branch.service), -1)
+        return not [branch for branch in self.branches if branch.waited < len(branch.halves)]
 
     def wait_durable(self) -> None:
         """Return when all half messages are as durable as the store's sync mode says. Raises SyncFailed."""
         for branch in self.branches:
-            if not self._is_durable(branch):
+            count = len(branch.halves)
+            if branch.waited < count:
                 branch.service.wait_durable(branch.halves[-1])
-                self._durable[id(branch.service)] = branch.halves[-1].end
+                branch.waited = count
 
     def seal(self, connection: Any) -> None:
         """Put the ledger rows in place: the last step before COMMIT.
@@ -298,8 +297,13 @@ class Enlistment:
         if not self.is_open:
             return False
         self.stage = stage
-        self.releases.close()
+        self.end_turns()
         return True
+
+    def end_turns(self) -> None:
+        """Let the next thread write, as soon as this one has committed or given up."""
+        while self.turns:
+            self.turns.pop()()
 
     def _fields(self) -> dict[str, Any]:
         """The fields of an event about the whole transaction: lists."""

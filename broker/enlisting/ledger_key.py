@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 
 LEDGER_KEY = "CHECKBACK_LEDGER_KEY"
 """The property of a half message that names its ledger row; all halves of one transaction have the same."""
 
 KEY_SIZE = 32
 _TIME_DIGITS = 12
+_CHANCE_BYTES = (KEY_SIZE - _TIME_DIGITS) // 2
 
 
 def new_key(now_ms: int) -> str:
     """A key for one local transaction: 12 hexadecimal digits of milliseconds, 20 of chance. Keys sort by their time."""
-    return f"{now_ms:0{_TIME_DIGITS}x}{secrets.token_hex((KEY_SIZE - _TIME_DIGITS) // 2)}"
+    return f"{now_ms:0{_TIME_DIGITS}x}{os.urandom(_CHANCE_BYTES).hex()}"
 
 
 def key_time_ms(key: str) -> int | None:

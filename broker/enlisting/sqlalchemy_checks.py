@@ -6,7 +6,6 @@ Each check raises TransactionError with a sentence that says what to do.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -30,8 +29,10 @@ def check_session(session: Session, ledger: Ledger) -> Engine | Connection:
         raise TransactionError(
             "the session has twophase=True, where COMMIT is split in two: send in a session of its own without it"
         )
+    own = ledger.session_engine
     for engine in _engines(session):
-        _check_engine(engine, ledger, "the session is also bound to")
+        if engine is not own:
+            _check_engine(engine, ledger, "the session is also bound to")
     bind = ledger_bind(session, ledger)
     _check_engine(bind.engine, ledger, "the session writes to")
     return bind
@@ -39,11 +40,9 @@ def check_session(session: Session, ledger: Ledger) -> Engine | Connection:
 
 def ledger_bind(session: Session, ledger: Ledger) -> Engine | Connection:
     """What a session's ledger row is written to. Raises TransactionError when it has no such bind."""
-    from sqlalchemy.exc import UnboundExecutionError
-
     try:
         return session.get_bind(clause=ledger.rows)
-    except UnboundExecutionError:
+    except _unbound():
         raise TransactionError(
             "the session has no bind for the ledger's table: give it the ledger's engine, Session(engine)"
         ) from None
@@ -74,7 +73,7 @@ def check_only_database(session: Session, ledger: Ledger) -> None:
 
 def check_connection(connection: Connection, ledger: Ledger) -> None:
     """What a connection must be, once it is in its transaction."""
-    from sqlalchemy import TwoPhaseTransaction
+    from sqlalchemy.engine.base import TwoPhaseTransaction  # not from a package: that import takes three times as long
 
     _check_engine(connection.engine, ledger, "the connection leads to")
     if isinstance(connection.get_transaction(), TwoPhaseTransaction):
@@ -110,13 +109,10 @@ def _check_translation(connection: Connection, ledger: Ledger) -> None:
         )
 
 
-def _engines(session: Session) -> Iterator[Engine]:
+def _engines(session: Session) -> list[Engine]:
     """The engines that the session was given, for all mappers or for some."""
-    if session.bind is not None:
-        yield session.bind.engine
     binds: dict[Any, Any] = getattr(session, "binds", None) or getattr(session, "_Session__binds", {})  # 2.1, 2.0
-    for bind in binds.values():
-        yield bind.engine
+    return [bind.engine for bind in (session.bind, *binds.values()) if bind is not None]
 
 
 def _check_engine(engine: Engine, ledger: Ledger, what: str) -> None:
@@ -125,6 +121,19 @@ def _check_engine(engine: Engine, ledger: Ledger, what: str) -> None:
             f"{what} {engine.url!r}, and the ledger is in {ledger.session_engine.url!r}: {_ONE_DATABASE}, so use a "
             "session that is bound to the ledger's engine alone"
         )
+
+
+def invalid_request() -> type[Exception]:
+    """SQLAlchemy's InvalidRequestError, for an `except` clause: it is imported when something was raised."""
+    from sqlalchemy.exc import InvalidRequestError
+
+    return InvalidRequestError
+
+
+def _unbound() -> type[Exception]:
+    from sqlalchemy.exc import UnboundExecutionError
+
+    return UnboundExecutionError
 
 
 def same_database(one: Engine, other: Engine) -> bool:

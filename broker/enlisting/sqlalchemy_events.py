@@ -112,18 +112,18 @@ def _before_commit(session: Session) -> None:
             one.session_commits = True
     except BaseException:
         for one in enlistments:
-            one.releases.close()
+            one.end_turns()
         raise
 
 
 def _take_turns(enlistment: SessionEnlistment) -> None:
-    """At SQLite's write lock, before the flush takes it. See `Ledger.turn`: who has the lock already does not wait."""
+    """At SQLite's write lock, before the flush takes it (`Ledger.take_turn`); who has the lock does not wait."""
     connection = enlistment.connection
-    if enlistment.is_async or connection is None or not any(not one.is_inserted for one in enlistment.branches):
+    if enlistment.is_async or connection is None or all(one.is_inserted for one in enlistment.branches):
         return
     if not in_transaction(connection):
         for ledger in sorted(enlistment.ledgers, key=id):  # in one order, or two threads would wait for each other
-            enlistment.releases.enter_context(ledger.turn())
+            enlistment.turns.append(ledger.take_turn())
 
 
 def _on_commit(connection: Connection) -> None:
@@ -176,7 +176,7 @@ def _after_commit(session: Session) -> None:
         return
     sealed = [one for one in enlistments if one.stage is Stage.SEALED]
     for one in sealed:
-        one.releases.close()
+        one.end_turns()
         enlistments.remove(one)
     for one in sealed:
         one.run(one.committed)
@@ -238,12 +238,12 @@ def _on_statement(
 
 def _after_transaction_end(session: Session, transaction: OrmTransaction) -> None:
     """The end of a session's transaction, however it came: what is not known by now is left to check-back."""
-    if transaction.parent is not None or session not in of_session:
+    if transaction.parent is not None:
         return
-    for one in of_session.pop(session):
+    for one in of_session.pop(session, ()):
         failed = "COMMIT failed" if one.stage is Stage.SEALED else "the transaction ended without COMMIT or ROLLBACK"
         one.leave(f"{failed}, and its outcome is unknown")
-        one.releases.close()
+        one.end_turns()
         if (connection := one.connection) is not None and of_connection.get(connection) is one:
             del of_connection[connection]
 

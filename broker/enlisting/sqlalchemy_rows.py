@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import AlreadyEnded, TransactionError
@@ -41,7 +42,7 @@ class SqlAlchemyRows:
         if self._finds_its_place:
             self._insert = self._insert.returning(literal_column("tableoid"))
         self._sql: str | None = None
-        self._columns: list[str] | None = None  # in the order of the driver's places; None where it takes names
+        self._values: Callable[[dict[str, Any]], Any]  # a row as the driver takes it
         self._home: int | None = None  # PostgreSQL's id of the table that check-back reads
 
     def insert(self, connection: Connection, key: str, producer_group: str, store_id: str) -> None:
@@ -55,8 +56,10 @@ class SqlAlchemyRows:
         }
         if self._sql is None:  # compiled once: each purchase pays for this statement
             compiled = self._insert.compile(dialect=connection.dialect)
-            self._sql, self._columns = str(compiled), compiled.positiontup
-        values: Any = row if self._columns is None else tuple([row[name] for name in self._columns])
+            places = compiled.positiontup  # in the order of the driver's places; None where it takes names
+            self._values = dict if places is None else itemgetter(*places)
+            self._sql = str(compiled)
+        values = self._values(row)
         try:
             done = connection.exec_driver_sql(self._sql, values)
         except self._integrity_error as error:

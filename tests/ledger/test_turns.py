@@ -153,9 +153,9 @@ def test_a_turn_that_nobody_gives_back_is_waited_for_once(till: Till) -> None:
     has_it, over = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with till.ledger.turn():
-            has_it.set()
-            over.wait()
+        till.ledger.take_turn()
+        has_it.set()
+        over.wait()
 
     thread = in_a_thread(stay)
     has_it.wait()

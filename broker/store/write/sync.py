@@ -94,6 +94,8 @@ class Syncer:
         with self._mutex:
             if was_led:
                 self._is_led = False
+            if not self._waiting:
+                return
             done = [turn for end, turn in self._waiting if end <= durable]
             rest = [one for one in self._waiting if one[0] > durable]
             if rest:
