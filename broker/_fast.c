@@ -10,6 +10,7 @@
 
 #include "_fast_crc.h"
 #include "_fast_digest.h"
+#include "_fast_files.h"
 #include "_fast_index_items.h"
 #include "_fast_message.h"
 #include "_fast_scan.h"
@@ -136,6 +137,7 @@ static PyMethodDef methods[] = {
     {"index_items", fast_index_items, METH_VARARGS, index_items_doc},
     {"java_hashes", fast_java_hashes, METH_VARARGS, java_hashes_doc},
     {"scan_window", fast_scan_window, METH_VARARGS, scan_window_doc},
+    {"stand", fast_stand, METH_O, stand_doc},
     {"string_codes", fast_string_codes, METH_VARARGS, string_codes_doc},
     {"draft", (PyCFunction)(void (*)(void))fast_draft, METH_FASTCALL, "A new record, or None."},
     {"message", (PyCFunction)(void (*)(void))fast_message, METH_FASTCALL, "Check a message: True, or None."},

@@ -21,6 +21,7 @@ PLACES = {
     "broker.store.write.pending_record._fast_codes": "index_codes",
     "broker.store.write.compose._fast_properties": "stored_properties",
     "broker.message._fast_message": "message",
+    "broker.store.write.presence._fast_stand": "stand",
 }
 
 

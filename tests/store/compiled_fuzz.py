@@ -129,6 +129,7 @@ def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any) -> 
             "index_codes": [chance.text(), chance.text(), chance.text(), *extra],
             "stored_properties": [properties, chance.text(), ("a", chance.text()), chance.text(), "g", *extra],
             "message": [{}, chance.text(), chance.raw(), chance.text(), [chance.text()], properties, len, RESERVED],
+            "stand": [tuple((chance.raw(), chance.number(), chance.number()) for _ in range(chance.choice([1, 17])))],
             "crc32": [chance.view(chance.choice(SIZES))],
         }  # fmt: skip
         for name, arguments in given.items():

@@ -11,13 +11,16 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import broker
+from broker import compiled
 from broker.errors import BrokerError, StoreError
 from broker.live import LiveStore
 from broker.store.read.layout import StoreLayout
+from tests.compiled_module import use
 from tests.house.tree import ROOT
 
 LAYOUT = StoreLayout(1 << 20, 60_000, 24_000, 20_000, 1000, 4000)
@@ -53,9 +56,18 @@ CASES: list[tuple[Callable[[Path], None], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("module", [compiled.fast, None])
 @pytest.mark.parametrize("sync", ["each", "group"])
 @pytest.mark.parametrize(("harm", "name"), CASES)
-def test_the_next_send_is_refused(tmp_path: Path, harm: Callable[[Path], None], name: str, sync: str) -> None:
+def test_the_next_send_is_refused(
+    tmp_path: Path,
+    harm: Callable[[Path], None],
+    name: str,
+    sync: str,
+    module: ModuleType | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use(monkeypatch, module)
     with broker.open(tmp_path / "store", sync=sync, layout=LAYOUT) as store:
         _send(store, 1)
         harm(tmp_path / "store" / name)
