@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from typing import cast
 from unittest import mock, skipUnless
 
 import pytest
@@ -252,12 +253,13 @@ class WhatIsRefused(Messages, TransactionTestCase):
         self.check()
 
     def test_a_swallowed_error_of_send_saves_nothing(self) -> None:
-        """Of every kind: a wrong topic, a reserved property, a disk that fails, Ctrl-C."""
+        """Of every kind: a wrong topic, a reserved property, no message, a disk that fails, Ctrl-C."""
         rejected = broker.Message("orders", b"x", properties={"CHECKBACK_X": "1"})
         fine, service = broker.Message("orders", b"x"), open_store().transactions
         for message, failure in (
             (broker.Message("nowhere", b"x"), None),
             (rejected, None),
+            (cast("broker.Message", "orders"), None),  # send("orders", b"x")
             (fine, broker.SyncFailed("the disk failed")),
             (fine, KeyboardInterrupt()),
         ):
