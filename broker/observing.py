@@ -1,19 +1,21 @@
 """Who observes what passes through producers and consumers: nobody, unless `broker.telemetry.switch_on()` was called.
 
 An observer is asked once, when a producer, a consumer or a round of check-back is made, and puts something of its own
-around it. So a process without one runs the same instructions for each message as if there were no telemetry.
+around it. So a process without one runs the same instructions for each message as if there were no telemetry. Besides
+it is asked at each answer to a check of a cluster's broker, which comes for few messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from broker.message import ReceivedMessage
     from broker.producing.destination import Destination
     from broker.receiving import Receiver
-    from broker.transaction.service import HalfMessageService
+    from broker.transaction.service import Half, HalfMessageService, LocalTransactionState
 
     _Receiver = TypeVar("_Receiver", bound=Receiver)
     _Service = TypeVar("_Service", bound=HalfMessageService)
@@ -29,6 +31,9 @@ class MessageObserver(Protocol):
 
     def ending(self, inner: _Service) -> _Service:
         """Around what ends half messages for others: check-back."""
+
+    def answering(self, half: Half, decision: LocalTransactionState) -> AbstractContextManager[object]:
+        """Around the answer to a broker's check, which ends a half message unless it is "unknown"."""
 
     def receiver(self, kind: type[_Receiver]) -> type[_Receiver]:
         """A subclass of a consumer's class."""
@@ -59,6 +64,11 @@ def destination(inner: Destination, producer_group: str) -> Destination:
 def ending(inner: _Service) -> _Service:
     """See MessageObserver."""
     return inner if _current is None else _current.ending(inner)
+
+
+def answering(half: Half, decision: LocalTransactionState) -> AbstractContextManager[object]:
+    """See MessageObserver."""
+    return nullcontext() if _current is None else _current.answering(half, decision)
 
 
 def receiver(kind: type[_Receiver]) -> type[_Receiver]:

@@ -1,4 +1,4 @@
-"""A small HTTP server of text pages on 127.0.0.1, in a thread of its own, for Prometheus."""
+"""A small HTTP server of text pages, by default on 127.0.0.1, in a thread of its own, for Prometheus."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ Page = Callable[[str], tuple[int, str, str]]
 class MetricsServer:
     """Answers each GET with what `page` gives for its path, until it is closed; several threads may ask."""
 
-    def __init__(self, port: int, page: Page) -> None:
+    def __init__(self, port: int, page: Page, host: str = HOST) -> None:
         """`port` 0 takes a free one. Raises BrokerError when the port is taken."""
+        self._host = host
         try:
-            self._server = ThreadingHTTPServer((HOST, port), _handler(page))
+            self._server = ThreadingHTTPServer((host, port), _handler(page))
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise BrokerError(f"cannot listen on {HOST}:{port}: {reason}") from None
+            raise BrokerError(f"cannot listen on {host}:{port}: {reason}") from None
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, name="checkback-metrics", daemon=True).start()
 
     @property
     def address(self) -> str:
         """HOST:PORT."""
-        return f"{HOST}:{self._server.server_address[1]}"
+        return f"{self._host}:{self._server.server_address[1]}"
 
     def close(self) -> None:
         """Stop listening; requests under way are answered or cut off."""

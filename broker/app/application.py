@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
+    from broker.app.handler_runs import HandlerRuns
     from broker.app.worker import Workers
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -361,14 +362,14 @@ class App:
 
     # Work
 
-    def workers(self, groups: Sequence[HandlerGroup] | None = None) -> Workers:
+    def workers(self, groups: Sequence[HandlerGroup] | None = None, *, runs: HandlerRuns | None = None) -> Workers:
         """The handlers' threads in this process, of all groups (None) or of some; not started yet.
 
-        `checkback work` runs them in production.
+        `checkback work` runs them in production. `runs` counts what the handlers do; None: nothing does.
         """
         from broker.app.worker import Workers
 
-        return Workers(self, groups)
+        return Workers(self, groups, runs=runs)
 
     def entered(self, session: Any) -> contextlib.AbstractContextManager[None]:
         """Within the block, `send` joins the session's transaction; the block neither commits nor rolls back."""

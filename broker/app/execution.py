@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Protocol
 
+from broker.app.handler_runs import HandlerRuns, RunOutcome
 from broker.app.handlers import Handler, HandlerGroup
 from broker.app.retry import GiveUp, Redeliver
 from broker.app.scope import one_transaction
@@ -45,6 +47,7 @@ class Settlement:
         self._consumer, self._handler = consumer, handler
         self.group = consumer.group
         self.has_begun = False  # the transaction that notes the message
+        self.outcome: RunOutcome | None = None  # while it is not settled
         self.error: BaseException | None = None  # of the handler
 
     @property
@@ -53,7 +56,9 @@ class Settlement:
 
     def ack(self, message: ReceivedMessage) -> bool:
         """The message is done."""
-        return self._consumer.ack(message)
+        acknowledged = self._consumer.ack(message)
+        self.outcome = RunOutcome.HANDLED
+        return acknowledged
 
     def retry(self, message: ReceivedMessage) -> bool:
         """The transaction was rolled back. One that had not begun is tried again by `Execution`, in hand."""
@@ -69,6 +74,7 @@ class Settlement:
         about = _about(message, self.group)
         match decision:
             case GiveUp(reason):
+                self.outcome = RunOutcome.DEAD_LETTERED
                 _log.error(
                     "%s; it goes to the dead letters of %s: %s",
                     where,
@@ -79,6 +85,7 @@ class Settlement:
                 )
                 return consumer.retry(message, -1, reason=reason)
             case Redeliver(delay_s):
+                self.outcome = RunOutcome.RETRIED
                 _log.warning(
                     "%s; it is delivered again in %g s: %r",
                     where,
@@ -94,10 +101,19 @@ class Execution:
     """The messages of one group, run by threads that share it."""
 
     def __init__(
-        self, app: HandlerHost, group: HandlerGroup, consumer: Consumer, loop: Loop, stopping: threading.Event
+        self,
+        app: HandlerHost,
+        group: HandlerGroup,
+        consumer: Consumer,
+        loop: Loop,
+        stopping: threading.Event,
+        runs: HandlerRuns | None = None,
     ) -> None:
         self._app, self._group, self._consumer = app, group, consumer
-        self._loop, self._stopping = loop, stopping
+        self._loop, self._stopping, self._runs = loop, stopping, runs
+        if runs is not None:
+            for handler in group.handlers:
+                runs.expect(group.group, handler.name)
 
     def run(self, message: ReceivedMessage) -> None:
         """Process one message. Raises StoreFull, StoreError, SyncFailed when it cannot be settled."""
@@ -106,6 +122,17 @@ class Execution:
             self._consumer.ack(message)
             return
         settlement = Settlement(self._consumer, handler)
+        if self._runs is None:
+            self._settle(handler, settlement, message)
+            return
+        begun_s = time.perf_counter()
+        try:
+            self._settle(handler, settlement, message)
+        finally:
+            if settlement.outcome is not None:
+                self._runs.add(settlement.group, handler.name, settlement.outcome, time.perf_counter() - begun_s)
+
+    def _settle(self, handler: Handler, settlement: Settlement, message: ReceivedMessage) -> None:
         try:
             value = self._value(handler, message)
         except BodyError as error:

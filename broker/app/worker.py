@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from broker import observing
 from broker.app.delivery import DelayedDelivery
 from broker.app.execution import Execution
+from broker.app.handler_runs import HandlerRuns
 from broker.app.handlers import HandlerGroup
 from broker.errors import BrokerError, StoreError, StoreFull
 from broker.log_fields import event
@@ -76,14 +77,16 @@ async def _cancel_all(last: Coroutine[Any, Any, Any] | None) -> None:
 class GroupWorker:
     """One group's consumer in this process, and the threads that process its messages."""
 
-    def __init__(self, app: HandlerHost, group: HandlerGroup, loop: HandlerLoop) -> None:
+    def __init__(
+        self, app: HandlerHost, group: HandlerGroup, loop: HandlerLoop, runs: HandlerRuns | None = None
+    ) -> None:
         self._stopping = threading.Event()
         first = group.handlers[0]
         self.consumer = app.store.consumer(
             group.group, group.topics, tags=group.tags, ordered=first.ordered, start=first.start,
             max_retries=group.max_retries, processed=app.processed,
         )  # fmt: skip
-        execution = Execution(app, group, self.consumer, loop, self._stopping)
+        execution = Execution(app, group, self.consumer, loop, self._stopping, runs)
         self._process = observing.handling(execution.run, group.group)
         self._turn, self._counting = threading.Lock(), threading.Lock()
         self.failure: BaseException | None = None
@@ -138,9 +141,11 @@ class GroupWorker:
 class Workers:
     """All groups of an application in this process. `with app.workers(): ...`, or `start` and `stop`."""
 
-    def __init__(self, app: HandlerHost, groups: Sequence[HandlerGroup] | None = None) -> None:
-        """`groups` are those that work here; None: all of the application."""
-        self._app, self._loop = app, HandlerLoop()
+    def __init__(
+        self, app: HandlerHost, groups: Sequence[HandlerGroup] | None = None, *, runs: HandlerRuns | None = None
+    ) -> None:
+        """`groups` are those that work here; None: all of the application. `runs` counts what their handlers do."""
+        self._app, self._loop, self._runs = app, HandlerLoop(), runs
         self._wanted = groups
         self._groups: list[GroupWorker] = []
         self._delivery: DelayedDelivery | None = None
@@ -153,7 +158,7 @@ class Workers:
         self._app.start()
         try:
             for group in self._app.groups if self._wanted is None else self._wanted:
-                self._groups.append(GroupWorker(self._app, group, self._loop))
+                self._groups.append(GroupWorker(self._app, group, self._loop, self._runs))
             if not self._groups:
                 self._delivery = DelayedDelivery(self._app.store)
         except BaseException:

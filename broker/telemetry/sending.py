@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,10 @@ from broker.telemetry.spans import (
     creation,
 )  # fmt: skip
 from broker.transaction.events import BY
-from broker.transaction.service import Ended, Half, HalfMessageService
+from broker.transaction.service import Ended, Half, HalfMessageService, LocalTransactionState
+
+_ANSWERS = {LocalTransactionState.COMMIT_MESSAGE: COMMIT, LocalTransactionState.ROLLBACK_MESSAGE: ROLLBACK}
+_BY_CHECK = "a check of its broker"
 
 
 class ObservedDestination(Destination):
@@ -120,6 +124,16 @@ class ObservedEnds(HalfMessageService):
     def park(self, half: Half, why: str) -> bool:
         with self._spans.settling(PARK, half.topic, half.properties, _of_half(half, {})):
             return self._inner.park(half, why)
+
+
+def span_of_answer(
+    half: Half, decision: LocalTransactionState, spans: Spans
+) -> contextlib.AbstractContextManager[object]:
+    """The span of the end that answers a check of a cluster's broker; none for "unknown", which ends nothing."""
+    operation = _ANSWERS.get(decision)
+    if operation is None:
+        return contextlib.nullcontext()
+    return spans.settling(operation, half.topic, half.properties, _of_half(half, {BY: _BY_CHECK}))
 
 
 def _of(message: Message) -> tuple[SpanOperation, list[Any]]:

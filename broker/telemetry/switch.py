@@ -11,7 +11,7 @@ from broker.errors import BrokerError
 from broker.message import ReceivedMessage
 from broker.producing.destination import Destination
 from broker.receiving import Receiver
-from broker.transaction.service import HalfMessageService
+from broker.transaction.service import Half, HalfMessageService, LocalTransactionState
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -40,6 +40,11 @@ class Tracing:
         from broker.telemetry.sending import ObservedEnds
 
         return cast(_Service, ObservedEnds(inner, self._spans))
+
+    def answering(self, half: Half, decision: LocalTransactionState) -> contextlib.AbstractContextManager[object]:
+        from broker.telemetry.sending import span_of_answer
+
+        return span_of_answer(half, decision, self._spans)
 
     def receiver(self, kind: type[_Receiver]) -> type[_Receiver]:
         from broker.telemetry.receiving import ObservedReceiver

@@ -143,6 +143,11 @@ class CopiedLog:
                 self.damage_at = at
         self.framed_end = at
 
+    @property
+    def ends_record(self) -> bool:
+        """Whether the log ends behind a whole record; in a damaged segment that is not known, and taken to be so."""
+        return self.framed_end == self.end or self.damage_at is not None
+
     def _check_size(self, at: int, head: bytes, remaining: int) -> None:
         """Raises SegmentSizeWrong where a segment of another size explains what stands there."""
         size = int.from_bytes(head[:4], "big", signed=True)

@@ -169,8 +169,9 @@ class Follower:
     ) -> FollowerStatus:
         """Follow until `stopped` is set; the last status, with digest and findings. Raises StoreError.
 
-        `on_status` gets a status at the beginning and every so many seconds, in this thread. `until_caught_up` also
-        raises MasterAway when the master does not answer for TRIES times in a row.
+        `on_status` gets a status at the beginning and every so many seconds, in this thread. `until_caught_up` returns
+        when the copy has, verified, all that the master had at some moment since it was asked; it also raises
+        MasterAway when the master does not answer for TRIES times in a row.
         """
         self._receiver.tries = TRIES if until_caught_up else None
         thread = threading.Thread(target=self._receiver.run, name="checkback-follow-receive", daemon=True)
@@ -182,7 +183,7 @@ class Follower:
                 if time.monotonic() - told_s >= every_s:
                     told_s = time.monotonic()
                     on_status(self.status())
-                if until_caught_up and self._receiver.is_complete and not has_more and self.is_verified:
+                if until_caught_up and self._is_complete:
                     break
                 if not has_more:
                     stopped.wait(ROUND_S)
@@ -197,9 +198,11 @@ class Follower:
         return replace(self._finished(), is_caught_up=was_caught_up)
 
     @property
-    def is_verified(self) -> bool:
-        """Whether everything that was received is verified."""
-        return self.log.end >= 0 and (self._verifier.book.position or self.log.begin) >= self.log.framed_end
+    def _is_complete(self) -> bool:
+        """Whether all that the master had at some moment since it was asked is here, and verified."""
+        complete = self._receiver.progress.complete_offset
+        verified = self._verifier.book.position or self.log.begin
+        return complete is not None and verified >= min(complete, self.log.framed_end)
 
     def _round(self) -> bool:
         """Flush, verify, remove what expired; whether there was anything to verify."""

@@ -14,7 +14,9 @@ from recovery.following.decisions import (
     NOT_A_SLAVE,
     ComparedEnd,
     CopyVerdict,
+    Progress,
     Search,
+    has_all,
     is_silent,
     request_for,
     verdict,
@@ -22,7 +24,7 @@ from recovery.following.decisions import (
 )
 from recovery.following.link import MasterAway, MasterLink, backoff_s
 
-_WAIT_S, _IDLE_S = 0.05, 0.5
+_WAIT_S = 0.05
 LAST_SEGMENT, FIRST_SEGMENT = "last", "first"
 
 
@@ -48,8 +50,8 @@ class LogReceiver:
         self._name = f"{address[0]}:{address[1]}"
         self._asked: int | None = None  # where to ask from next, when the last record is not enough
         self._stop = Event()
-        self.is_connected = self.is_caught_up = False
-        self.is_complete = False  # a heartbeat said that the master has no more
+        self.is_connected = False
+        self.progress = Progress()  # of this connection
         self.trouble = ""  # why it is not connected
         self.failure: BrokerError | None = None  # what ended it
         self.tries: int | None = None  # after so many failures in a row that brought nothing it gives up
@@ -79,7 +81,12 @@ class LogReceiver:
                 self.failure = StoreError(f"{self._log.paths.store}: {error}", path=self._log.paths.store)
                 self._stop.set()
             finally:
-                self.is_connected = self.is_caught_up = self.is_complete = False
+                self.is_connected, self.progress = False, Progress()
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether the copy has, but for the last moment, all that the master has."""
+        return self.progress.is_caught_up(time.monotonic())
 
     def stop(self) -> None:
         """Have `run` return."""
@@ -158,12 +165,13 @@ class LogReceiver:
         """Take what comes, in order, until the connection or this session ends."""
         self.is_connected, self.trouble = True, ""
         silent, silent_s, transfers = 0, 0.0, first
+        data_s: float | None = None  # silence before the first answer says nothing
         while not self._stop.is_set():
             for transfer in transfers:
                 if transfer.commitlog_offset != position:
                     raise MasterAway(f"{self._name} sent offset {transfer.commitlog_offset}, not {position}")
                 if transfer.data:
-                    silent = 0
+                    silent, data_s = 0, time.monotonic()
                     same = self._compare(position, transfer.data)
                     if same is not None:
                         self._conclude(asked, same, differs=True)
@@ -177,11 +185,16 @@ class LogReceiver:
                         return
             if position >= self._log.end:
                 self._asked, asked = None, None
-                self.is_complete = not transfers[-1].data if transfers else self.is_complete
-                self.is_caught_up |= self.is_complete or time.monotonic() - link.heard_s > _IDLE_S
+                self._note_progress(transfers[-1] if transfers else None, data_s)
             self._acknowledge(link)
             self.heard_s = link.heard_s
             transfers = link.receive(_WAIT_S)
+
+    def _note_progress(self, last: Transfer | None, data_s: float | None) -> None:
+        log, now_s = self._log, time.monotonic()
+        quiet_s = 0.0 if data_s is None else now_s - data_s
+        had_all = has_all(last, log.segment_bytes, ends_record=log.ends_record, quiet_s=quiet_s)
+        self.progress = self.progress.heard(last, log.end, had_all=had_all, now_s=now_s)
 
     def _acknowledge(self, link: MasterLink) -> None:
         if not self._acknowledges:

@@ -20,7 +20,7 @@ class FollowerStatus:
     master: str
     path: str
     is_connected: bool
-    is_caught_up: bool
+    is_caught_up: bool  # within the last second it had all that the master had; see `decisions.has_all`
     trouble: str  # why it is not connected
     begin_offset: int
     end_offset: int  # received

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.app.application import App
+from broker.app.handler_runs import HandlerRuns
 from broker.app.handlers import HandlerGroup
 from broker.app.worker import GRACE_S, Workers
 from broker.errors import BrokerError
@@ -31,6 +32,7 @@ class ProcessSettings:
     check_every_s: float | None = INTERVAL_S  # None: another program runs check-back
     policy: Policy | None = None
     idle_s: float | None = None  # end when nothing was handled for so long
+    runs: HandlerRuns | None = None  # counts what the handlers do
 
 
 def work(
@@ -45,7 +47,7 @@ def work(
 
     `ready` is called once, `alive` four times a second while all is well. Raises BrokerError when a thread failed.
     """
-    workers = app.workers(groups)
+    workers = app.workers(groups, runs=settings.runs)
     with app, checking(app, settings):
         workers.start()
         try:

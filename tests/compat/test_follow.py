@@ -42,6 +42,8 @@ def test_it_has_every_byte_of_a_master_that_is_killed(tmp_path: Path, version: s
             sender = cluster.start("Generate", tmp_path / "second.jsonl", count=100_000, pause_ms=2, **options)
             sent = tmp_path / "second.jsonl"
             rocketmq.await_events(sent, lambda events: sum(one["event"] == "half" for one in events) > 100)
+            written = len(out.read_text())
+            await_text(out, written, "up to date")  # while two threads send every 2 ms: the master is never silent
             assert cluster.broker is not None
             cluster.broker.kill()
             sender.kill()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import broker
-from broker.remoting.replication import OffsetReport, TransferHeader
+from broker.remoting.replication import OffsetReport, Transfer, TransferHeader
 from recovery.following.follower import Follower, FollowOptions
 from recovery.following.status import FollowerStatus
 
@@ -61,9 +62,12 @@ def log_bytes(path: Path) -> bytes:
 class ScriptedMaster:
     """Sends a log from memory as RocketMQ does: at once, and then heartbeats, which come every 20 ms here."""
 
-    def __init__(self, log: bytes, *, begin: int = 0, segment_bytes: int = SEGMENT) -> None:
-        """`log` are the bytes from CommitLog offset `begin` on; they may be exchanged at any time."""
-        self.log, self.begin, self.segment_bytes = log, begin, segment_bytes
+    def __init__(self, log: bytes, *, begin: int = 0, segment_bytes: int = SEGMENT, limit: int = 32768) -> None:
+        """`log` are the bytes from CommitLog offset `begin` on; they may be exchanged at any time.
+
+        `limit` is haTransferBatchSize.
+        """
+        self.log, self.begin, self.segment_bytes, self.limit = log, begin, segment_bytes, limit
         self.asked: list[int] = []
         self.reports: list[int] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -84,18 +88,42 @@ class ScriptedMaster:
                 end = self.begin + len(self.log)
                 at = max(self.begin, end - end % self.segment_bytes)
             while True:
-                data = self.log[at - self.begin : at - self.begin + 32768] if at >= self.begin else b""
+                data = self.log[at - self.begin : at - self.begin + self.limit] if at >= self.begin else b""
                 connection.sendall(TransferHeader(at, len(data)).pack() + data)
                 at += len(data)
-                if data:
+                if self.goes_on(Transfer(at - len(data), data)):
                     continue
                 with suppress(TimeoutError):
                     if not (report := connection.recv(8)):
                         return
                     self.reports.append(OffsetReport.unpack_from(report).commitlog_offset)
 
+    def goes_on(self, sent: Transfer) -> bool:
+        """Whether it sends again without waiting for a report."""
+        return bool(sent.data)
+
     def close(self) -> None:
         self._listener.close()
+
+
+class BusyMaster(ScriptedMaster):
+    """Never silent, never a heartbeat: it waits until its log has grown."""
+
+    def goes_on(self, sent: Transfer) -> bool:
+        """After the log has grown, within ten seconds."""
+        at, bound = sent.commitlog_offset + len(sent.data), time.monotonic() + 10
+        while at >= self.begin + len(self.log) and time.monotonic() < bound:
+            time.sleep(0.002)
+        return True
+
+
+class SlowMaster(ScriptedMaster):
+    """Takes seconds to send what it has."""
+
+    def goes_on(self, sent: Transfer) -> bool:
+        """After a pause that makes it about 400 kB in a second."""
+        time.sleep(len(sent.data) / 400_000)
+        return super().goes_on(sent)
 
 
 def record_starts(path: Path) -> Sequence[int]:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,14 @@ from recovery.following.copied_log import SegmentSizeWrong
 from recovery.following.decisions import NOT_A_SLAVE
 from recovery.following.follower import Follower, FollowOptions
 from recovery.following.metrics_page import StatusPage
+from recovery.following.status import FollowerStatus
 from recovery.repair import crash
 from recovery.verify.verifier import verify
 from tests.following.masters import (
     SEGMENT,
+    BusyMaster,
     ScriptedMaster,
+    SlowMaster,
     follow_once,
     log_bytes,
     record_starts,
@@ -254,6 +259,75 @@ def test_a_master_counts_it_as_a_slave_only_when_told_to(tmp_path: Path, acknowl
         follower.run(stopped)
     assert set(master.reports) <= {NOT_A_SLAVE} if not acknowledges else master.reports[-1] == len(log)
     assert master.reports
+
+
+def grown(master: ScriptedMaster, whole: bytes, ends: Sequence[int], stopped: threading.Event) -> None:
+    """Give the master one record more every 10 ms: it is never silent."""
+    for end in ends:
+        if stopped.wait(0.01):
+            return
+        master.log = whole[:end]
+
+
+def test_beside_a_master_that_is_never_silent_it_is_caught_up_and_once_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every transfer is one small record, with 10 ms between them: no heartbeat, and no half second of silence."""
+    monkeypatch.setattr(decisions, "HEARTBEAT_S", 1.5)
+    with served(tmp_path / "master") as (store, _):
+        traffic(store, 1200)
+    starts = record_starts(tmp_path / "master")
+    log = log_bytes(tmp_path / "master")
+    master, stopped = BusyMaster(log[: starts[100]]), threading.Event()
+    writing = threading.Thread(target=grown, args=(master, log, starts[101:], stopped))
+    writing.start()
+    seen: list[FollowerStatus] = []
+    bound = threading.Timer(30, stopped.set)
+    bound.start()
+    try:
+        options = FollowOptions(start="first", segment_bytes=SEGMENT)
+        with Follower(master.address, tmp_path / "copy", options) as follower:
+            last = follower.run(stopped, seen.append, until_caught_up=True, every_s=0.1)
+        assert not stopped.is_set()
+        assert writing.is_alive()  # the master was written to until the end
+    finally:
+        bound.cancel()
+        stopped.set()
+        writing.join()
+    assert all(status.is_caught_up for status in seen[2:])
+    assert len(seen) > 4
+    assert last.is_caught_up
+    assert last.verified_offset == last.end_offset > starts[150]
+    assert log_bytes(tmp_path / "copy")[: last.end_offset] == log[: last.end_offset]
+
+
+def watch(seen: list[FollowerStatus], stopped: threading.Event, status: FollowerStatus) -> None:
+    """Until a fifth of a segment is there."""
+    seen.append(status)
+    if status.end_offset > SEGMENT // 5:
+        stopped.set()
+
+
+def test_a_part_of_the_log_is_not_all_of_it_whatever_the_size_of_a_transfer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master has more all the time: transfers as long as they can be, or cut by a smaller limit."""
+    monkeypatch.setattr(decisions, "SILENT_S", 4.0)
+    with served(tmp_path / "master") as (store, _):
+        traffic(store, 600)
+    log, starts = log_bytes(tmp_path / "master")[: store_end(tmp_path / "master")], record_starts(tmp_path / "master")
+    odd = next(size for size in range(1009, 2000) if not any(start % size in (0, 1) for start in starts[1:]))
+    for limit in (odd, 32768):
+        master, seen, stopped = SlowMaster(log, limit=limit), list[FollowerStatus](), threading.Event()
+        options = FollowOptions(start="first", segment_bytes=SEGMENT)
+        bound = threading.Timer(30, stopped.set)
+        bound.start()
+        with Follower(master.address, tmp_path / f"copy-{limit}", options) as follower:
+            follower.run(stopped, partial(watch, seen, stopped), every_s=0.1)
+        bound.cancel()
+        assert SEGMENT // 5 < seen[-1].end_offset < len(log)
+        assert not any(status.is_caught_up for status in seen)
+        assert "copying" in seen[-1].line()
 
 
 def test_old_segments_go_but_none_with_a_transaction_in_doubt(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.app.handler_runs import HandlerTotals
 from broker.server.metrics import exposition
 from broker.testing.fixtures import SMALL
+from recovery.metrics.work_metrics import run_samples
 from tests.cli.command import command
 from tests.house.tree import ROOT
 
@@ -81,7 +83,11 @@ def test_the_numbers_are_those_of_the_store(
     )
     assert len(asked) >= len(_dashboard()["panels"])
     of_exporters = {f"checkback_{one}_seconds_bucket" for one in ("append", "sync")}  # see test_metrics_exporter.py
-    assert set(asked) <= {name for name, _ in found} | of_exporters, "the dashboard asks for what is not measured"
+    of_workers = {name for name, *_ in run_samples([HandlerTotals("billing", "shop.charge")])}
+    assert of_workers & set(asked)  # their numbers: tests/work/test_work_metrics.py
+    assert set(asked) <= {name for name, _ in found} | of_exporters | of_workers, (
+        "the dashboard asks for what is not measured"
+    )
 
 
 def _dashboard() -> dict[str, list[dict[str, list[dict[str, str]]]]]:

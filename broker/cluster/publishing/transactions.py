@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from broker import observing
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.network.connection import ClientConnection
@@ -145,8 +146,10 @@ class ClusterTransactions(HalfMessageService):
                     error,
                     extra=event("resolver-failed", **fields_of_half(half)),
                 )
-        header_back = end_of(half, decision or LocalTransactionState.UNKNOW, header.bname, from_check=True)
-        self._client.channels.oneway_on(connection, RequestCode.END_TRANSACTION, header_back)
+        decision = decision or LocalTransactionState.UNKNOW
+        with observing.answering(half, decision):
+            header_back = end_of(half, decision, header.bname, from_check=True)
+            self._client.channels.oneway_on(connection, RequestCode.END_TRANSACTION, header_back)
         if not command.is_oneway:
             connection.send(command.answer(ResponseCode.SUCCESS))
 

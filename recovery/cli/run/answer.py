@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 from recovery.cli.checkback import LedgerUrls, Schemas
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
-from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, examples, listing, secret
+from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, examples, listing, secret
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import print_json, show, warn
+from recovery.cli.terminal.traces import traced
 
 ACCESS_KEY, SECRET_KEY = "CHECKBACK_ACCESS_KEY", "CHECKBACK_SECRET_KEY"
 
@@ -50,6 +51,7 @@ def answer(
     cluster: ClusterName = None,
     tls: Tls = False,
     ca: Ca = None,
+    otlp: Otlp = None,
     log: LogOrNone = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,11 +80,12 @@ def answer(
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    report = answer_checks(
-        namesrv, group, ledger, for_s=None if for_ is None else _seconds(for_), once=once, idle_s=_seconds(idle),
-        accept_lost_rows=accept_lost_rows, is_stopped=stopped.wait,
-        on_report=lambda one: None if as_json else show([_summary(one)]), **reach,
-    )  # fmt: skip
+    with traced(otlp, "answer"):
+        report = answer_checks(
+            namesrv, group, ledger, for_s=None if for_ is None else _seconds(for_), once=once, idle_s=_seconds(idle),
+            accept_lost_rows=accept_lost_rows, is_stopped=stopped.wait,
+            on_report=lambda one: None if as_json else show([_summary(one)]), **reach,
+        )  # fmt: skip
     _show_report(report, as_json)
     raise Exit(USAGE if report["refused"] else FINDINGS if report["down"] else WELL)
 

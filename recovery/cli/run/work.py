@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import FINDINGS, WELL, LogForm, Otlp, examples, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
+from recovery.cli.terminal.measured import measured
 from recovery.cli.terminal.output import show, warn
 from recovery.cli.terminal.traces import traced
 
@@ -41,6 +43,10 @@ ReplayAs = Annotated[str | None, Option("--as", metavar="GROUP", help="The new g
 UntilIdle = Annotated[
     str | None, Option("--until-idle", metavar="TIME", help="End when nothing came for so long; one process.")
 ]
+Metrics = Annotated[
+    str | None, Option("--metrics", metavar="HOST:PORT", help="Serve /metrics of all processes, for Prometheus.")
+]
+MetricsInto = Annotated[str | None, Option("--metrics-into", hidden=True)]
 Supervised = Annotated[int | None, Option("--supervised", hidden=True)]
 
 
@@ -56,8 +62,10 @@ def work(
     replay_from: ReplayFrom = None,
     replay_as: ReplayAs = None,
     until_idle: UntilIdle = None,
+    metrics: Metrics = None,
     otlp: Otlp = None,
     log: LogForm = "text",
+    metrics_into: MetricsInto = None,
     supervised: Supervised = None,
 ) -> None:
     """Run the handlers of an application, deliver its delayed messages, and run check-back.
@@ -78,16 +86,18 @@ def work(
     settings = _settings(grace, check_every, config, until_idle)
     stopping = _stop_by_signal()
     log_to_stderr(log)
-    if processes > 1 or reload:
-        given = {"--config": config, "--replay-from": replay_from, "--as": replay_as, "--otlp": otlp, "--log": log}
-        words = _own_words(target, group, grace, check_every, given)
-        raise Exit(_supervise(words, processes, reload, liveness, settings, stopping))
-    with traced(otlp, target.partition(":")[0]):  # before the application makes its producers
-        app = load_app(target)
-        groups = _groups(app, group)
-        if replay_from and replay_as:
-            groups = [replayed(groups[0], replay_as, _moment(replay_from))]
-        finished = _work(app, groups, settings, stopping, liveness, supervised)
+    with measured(metrics, metrics_into) as shared:
+        if processes > 1 or reload:
+            given = {"--config": config, "--replay-from": replay_from, "--as": replay_as, "--otlp": otlp, "--log": log,
+                     "--metrics-into": shared}  # fmt: skip
+            words = _own_words(target, group, grace, check_every, given)
+            raise Exit(_supervise(words, processes, reload, liveness, settings, stopping))
+        with traced(otlp, target.partition(":")[0]):  # before the application makes its producers
+            app = load_app(target)
+            groups = _groups(app, group)
+            if replay_from and replay_as:
+                groups = [replayed(groups[0], replay_as, _moment(replay_from))]
+            finished = _work(app, groups, settings, stopping, liveness, supervised, shared)
     raise Exit(WELL if finished else FINDINGS)
 
 
@@ -98,6 +108,7 @@ def _work(
     stopping: threading.Event,
     liveness: str | None,
     supervised: int | None,
+    metrics_into: str | None,
 ) -> bool:
     """One process; whether everything that ran was finished."""
     from recovery.work.liveness import LivenessFile
@@ -105,8 +116,16 @@ def _work(
 
     file = LivenessFile(liveness) if liveness else None
     parent = None if supervised is None else Supervised(supervised, stopping)
+    shared = None
+    if metrics_into is not None:
+        from recovery.metrics.work_metrics import SharedRuns
+
+        shared = SharedRuns(metrics_into)
+        settings = replace(settings, runs=shared.runs)
 
     def alive() -> None:
+        if shared is not None:
+            shared.publish(app.store)
         if parent is not None:
             parent.alive()
         if file is not None:
@@ -117,7 +136,11 @@ def _work(
         names = ", ".join(f"{group.group} ({', '.join(group.topics)})" for group in groups)
         warn(f"process {os.getpid()} works for {names or 'no group: it only runs check-back'}")
 
-    finished = work(app, groups, settings, stopping, alive, ready)
+    try:
+        finished = work(app, groups, settings, stopping, alive, ready)
+    finally:
+        if shared is not None:
+            shared.publish(None)
     if file is not None:
         file.remove()
     return finished
@@ -225,7 +248,7 @@ def register(app: VerbGroup) -> None:
         **listing("work"),
         epilog=examples(
             "work shop:app",
-            "work shop:app --processes 4 --liveness /run/shop/alive",
+            "work shop:app --processes 4 --liveness /run/shop/alive --metrics 127.0.0.1:9464",
             "work shop:app --reload",
             "work shop:app --group billing --replay-from 2026-11-21T08:00Z --as billing-again --until-idle 10s",
         ),
