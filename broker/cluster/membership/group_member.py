@@ -93,7 +93,8 @@ class GroupMember:
     async def _rebalance_on(self, *, balanced: bool) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._notified.wait(), REBALANCE_S if balanced else UNBALANCED_S)
+                async with asyncio.timeout(REBALANCE_S if balanced else UNBALANCED_S):  # see ClusterClient._beat_on
+                    await self._notified.wait()
             self._notified.clear()
             balanced = await self._rebalance()
 

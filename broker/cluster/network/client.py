@@ -115,8 +115,9 @@ class ClusterClient:
             self._wake.clear()
             left_s = next_s - asyncio.get_running_loop().time()
             waits_s = min(left_s, _BACK_S) if self._lost & set(self.routes.masters) else left_s
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.01, waits_s))
+            with contextlib.suppress(TimeoutError):  # not wait_for: before 3.12 it may lose a cancellation
+                async with asyncio.timeout(max(0.01, waits_s)):
+                    await self._wake.wait()
             if self._lost and not self._fresh:
                 await asyncio.sleep(_BACK_S)
 
