@@ -63,6 +63,7 @@ class Consumer(Receiver):
         start: str | int | datetime = "first",
         max_retries: int = RETRIES_MAX,
         retry_delay_level: int | None = None,
+        retries_first: bool = False,
         ack_timeout_s: float = ACK_TIMEOUT_S,
         processed: Processed | None = None,
     ) -> None:
@@ -91,8 +92,9 @@ class Consumer(Receiver):
             self._positions.close()
             raise
         self._leases = Leases(
-            store, self._positions, self._member, group, consumed, selection=selection, ordered=ordered
-        )
+            store, self._positions, self._member, group, consumed, selection=selection, ordered=ordered,
+            retries_first=retries_first,
+        )  # fmt: skip
         self._keeper = ConsumerWorker(
             store, self._positions, self._member, self._leases, ack_timeout_s=ack_timeout_s, send_back=self.retry
         )

@@ -123,6 +123,7 @@ class LiveStore(WritableStore):
         start: str | int | datetime = "first",
         max_retries: int = 16,
         retry_delay_level: int | None = None,
+        retries_first: bool = False,
         ack_timeout_s: float = 900.0,
         processed: Processed | None = None,
     ) -> Consumer:
@@ -132,8 +133,9 @@ class LiveStore(WritableStore):
         each queue one message at a time; `start` says where a group begins that is new: "first", "last" or a time, a
         datetime with a time zone or milliseconds since 1970. What is not acknowledged in `ack_timeout_s` seconds comes
         again, and goes to the dead letters of the group after `max_retries` times. `retry_delay_level` is the delay of
-        `Consumer.retry`: 1 (1 s) to 18 (2 h), 0 for at once, -1 for the dead letters; None: growing. `processed` is the
-        table that `Consumer.process` writes to; None: `broker.Processed()`.
+        `Consumer.retry`: 1 (1 s) to 18 (2 h), 0 for at once, -1 for the dead letters; None: growing. `retries_first`:
+        what comes back is handed out before all that is new, else its queue takes its turn. `processed` is the table
+        that `Consumer.process` writes to; None: `broker.Processed()`.
 
         Raises MessageRejected for a bad name or tags that select nothing, BrokerError for other arguments out of range,
         StoreError when the group consumes other topics elsewhere or the store has no room for another consumer,
@@ -144,7 +146,8 @@ class LiveStore(WritableStore):
 
         return observing.receiver(Consumer)(
             self, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,
-            retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s, processed=processed,
+            retry_delay_level=retry_delay_level, retries_first=retries_first, ack_timeout_s=ack_timeout_s,
+            processed=processed,
         )  # fmt: skip
 
     # What a RocketMQ broker may skip

@@ -50,12 +50,17 @@ class Retry:
     give_up_on: tuple[type[Exception], ...] = ()
     """The exceptions that make a dead letter at once, also where `retry_on` has them. A BodyError always does."""
 
+    first: bool = False
+    """Whether retries are handed out before messages that are new. A group has it when one of its handlers asks."""
+
     def __post_init__(self) -> None:
         if type(self.max_retries) is not int or self.max_retries < 0:
             raise BrokerError(f"max_retries is a whole number from 0 on, not {self.max_retries!r:.60}")
         delays = self.delays_s
         if not isinstance(delays, list | tuple) or not delays or not all(_is_delay(one) for one in delays):
             raise BrokerError(f"delays_s are numbers of seconds from 0 to {_DELAY_MAX_S}, not {delays!r:.60}")
+        if type(self.first) is not bool:
+            raise BrokerError(f"first is True or False, not {self.first!r:.60}")
         for name in ("retry_on", "give_up_on"):
             kinds = getattr(self, name)
             if not isinstance(kinds, tuple) or not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
@@ -72,6 +77,7 @@ class Retry:
         longest_s: float = 7200.0,
         retry_on: tuple[type[Exception], ...] = (Exception,),
         give_up_on: tuple[type[Exception], ...] = (),
+        first: bool = False,
     ) -> Retry:
         """A policy with growing delays: `first_s` seconds, then each `factor` times the one before, up to `longest_s`.
 
@@ -82,7 +88,7 @@ class Retry:
             raise BrokerError("first_s and longest_s are seconds above 0, and factor is 1 or more")
         steps = 1 if factor == 1 else math.ceil(math.log(max(longest_s / first_s, 1), factor)) + 1
         delays = [min(first_s * factor**step, longest_s) for step in range(min(steps, max(max_retries, 1)))]
-        return cls(max_retries, delays, retry_on, give_up_on)
+        return cls(max_retries, delays, retry_on, give_up_on, first)
 
     def decide(self, error: BaseException | None, retries: int) -> Redeliver | GiveUp:
         """What follows when a handler raised an error and the message was delivered again `retries` times before.

@@ -84,7 +84,8 @@ class GroupWorker:
         first = group.handlers[0]
         self.consumer = app.store.consumer(
             group.group, group.topics, tags=group.tags, ordered=first.ordered, start=first.start,
-            max_retries=group.max_retries, processed=app.processed,
+            max_retries=group.max_retries, retries_first=any(one.retry.first for one in group.handlers),
+            processed=app.processed,
         )  # fmt: skip
         execution = Execution(app, group, self.consumer, loop, self._stopping, runs)
         self._process = observing.handling(execution.run, group.group)

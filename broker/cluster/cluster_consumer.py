@@ -65,6 +65,7 @@ class ClusterConsumer(Receiver):
         start: str | int | datetime = "first",
         max_retries: int = 16,
         retry_delay_level: int | None = None,
+        retries_first: bool = False,
         ack_timeout_s: float = 900.0,
         processed: Processed | None = None,
         on_close: Callable[[ClusterConsumer], None] = lambda _: None,
@@ -78,7 +79,7 @@ class ClusterConsumer(Receiver):
         selection, begin = Selection.parse(tags), Start.parse(start)
         self._loop, self._on_close, self._pid = loop, on_close, os.getpid()
         self._max_retries, self._retry_delay_level = max_retries, retry_delay_level
-        self._holdings = Holdings(ordered=ordered)
+        self._holdings = Holdings(ordered=ordered, retries_first=retries_first)
         self._client = ClusterClient(settings, loop)
         wanted = [_subscription(one, tags, selection) for one in self.topics]
         wanted.append(_subscription(retry_topic(group), "*", Selection()))

@@ -141,6 +141,7 @@ class LiveCluster:
         start: str | int | datetime = "first",
         max_retries: int = 16,
         retry_delay_level: int | None = None,
+        retries_first: bool = False,
         ack_timeout_s: float = 900.0,
         processed: Processed | None = None,
     ) -> ClusterConsumer:
@@ -151,7 +152,8 @@ class LiveCluster:
         """
         made = observing.receiver(ClusterConsumer)(
             self._settings, self._loop, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,
-            retry_delay_level=retry_delay_level, ack_timeout_s=ack_timeout_s, processed=processed,
+            retry_delay_level=retry_delay_level, retries_first=retries_first, ack_timeout_s=ack_timeout_s,
+            processed=processed,
             on_close=self._consumers.remove,
         )  # fmt: skip
         self._consumers.append(made)

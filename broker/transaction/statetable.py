@@ -133,8 +133,9 @@ class StateTableService(TransactionalMessageService):
         statement = statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
         if not self._writer.upkeep.is_running:
             self._writer.upkeep.start()
-        if origin is None and not statement.level:
-            properties, _, now_ms = statement
+        properties, level, now_ms = statement
+        # A topic is made when a message is known to be stored: the first one of a topic goes the longer way.
+        if origin is None and not level and admission.topics.rules(message.topic, now_ms) is not None:
             admission.admit(message.topic, properties, queue_id, now_ms, prepared=True)
             half: Half | None = self._appender.compiled_half(
                 Half, message.topic, message.body, message.keys, properties, queue_id, now_ms, group

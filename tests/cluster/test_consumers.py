@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from sqlalchemy import Engine, text
@@ -12,6 +14,8 @@ from sqlalchemy.orm import Session
 import broker
 from broker.cluster.membership import group_member
 from broker.cluster.membership.allocation import averagely
+from broker.cluster.membership.holdings import Holdings
+from broker.message import ReceivedMessage
 from broker.remoting.bodies import MessageQueue
 from tests.cluster.conftest import LAYOUT, SOON, Served
 from tests.cluster.network import NameServer
@@ -94,6 +98,19 @@ def test_a_message_that_fails_comes_again_and_then_to_the_dead_letters(cluster: 
         message = consumer.receive(10.0)
         assert message is not None
         assert message.body == b"1"
+
+
+def test_what_comes_back_is_first_where_that_is_asked_for() -> None:
+    """Whosever turn it is."""
+    for first in (True, False):
+        holdings = Holdings(ordered=False, retries_first=first)
+        for topic in ("carts", "%RETRY%billing"):
+            held = holdings.add(MessageQueue(topic, 0, "broker"), 0)
+            messages = [SimpleNamespace(message_id=f"{topic}-{at}", body=topic.encode()) for at in range(3)]
+            holdings.put(held, [(at, cast("ReceivedMessage", one)) for at, one in enumerate(messages)], 3)
+        taken = [message.body for _ in range(6) if (message := holdings.take()) is not None]
+        assert len(taken) == 6
+        assert all(body.startswith(b"%RETRY%") for body in taken[:3]) is first
 
 
 def test_tags_select(cluster: broker.LiveCluster) -> None:

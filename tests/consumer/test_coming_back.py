@@ -55,6 +55,19 @@ def test_it_comes_to_its_own_group_alone(checkback_store: LiveStore) -> None:
         assert other.receive(0.2) is None
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_what_comes_back_is_first_where_that_is_asked_for(checkback_store: LiveStore, first: bool) -> None:
+    """Else its queue takes its turn, behind those of the topic."""
+    for number in range(40):
+        checkback_store.append(broker.Message("orders", b"%d" % number), queue_id=number % 4)
+    with checkback_store.consumer("billing", "orders", retries_first=first) as consumer:
+        failed = [next_of(consumer) for _ in range(3)]
+        assert all(consumer.retry(message, delay_level=0) for message in failed)
+        times = [next_of(consumer).reconsume_times for _ in range(12)]
+    assert (times[:3] == [1, 1, 1]) is first
+    assert sum(times) >= 2
+
+
 def test_the_delay_grows_from_time_to_time_and_ends_in_the_dead_letters(checkback_store: LiveStore) -> None:
     """10 s first, 2 h last: RocketMQ's levels 3 to 18, and %DLQ%group after 16 times."""
     checkback_store.append(broker.Message("orders", b"a"))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.consuming.window import Window
+from broker.format.topics import RETRY_PREFIX
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import MessageQueue
 
@@ -54,8 +55,8 @@ class _Hand:
 class Holdings:
     """All queues of one consumer; thread-safe."""
 
-    def __init__(self, *, ordered: bool) -> None:
-        self._ordered = ordered
+    def __init__(self, *, ordered: bool, retries_first: bool = False) -> None:
+        self._ordered, self._retries_first = ordered, retries_first
         self._changed = threading.Condition()
         self._held: dict[MessageQueue, HeldQueue] = {}
         self._hands: dict[str, _Hand] = {}  # by offset message id
@@ -124,16 +125,22 @@ class Holdings:
         now_s = time.monotonic()
         with self._changed:
             queues = list(self._held.values())
+            retried = [one for one in queues if one.queue.topic.startswith(RETRY_PREFIX)]
+            for held in retried if self._retries_first else ():
+                if self._may_hand_out(held, now_s):
+                    return self._hand_out(held, now_s)
             for step in range(len(queues)):
                 held = queues[(self._next + step) % len(queues)]
-                if not self._may_hand_out(held, now_s):
-                    continue
-                self._next = (self._next + step + 1) % len(queues)
-                queue_offset, message = held.ready.popleft()
-                held.in_hand += 1
-                self._hands[message.message_id] = _Hand(held, queue_offset, message, now_s)
-                return message
+                if self._may_hand_out(held, now_s):
+                    self._next = (self._next + step + 1) % len(queues)
+                    return self._hand_out(held, now_s)
         return None
+
+    def _hand_out(self, held: HeldQueue, now_s: float) -> ReceivedMessage:
+        queue_offset, message = held.ready.popleft()
+        held.in_hand += 1
+        self._hands[message.message_id] = _Hand(held, queue_offset, message, now_s)
+        return message
 
     def _may_hand_out(self, held: HeldQueue, now_s: float) -> bool:
         if not held.ready or held.is_draining or now_s < held.not_before_s:

@@ -67,18 +67,19 @@ class Leases:
 
     def __init__(
         self, store: WritableStore, positions: Positions, member: Membership, group: str, topics: Sequence[str], *,
-        selection: Selection, ordered: bool,
+        selection: Selection, ordered: bool, retries_first: bool = False,
     ) -> None:  # fmt: skip
         self._store, self._positions, self._member = store, positions, member
         self._cells = positions.cells
         self._group, self._topics = group, tuple(topics)
-        self._selection, self._ordered = selection, ordered
+        self._selection, self._ordered, self._retries_first = selection, ordered, retries_first
         self.mutex = threading.RLock()
         self._clients = ClientsOfGroup(store.writer.disk, store.writer.paths, member)
         self._since_ms: dict[int, int] = {}  # by cell: since when a queue falls to us that we do not have
         self._held: dict[int, Lease] = {}  # by cell
         self._hands: dict[int, InHand] = {}  # by CommitLog offset
         self._turn: list[Lease] = []
+        self._before: list[Lease] = []  # asked first, whosever turn it is
         self._next = 0
         self.paused = False  # nothing more is handed out
 
@@ -102,6 +103,8 @@ class Leases:
                 if clients is None or now_ms - since_ms >= _HAND_OVER_MS:
                     self._take(cell, *wanted[cell], has_clients=clients is not None)
             self._turn = list(self._held.values())
+            retried = [lease for lease in self._turn if lease.topic.startswith(RETRY_PREFIX)]
+            self._before = retried if self._retries_first else []
 
     def _wanted(self, clients: Sequence[str]) -> dict[int, tuple[str, int]]:
         """By cell, topic and queue id of the queues that fall to us."""
@@ -164,6 +167,9 @@ class Leases:
             return None
         with self.mutex:
             now_ms = monotonic_ms()
+            for lease in self._before:
+                if (found := self._from(lease, readable_end, now_ms)) is not None:
+                    return found
             for step in range(len(self._turn)):
                 lease = self._turn[(self._next + step) % len(self._turn)]
                 found = self._from(lease, readable_end, now_ms)
