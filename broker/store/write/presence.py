@@ -24,7 +24,7 @@ from broker.store.read.segments import is_base
 from broker.store.shared.control import Word
 from broker.store.write.mapped import MappedQueue
 
-Maps = list[list[tuple[int, Map]]]  # of each log: where a file begins, and its map
+Maps = list[list[tuple[int, int]]]  # of each log: where a file begins, and its inode; a map would keep its space
 Files = tuple[tuple[bytes, int, int], ...]  # path, inode, size in bytes; -1: any size
 # Fast path: the interpreter's lock is given away once, and not for each file: 6 µs, not 12. The general twin is
 # `Disk.stands`; tests/store/test_files_lost.py runs both.
@@ -59,23 +59,23 @@ class FilesInPlace:
 
     def _is_as_before(self) -> bool:
         """Whether every file stands where it stood; False as well for what may be so, and has to be looked at."""
-        mapped = [log.mapped() for log in self._logs]
+        mapped = [[(base, one.inode) for base, one in log.mapped()] for log in self._logs]
         known, files = self._expected
         if mapped != known:
-            files = self._expect(mapped)
+            files = self._expect()
             self._expected = mapped, files
         if _fast_stand is not None and (answer := _fast_stand(files)) is not None:
             return answer
         stands = self._disk.stands
         return all(stands(os.fsdecode(path), inode, None if size < 0 else size) for path, inode, size in files)
 
-    def _expect(self, mapped: Maps) -> Files:
+    def _expect(self) -> Files:
         """Path, inode and size of each file; the appends and the fsyncs map the same segments, which are there once."""
         control = self._control
         files = [(self._lock, self._lock_inode, -1), (self._store_json, self._identity_inode, -1)]
         files.append((control.path, control.inode, control.size))
-        for log, maps in zip(self._logs, mapped, strict=True):
-            files += [(one.path, one.inode, log.file_size) for _, one in maps]
+        for log in self._logs:
+            files += [(one.path, one.inode, log.file_size) for _, one in log.mapped()]
         return tuple({(os.fsencode(path), inode, size): None for path, inode, size in files})
 
     def _look_closely(self) -> None:
