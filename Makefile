@@ -20,7 +20,8 @@ help: ## Print this list
 setup: $(READY) ## Make .venv with exactly what requirements.lock says, and this project in it
 
 # An environment is tied to its directory and its interpreter: one that came with a copied tree is made again.
-ifneq ($(shell test -x $(BIN)/python && cat $(READY) 2>/dev/null),$(CURDIR))
+# It is made ready again, too, when its C module was removed since: `git clean` would leave the Python alone, without a word.
+ifneq ($(shell test -x $(BIN)/python && cat $(READY) 2>/dev/null)$(shell test -e .venv/has-fast && ! ls broker/_fast*.so >/dev/null 2>&1 && echo lost),$(CURDIR))
 .PHONY: $(READY)
 endif
 
@@ -33,6 +34,7 @@ $(READY): requirements.lock pyproject.toml setup.py $(wildcard broker/_fast*.c b
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m broker.compiled
+	@if ls broker/_fast*.so >/dev/null 2>&1; then touch .venv/has-fast; else rm -f .venv/has-fast; fi
 	@echo "$(CURDIR)" > $@
 
 run: setup ## Airflow with the recovery service, a flash sale that is killed at random, and its reconciliation
