@@ -125,10 +125,10 @@ class Holdings:
         now_s = time.monotonic()
         with self._changed:
             queues = list(self._held.values())
-            retried = [one for one in queues if one.queue.topic.startswith(RETRY_PREFIX)]
-            for held in retried if self._retries_first else ():
-                if self._may_hand_out(held, now_s):
-                    return self._hand_out(held, now_s)
+            if self._retries_first:
+                for held in queues:
+                    if held.queue.topic.startswith(RETRY_PREFIX) and self._may_hand_out(held, now_s):
+                        return self._hand_out(held, now_s)
             for step in range(len(queues)):
                 held = queues[(self._next + step) % len(queues)]
                 if self._may_hand_out(held, now_s):

@@ -26,8 +26,8 @@ from broker.store.write.mapped import MappedQueue
 
 Maps = list[list[tuple[int, int]]]  # of each log: where a file begins, and its inode; a map would keep its space
 Files = tuple[tuple[bytes, int, int], ...]  # path, inode, size in bytes; -1: any size
-# Fast path: the interpreter's lock is given away once, and not for each file: a check takes 5 µs, not 10. The general twin is
-# `Disk.stands`; tests/store/test_files_lost.py runs both.
+# Fast path: the interpreter's lock is given away once, and not for each file: a check takes 5 µs, not 10. The general
+# twin is `Disk.stands`; tests/store/test_files_lost.py runs both.
 _fast_stand: Callable[[Files], bool | None] | None = compiled.fast.stand if compiled.fast else None
 
 
