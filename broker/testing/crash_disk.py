@@ -45,6 +45,7 @@ from pathlib import Path
 
 from broker.errors import SyncFailed
 from broker.store.disk.files import Disk, Entry, Map, ReadFile
+from broker.store.disk.maps import OpenFile
 from broker.store.disk.os_errors import full, sync_failed
 from broker.testing.power_cut import Chance, DirectoryNode, File, Node, Operation, assign, loaded, write_image
 
@@ -193,14 +194,14 @@ class CrashDisk(Disk):
             super()._cut(descriptor, path, size)
             self._look_at(path, descriptor)
 
-    def _map(self, path: str, size: int, descriptor: int) -> Map:
+    def _map(self, path: str, size: int, file: OpenFile) -> Map:
         with self._lock:
-            file = self._find(path)
-            if isinstance(file, File):
-                if file.descriptor < 0:
-                    file.descriptor = os.dup(descriptor)
-                self._mapped.add(file)
-            made = _CrashMap(path, size, descriptor, self)
+            found = self._find(path)
+            if isinstance(found, File):
+                if found.descriptor < 0:
+                    found.descriptor = os.dup(file.descriptor)
+                self._mapped.add(found)
+            made = _CrashMap(path, size, file, self)
             self._maps.add(made)
             return made
 
@@ -335,8 +336,8 @@ class CrashDisk(Disk):
 class _CrashMap(Map):
     """A map whose sync is a step."""
 
-    def __init__(self, path: str, size: int, descriptor: int, disk: CrashDisk) -> None:
-        super().__init__(path, size, descriptor)
+    def __init__(self, path: str, size: int, file: OpenFile, disk: CrashDisk) -> None:
+        super().__init__(path, size, file)
         self._disk = disk
 
     def sync(self, start: int = 0, stop: int | None = None) -> None:

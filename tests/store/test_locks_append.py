@@ -240,6 +240,29 @@ def test_interrupts_at_any_line_leave_it_free(lock: AppendLock, monkeypatch: pyt
     other.release()
 
 
+def test_what_an_interrupt_left_is_given_back(lock: AppendLock) -> None:
+    """By the thread that has it alone; another one's append goes on."""
+    other, inside, done = AppendLock(lock.path), threading.Event(), threading.Event()
+
+    def append() -> None:
+        with lock:
+            inside.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    inside.wait(10)
+    lock.give_back()
+    assert not other.try_acquire()
+    done.set()
+    thread.join()
+    lock.acquire()
+    lock.give_back()
+    lock.give_back()
+    assert other.try_acquire()
+    other.release()
+
+
 def test_closed(lock: AppendLock) -> None:
     other = AppendLock(lock.path)
     lock.close()

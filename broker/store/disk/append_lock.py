@@ -138,6 +138,11 @@ class AppendLock:
         """What `with` does last."""
         self.__exit__(None, None, None)
 
+    def give_back(self) -> None:
+        """Release what an interrupt left this thread with: before a close, which waits for threads that wait for it."""
+        if self._threads._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - as threading.Condition asks it
+            self.__exit__(None, None, None)
+
     def close(self) -> None:
         """Release the file, once the append of another thread is done; afterwards nobody in this process gets it."""
         quiet = self._threads.acquire(timeout=_CLOSE_S)  # a thread that an interrupt took out of an append never ends

@@ -25,6 +25,7 @@ from typing import Any
 from broker.errors import StoreError
 from broker.store.disk import platform_info as machine
 from broker.store.disk.maps import Map as Map
+from broker.store.disk.maps import OpenFile
 from broker.store.disk.os_errors import Missing as Missing
 from broker.store.disk.os_errors import NotSupported as NotSupported
 from broker.store.disk.os_errors import explained as explained
@@ -47,21 +48,18 @@ class Entry:
     changed_ns: int  # modification time: of a directory, when a name in it came or went
 
 
-class ReadFile:
+class ReadFile(OpenFile):
     """A file open for reading. It closes when the last one who holds it lets go, so no reader loses it in mid-read."""
 
     def __init__(self, path: str, descriptor: int) -> None:
+        super().__init__(descriptor)
         self.path = path
-        self._descriptor = descriptor
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
 
     def pread(self, size: int, at: int) -> bytes:
         """The bytes from position `at` on: fewer than `size` only where the file ends."""
         try:
-            data = os.pread(self._descriptor, size, at)
-            while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), at + len(data))):
+            data = os.pread(self.descriptor, size, at)
+            while 0 < len(data) < size and (more := os.pread(self.descriptor, size - len(data), at + len(data))):
                 data += more
         except OSError as error:
             raise explained(error, self.path) from error
@@ -71,7 +69,7 @@ class ReadFile:
         """Fill a writable buffer from position `at`; returns how many bytes were there."""
         view, done = memoryview(buffer).cast("B"), 0
         try:
-            while done < len(view) and (more := os.preadv(self._descriptor, [view[done:]], at + done)):
+            while done < len(view) and (more := os.preadv(self.descriptor, [view[done:]], at + done)):
                 done += more
         except OSError as error:
             raise explained(error, self.path) from error
@@ -81,15 +79,15 @@ class ReadFile:
         """Have these bytes in the system's cache, in one call, during which other threads go on."""
         pieces = (stop - start) // _WARM_PIECE_BYTES  # all of them into one, which nobody looks at
         with contextlib.suppress(OSError):  # a process that stores to them gets the error
-            os.preadv(self._descriptor, [bytearray(_WARM_PIECE_BYTES)] * pieces, start)
+            os.preadv(self.descriptor, [bytearray(_WARM_PIECE_BYTES)] * pieces, start)
 
     def next_data(self, at: int) -> int:
         """The first position at or after `at` that may hold a byte other than zero; the file's size when none does."""
         try:
-            return os.lseek(self._descriptor, at, os.SEEK_DATA)
+            return os.lseek(self.descriptor, at, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                return os.fstat(self._descriptor).st_size
+                return os.fstat(self.descriptor).st_size
             if error.errno in (errno.EINVAL, errno.ENOTSUP):  # this file system does not know its holes
                 return at
             raise explained(error, self.path) from error
@@ -100,11 +98,11 @@ class ReadFile:
         A read fills the system's cache ahead of itself, and what is cached is not a hole any more.
         """
         found: list[tuple[int, int]] = []
-        size = os.fstat(self._descriptor).st_size
+        size = os.fstat(self.descriptor).st_size
         at = self.next_data(start) if start < size else size
         while at < size:
             try:
-                stop = os.lseek(self._descriptor, at, os.SEEK_HOLE)
+                stop = os.lseek(self.descriptor, at, os.SEEK_HOLE)
             except OSError:  # as above: no holes are known here
                 stop = size
             found.append((at, stop))
@@ -273,18 +271,14 @@ class Disk(Calls):
 
     def open_map(self, path: str, size: int) -> Map:
         """Map a file, which must be allocated. Raises Missing, and StoreError when it has another size."""
-        descriptor = self._open(path, os.O_RDWR)
+        file = OpenFile(self._open(path, os.O_RDWR))
         try:
-            found = os.fstat(descriptor).st_size
+            found = os.fstat(file.descriptor).st_size
             if found != size:
                 raise StoreError(f"{path} has {found} bytes where {size} are expected", path=path)
-            return self._map(path, size, descriptor)
+            return self._map(path, size, file)
         except OSError as error:
-            os.close(descriptor)
             raise refused(error, path, size) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
 
     def write_file(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """Put a small file in place of another, whole: a reader sees the old one or the new one.

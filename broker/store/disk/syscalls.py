@@ -9,7 +9,7 @@ import errno
 import os
 
 from broker.store.disk import platform_info as machine
-from broker.store.disk.maps import Map, force
+from broker.store.disk.maps import Map, OpenFile, force
 from broker.store.disk.os_errors import free_bytes, refused, sync_failed
 
 CAN_RESERVE = hasattr(os, "posix_fallocate")  # blocks in the middle of a file; macOS only appends zeros
@@ -70,9 +70,8 @@ class Calls:
         except OSError as error:
             raise refused(error, path) from error
 
-    def _map(self, path: str, size: int, descriptor: int) -> Map:
-        """Takes the descriptor over."""
-        return Map(path, size, descriptor)
+    def _map(self, path: str, size: int, file: OpenFile) -> Map:
+        return Map(path, size, file)
 
     def _force(self, descriptor: int, path: str) -> None:
         try:

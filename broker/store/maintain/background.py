@@ -202,8 +202,10 @@ class BackgroundTasks:
     def close(self) -> None:
         """End the threads; what they were to do, the last to leave does."""
         self._stop.set()
+        for lock in (self._lock, *self._kept):
+            lock.give_back()
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.ident is not None and thread is not threading.current_thread():  # None: an interrupt in `start`
                 thread.join()
         self._threads.clear()
         self._lock.close()
