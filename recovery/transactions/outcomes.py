@@ -26,6 +26,7 @@ from recovery.findings import Finding, Findings
 from recovery.scan.spill import PARTITION_BYTES, Spill, pick
 from recovery.transactions.digest import ENTRY
 from recovery.transactions.events import EVENT, OP, Rows, identity
+from recovery.transactions.half_copies import half_copies, ops_of_halves
 
 Ints = npt.NDArray[np.int64]
 
@@ -73,12 +74,15 @@ class Outcomes:
     rows: Rows
     starts: Ints
     delivered: Ints
-    renewed: Rows = field(default_factory=lambda: np.zeros(0, OUTCOME))  # half messages before the last, half-op only
+    # Half-op only: half messages whose slot does not have their transaction's state.
+    copies: Rows = field(default_factory=lambda: np.zeros(0, OUTCOME))
 
     def slots(self, generation: Generation) -> Rows:
         """What a table of slots of this generation holds of them; every half message has a slot."""
         found = pick(self.rows, self.rows["generation"] == generation)
-        return np.concatenate((found, self.renewed)) if generation is Generation.HALF_OP else found
+        if generation is not Generation.HALF_OP or not len(self.copies):
+            return found
+        return np.concatenate((pick(found, ~np.isin(found["half"], self.copies["half"])), self.copies))
 
     def entries(self) -> Rows:
         """The fixed part of what the digest hashes."""
@@ -254,7 +258,8 @@ class Joins:
         group = np.concatenate(([0], np.cumsum(change)))
         count = int(group[-1]) + 1
         is_half = kinds == EventKind.HALF
-        ops = _ops_of_halves(rows, is_half)
+        ops = ops_of_halves(rows, is_half)
+        copies = half_copies(rows, group, count, ops)
         indices = np.arange(len(rows))
         last, first = np.full(count, -1, np.int64), np.full(count, len(rows), np.int64)
         np.maximum.at(last, group[is_half], indices[is_half])
@@ -266,17 +271,17 @@ class Joins:
         outcomes = _outcomes(pick(rows, last[there]), Generation.HALF_OP)
         outcomes["lowest"] = rows["offset"][first[there]]
         named = (ops[last] > 0)[there]
-        state = _HALF_OP[(counts > 0)[there].astype(int), parked[there].astype(int), named.astype(int)]
-        outcomes["state"] = state
+        outcomes["state"] = _HALF_OP[(counts > 0)[there].astype(int), parked[there].astype(int), named.astype(int)]
         starts = np.concatenate(([0], np.cumsum(counts[there])))
         deliveries, halves = pick(rows, delivered), pick(rows, is_half)
         self._report_half_op(outcomes, by_broker[there], halves, ops[is_half])
         has_op = np.bincount(group[ops > 0], minlength=count)[there] > 0
         self._report_unsaid(outcomes, starts, deliveries["offset"], has_op)
         self._report_twice(outcomes, starts, deliveries["offset"])
-        renewed = _outcomes(pick(rows, is_half & (indices != last[group])), Generation.HALF_OP)
-        renewed["state"], renewed["lowest"] = TransactionState.RENEWED, renewed["half"]
-        yield Outcomes(outcomes, starts, deliveries["offset"], renewed)
+        apart = is_half & (copies.is_shared[group] | (indices != last[group]))
+        slots = _outcomes(pick(rows, apart), Generation.HALF_OP)
+        slots["state"], slots["lowest"] = copies.states[apart], slots["half"]
+        yield Outcomes(outcomes, starts, deliveries["offset"], slots)
 
     def _report_unsaid(self, outcomes: Rows, starts: Ints, delivered: Ints, named: npt.NDArray[np.bool_]) -> None:
         """Delivered transactions of which no op message names any half."""
@@ -378,17 +383,6 @@ def _parked(rows: Rows, group: Ints, count: int) -> tuple[npt.NDArray[np.bool_],
     np.maximum.at(last, group[which], which)
     parked = np.asarray((last >= 0) & ((rows["checks"][last] != 0) | (rows["half"][last] < 0)))
     return parked, np.asarray(parked & (rows["half"][last] < 0))
-
-
-def _ops_of_halves(rows: Rows, is_half: npt.NDArray[np.bool_]) -> Ints:
-    """For each row that is a half, how many op messages name it."""
-    ops = np.zeros(len(rows), np.int64)
-    op_rows = pick(rows, rows["kind"] == EventKind.OP)
-    halves = np.flatnonzero(is_half)
-    order = halves[np.argsort(rows["offset"][halves], kind="stable")]
-    at = np.searchsorted(rows["offset"][order], op_rows["half"])
-    ops[order[at]] = op_rows["checks"]
-    return ops
 
 
 def _outcomes(halves: Rows, generation: Generation) -> Rows:

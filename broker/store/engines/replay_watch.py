@@ -42,8 +42,9 @@ class ReplayWatch:
         self._directory = StoreDirectory(parts.path, parts.disk)
         self._index = Index(self._directory)
         self._progress = self._half_progress()
-        # By the index's hash of the unique key, the CommitLog offset and slot of the last half message that has it.
-        self._recent: dict[int, tuple[int, int]] = {}
+        # By the index's hash of the unique key, the CommitLog offset of the last half message with it, and the slots
+        # of those that count: more than one, where a client sent one again.
+        self._recent: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.without_op: set[int] = set()  # slots that ended, and of which no op message says so yet
 
     def _half_progress(self) -> int:
@@ -59,9 +60,12 @@ class ReplayWatch:
         if record.ended:
             self.without_op.difference_update(record.ended)
         elif record.target is not None:
+            beside: tuple[int, ...] = ()
             if _ASKED in record.raw:
                 self._on_renewed(record, commitlog_offset, queue_offset)
-            self._remember(record, commitlog_offset, queue_offset)
+            elif record.index_codes and record.index_codes[0] in self._recent:
+                beside = self._recent_slots(draft_key(record.raw))
+            self._remember(record, commitlog_offset, (*beside, queue_offset))
         elif record.kind == _COMMIT and record.slot >= 0:
             self._on_commit(record)
 
@@ -74,17 +78,14 @@ class ReplayWatch:
         self.without_op.add(record.slot)
         if state == RENEWED:
             key = draft_key(record.raw)
-            last = self._recent_slot(key)
-            if last is None:
-                *_, (_, last) = self._same_message(*key)
+            *_, last = self._recent_slots(key) or (slot for _, slot in self._same_message(*key))
             self._set_state(last, _COMMIT)
             self.without_op.add(last)
 
     def _on_renewed(self, record: PendingRecord, commitlog_offset: int, slot: int) -> None:
         """A copy takes over from the one before it; those before that one were taken over already."""
         key = draft_key(record.raw)
-        last = self._recent_slot(key)
-        earlier = [last] if last is not None else self._before(key, commitlog_offset)
+        earlier = self._recent_slots(key) or self._before(key, commitlog_offset)
         states = {one: self._state(one) for one in earlier}
         for one, state in states.items():
             if state == _PREPARED and one >= self._progress:
@@ -94,19 +95,19 @@ class ReplayWatch:
             self._set_state(slot, _COMMIT)
             self.without_op.add(slot)
 
-    def _remember(self, record: PendingRecord, commitlog_offset: int, slot: int) -> None:
+    def _remember(self, record: PendingRecord, commitlog_offset: int, slots: tuple[int, ...]) -> None:
         if record.index_codes:
             code = record.index_codes[0]
             self._recent.pop(code, None)
-            self._recent[code] = (commitlog_offset, slot)
+            self._recent[code] = (commitlog_offset, slots)
             if len(self._recent) > _KEPT:
                 del self._recent[next(iter(self._recent))]  # the oldest
 
-    def _recent_slot(self, key: tuple[str, str]) -> int | None:
-        """The slot of a transaction's last half message; None when it is not among the recent ones."""
+    def _recent_slots(self, key: tuple[str, str]) -> tuple[int, ...]:
+        """The slots of a transaction's half messages that count; none when they are not among the recent ones."""
         found = self._recent.get(index_code(HALF_TOPIC, key[0])) if key[0] else None
         if found is None or draft_key(self._parts.appender.read(found[0])) != key:  # another with the same hash
-            return None
+            return ()
         return found[1]
 
     def _before(self, key: tuple[str, str], commitlog_offset: int) -> list[int]:
