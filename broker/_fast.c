@@ -138,6 +138,7 @@ static PyMethodDef methods[] = {
     {"java_hashes", fast_java_hashes, METH_VARARGS, java_hashes_doc},
     {"scan_window", fast_scan_window, METH_VARARGS, scan_window_doc},
     {"stand", fast_stand, METH_O, stand_doc},
+    {"start_write", (PyCFunction)(void (*)(void))fast_start_write, METH_FASTCALL, start_write_doc},
     {"string_codes", fast_string_codes, METH_VARARGS, string_codes_doc},
     {"draft", (PyCFunction)(void (*)(void))fast_draft, METH_FASTCALL, "A new record, or None."},
     {"message", (PyCFunction)(void (*)(void))fast_message, METH_FASTCALL, "Check a message: True, or None."},

@@ -22,6 +22,7 @@ PLACES = {
     "broker.store.write.compose._fast_properties": "stored_properties",
     "broker.message._fast_message": "message",
     "broker.store.write.presence._fast_stand": "stand",
+    "broker.store.disk.maps._start_write": "start_write",
 }
 
 

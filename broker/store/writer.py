@@ -226,8 +226,10 @@ class StoreWriter:
         if not self.upkeep.is_running:
             self.upkeep.start()
         appended = self.appender.append(drafts)
-        if wait:
-            self.settle(appended[-1].end)
+        if self.sync != "os":
+            self.syncer.start_write(appended[0].commitlog_offset, appended[-1].end)
+            if wait:
+                self.syncer.wait_durable(appended[-1].end)
         return appended
 
     def append_one(self, draft: PendingRecord, *, wait: bool = True) -> Appended:
@@ -235,8 +237,11 @@ class StoreWriter:
         if not self.upkeep.is_running:
             self.upkeep.start()
         appended = self.appender.append_one(draft)
-        if wait and self.sync != "os":
-            self.syncer.wait_durable(appended.commitlog_offset + appended.size)
+        if self.sync != "os":
+            end = appended.commitlog_offset + appended.size
+            self.syncer.start_write(appended.commitlog_offset, end)
+            if wait:
+                self.syncer.wait_durable(end)
         return appended
 
     def settle(self, end: int) -> None:

@@ -87,8 +87,10 @@ class StateTableService(TransactionalMessageService):
     ) -> Half:
         """See TransactionalMessageService. In mode `each` it is always waited for."""
         half = self._stored(message, producer_group, queue_id, extra_properties, origin)
-        if not self._sync_os and (wait or self._sync_each):
-            self._writer.settle(half.end)
+        if not self._sync_os:
+            self._writer.syncer.start_write(half.commitlog_offset, half.end)
+            if wait or self._sync_each:
+                self._writer.settle(half.end)
         return half
 
     def prepare_async(

@@ -108,7 +108,7 @@ class Chance(random.Random):
         )  # fmt: skip
 
 
-def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any) -> None:
+def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, file: int) -> None:
     """One appender, and some calls of everything."""
     appender = chance.appender(module, lock)
     for _ in range(20):
@@ -130,6 +130,7 @@ def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any) -> 
             "stored_properties": [properties, chance.text(), ("a", chance.text()), chance.text(), "g", *extra],
             "message": [{}, chance.text(), chance.raw(), chance.text(), [chance.text()], properties, len, RESERVED],
             "stand": [tuple((chance.raw(), chance.number(), chance.number()) for _ in range(chance.choice([1, 17])))],
+            "start_write": [chance.choice([-1, file, chance.number()]), chance.number(), chance.number()],
             "crc32": [chance.view(chance.choice(SIZES))],
         }  # fmt: skip
         for name, arguments in given.items():
@@ -152,7 +153,7 @@ def main(library: str, seconds: str, seed: str) -> None:
             _threads=threading.RLock(), _held=False, _kept=False, _alone=None, _descriptor=file.fileno()
         )
         while time.monotonic() < deadline:
-            calls(chance, module, made, lock)
+            calls(chance, module, made, lock, file.fileno())
     print(dict(made))
 
 

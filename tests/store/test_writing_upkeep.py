@@ -11,6 +11,7 @@ import pytest
 
 from broker.errors import BrokerError
 from broker.format.sysflag import TransactionType
+from broker.store.disk import maps
 from broker.store.disk.files import Disk, ReadFile
 from broker.store.maintain import background as upkeep
 from broker.store.read.layout import StoreLayout
@@ -181,6 +182,31 @@ def test_the_bound_of_what_is_durable_is_on_disk(tmp_path: Path, monkeypatch: py
     until(lambda: read_number(store.disk, store.paths.durable) >= placed.end)
     assert read_number(store.disk, store.paths.durable) <= store.control[Word.DURABLE]
     store.close()
+
+
+@pytest.mark.usefixtures("still")
+@pytest.mark.parametrize("sync", ["os", "group", "each"])
+def test_the_disk_begins_with_a_record_before_somebody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
+) -> None:
+    """Not where nobody will wait, and not while a crowd waits for each flush; the flush does what is left."""
+    store, steps = open_writer(str(tmp_path), Disk(), SMALL, sync=sync), []
+    store.append_one(half(0))
+    monkeypatch.setattr(maps, "force", lambda _: steps.append("flush"))
+    monkeypatch.setattr(maps, "_start_write", lambda _, start, size: steps.append((start, size)))
+    placed = store.append_one(half(1))
+    begun = (placed.commitlog_offset, placed.size)
+    assert steps == ([] if sync == "os" else [begun, "flush"])
+    steps.clear()
+    placed = store.append_one(half(2), wait=False)
+    assert steps == ([] if sync == "os" else [(placed.commitlog_offset, placed.size)])
+    steps.clear()
+    monkeypatch.setattr(store.syncer, "_waited", 16)
+    store.append_one(half(3), wait=False)
+    assert steps == []
+    monkeypatch.undo()
+    store.close()
+    assert_right(tmp_path, 0, 0, 4)
 
 
 def test_checkpoints_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

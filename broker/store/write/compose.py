@@ -80,7 +80,8 @@ def statement_of(
     now_ms, level = time.time_ns() // 1_000_000, 0
     if group is not None:
         group = plain_text(group)
-    properties = _stored_properties(message, new_unique_key(now_ms), group)
+    unique_key = extra.get(names.UNIQ_KEY) if extra else None
+    properties = _stored_properties(message, new_unique_key(now_ms) if unique_key is None else unique_key, group)
     if extra:
         for name, value in extra.items():
             names.check(name, value)

@@ -85,6 +85,13 @@ class MappedQueue:
             mapped.sync(start - base, end - base)
             start = end
 
+    def start_write(self, start: int, stop: int) -> None:
+        """Let the disk begin with [start, stop), as far as it lies in the file of `start`, if that is mapped."""
+        base = start - start % self.file_size
+        mapped = self._maps.get(base)
+        if mapped is not None:
+            mapped.start_write(start - base, min(stop - base, self.file_size))
+
     def mapped(self) -> list[tuple[int, Map]]:
         """Where each file begins that is mapped here, and its map."""
         return list(self._maps.items())

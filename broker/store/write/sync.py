@@ -21,6 +21,7 @@ from broker.store.shared.control import ControlPage, Word
 from broker.store.write.mapped import MappedQueue
 from broker.store.write.presence import Poison, files_lost
 
+_MANY = 4  # threads
 _DURABLE, _TAIL, _POISON = int(Word.DURABLE), int(Word.TAIL), int(Word.POISON)
 
 
@@ -47,7 +48,17 @@ class Syncer:
         """In a forked child nobody leads and nobody waits: no other thread lives there."""
         self._mutex = threading.Lock()
         self._is_led = False
+        self._waited = 0  # how many threads waited beside the leader when the last flush was done
         self._waiting: list[tuple[int, threading.Lock]] = []
+
+    def start_write(self, start: int, stop: int) -> None:
+        """Let the disk begin with what was just published; a caller that needs it durable still calls `wait_durable`.
+
+        Not while many threads wait for each flush: its pages have records of all of them, and would be written several
+        times (16 threads: 0.86 of the rate; 4: 1.1).
+        """
+        if self._waited < _MANY and not self._is_led:
+            self.log.start_write(start, stop)
 
     def wait_durable(self, commitlog_offset: int) -> None:
         """Return when everything below an offset is on disk.
@@ -94,6 +105,7 @@ class Syncer:
         with self._mutex:
             if was_led:
                 self._is_led = False
+            self._waited = len(self._waiting)
             if not self._waiting:
                 return
             done = [turn for end, turn in self._waiting if end <= durable]
