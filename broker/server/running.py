@@ -370,7 +370,7 @@ class Server:
             thread.join()
         self._store_thread.close()
         self._group_thread.shutdown()
-        self._readers.shutdown()
+        self._readers.shutdown(cancel_futures=True)  # what `_stop` waited for in vain
         self._schedule.release()
         self.context.siblings.leave()
         self._member.leave()

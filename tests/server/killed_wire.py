@@ -21,6 +21,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -41,7 +42,7 @@ from tests.server.wire_client import WireClient, sending
 
 TOPIC, GROUP, QUEUES = "orders", "shop", 8
 COMMIT, ROLLBACK = 8, 12
-DONE_S, PROGRESS_S = 180.0, 15.0
+DONE_S, PROGRESS_S, STOPPED_S = 180.0, 15.0, 60.0
 
 
 @dataclass
@@ -252,6 +253,21 @@ class Crowd:
         self.kills[name.split("-")[0]] += 1
         self.start(name)
 
+    def hang(self, name: str, seconds: float) -> None:
+        """A process that stands still, as on a machine that swaps: its connections stay open."""
+        self._processes[name].send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self._processes[name].send_signal(signal.SIGCONT)
+
+    def restart(self, name: str, seconds: float) -> None:
+        """A clean shutdown, and the same again after so long."""
+        process = self._processes[name]
+        process.terminate()
+        assert process.wait(STOPPED_S) == 0
+        self._end(process)
+        time.sleep(seconds)
+        self.start(name)
+
     def end(self) -> None:
         for process in self._processes.values():
             self._end(process)
@@ -264,6 +280,9 @@ class Crowd:
             process.stdout.close()
 
 
+NAMES = ("produce-0", "produce-1", "consume-0", "consume-1", "local-0")
+
+
 def kill(
     directory: Path,
     kills: int,
@@ -272,10 +291,54 @@ def kill(
     servers: int = 2,
     seed: int = 1,
     kind: type[Crowd] = Crowd,
-    names: Sequence[str] = ("produce-0", "produce-1", "consume-0", "consume-1", "local-0"),
+    names: Sequence[str] = NAMES,
 ) -> WireTally:
     """Kill at random so many times, let the living settle everything, and add up."""
-    store, chance = directory / "store", random.Random(seed)
+    chance = random.Random(seed)
+
+    def disturb(crowd: Crowd) -> None:
+        for _ in range(kills):
+            if chance.random() < 0.6:
+                _await_progress(directory)
+            time.sleep(chance.uniform(0.0, 0.6))
+            crowd.kill_one(chance)
+
+    return _reconcile(directory, disturb, engine=engine, servers=servers, kind=kind, names=names)
+
+
+def stop_the_server(
+    directory: Path,
+    seconds: float,
+    *,
+    engine: str = "state-table",
+    kind: type[Crowd] = Crowd,
+    names: Sequence[str] = NAMES,
+    are_at_work: Callable[[], bool] = lambda: True,
+) -> WireTally:
+    """Once all are at work the only server hangs for so long, is ended by SIGTERM, and so long away; add up."""
+
+    def disturb(crowd: Crowd) -> None:
+        deadline = time.monotonic() + DONE_S
+        while not are_at_work() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        _await_progress(directory)
+        crowd.hang("server-0", seconds)
+        _await_progress(directory)
+        crowd.restart("server-0", seconds)
+
+    return _reconcile(directory, disturb, engine=engine, servers=1, kind=kind, names=names)
+
+
+def _reconcile(
+    directory: Path,
+    disturb: Callable[[Crowd], None],
+    *,
+    engine: str,
+    servers: int,
+    kind: type[Crowd],
+    names: Sequence[str],
+) -> WireTally:
+    store = directory / "store"
     (directory / "ledger").mkdir()
     with broker.open(store, layout=broker.StoreLayout.small(), transactions=engine) as made:
         made.create_topic(TOPIC, queues=QUEUES, message_type="")
@@ -283,11 +346,7 @@ def kill(
     try:
         for name in names:
             crowd.start(name)
-        for _ in range(kills):
-            if chance.random() < 0.6:
-                _await_progress(directory)
-            time.sleep(chance.uniform(0.0, 0.6))
-            crowd.kill_one(chance)
+        disturb(crowd)
         _await_progress(directory)
         (directory / "quiet").touch()
         _await_settled(directory, store)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import broker
-from tests.server.killed_wire import QUEUES, TOPIC, Crowd, kill, read_records
+from tests.server.killed_wire import QUEUES, TOPIC, Crowd, kill, read_records, stop_the_server
 from tests.server.processes import members
 from tests.server.wire_client import WireClient
 
@@ -20,6 +20,12 @@ def test_ten_kills(tmp_path: Path) -> None:
     assert tally.adds_up, tally
     assert tally.kills.total() == KILLS
     assert tally.by_check > 0
+    assert tally.acknowledged > 0
+
+
+def test_a_server_that_is_away_for_a_second_loses_nothing(tmp_path: Path) -> None:
+    tally = stop_the_server(tmp_path, 1.0)
+    assert tally.adds_up, tally
     assert tally.acknowledged > 0
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
 import broker
 from broker.format.commitlog import decode
+from broker.format.topics import HALF_TOPIC
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
+from recovery.verify.verifier import verify
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient
 
@@ -56,6 +60,38 @@ def test_the_first_decision_stands(serve: Serve, connect: Connect) -> None:
     refused = end(client, half, COMMIT)
     assert (refused.code, "first decision" in str(refused.remark)) == (Answer.SYSTEM_ERROR, True)
     assert client.pulled("g", "orders")[1] == []
+
+
+@pytest.mark.parametrize("second", [COMMIT, ROLLBACK, None])
+@pytest.mark.parametrize("first", [COMMIT, ROLLBACK, None])
+def test_a_half_message_that_was_sent_twice_is_two(
+    serve: Serve, connect: Connect, store: broker.LiveStore, tmp_path: Path, first: int | None, second: int | None
+) -> None:
+    """As Go's client sends one whose answer is late: each is ended by itself, and all that read the store agree."""
+    client = connect(serve())
+    decisions = (first, second)
+    for half, decision in zip([prepare(client), prepare(client)], decisions, strict=True):
+        if decision is not None:
+            assert end(client, half, decision).code == Answer.SUCCESS
+    store.sync_now()
+    assert [store.transactions.in_doubt_slots(), len(client.pulled("g", "orders")[1])] == [
+        [slot for slot, decision in enumerate(decisions) if decision is None],
+        decisions.count(COMMIT),
+    ]
+    crashed = tmp_path / "crashed"
+    shutil.copytree(store.path, crashed)
+    for name in ("checkpoint", "control", "durable"):
+        (crashed / "checkback" / name).unlink(missing_ok=True)
+    (crashed / "abort").touch()
+    with broker.open(crashed) as recovered:
+        assert recovered.transactions.in_doubt_slots() == store.transactions.in_doubt_slots()
+    for path in (store.path, crashed):
+        findings = [finding.kind for finding in verify(path).findings]
+        assert findings == (["delivered-twice"] if decisions == (COMMIT, COMMIT) and _is_half_op(store) else [])
+
+
+def _is_half_op(store: broker.LiveStore) -> bool:
+    return bool(store.queues(HALF_TOPIC))
 
 
 @pytest.mark.parametrize("wrong", [{"producerGroup": "x"}, {"tranStateTableOffset": 7}, {"commitLogOffset": 1 << 40}])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.killed_wire import kill
+from tests.server.killed_wire import kill, stop_the_server
 
 KILLS = int(os.environ.get("CHECKBACK_KILLS", "300"))
 
@@ -25,3 +25,13 @@ def test_three_hundred_kills(engine: str, tmp_path: Path) -> None:
     assert tally.kills.total() == KILLS
     assert min(tally.kills[kind] for kind in ("server", "produce", "consume")) > KILLS // 10
     assert tally.by_check > KILLS // 10
+
+
+@pytest.mark.parametrize("engine", ["state-table", "half-op"])
+def test_a_server_that_is_away_for_ten_seconds_loses_nothing(engine: str, tmp_path: Path) -> None:
+    """It hangs under load, and then it is ended and started again."""
+    tally = stop_the_server(tmp_path, 10.0, engine=engine)
+    print(tally)
+    assert tally.adds_up, tally
+    assert tally.acknowledged > 0
+    assert tally.transactions > 0

@@ -22,7 +22,7 @@ from broker.errors import MessageRejected
 from broker.filtering.sql92 import Expression, SyntaxFault
 from broker.format.commitlog import decode
 from broker.format.config import PERM_READ
-from broker.format.consumequeue import Unit
+from broker.format.consumequeue import FILLER_SIZE, Unit
 from broker.format.topics import RETRY_PREFIX
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
@@ -149,16 +149,19 @@ def _fetch(context: ServerContext, held: Held, first: int, end: int) -> Found:
     most = max(1, min(header.max_msg_nums, MESSAGES_MAX))
     bytes_max = max(1, min(header.max_msg_bytes or BYTES_MAX, BYTES_MAX))
     selection, expression = held.wanted
-    units, size = list[Unit](), 0
+    places, total = list[tuple[int, int]](), 0
     plain = not selection.codes and expression is None
-    for unit in queue.walk(at, min(end, at + (most if plain else _UNITS))):
-        if len(units) >= most or (units and size + unit.size > bytes_max):
+    block = queue.units.raw(at, min(end - at, most if plain else _UNITS))
+    for commitlog_offset, size, code in Unit.STRUCT.iter_unpack(block):
+        is_full = len(places) >= most or (places and total + size > bytes_max)
+        if is_full or size <= 0 or commitlog_offset < 0:
             break
         at += 1
-        if not unit.is_filler and selection.may_match(unit.tags_code):
-            units.append(unit)
-            size += unit.size
-    records = read_records(context.store.commitlog, units)
+        is_filler = size == FILLER_SIZE and commitlog_offset == 0
+        if not is_filler and selection.may_match(code):
+            places.append((commitlog_offset, size))
+            total += size
+    records = read_records(context.store.commitlog, places)
     if expression is not None:
         records = [raw for raw in records if expression.matches(decode(raw, check_crc=False).property_map)]
     if records:

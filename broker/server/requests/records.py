@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.format.commitlog import BODY_AT, RECORD_CRC_SIZE, record_crc_item
-from broker.format.consumequeue import Unit
 from broker.store.read.commitlog import CommitLog
 
 _CRC_NAME = record_crc_item(0)[:9]
@@ -35,7 +34,6 @@ def as_sent(raw: bytes) -> bytes:
     )
 
 
-def read_records(log: CommitLog, units: Sequence[Unit]) -> list[bytes]:
-    """The records of units, those that expired left out. Raises CorruptRecord where the log holds something else."""
-    found = (log.raw(unit.commitlog_offset, unit.size) for unit in units)
-    return [as_sent(raw) for raw in found if raw is not None]
+def read_records(log: CommitLog, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Records by CommitLog offset and size, without those that expired. Raises CorruptRecord for what is none."""
+    return [as_sent(raw) for raw in log.raws(places)]

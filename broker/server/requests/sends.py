@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from broker.consuming.redelivery import sent_back
@@ -60,7 +61,9 @@ def send_message(context: ServerContext, request: Request) -> Stored:
     sent = _admitted(context, request)
     check_body(request.command.body, sent.header.sys_flag)
     properties = sent.properties
-    unique_key = properties.setdefault(names.UNIQ_KEY, new_unique_key(sent.origin.born_timestamp_ms))
+    unique_key = properties.get(names.UNIQ_KEY)
+    if unique_key is None:
+        unique_key = properties[names.UNIQ_KEY] = new_unique_key(sent.origin.born_timestamp_ms)
     if properties.get(names.TRAN_MSG) == "true":
         return _half(context, request, sent)
     made = context.store.append(
@@ -84,7 +87,7 @@ def _half(context: ServerContext, request: Request, sent: _Incoming) -> Stored:
         names.TRANSACTION_ID: properties[names.UNIQ_KEY], names.REAL_TOPIC: sent.topic,
         names.REAL_QID: str(sent.queue_id),
     }  # fmt: skip
-    properties.pop(names.DELAY, None)  # as with RocketMQ: a level of a transactional message counts for nothing
+    properties.pop(names.DELAY, None)  # Java's client drops it; a broker of RocketMQ would lose the message
     half = context.store.transactions.prepare(
         Message(sent.topic, request.command.body),
         group,
@@ -168,7 +171,12 @@ def _admitted(context: ServerContext, request: Request) -> _Incoming:
         text = f"request queueId[{queue_id}] is illegal, {topic} has {config.write_queue_count} queues"
         raise Refused(ResponseCode.INVALID_PARAMETER, f"{text}, producer: {request.connection.address}")
     origin = Origin(
-        header.born_timestamp_ms, _host(request), context.host, header.flag, header.sys_flag, header.reconsume_times
+        header.born_timestamp_ms,
+        _host(request.connection.address),
+        context.host,
+        header.flag,
+        header.sys_flag,
+        header.reconsume_times,
     )
     return _Incoming(header, topic, min(queue_id, config.write_queue_count - 1), properties, origin)
 
@@ -244,9 +252,10 @@ def check_body(body: bytes, sys_flag: int = 0) -> None:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the body is not compressed as its sysFlag says")
 
 
-def _host(request: Request) -> Host:
+@lru_cache(maxsize=4096)  # a client sends many messages
+def _host(address: str) -> Host:
     """The client's address as records hold it."""
     try:
-        return Host.parse(request.connection.address)
+        return Host.parse(address)
     except ValueError:
         return Host(bytes(4), 0)

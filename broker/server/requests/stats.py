@@ -152,7 +152,7 @@ def get_runtime_info(context: ServerContext, request: Request) -> RemotingComman
     puts, gets = counters.total(PUT), counters.total(GET)
     rates = [" ".join(f"{counters.recent(name, '', span)[1]:.4f}" for span in (10, 60, 600)) for name in (PUT, GET)]
     usage = os.statvfs(store.path)
-    ratio = 1 - usage.f_bavail / max(usage.f_blocks, 1)
+    ratio = _used(usage)
     producers, consumers = context.clients.counts()
     table = {
         "brokerVersionDesc": _VERSION_NAME, "brokerVersion": VERSION, "brokerActive": "true",
@@ -184,6 +184,12 @@ def _runtime(started_ms: int) -> str:
     seconds = (time.time_ns() // 1_000_000 - started_ms) // 1000
     days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
     return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]"
+
+
+def _used(usage: os.statvfs_result) -> float:
+    """The part that is used of what users may use. RocketMQ: UtilAll.getDiskPartitionSpaceUsedPercent (5.3.3)."""
+    used = usage.f_blocks - usage.f_bfree
+    return used / max(used + usage.f_bavail, 1)
 
 
 def _capacity(usage: os.statvfs_result) -> str:
