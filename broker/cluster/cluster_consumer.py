@@ -118,24 +118,37 @@ class ClusterConsumer(Receiver):
         check_received("ack", message)
         return self._holdings.acknowledge(message)
 
-    def retry(self, message: ReceivedMessage, delay_level: int | None = None) -> bool:
+    def retry(
+        self,
+        message: ReceivedMessage,
+        delay_level: int | None = None,
+        *,
+        delay_s: float | None = None,
+        reason: str = "",
+    ) -> bool:
         """Give a message back that could not be processed: the group gets it again later.
 
         By default after 10 s, 30 s, 1 min … 2 h, by the broker's table, or as `retry_delay_level` says; after
         `max_retries` times it goes to the dead letters of the group. `delay_level` is one of the broker's levels from 1
         on, -1 for the dead letters; a cluster has no 0 for at once. An ordered consumer keeps it before all that follow
-        it and hands it out again after a second. False as for `ack`. While its broker cannot be reached it comes again
-        here, after 5 s. Raises BrokerError for a level that is out of range, NotInCluster for level 0.
+        it and hands it out again after `delay_s`, by default a second. False as for `ack`. While its broker cannot be
+        reached it comes again here, after 5 s. Raises BrokerError for arguments that are out of range, NotInCluster for
+        level 0, and for a `delay_s` or a `reason` that would have to be kept by a broker.
         RocketMQ: DefaultMQPushConsumerImpl.sendMessageBack (5.3.3).
         """
         self._check()
         check_received("retry", message)
         check_retry_level("delay_level", delay_level)
+        check_seconds("delay_s", delay_s, may_be_zero=True)
         level = self._retry_delay_level if delay_level is None else delay_level
         if self.ordered and (level is None or level >= 0):
-            return self._holdings.again(message, _SUSPEND_S)
+            return self._holdings.again(message, _SUSPEND_S if delay_s is None else delay_s)
         if level == 0:
             raise NotInCluster("a cluster has no retry at once: delay_level is 1 (1 s) at least, or None, or -1")
+        if delay_s is not None:
+            raise NotInCluster("a broker delays by its levels: retry(message, delay_level), not delay_s")
+        if reason:
+            raise NotInCluster("a broker keeps no reason with a dead letter: leave it out, and log it")
         queue = self._holdings.queue_of(message)
         if queue is None:
             return False

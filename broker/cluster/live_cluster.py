@@ -48,6 +48,8 @@ _OF_A_STORE = {
     "sync_now": "a broker flushes as its flushDiskType says",
     "writer": "its files belong to its brokers",
     "delete_topic": "use mqadmin deleteTopic",
+    "pause_group": "use mqadmin updateSubGroup -c CLUSTER -g GROUP -s false",
+    "resume_group": "use mqadmin updateSubGroup -c CLUSTER -g GROUP -s true",
     "offset_at_time": "use cluster.consumer(group, topic, start=TIME)",
 }
 

@@ -1,10 +1,8 @@
-"""A store that is served in this process, and a client of it as of a cluster."""
+"""A cluster behind a proxy: a store that is served in this process, or a real RocketMQ. See tests/backends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,39 +10,48 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import broker
-from tests.cluster.network import Proxy
+from broker.store import engines
+from tests.backends.clusters import Connected
+from tests.backends.clusters import served as served_in
+from tests.backends.kinds import NAMES, backend_of
 
 LAYOUT = broker.StoreLayout(segment_bytes=8 << 20)
 SOON = {"check_interval_s": 0.2, "transaction_timeout_s": 0.3, "delay_levels": " ".join(["1s"] * 18)}
 
+# A store that is served has either engine of transactions, a real broker the one of its version.
+PLACES = [
+    pytest.param((name, engine), id=f"{name}-{engine}" if name == "served" else name)
+    for name in NAMES
+    if name != "embedded"
+    for engine in (sorted(engines.ENGINES, reverse=True) if name == "served" else [engines.default])
+]
 
-@dataclass
-class Served:
-    """A broker behind a proxy, which the route names."""
+# For what takes seconds and looks at no transaction's records: each place once.
+ONE_ENGINE = pytest.mark.parametrize(
+    "backend", [one for one in PLACES if engines.default in one.values[0]], indirect=True
+)
 
-    store: broker.LiveStore
-    server: broker.Server
-    proxy: Proxy
 
-    @property
-    def url(self) -> str:
-        return f"rocketmq://{self.server.address}"
+@pytest.fixture(params=PLACES)
+def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connected]:
+    """The same test over each place that `broker.connect` may reach."""
+    name, engine = request.param
+    monkeypatch.setattr(engines, "default", engine)
+    with backend_of(name, tmp_path / "place") as made:
+        assert isinstance(made, Connected)
+        yield made
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with ExitStack() as stack:
-        proxy = stack.enter_context(Proxy())
-        store = stack.enter_context(broker.open(tmp_path / "store", sync="os", layout=LAYOUT))
-        server = stack.enter_context(broker.serve(store, "127.0.0.1:0", advertise=proxy.address, **SOON))
-        proxy.target = server.address
-        yield Served(store, server, proxy)
+def served(tmp_path: Path) -> Iterator[Connected]:
+    """For what no broker has to do with: a served store is the quickest cluster."""
+    with served_in(tmp_path / "place") as made:
+        yield made
 
 
 @pytest.fixture
-def cluster(served: Served) -> Iterator[broker.LiveCluster]:
-    with broker.connect(served.url) as connected:
-        yield connected
+def cluster(backend: Connected) -> broker.LiveCluster:
+    return backend.client
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from broker.errors import ProtocolError
 from broker.remoting.bodies import MessageQueue
 from broker.remoting.fastjson import dumps
 from broker.remoting.routes import decode_clusters, decode_route
-from tests.cluster.conftest import LAYOUT, Served
+from tests.backends.clusters import Connected
+from tests.cluster.conftest import LAYOUT
 
 ACL = """
 accounts:
@@ -113,8 +114,9 @@ def test_what_is_no_account_or_certificate_is_a_sentence() -> None:
         tls_of("/nowhere.pem")
 
 
-def test_a_forked_child_is_refused(served: Served, cluster: broker.LiveCluster) -> None:
+def test_a_forked_child_is_refused(served: Connected) -> None:
     """The connection, its thread and its consumer are the parent's."""
+    cluster = served.client
     producer, consumer = cluster.producer("web"), cluster.consumer("billing", "orders")
     child = os.fork()
     if child == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
@@ -13,20 +12,15 @@ from sqlalchemy.orm import Session
 import broker
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
-from tests.cluster.conftest import LAYOUT, SOON, Buy, Served
+from tests.backends.clusters import CALL_S, Connected
+from tests.cluster.conftest import Buy
 from tests.cluster.network import NameServer
-from tests.cluster.waiting import awaited
-from tests.producer.delivered import delivered
-
-pytestmark = pytest.mark.usefixtures("each_engine")
-
-
-def in_doubt(served: Served) -> int:
-    return len(served.store.transactions.in_doubt_slots())
+from tests.cluster.waiting import awaited, comes_to
+from tests.server.wire_client import WireClient
 
 
 def test_an_order_and_its_message_commit_or_roll_back_together(
-    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine, buy: Buy
+    backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine, buy: Buy
 ) -> None:
     producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
     buy(producer, 1)
@@ -36,65 +30,70 @@ def test_an_order_and_its_message_commit_or_roll_back_together(
         sent = producer.send(broker.Message("orders", b"2"), transaction)
         transaction.rollback()
     assert (sent.broker_name, sent.status) == ("broker-a", "SEND_OK")
-    assert (delivered(served.store), in_doubt(served)) == ([b"1"], 0)
+    assert comes_to(backend, [b"1"])
     with cluster.consumer("billing", "orders") as consumer:
-        message = consumer.receive(5.0)
+        message = consumer.receive(backend.soon_s)
         assert message is not None
         assert (message.body, consumer.ack(message)) == (b"1", True)
 
 
 def test_a_lost_end_is_checked_and_answered(
-    served: Served, ledger: broker.Ledger, buy: Buy, caplog: pytest.LogCaptureFixture
+    backend: Connected, ledger: broker.Ledger, buy: Buy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By what the process itself decided; and after its end, by the ledger's row, by another member of the group."""
-    lost = {int(RequestCode.END_TRANSACTION)}
-    served.proxy.request = lambda command: None if command.code in lost else command
-    with broker.connect(served.url) as first:
+    with backend.another() as first:
         first_producer = first.producer("shop", topics=["orders"], ledger=ledger)
-        object.__setattr__(first._settings, "call_timeout_s", 0.3)
+        backend.proxy.request = _without_ends
+        object.__setattr__(first._settings, "call_timeout_s", CALL_S)
         buy(first_producer, 1)
         assert "check-back will commit" in caplog.text
-        assert (delivered(served.store), in_doubt(served)) == ([], 1)
-    lost.clear()
-    with broker.connect(served.url) as second:
+        assert (backend.in_doubt(), backend.delivered()) == (1, [])
+    backend.proxy.request = lambda command: command
+    with backend.another() as second:
         second.producer("shop", topics=["orders"], ledger=ledger)
-        assert awaited(lambda: delivered(served.store) == [b"1"])
-    assert in_doubt(served) == 0
+        assert comes_to(backend, [b"1"])
+
+
+def _without_ends(command: RemotingCommand) -> RemotingCommand | None:
+    return None if command.code == RequestCode.END_TRANSACTION else command
 
 
 def test_a_lost_rollback_is_answered_by_the_process_that_decided_it(
-    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine
+    backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine
 ) -> None:
     """Its ledger has no row, which alone would mean "unknown"."""
-    served.proxy.request = lambda command: (
+    producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
+    backend.proxy.request = lambda command: (
         None
         if command.code == RequestCode.END_TRANSACTION and command.ext["fromTransactionCheck"] == "false"
         else command
     )
-    object.__setattr__(cluster._settings, "call_timeout_s", 0.3)
-    producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
     with Session(engine) as session:
         producer.send(broker.Message("orders", b"1"), session)
-        assert in_doubt(served) == 1
+        assert backend.in_doubt() == 1
+        object.__setattr__(cluster._settings, "call_timeout_s", CALL_S)
         session.rollback()
-    assert awaited(lambda: in_doubt(served) == 0)
-    assert delivered(served.store) == []
+    assert comes_to(backend, [])
 
 
-def test_a_resolver_answers(served: Served, cluster: broker.LiveCluster) -> None:
+def test_a_resolver_answers(backend: Connected, cluster: broker.LiveCluster) -> None:
     answers = {b"paid": "commit", b"cancelled": "rollback"}
     producer = cluster.producer("shop", topics=["orders"], resolver=lambda message: answers.get(message.body))
     for body in (b"paid", b"cancelled", b"else"):
         transaction = producer.begin_transaction()
         producer.send(broker.Message("orders", body), transaction)
         transaction.leave()
-    assert awaited(lambda: in_doubt(served) == 1)
-    assert delivered(served.store) == [b"paid"]
+    assert comes_to(backend, [b"paid"], 1)
 
 
 @pytest.mark.parametrize("status", ["FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"])
 def test_a_half_message_that_is_not_durable_is_rolled_back(
-    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine, buy: Buy, status: str
+    backend: Connected,
+    cluster: broker.LiveCluster,
+    ledger: broker.Ledger,
+    engine: Engine,
+    buy: Buy,
+    status: str,
 ) -> None:
     """RocketMQ rolls back on every send result but SEND_OK. A plain message keeps its status, as there."""
 
@@ -104,92 +103,79 @@ def test_a_half_message_that_is_not_durable_is_rolled_back(
         return command
 
     producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
-    served.proxy.answer = worse
+    backend.proxy.answer = worse
     with pytest.raises(broker.SyncFailed, match=status):
         buy(producer, 1)
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM orders")).scalar() == 0
-    assert (delivered(served.store), in_doubt(served)) == ([], 0)
+    assert comes_to(backend, [])
     assert cluster.producer("plain").send(broker.Message("carts", b"x")).status == status
 
 
 def test_a_half_message_is_not_sent_twice(
-    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, buy: Buy
+    backend: Connected, cluster: broker.LiveCluster, ledger: broker.Ledger, buy: Buy
 ) -> None:
     """One whose answer was lost may be stored: its transaction fails, and its ledger row decides."""
     producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
-    served.proxy.answer = lambda command: None if "queueOffset" in command.ext else command
+    waits = cluster._settings.send_timeout_s
+    backend.proxy.answer = lambda command: None if "queueOffset" in command.ext else command
     object.__setattr__(cluster._settings, "send_timeout_s", 0.5)
     with pytest.raises(broker.ClusterError, match="did not answer within"):
         buy(producer, 1)
-    assert in_doubt(served) == 1
-    served.proxy.answer = lambda command: command
+    assert backend.in_doubt() == 1
+    backend.proxy.answer = lambda command: command
+    object.__setattr__(cluster._settings, "send_timeout_s", waits)
     buy(producer, 2)
-    assert awaited(lambda: delivered(served.store) == [b"2"])
+    assert comes_to(backend, [b"2"], 1)
 
 
-def test_a_plain_message_is_sent_again(served: Served, cluster: broker.LiveCluster) -> None:
-    """After a connection that was lost: twice in the store, with one unique key."""
+def test_a_plain_message_is_sent_again(backend: Connected, cluster: broker.LiveCluster) -> None:
+    """After a connection that was lost: twice at the broker, with one unique key."""
     producer = cluster.producer("plain")
     times = iter([True])
 
     def once(command: RemotingCommand) -> RemotingCommand | None:
         if "queueOffset" in command.ext and next(times, False):
-            served.proxy.cut()
+            backend.proxy.cut()
             return None
         return command
 
-    served.proxy.answer = once
+    backend.proxy.answer = once
     sent = producer.send(broker.Message("carts", b"x"))
-    assert delivered(served.store, "carts") == [b"x", b"x"]
-    assert {record.property_map["UNIQ_KEY"] for record in served.store.records()} == {sent.unique_key}
+    assert awaited(lambda: backend.delivered("carts") == [b"x", b"x"])
+    assert {message.unique_key for message in cluster.newest("carts")} == {sent.unique_key}
 
 
-def test_a_broker_that_fails_is_avoided(tmp_path: Path, ledger: broker.Ledger, buy: Buy) -> None:
-    with (
-        broker.open(tmp_path / "a", sync="os", layout=LAYOUT) as store_a,
-        broker.open(tmp_path / "b", sync="os", layout=LAYOUT) as store_b,
-        broker.serve(store_a, "127.0.0.1:0", broker_name="broker-a", **SOON) as server_a,
-        broker.serve(store_b, "127.0.0.1:0", broker_name="broker-b", **SOON) as server_b,
-        NameServer({"broker-a": server_a.address, "broker-b": server_b.address}) as name_server,
-        broker.connect(f"rocketmq://{name_server.address}") as cluster,
-    ):
-        producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
-        for number in range(8):
-            buy(producer, number)
-        assert [len(delivered(one)) for one in (store_a, store_b)] == [4, 4]
-        server_a.close()
-        for number in range(8, 16):
-            buy(producer, number)
-        assert len(delivered(store_b)) == 12
-        with cluster.consumer("billing", "orders") as consumer:  # what broker-b has
-            assert len({one.body for _ in range(12) if (one := consumer.receive(5.0))}) == 12
-
-
-def test_a_broker_that_comes_back_hears_of_its_producers(served: Served, cluster: broker.LiveCluster) -> None:
+def test_a_broker_that_lost_a_connection_hears_of_its_producers_again(
+    backend: Connected, cluster: broker.LiveCluster
+) -> None:
     """A broker forgets who is connected when the connection ends; without a new heartbeat nobody is checked."""
     cluster.producer("shop", topics=["orders"], resolver=lambda _: "unknown")
-    (before,) = served.server.context.clients.producers("shop")
-    served.proxy.cut()
-    assert awaited(lambda: served.server.context.clients.producers("shop") not in ([], [before]))
+    with WireClient(backend.proxy.target) as client:
+
+        def producers() -> bytes:
+            """The addresses of the group's members are in it."""
+            answer = client.request(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "shop"})
+            return answer.body if answer.code == 0 else b""
+
+        before = producers()
+        assert before
+        backend.proxy.cut()
+        assert awaited(lambda: producers() not in (b"", before), backend.soon_s)
 
 
-def test_messages_of_a_sharding_key_are_in_order_and_batches_together(
-    served: Served, cluster: broker.LiveCluster
-) -> None:
+def test_messages_of_a_sharding_key_are_in_order_and_batches_together(cluster: broker.LiveCluster) -> None:
     producer = cluster.producer("plain")
     sent = [producer.send(broker.Message("carts", b"%d" % one), sharding_key="k") for one in range(5)]
     assert len({one.queue_id for one in sent}) == 1
     batch = producer.send_batch([broker.Message("batch", b"a", tag="t"), broker.Message("batch", b"b", keys="k2")])
     assert [one.queue_offset for one in batch] == [0, 1]
-    assert [one.unique_key for one in batch] == [
-        record.property_map["UNIQ_KEY"] for record in served.store.records() if record.topic == "batch"
-    ]
+    assert awaited(lambda: [one.unique_key for one in cluster.newest("batch")] == [one.unique_key for one in batch])
     with pytest.raises(broker.MessageRejected, match="one topic"):
         producer.send_batch([broker.Message("a", b"a"), broker.Message("b", b"b")])
 
 
-def test_an_async_session(served: Served, cluster: broker.LiveCluster, engine: Engine) -> None:
+def test_an_async_session(backend: Connected, cluster: broker.LiveCluster, engine: Engine) -> None:
     async def buy() -> None:
         made = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
         ledger = broker.Ledger(made)
@@ -204,11 +190,11 @@ def test_an_async_session(served: Served, cluster: broker.LiveCluster, engine: E
         await made.dispose()
 
     asyncio.run(buy())
-    assert (delivered(served.store), in_doubt(served)) == ([b"1"], 0)
+    assert comes_to(backend, [b"1"])
 
 
 def test_what_a_cluster_cannot_do_is_a_sentence(
-    served: Served, cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine
+    cluster: broker.LiveCluster, ledger: broker.Ledger, engine: Engine
 ) -> None:
     with pytest.raises(broker.NotInCluster, match="retain is of a store on this machine"):
         _ = cluster.retain
@@ -222,15 +208,14 @@ def test_what_a_cluster_cannot_do_is_a_sentence(
         broker.connect("rocketmq://a b:1")
     with pytest.raises(broker.BrokerError, match="named by its name servers"):
         broker.connect("127.0.0.1:9876")
-    served.server.close()
     with pytest.raises(broker.ClusterError, match="takes no connection"):
-        broker.connect(served.url)
+        broker.connect("rocketmq://127.0.0.1:1")
 
 
-def test_several_name_servers_and_a_topic_that_is_nowhere(served: Served) -> None:
+def test_several_name_servers_and_a_topic_that_is_nowhere(backend: Connected) -> None:
     """The first name server is down; a topic that no broker has and none makes is refused at the start."""
     with (
-        NameServer({"broker-a": served.proxy.address}) as name_server,
+        NameServer({"broker-a": backend.proxy.address}) as name_server,
         broker.connect(f"rocketmq://127.0.0.1:1;{name_server.address}") as cluster,
     ):
         assert cluster.producer("plain").send(broker.Message("carts", b"x")).broker_name == "broker-a"
@@ -238,6 +223,6 @@ def test_several_name_servers_and_a_topic_that_is_nowhere(served: Served) -> Non
             cluster.producer("plain").send(broker.Message("nowhere", b"x"))
 
 
-def test_another_cluster_must_be_named(served: Served) -> None:
+def test_another_cluster_must_be_named(backend: Connected) -> None:
     with pytest.raises(broker.ClusterError, match="cluster=NAME"):
-        broker.connect(served.url, cluster="other")
+        broker.connect(backend.client.path, cluster="other")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
@@ -11,13 +10,12 @@ from broker import telemetry
 from broker.remoting.codes import RequestCode
 from broker.remoting.command import RemotingCommand
 from recovery.answering.group_answering import answering, bind
+from tests.backends.clusters import Connected
 from tests.cli.command import process
-from tests.cluster.conftest import Buy, Served
+from tests.cluster.conftest import ONE_ENGINE, Buy
 from tests.cluster.waiting import awaited
 from tests.telemetry.collector import Collector
 from tests.telemetry.spans_in_memory import links, traced
-
-pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def without_ends(command: RemotingCommand) -> RemotingCommand | None:
@@ -25,16 +23,16 @@ def without_ends(command: RemotingCommand) -> RemotingCommand | None:
 
 
 def test_one_trace_from_the_send_to_what_the_handler_sends(
-    served: Served, engine: Engine, ledger: broker.Ledger, buy: Buy
+    backend: Connected, engine: Engine, ledger: broker.Ledger, buy: Buy
 ) -> None:
     processed = broker.Processed()
     processed.create_all(engine)
-    with traced() as spans, broker.connect(served.url) as cluster:
+    with traced() as spans, backend.another() as cluster:
         producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
         with spans.provider.get_tracer("shop").start_as_current_span("checkout"):
             buy(producer, 7)
         with cluster.consumer("billing", "orders", processed=processed) as consumer:
-            message = consumer.receive(20)
+            message = consumer.receive(backend.soon_s)
             assert message is not None
             with Session(engine) as session, consumer.process(message, session) as first:
                 assert first
@@ -55,8 +53,8 @@ def test_one_trace_from_the_send_to_what_the_handler_sends(
     assert handled.attributes["messaging.message.id"] == send.attributes["messaging.message.id"]
 
 
-def test_batches_delays_rollbacks_and_retries(served: Served) -> None:
-    with traced() as spans, broker.connect(served.url) as cluster:
+def test_batches_delays_rollbacks_and_retries(backend: Connected) -> None:
+    with traced() as spans, backend.another() as cluster:
         plain = cluster.producer("web")
         plain.send_batch([broker.Message("carts", b"1"), broker.Message("carts", b"2")])
         producer = cluster.producer("shop", topics=["orders"], resolver=lambda _: None)
@@ -65,7 +63,7 @@ def test_batches_delays_rollbacks_and_retries(served: Served) -> None:
         transaction.rollback()
         with cluster.consumer("audit", "carts") as consumer:
             for _ in range(2):
-                message = consumer.receive(20)
+                message = consumer.receive(backend.soon_s)
                 assert message is not None
                 with telemetry.processing(message, "audit"):
                     consumer.ack(message) if message.body == b"1" else consumer.retry(message, 1)
@@ -80,24 +78,24 @@ def test_batches_delays_rollbacks_and_retries(served: Served) -> None:
 
 
 def test_the_answer_to_a_check_links_to_the_send_in_either_process(
-    served: Served, ledger: broker.Ledger, buy: Buy
+    backend: Connected, ledger: broker.Ledger, buy: Buy
 ) -> None:
     """The producer's own process answers first; then, with the producer gone, `answering` does."""
-    served.proxy.request = without_ends
-    with traced() as spans, broker.connect(served.url) as cluster:
+    backend.proxy.request = without_ends
+    with traced() as spans, backend.another() as cluster:
         producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
         buy(producer, 1)
-        assert awaited(lambda: any(by_check(span) for span in spans.named("commit orders")))
+        assert awaited(lambda: any(by_check(span) for span in spans.named("commit orders")), backend.soon_s)
         send = spans.one("send orders")
     for span in filter(by_check, spans.named("commit orders")):
         assert links(span) == [send.context.span_id]
         assert span.parent.span_id == send.context.span_id
-    with broker.connect(served.url) as cluster:
+    with backend.another() as cluster:
         bind(cluster, ledger)
-        served.proxy.request = lambda command: command
+        backend.proxy.request = lambda command: command
         with traced() as others, answering(cluster, "shop", [ledger]):
-            assert awaited(lambda: not served.store.transactions.in_doubt_slots())
-            assert awaited(lambda: others.named("commit orders"))
+            assert awaited(lambda: not backend.in_doubt(), backend.soon_s)
+            assert awaited(lambda: others.named("commit orders"), backend.soon_s)
     assert links(others.named("commit orders")[0]) == [send.context.span_id]
 
 
@@ -105,18 +103,22 @@ def by_check(span: object) -> bool:
     return span.attributes.get("checkback.decided_by") == "a check of its broker"  # type: ignore[attr-defined]
 
 
-def test_the_command_line_sends_the_spans_of_its_answers(served: Served, engine: Engine, ledger: broker.Ledger) -> None:
-    with traced() as spans, broker.connect(served.url) as cluster:
+@ONE_ENGINE
+def test_the_command_line_sends_the_spans_of_its_answers(
+    backend: Connected, engine: Engine, ledger: broker.Ledger
+) -> None:
+    with traced() as spans, backend.another() as cluster:
         bind(cluster, ledger)
         producer = cluster.producer("shop", topics=["orders"], ledger=ledger)
         with Session(engine) as session:  # rolled back with the process: nothing ends it
             session.execute(text("SELECT 1"))
             producer.send(broker.Message("orders", b"gone"), session)
-            served.proxy.request = without_ends
+            backend.proxy.request = without_ends
         send = spans.one("send orders")
-    served.proxy.request = lambda command: command
+    backend.proxy.request = lambda command: command
     with Collector() as collector:
-        words = ["answer", served.server.address, "--group", "shop", "--ledger", engine.url, "--once", "--idle", "3s"]
+        names = backend.client.path.removeprefix("rocketmq://")
+        words = ["answer", names, "--group", "shop", "--ledger", engine.url, "--once", "--idle", "3s"]
         done = process(*words, "--otlp", collector.url)
         assert done.code == 0, done.err
         rollback = collector.named("rollback orders")[0]

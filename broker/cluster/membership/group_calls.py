@@ -58,7 +58,10 @@ class GroupCalls:
     # Positions
 
     async def start_offset(self, queue: MessageQueue, start: Start) -> int:
-        """Where the group stands in a queue; where it begins there, if it never consumed it."""
+        """Where the group stands in a queue; where it begins there, if it never consumed it.
+
+        That is written down at once: else a consumer that is killed within a second begins later the next time.
+        """
         header = QueryConsumerOffsetRequestHeader(self._group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
         code = RequestCode.QUERY_CONSUMER_OFFSET
         address = self._client.routes.master(queue.broker_name)
@@ -72,7 +75,10 @@ class GroupCalls:
             is_last = start.word == "last" and not queue.topic.startswith(RETRY_PREFIX)
             code = RequestCode.GET_MAX_OFFSET if is_last else RequestCode.GET_MIN_OFFSET
             answer = await self._client.channels.request(address, code, QueueRequestHeader(queue.topic, queue.queue_id))
-        return max(0, QueueOffsetResponseHeader.decode(checked(answer, code, address).ext).queue_offset)
+        begin = max(0, QueueOffsetResponseHeader.decode(checked(answer, code, address).ext).queue_offset)
+        if start.word != "first":
+            await self.commit(queue, begin, wait=True)
+        return begin
 
     async def commit(self, queue: MessageQueue, position: int, *, wait: bool = False) -> None:
         """Write down where the group stands in a queue."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from broker.cluster.membership.allocation import averagely
 from broker.cluster.membership.group_calls import GroupCalls
 from broker.cluster.membership.holdings import HeldQueue, Holdings
+from broker.cluster.membership.running_info import encode_running_info
 from broker.cluster.network.client import ClusterClient
 from broker.cluster.network.connection import ClientConnection
 from broker.consuming.group.positions import Start
@@ -25,7 +26,7 @@ from broker.errors import BrokerError
 from broker.log_fields import event
 from broker.message import ReceivedMessage
 from broker.remoting.bodies import ConsumerData, MessageQueue, SubscriptionData
-from broker.remoting.codes import RequestCode
+from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 
 REBALANCE_S, UNBALANCED_S = 20.0, 1.0
@@ -56,9 +57,11 @@ class GroupMember:
         self._calls = GroupCalls(client, data.group)
         self._subscriptions: dict[str, SubscriptionData] = {one.topic: one for one in data.subscriptions}
         self._notified = asyncio.Event()
-        self._locked_s = 0.0
+        self._started_ms = time.time_ns() // 1_000_000
+        self._before: frozenset[MessageQueue] = frozenset()  # the queues that were there when we joined
         client.consumer = lambda: self._data
         client.answers(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._members_changed)
+        client.answers(RequestCode.GET_CONSUMER_RUNNING_INFO, self._asked_how_it_runs)
 
     @property
     def calls(self) -> GroupCalls:
@@ -66,8 +69,10 @@ class GroupMember:
 
     async def join(self) -> None:
         """Register at the brokers and take the first queues. Raises ClusterError when no name server answers."""
-        for topic in self._subscriptions:
-            await self._client.routes.route(topic)
+        routes = {topic: await self._client.routes.route(topic) for topic in self._subscriptions}
+        self._before = frozenset(
+            queue for topic, route in routes.items() if route is not None for queue in route.readable(topic)
+        )
         await self._client.routes.cluster()
         await self._client.beat()
         balanced = await self._rebalance()
@@ -89,6 +94,13 @@ class GroupMember:
 
     async def _members_changed(self, _connection: ClientConnection, _command: RemotingCommand) -> None:
         self._notified.set()
+
+    async def _asked_how_it_runs(self, connection: ClientConnection, command: RemotingCommand) -> None:
+        body = encode_running_info(
+            self._data, self._holdings.held, name_servers=";".join(self._client.settings.name_servers),
+            ordered=self._ordered, started_ms=self._started_ms,
+        )  # fmt: skip
+        connection.send(command.answer(ResponseCode.SUCCESS, body=body))
 
     async def _rebalance_on(self, *, balanced: bool) -> None:
         while True:
@@ -154,7 +166,7 @@ class GroupMember:
         taken = 0
         for queue in queues:
             try:
-                position = await self._calls.start_offset(queue, self._start)
+                position = await self._calls.start_offset(queue, self._start_in(queue))
             except BrokerError as error:
                 _log.warning(
                     "group %s: %s of %s waits: %s",
@@ -171,6 +183,11 @@ class GroupMember:
             self._client.keep(self._pull_on(held))
             taken += 1
         return taken
+
+    def _start_in(self, queue: MessageQueue) -> Start:
+        """Where a new group begins in a queue. What came into one that appeared later was sent after the group began,
+        and counts as "last"."""
+        return Start() if self._start.word == "last" and queue not in self._before else self._start
 
     async def _leave_queue(self, held: HeldQueue) -> bool:
         """Give a queue up; an ordered one only when nothing of it is in hand."""

@@ -34,6 +34,8 @@ class HeldQueue:
     not_before_s: float = 0.0  # an ordered queue pauses after a failure
     locked_until_s: float = math.inf  # of an ordered queue: its lock at the broker
     committed: int = -1  # what the broker knows as its position
+    pulled_ms: int = 0  # when the broker last answered a pull, and when a message was last handed out
+    handed_out_ms: int = 0
     is_draining: bool = False  # another member waits for it: nothing more is handed out
     is_dropped: bool = False
 
@@ -95,6 +97,7 @@ class Holdings:
         with self._changed:
             if held.is_dropped:
                 return
+            held.pulled_ms = _now_ms()
             for queue_offset, message in messages:
                 held.window.fetched(queue_offset)
                 held.ready.append((queue_offset, message))
@@ -139,6 +142,7 @@ class Holdings:
     def _hand_out(self, held: HeldQueue, now_s: float) -> ReceivedMessage:
         queue_offset, message = held.ready.popleft()
         held.in_hand += 1
+        held.handed_out_ms = _now_ms()
         self._hands[message.message_id] = _Hand(held, queue_offset, message, now_s)
         return message
 
@@ -176,3 +180,7 @@ class Holdings:
             hand.held.ready.appendleft((hand.queue_offset, dataclasses.replace(hand.message, reconsume_times=times)))
             hand.held.not_before_s = time.monotonic() + pause_s
             return True
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -39,14 +39,19 @@ class OffsetExport:
         """`queue_end(topic, queue_id)`: no position that somebody wrote may lie beyond it."""
         self._cells, self._paths, self._queue_end = cells, paths, queue_end
         self._disk = cells.disk
+        self._decoded = b"", ConsumerOffsets()
         self._lock = AppendLock(os.path.join(cells.directory, "export.lock"), cells.disk)
 
     def close(self) -> None:
         self._lock.close()
 
     def offsets(self) -> ConsumerOffsets:
-        """consumerOffset.json as it stands. Raises CorruptRecord."""
-        return _decoded(self._path(_OFFSETS), self._read(_OFFSETS), config.decode_consumer_offsets, ConsumerOffsets())
+        """consumerOffset.json as it stands; it is decoded once for each version. Raises CorruptRecord."""
+        raw, (before, offsets) = self._read(_OFFSETS), self._decoded
+        if raw != before:  # who asks for the positions of every group asks thousands of times
+            offsets = _decoded(self._path(_OFFSETS), raw, config.decode_consumer_offsets, ConsumerOffsets())
+            self._decoded = raw, offsets
+        return offsets
 
     def delays(self) -> DelayOffsets:
         """delayOffset.json as it stands. Raises CorruptRecord."""

@@ -1,0 +1,75 @@
+"""A cluster of two brokers, one of which fails: stores that are served in this process, behind one name server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import broker
+from tests.cluster.conftest import LAYOUT, SOON, Buy
+from tests.cluster.network import NameServer
+from tests.producer.delivered import delivered
+
+
+@dataclass
+class TwoBrokers:
+    """`broker-a`, which a test closes, and `broker-b`; with two queues of every topic at each."""
+
+    stores: list[broker.LiveStore]
+    servers: list[broker.Server]
+    client: broker.LiveCluster
+
+
+@pytest.fixture
+def two(tmp_path: Path, each_engine: str) -> Iterator[TwoBrokers]:
+    with ExitStack() as stack:
+        names = ("broker-a", "broker-b")
+        stores = [stack.enter_context(broker.open(tmp_path / name, sync="os", layout=LAYOUT)) for name in names]
+        servers = [
+            stack.enter_context(broker.serve(store, "127.0.0.1:0", broker_name=name, **SOON))
+            for store, name in zip(stores, names, strict=True)
+        ]
+        addresses = {name: server.address for name, server in zip(names, servers, strict=True)}
+        name_server = stack.enter_context(NameServer(addresses))
+        client = stack.enter_context(broker.connect(f"rocketmq://{name_server.address}"))
+        yield TwoBrokers(stores, servers, client)
+
+
+def test_a_broker_that_fails_is_avoided(two: TwoBrokers, ledger: broker.Ledger, buy: Buy) -> None:
+    producer = two.client.producer("shop", topics=["orders"], ledger=ledger)
+    for number in range(8):
+        buy(producer, number)
+    assert [len(delivered(one)) for one in two.stores] == [4, 4]
+    two.servers[0].close()
+    for number in range(8, 16):
+        buy(producer, number)
+    assert len(delivered(two.stores[1])) == 12
+    with two.client.consumer("billing", "orders") as consumer:  # what broker-b has
+        assert len({one.body for _ in range(12) if (one := consumer.receive(5.0))}) == 12
+
+
+def test_a_broker_that_is_gone_keeps_nobody_from_the_others(two: TwoBrokers) -> None:
+    producer = two.client.producer("plain")
+    for number in range(8):
+        producer.send(broker.Message("carts", b"%d" % number))
+    with two.client.consumer("billing", "carts") as consumer:
+        assert len(acknowledged(consumer, 8)) == 8
+        assert {one[2] for one in consumer.queues} == {"broker-a", "broker-b"}
+        two.servers[0].close()
+        for number in range(4):
+            producer.send(broker.Message("carts", b"after %d" % number))
+        assert len(acknowledged(consumer, 4)) == 4
+
+
+def acknowledged(consumer: broker.ClusterConsumer, count: int) -> set[bytes]:
+    """The bodies of the next messages, each once, and none is left."""
+    received: list[bytes] = []
+    while message := consumer.receive(0.3 if len(received) == count else 10.0):
+        received.append(message.body)
+        assert consumer.ack(message)
+    assert len(received) == count
+    return set(received)
