@@ -13,6 +13,10 @@ import sys
 from pathlib import Path
 
 DIRECTORY = Path(__file__).parent / "secrets"
+# What goes between Spark's driver, master, workers and executors.
+ENCRYPTED = {"spark.network.crypto.enabled": "true"}
+# Files with one secret: made together, or not at all.
+TOGETHER = ({"postgres_password", "sql_alchemy_conn"}, {"connections.json", "spark.conf"})
 ACL = """accounts:
   - accessKey: shop-client
     secretKey: {secret}
@@ -23,7 +27,10 @@ ACL = """accounts:
 
 def wanted(ledger_url: str) -> dict[str, str]:
     """What each file holds; no two runs make the same."""
+    spark_secret = secrets.token_hex(32)
+    cluster = {"spark.authenticate": "true", "spark.authenticate.secret": spark_secret, **ENCRYPTED}
     password, admin = secrets.token_hex(24), secrets.token_urlsafe(12)
+    spark = {"conn_type": "spark", "host": "spark://spark-master", "port": 7077, "password": spark_secret}
     shop = {"conn_type": "checkback", "password": ledger_url, "extra": {"path": "/stores/shop.store"}}
     return {
         "fernet_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
@@ -31,7 +38,8 @@ def wanted(ledger_url: str) -> dict[str, str]:
         "postgres_password": password,
         "sql_alchemy_conn": f"postgresql+psycopg://airflow:{password}@postgres/airflow",
         "airflow_passwords.json": json.dumps({"admin": admin}),
-        "connections.json": json.dumps({"shop": shop}),
+        "connections.json": json.dumps({"shop": shop, "checkback_spark": {**spark, "extra": ENCRYPTED}}),
+        "spark.conf": "".join(f"{name} {value}\n" for name, value in cluster.items()),
         "plain_acl.yml": ACL.format(secret=secrets.token_hex(16)),
     }
 
@@ -40,9 +48,9 @@ def main(arguments: list[str]) -> None:
     """Write the files that are missing, and say how to log in."""
     DIRECTORY.mkdir(mode=0o711, exist_ok=True)
     files = wanted(arguments[0] if arguments else "")
-    together = {"postgres_password", "sql_alchemy_conn"}  # one password: made together, or not at all
-    if any((DIRECTORY / name).exists() for name in together):
-        files = {name: text for name, text in files.items() if name not in together}
+    for together in TOGETHER:
+        if any((DIRECTORY / name).exists() for name in together):
+            files = {name: text for name, text in files.items() if name not in together}
     for name, text in files.items():
         path = DIRECTORY / name
         if not path.exists():

@@ -99,6 +99,7 @@ def now_ms(context: Context) -> int:
 def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
     """The master that the connection `checkback_spark` names, and Spark's settings in its extra (`spark.…`).
 
+    Its password is the secret of a standalone cluster (`spark.authenticate.secret`); Airflow masks it in logs.
     (None, {}) without the connection. The engine `spark`, which a person chose, may use Airflow's `spark_default`, too.
     """
     for conn_id in (SPARK_CONNECTION, AIRFLOWS_SPARK) if engine == "spark" else (SPARK_CONNECTION,):
@@ -108,8 +109,10 @@ def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
             continue
         host = connection.host or ""
         master = f"{host}:{connection.port}" if host and connection.port else host or None
-        extra = connection.extra_dejson
-        return master, {name: str(value) for name, value in extra.items() if name.startswith("spark.")}
+        found = {name: str(value) for name, value in connection.extra_dejson.items() if name.startswith("spark.")}
+        if connection.password:
+            found = {"spark.authenticate": "true", "spark.authenticate.secret": connection.password, **found}
+        return master, found
     return None, {}
 
 

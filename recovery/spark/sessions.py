@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 JAVA_MIN = 17
 _INSTALL = 'Run: pip install "checkback[spark]"'
+_SECRET = re.compile("secret|password|token|access.?key", re.IGNORECASE)  # Spark: spark.redaction.regex
 _SOCKETS = "/tmp"  # noqa: S108 - a socket's path has at most 107 bytes, and Java's own temporary directory may be longer
 
 
@@ -88,9 +89,9 @@ def session(
     """The running Spark session, or a new one; `master` is Spark's: local[N], spark://host:port, yarn, k8s://...
 
     `memory` is the heap of the driver and of each executor, as Spark writes it (`4g`); `app` the name that its pages
-    show; `config` are further settings of Spark, which win. Workers run the Python of this process, logs are quiet, and
-    on one machine Spark listens on the loopback only. Raises SparkNotReady for a Spark Connect server, without a right
-    installation (see `check_installation`) and when Spark does not start.
+    show; `config` are further settings of Spark, which win; a secret among them is on no command line. Workers run the
+    Python of this process, logs are quiet, and on one machine Spark listens on the loopback only. Raises SparkNotReady
+    for a Spark Connect server, without a right installation (see `check_installation`) and when Spark does not start.
     """
     if master.startswith("sc://"):
         text = "has no context of the driver, by which code is sent and jobs are watched. Give Spark's own master"
@@ -103,6 +104,7 @@ def session(
     settings: dict[str, Any] = {**_settings(memory, local=local), **(config or {})}
     builder = SparkSession.builder.master(master).appName(app).config(map=settings)
     try:
+        _start_jvm({"spark.master": master, "spark.app.name": app, **settings})
         return builder.getOrCreate()
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -125,6 +127,20 @@ def running(master: str = "local[*]", *, config: Mapping[str, str] | None = None
     finally:
         if before is None:
             made.stop()
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start the driver's JVM without its secrets, if there are any; the session hands them over by Py4J.
+
+    Spark would give all settings to the JVM on a command line, which each user of the machine can read.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    shown = [(name, str(value)) for name, value in settings.items() if not _SECRET.search(name)]
+    if len(shown) < len(settings) and SparkContext._gateway is None:  # noqa: SLF001 - PySpark has no public door
+        gateway = launch_gateway(SparkConf(loadDefaults=False).setAll(shown))  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
 
 
 def _ready_environment(*, local: bool) -> None:

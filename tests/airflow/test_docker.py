@@ -14,6 +14,7 @@ import yaml
 
 from recovery.airflow.bundle import CheckbackDagBundle
 from recovery.airflow.local.standalone import BUNDLES
+from recovery.airflow.operators import SPARK_CONNECTION
 from recovery.airflow.settings import read_stores
 from tests.airflow.compose import COMPOSE, DOCKER, DOCKERFILE, PARTS, SERVICES, made_secrets
 from tests.house.tree import ROOT
@@ -74,6 +75,19 @@ def test_spark_workers_write_where_they_may() -> None:
         assert command[command.index("--work-dir") + 1].startswith("/tmp/")  # noqa: S108 - in the container
 
 
+def test_spark_speaks_with_nobody_who_lacks_its_secret() -> None:
+    """The cluster has it from a file, Airflow from its connection; neither is on a command line."""
+    made = made_secrets()
+    cluster = dict(line.split(" ") for line in made["spark.conf"].splitlines())
+    spark = json.loads(made["connections.json"])[SPARK_CONNECTION]
+    assert cluster.pop("spark.authenticate.secret") == spark["password"]
+    assert cluster == {"spark.authenticate": "true", **spark["extra"]}
+    for name in ("spark-master", "spark-worker-1", "spark-worker-2"):
+        command = SERVICES[name]["command"]
+        assert command[command.index("--properties-file") + 1] == "/run/secrets/spark.conf"
+        assert SERVICES[name]["secrets"] == ["spark.conf"]
+
+
 def test_what_airflow_is_told_is_right() -> None:
     """The bundle is ours, the connections are JSON, the stores' file is one that the DAGs can read."""
     told = SERVICES["airflow-scheduler"]["environment"]
@@ -82,7 +96,8 @@ def test_what_airflow_is_told_is_right() -> None:
     (store,) = read_stores(str(DOCKER / "stores.toml")).stores
     connections = json.loads(made_secrets()["connections.json"])
     assert connections[str(store.connection)]["extra"]["path"] == store.path
-    assert json.loads(told["AIRFLOW_CONN_CHECKBACK_SPARK"])["host"] == "spark://spark-master"
+    spark = connections[SPARK_CONNECTION]
+    assert f"{spark['host']}:{spark['port']}" in SERVICES["spark-worker-1"]["command"]
     assert store.pool in SERVICES["airflow-init"]["command"][-1].split()
 
 

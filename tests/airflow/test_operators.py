@@ -71,6 +71,9 @@ def test_an_approval_may_not_be_needed() -> None:
     assert (question(False, True), question(True, True), question(True, False)) == ("nothing to do", "ask", "go on")
 
 
+SECRET = "s3cret/of@shop"  # noqa: S105 - what must be seen nowhere
+
+
 def test_sparks_master_comes_from_our_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the local engine does it; Airflow's own spark_default, for a master that nobody has, counts only
     where a person chose Spark."""
@@ -81,11 +84,11 @@ def test_sparks_master_comes_from_our_connection(monkeypatch: pytest.MonkeyPatch
     ours = {"conn_type": "spark", "host": "spark://master", "port": 7077, "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_CHECKBACK_SPARK", json.dumps(ours))
     assert spark_connection("auto") == ("spark://master:7077", {"spark.executor.memory": "2g"})
+    monkeypatch.setenv("AIRFLOW_CONN_CHECKBACK_SPARK", json.dumps({**ours, "password": SECRET}))
+    secret = {"spark.authenticate": "true", "spark.authenticate.secret": SECRET}
+    assert spark_connection("auto") == ("spark://master:7077", {"spark.executor.memory": "2g", **secret})
     monkeypatch.setenv("AIRFLOW_CONN_CHECKBACK_SPARK", '{"conn_type": "spark", "host": "local[*]"}')
     assert spark_connection("auto") == ("local[*]", {})
-
-
-SECRET = "s3cret/of@shop"  # noqa: S105 - what must be seen nowhere
 
 
 def test_passwords_come_from_connections_and_are_rendered_nowhere(

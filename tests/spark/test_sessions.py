@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from recovery.spark import sessions
 from recovery.spark.mapping import mapped
 from recovery.spark.sessions import SparkNotReady, check_installation, java_version
+from tests.house.tree import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,3 +100,26 @@ def test_sockets_lie_where_their_path_is_short(monkeypatch: pytest.MonkeyPatch) 
     assert len(sessions._settings("1g", local=True)[directory]) + len("/.") + 36 + len(".sock") < 100
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert enabled not in sessions._settings("1g", local=True)
+
+
+SECRETIVE = """
+import contextlib, os
+from pathlib import Path
+from recovery.spark import session
+
+spark = session("local[1]", config={"spark.authenticate.secret": "s3cret", "spark.executor.memory": "700m"})
+lines = []
+for one in filter(str.isdigit, os.listdir("/proc")):
+    with contextlib.suppress(OSError):
+        lines.append(Path(f"/proc/{one}/cmdline").read_bytes())
+java = [line for line in lines if b"SparkSubmit" in line and b"700m" in line and b"recovery.spark" not in line]
+print(len(java) > 0, any(b"s3cret" in line for line in java), spark.conf.get("spark.executor.memory"))
+print(spark.sparkContext.getConf().get("spark.authenticate.secret"))
+spark.stop()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_secret_is_on_no_command_line() -> None:
+    done = subprocess.run([sys.executable, "-c", SECRETIVE], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["True", "False", "700m", "s3cret"]
