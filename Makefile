@@ -8,6 +8,8 @@ EXTRAS := sql http spark airflow page rocksdb telemetry fast dev docs
 # Those of the image: no tools for tests.
 IMAGE := sql http spark airflow page rocksdb telemetry fast
 GOLDEN := build/golden
+# Whose clusters the suites of producers and consumers run over in `make compat`; also "4.9.7 5.5.0".
+ROCKETMQ ?= 5.3.3
 # Many tests wait for the disk or for another process: two for each processor.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
 
@@ -68,6 +70,7 @@ airflow-matrix: setup ## Run the core of tests/airflow with the Airflows of test
 
 compat: setup ## Compare with real RocketMQ brokers (Java 17, Maven)
 	$(BIN)/python -m pytest tests/compat
+	CHECKBACK_BACKENDS="$(ROCKETMQ)" $(BIN)/python -m pytest -m each_backend tests/backends tests/producer tests/ledger tests/checkback tests/consumer tests/cluster
 
 torture: setup ## Flip every bit, cut at every byte, kill at every step (minutes)
 	$(BIN)/python -m pytest tests/torture

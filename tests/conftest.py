@@ -33,6 +33,13 @@ _FILES_MAX = 300
 TRUTH_OF = {"rocketmq-3.1.5-recovered": "rocketmq-3.1.5-killed"}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs over each place that an application's messages may go to: see tests/backends."""
+    for item in items:
+        if {"backend", "backend_shop", "desk"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("each_backend")
+
+
 @pytest.fixture(autouse=True)
 def few_open_files() -> Iterator[None]:
     """A store that crashed on purpose is garbage in circles, and keeps its files open until it is found.

@@ -9,7 +9,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from broker.ledger import Ledger
-from tests.checkback.shop import announce, open_store, save
+from tests.backends.shop import announce, save
+from tests.checkback.shop import open_store
 
 
 def main(path: str, url: str, first: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine
 
 from broker.ledger import Ledger
+from tests.backends.shop import backend_shop
 from tests.checkback.shop import Shop
 from tests.ledger.databases import (
     engine,
@@ -21,7 +22,7 @@ from tests.ledger.databases import (
 )  # fmt: skip
 
 __all__ = [
-    "engine", "ledger", "mariadb_url", "other_engine", "postgres_url",
+    "backend_shop", "engine", "ledger", "mariadb_url", "other_engine", "postgres_url",
     "sqlite_url", "url",
 ]  # fmt: skip
 

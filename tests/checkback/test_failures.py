@@ -1,4 +1,4 @@
-"""The five ways in which a business transaction can fail, on both databases: saved and announced, or neither."""
+"""The five ways in which a business transaction can fail, at each place: saved and announced, or neither."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from broker.enlisting.enlistment import Stage
 from broker.errors import StoreFull, SyncFailed, TransactionError, UnknownOutcome
 from broker.local_transaction import SessionTransaction
 from broker.testing.fixtures import lose_the_commit
-from tests.checkback.shop import Shop, announce, raiser
+from tests.backends.shop import BackendShop, announce, raiser
+from tests.checkback.shop import Shop
 
 
-def test_it_goes_well(shop: Shop) -> None:
-    shop.buy(1, in_between=lambda *_: _nobody_knows(shop))
-    assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([1], [1], 0)
+def test_it_goes_well(backend_shop: BackendShop) -> None:
+    backend_shop.buy(1, in_between=lambda *_: _nobody_knows(backend_shop))
+    assert what_is_there(backend_shop) == ([1], [1], 0)
 
 
-def _nobody_knows(shop: Shop) -> None:
+def what_is_there(shop: BackendShop) -> tuple[list[int], list[int], int]:
+    return shop.orders(), shop.announced(), shop.in_doubt()
+
+
+def _nobody_knows(shop: BackendShop) -> None:
     assert shop.announced() == []  # before COMMIT
 
 
@@ -58,17 +63,15 @@ def test_who_swallows_that_a_half_message_was_not_stored_cannot_commit(
     assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([], [], 0)
 
 
-def test_the_local_transaction_fails_so_nothing_is_announced(shop: Shop) -> None:
+def test_the_local_transaction_fails_so_nothing_is_announced(backend_shop: BackendShop) -> None:
+    """By the application, or since the database refuses a row."""
     with pytest.raises(ZeroDivisionError):
-        shop.buy(1, in_between=raiser(ZeroDivisionError()))
-    assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([], [], 0)
-
-
-def test_the_database_refuses_a_row_so_nothing_is_announced(shop: Shop) -> None:
-    shop.buy(1)
+        backend_shop.buy(1, in_between=raiser(ZeroDivisionError()))
+    assert what_is_there(backend_shop) == ([], [], 0)
+    backend_shop.buy(1)
     with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
-        shop.buy(1)
-    assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([1], [1], 0)
+        backend_shop.buy(1)
+    assert what_is_there(backend_shop) == ([1], [1], 0)
 
 
 def test_the_half_message_is_stored_but_its_answer_is_lost_so_check_back_discards_it(
@@ -91,43 +94,37 @@ def test_the_half_message_is_stored_but_its_answer_is_lost_so_check_back_discard
     assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([1], [1], 0)
 
 
-def test_the_end_is_lost_so_check_back_delivers(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(shop.store.transactions, "commit", raiser(StoreFull("no room for an end")))
-        shop.buy(1)
-    assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([1], [], 1)
-    assert shop.check_back().committed == 1
-    assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([1], [1], 0)
-
-
-def test_the_end_of_a_rollback_is_lost_so_check_back_discards(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(shop.store.transactions, "rollback", raiser(StoreFull("no room for an end")))
+def test_the_end_is_lost_so_check_back_finds_out(backend_shop: BackendShop) -> None:
+    """That of a commit, of all messages to all topics, and that of a rollback."""
+    with backend_shop.backend.lost_ends():
+        backend_shop.buy(1, topics=("orders", "stock"))
         with pytest.raises(ZeroDivisionError):
-            shop.buy(1, in_between=raiser(ZeroDivisionError()))
-    assert shop.check_back().rolled_back == 1
-    assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([], [], 0)
+            backend_shop.buy(2, in_between=raiser(ZeroDivisionError()))
+        assert what_is_there(backend_shop) == ([1], [], 3)
+    backend_shop.settle()
+    assert what_is_there(backend_shop) == ([1], [1], 0)
+    assert backend_shop.announced("stock") == [1]
 
 
 @pytest.mark.parametrize("took_place", [True, False])
-def test_commit_itself_raises_so_check_back_finds_out(shop: Shop, took_place: bool) -> None:
+def test_commit_itself_raises_so_check_back_finds_out(backend_shop: BackendShop, took_place: bool) -> None:
     """The connection broke during COMMIT, which did or did not take place: nobody can tell from the error."""
-    found: list[SessionTransaction] = []
-    shop.producer()  # binds the ledger: that COMMIT is not the one that is lost
-    with (
-        lose_the_commit(shop.ledger.engine, committed=took_place),
-        pytest.raises(UnknownOutcome, match="the connection was lost"),
-    ):
-        shop.buy(1, in_between=lambda _, transaction: found.append(transaction))
-    assert found[0].stage is Stage.LEFT
-    assert (shop.announced(), shop.in_doubt()) == ([], 1)
-    report = shop.check_back()
-    assert (report.committed, report.rolled_back) == ((1, 0) if took_place else (0, 1))
-    assert shop.orders() == shop.announced() == ([1] if took_place else [])
-    assert shop.in_doubt() == 0
+    seen: list[SessionTransaction] = []
+    producer = backend_shop.producer()  # binds the ledger: that COMMIT is not the one that is lost
+    with backend_shop.backend.lost_ends():  # a broker may have asked already, and the row may have answered
+        with (
+            lose_the_commit(backend_shop.ledger.engine, committed=took_place),
+            pytest.raises(UnknownOutcome, match="the connection was lost"),
+        ):
+            backend_shop.buy(1, in_between=lambda _, transaction: seen.append(transaction), producer=producer)
+        assert seen[0].stage is Stage.LEFT
+        assert (backend_shop.announced(), backend_shop.in_doubt()) == ([], 1)
+    backend_shop.settle()
+    saved = [1] if took_place else []
+    assert what_is_there(backend_shop) == (saved, saved, 0)
 
 
-def test_several_messages_to_several_topics_stand_or_fall_together(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_of_several_ends_is_written(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first of three ends is written: check-back does the same with the other two."""
     commit, ended = shop.store.transactions.commit, []
 

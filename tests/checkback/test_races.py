@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from broker.errors import AlreadyEnded
+from broker.ledger import Ledger
 from broker.local_transaction import SessionTransaction
 from broker.transaction.events import TransactionState
 from recovery.checkback.protocol import Question
-from tests.checkback.shop import Shop, announce, leave_in_doubt, save
+from tests.backends.shop import BackendShop, announce, save
+from tests.checkback.shop import Shop
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+
+def test_check_back_against_a_running_local_transaction(backend_shop: BackendShop) -> None:
+    """It asks while the transaction holds its row (PostgreSQL) or the database (SQLite): still running."""
+
+    def ask(session: Session, _transaction: SessionTransaction) -> None:
+        session.flush()
+        assert backend_shop.backend.is_running([backend_shop.resolvers_ledger])
+        assert (backend_shop.announced(), backend_shop.in_doubt()) == ([], 1)
+
+    backend_shop.buy(1, in_between=ask)
+    backend_shop.settle()
+    assert (backend_shop.orders(), backend_shop.announced(), backend_shop.in_doubt()) == ([1], [1], 0)
 
 
-def test_check_back_against_a_running_local_transaction(shop: Shop) -> None:
-    """It asks while the transaction holds its row (PostgreSQL) or the database (SQLite): still running, no check."""
-
+@pytest.mark.usefixtures("each_engine")
+def test_a_check_of_a_running_transaction_is_not_counted(shop: Shop) -> None:
     def ask(session: Session, _transaction: SessionTransaction) -> None:
         session.flush()
         report = shop.check_back()
@@ -29,9 +41,9 @@ def test_check_back_against_a_running_local_transaction(shop: Shop) -> None:
         assert (attempt.checks, attempt.outcome) == (0, "running")
 
     shop.buy(1, in_between=ask)
-    assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([1], [1], 0)
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_many_rounds_during_one_local_transaction_never_wear_it_out(shop: Shop) -> None:
     """More rounds than most_checks: it is neither parked nor decided."""
 
@@ -44,26 +56,23 @@ def test_many_rounds_during_one_local_transaction_never_wear_it_out(shop: Shop) 
     assert (shop.orders(), shop.announced()) == ([1], [1])
 
 
-def test_two_check_backs_at_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every transaction is ended once, whoever is faster; committed and rolled-back ones alike."""
-    saved, lost = range(1, 9), range(11, 19)
-    leave_in_doubt(shop, monkeypatch, *saved)
-    leave_in_doubt(shop, monkeypatch, *lost, saved=False)
-    checks, gate, reports = [shop.check(), shop.check()], threading.Barrier(2), []
-
-    def work(number: int) -> None:
-        gate.wait()
-        reports.append(checks[number].round(shop.now_ms() + 60_000))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    shop.check_back(10_000_000)  # who found the database busy asks again
-    assert sum(report.committed for report in reports) <= len(saved)
-    assert shop.orders() == shop.announced() == [*saved]
-    assert shop.in_doubt() == 0
+def test_two_check_backs_at_once(backend_shop: BackendShop) -> None:
+    """Every transaction is ended once, whichever is faster; committed and rolled-back ones alike."""
+    saved, backend = range(1, 4), backend_shop.backend
+    backend_shop.buy_and_vanish(*saved)
+    backend_shop.buy_and_vanish(*range(11, 14), saved=False)
+    ledger = Ledger(create_engine(backend_shop.resolvers_ledger.engine.url))  # of another process
+    with backend.another() as second, ThreadPoolExecutor(2) as threads:
+        works = [
+            threads.submit(backend.check_back, [backend_shop.resolvers_ledger]),
+            threads.submit(backend.check_back, [ledger], client=second),
+        ]
+        for work in works:
+            work.result()
+    ledger.engine.dispose()
+    backend_shop.settle()  # the one that finds the database busy asks again
+    assert backend_shop.orders() == backend_shop.announced() == [*saved]
+    assert backend_shop.in_doubt() == 0
 
 
 _CONNECTION = {  # how a connection is called, and how the server ends it
@@ -72,26 +81,27 @@ _CONNECTION = {  # how a connection is called, and how the server ends it
 }
 
 
-def test_a_late_commit_after_the_tombstone(shop: Shop) -> None:
+def test_a_late_commit_after_the_tombstone(backend_shop: BackendShop) -> None:
     """Check-back decided first, so COMMIT comes too late: the application is told, and nothing is saved.
 
     SQLite: only age protects a transaction that has not written yet. Elsewhere its row protects it as long as its
     connection lives; here the server ends that, and the application does not know.
     """
-    producer = shop.producer()
-    with shop.session() as session:
+    producer = backend_shop.producer()
+    with backend_shop.session() as session:
         transaction = producer.begin_transaction(session)
         announce(producer, transaction, 1)
-        if shop.ledger.holds_a_lock:
-            assert shop.check_back().running == 1
-            own, end = _CONNECTION[shop.ledger.dialect]
+        if backend_shop.ledger.holds_a_lock:
+            assert backend_shop.backend.is_running([backend_shop.resolvers_ledger])
+            own, end = _CONNECTION[backend_shop.ledger.dialect]
             number = session.execute(text(own)).scalar()
-            with shop.resolvers_ledger.engine.connect() as connection:
+            with backend_shop.resolvers_ledger.engine.connect() as connection:
                 connection.execute(text(end), {"number": number})
-        assert shop.check_back(10_000_000).rolled_back == 1
+        backend_shop.settle()
+        assert backend_shop.in_doubt() == 0
         with pytest.raises((AlreadyEnded, OperationalError)):
             _late(session, transaction)
-    assert (shop.orders(), shop.announced(), shop.in_doubt()) == ([], [], 0)
+    assert (backend_shop.orders(), backend_shop.announced(), backend_shop.in_doubt()) == ([], [], 0)
 
 
 def _late(session: Session, transaction: SessionTransaction) -> None:
@@ -99,15 +109,17 @@ def _late(session: Session, transaction: SessionTransaction) -> None:
         save(session, 1)
 
 
-def test_the_tombstone_against_a_commit_that_was_under_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("each_engine")
+def test_the_tombstone_against_a_commit_that_was_under_way(shop: Shop) -> None:
     """COMMIT took place and only the producer does not know: the row is there, no tombstone goes in."""
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     first = shop.check_back()
     second = shop.check_back()
     assert (first.committed, second.in_doubt) == (1, 0)
     assert shop.announced() == [1]
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_a_duplicate_end_changes_nothing(shop: Shop) -> None:
     transaction = shop.buy(1)
     (half,) = transaction.halves
@@ -119,9 +131,10 @@ def test_a_duplicate_end_changes_nothing(shop: Shop) -> None:
     assert shop.announced() == [1]
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_the_producer_ends_it_between_the_look_and_the_answer(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check-back is slower than the producer: it finds the transaction ended, and says so."""
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     service, check = shop.store.transactions, shop.check()
     ask = check._resolver.ask
 
@@ -136,9 +149,10 @@ def test_the_producer_ends_it_between_the_look_and_the_answer(shop: Shop, monkey
     assert shop.announced() == [1]
 
 
+@pytest.mark.usefixtures("each_engine")
 @pytest.mark.parametrize("saved", [True, False])
-def test_the_store_is_reopened_in_between(shop: Shop, monkeypatch: pytest.MonkeyPatch, saved: bool) -> None:
-    leave_in_doubt(shop, monkeypatch, 1, 2, saved=saved)
+def test_the_store_is_reopened_in_between(shop: Shop, saved: bool) -> None:
+    shop.buy_and_vanish(1, 2, saved=saved)
     shop.reopen()
     assert shop.in_doubt() == 2
     report = shop.check_back()
@@ -146,9 +160,10 @@ def test_the_store_is_reopened_in_between(shop: Shop, monkeypatch: pytest.Monkey
     assert shop.orders() == shop.announced() == ([1, 2] if saved else [])
 
 
-def test_an_end_that_was_lost_with_a_power_cut_is_made_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("each_engine")
+def test_an_end_that_was_lost_with_a_power_cut_is_made_again(shop: Shop) -> None:
     """The ledger's row outlives the store's unforced end record, so the second answer is the first one."""
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     halves = list(shop.store.transactions.in_doubt())
     check = shop.check()
     first = check._resolver.ask([_question(shop, halves[0])], 0)

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
 from recovery.checkback.ledgers.proof import LedgerEvidence
-from tests.checkback.shop import Shop, leave_in_doubt
+from tests.checkback.shop import Shop
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -36,9 +36,9 @@ def test_old_rows_of_ended_transactions_go(shop: Shop) -> None:
     assert rows(shop) == 0
 
 
-def test_the_row_of_a_transaction_in_doubt_stays_however_old(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_row_of_a_transaction_in_doubt_stays_however_old(shop: Shop) -> None:
     """Parked or not: as long as somebody may ask, the row is there; and so are all younger ones."""
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     shop.buy(2)
     (half,) = shop.store.transactions.in_doubt()
     shop.store.transactions.park(half, "a year ago")
@@ -62,11 +62,9 @@ def test_ends_are_on_disk_before_a_row_goes(shop: Shop, monkeypatch: pytest.Monk
     assert order == ["look", "force", "remove"]
 
 
-def test_a_transaction_older_than_what_is_kept_is_parked_for_a_person(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_older_than_what_is_kept_is_parked_for_a_person(shop: Shop) -> None:
     """A store that was restored from an old backup asks for rows that are gone: nobody guesses."""
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     resolver(shop).expire(shop.now_ms() + DAY_MS)
     for number in range(1, 20):
         report = shop.check_back(number * DAY_MS)

@@ -16,7 +16,8 @@ from recovery.checkback.leader import LeaderLock
 from recovery.checkback.policy import Policy, Rule
 from recovery.checkback.round import CheckBack, RoundReport
 from recovery.checkback.service import CheckService, for_producers
-from tests.checkback.shop import Shop, leave_in_doubt, open_store, raiser
+from tests.backends.shop import raiser
+from tests.checkback.shop import Shop, open_store
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def later(shop: Shop) -> int:
 
 
 def test_the_service_settles_what_is_left(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_in_doubt(shop, monkeypatch, 1, 2)
+    shop.buy_and_vanish(1, 2)
     done = threading.Event()
     check = shop.check()
     round_ = check.round
@@ -107,8 +108,8 @@ def test_the_service_settles_what_is_left(shop: Shop, monkeypatch: pytest.Monkey
     assert shop.announced() == [1, 2]
 
 
-def test_who_does_not_lead_asks_nobody(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_in_doubt(shop, monkeypatch, 1)
+def test_who_does_not_lead_asks_nobody(shop: Shop) -> None:
+    shop.buy_and_vanish(1)
     first, second = LeaderLock(shop.store.path), LeaderLock(shop.store.path)
     assert first.try_take()
     service = CheckService(shop.check(), second, clock_ms=lambda: later(shop))
@@ -124,7 +125,7 @@ def test_who_does_not_lead_asks_nobody(shop: Shop, monkeypatch: pytest.MonkeyPat
 def test_a_round_that_fails_is_tried_again(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     check = shop.check()
     service = CheckService(check, LeaderLock(shop.store.path), clock_ms=lambda: later(shop))
     with monkeypatch.context() as patch:
@@ -151,9 +152,9 @@ def test_housekeeping_comes_once_an_hour(shop: Shop) -> None:
     service.stop()
 
 
-def test_an_application_serves_its_own_producers(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_application_serves_its_own_producers(shop: Shop) -> None:
     """By the ledger where a message names a row, by the resolver where none does; and old rows go."""
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     by_ledger = shop.producer()
     by_hand = shop.store.producer("web", topics=["orders"], resolver=lambda message: "commit" * (message.body == b"2"))
     for number in (2, 3):

@@ -15,7 +15,7 @@ from sqlalchemy import URL, create_engine, text
 
 from broker.ledger import Ledger
 from recovery.checkback.round import RoundReport
-from tests.checkback.shop import Shop, leave_in_doubt
+from tests.checkback.shop import Shop
 from tests.ledger import postgres
 
 WAIT_S = 60.0
@@ -107,24 +107,22 @@ def round_on(shop: Shop, url: URL) -> RoundReport:
     return report
 
 
-def test_a_standby_that_follows_takes_no_tombstone(
-    shop: Shop, followed: Callable[[], Standby], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_standby_that_follows_takes_no_tombstone(shop: Shop, followed: Callable[[], Standby]) -> None:
     standby = followed()
-    leave_in_doubt(shop, monkeypatch, 1, saved=False)
+    shop.buy_and_vanish(1, saved=False)
     report = round_on(shop, standby.url)
     assert (report.refused, report.rolled_back, shop.in_doubt()) == (1, 0, 1)
     assert "it is a standby" in next(iter(report.refusals))
 
 
 def test_a_standby_that_took_over_with_everything_is_the_same_database(
-    shop: Shop, followed: Callable[[], Standby], monkeypatch: pytest.MonkeyPatch
+    shop: Shop, followed: Callable[[], Standby]
 ) -> None:
     """A known committed transaction shows that nothing is missing: nobody needs to say anything."""
     standby = followed()
     shop.buy(1)
-    leave_in_doubt(shop, monkeypatch, 2)
-    leave_in_doubt(shop, monkeypatch, 3, saved=False)
+    shop.buy_and_vanish(2)
+    shop.buy_and_vanish(3, saved=False)
     standby.wait_for("SELECT count(*) = 2 FROM orders")
     standby.promote()
     report = round_on(shop, standby.url)
@@ -132,26 +130,24 @@ def test_a_standby_that_took_over_with_everything_is_the_same_database(
     assert shop.announced() == [1, 2]
 
 
-def test_a_standby_that_lacks_the_last_transactions_is_refused(
-    shop: Shop, followed: Callable[[], Standby], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_standby_that_lacks_the_last_transactions_is_refused(shop: Shop, followed: Callable[[], Standby]) -> None:
     """It was promoted too early: the primary committed more, and the store knows it."""
     standby = followed()
     standby.promote()
     shop.buy(1)
-    leave_in_doubt(shop, monkeypatch, 2)
+    shop.buy_and_vanish(2)
     report = round_on(shop, standby.url)
     assert (report.refused, report.rolled_back, shop.in_doubt()) == (1, 0, 1)
     assert "lacks 1 of the last 1" in next(iter(report.refusals))
 
 
 def test_the_very_first_transaction_is_not_decided_by_a_standby_that_took_over(
-    shop: Shop, followed: Callable[[], Standby], monkeypatch: pytest.MonkeyPatch
+    shop: Shop, followed: Callable[[], Standby]
 ) -> None:
     """No committed transaction shows that it lacks nothing, and it does: a person is asked."""
     standby = followed()
     standby.promote()
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     report = round_on(shop, standby.url)
     assert (report.refused, report.rolled_back, shop.in_doubt()) == (1, 0, 1)
     assert "a standby took over" in next(iter(report.refusals))

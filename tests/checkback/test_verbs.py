@@ -21,7 +21,8 @@ from recovery.checkback.round import CheckBack
 from recovery.cli import checkback as verbs_check
 from recovery.cli.app import SafeVerbs
 from recovery.cli.shared import FINDINGS, USAGE, WELL
-from tests.checkback.shop import Shop, leave_in_doubt, open_store, raiser
+from tests.backends.shop import raiser
+from tests.checkback.shop import Shop, open_store
 
 Run = Callable[..., Any]
 
@@ -66,8 +67,8 @@ def states(path: Path, halves: list[Half]) -> list[str]:
 
 
 def test_check_back_settles_by_the_ledger(shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Run, url: URL) -> None:
-    leave_in_doubt(shop, monkeypatch, 1, 2)
-    leave_in_doubt(shop, monkeypatch, 3, saved=False)
+    shop.buy_and_vanish(1, 2)
+    shop.buy_and_vanish(3, saved=False)
     monkeypatch.setattr(CheckBack, "now_ms", lambda _self: shop.now_ms() + 60_000)
     code, report = run("check-back", shop.path, "--ledger", url_text(url), "--json")
     assert (code, report["committed"], report["rolled_back"]) == (WELL, 2, 1)
@@ -293,9 +294,9 @@ def the_half(shop: Shop) -> Half:
     return half
 
 
-def test_a_ledger_is_not_contradicted(shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Run, url: URL) -> None:
+def test_a_ledger_is_not_contradicted(shop: Shop, run: Run, url: URL) -> None:
     """What was saved cannot be rolled back by hand, nor what was not saved be announced."""
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     half = the_half(shop)
     code, (refused,) = run(
         "resolve", shop.path, half.commitlog_offset, "--rollback", "--why", "w", "--ledger", url_text(url), "--json"
@@ -306,7 +307,7 @@ def test_a_ledger_is_not_contradicted(shop: Shop, monkeypatch: pytest.MonkeyPatc
         "resolve", shop.path, half.message_id, "--commit", "--why", "w", "--ledger", url_text(url), "--json"
     )
     assert done["result"] == "committed"
-    leave_in_doubt(shop, monkeypatch, 2, saved=False)
+    shop.buy_and_vanish(2, saved=False)
     code, (refused,) = run(
         "resolve", shop.path, the_half(shop).message_id, "--commit", "--why", "w", "--ledger", url_text(url), "--json"
     )
@@ -354,8 +355,8 @@ def test_operator_against_a_running_transaction(shop: Shop, run: Run, url: URL) 
     assert shop.orders() == shop.announced() == [1]
 
 
-def test_without_its_ledger_a_decision_needs_a_word(shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    leave_in_doubt(shop, monkeypatch, 1)
+def test_without_its_ledger_a_decision_needs_a_word(shop: Shop, run: Run) -> None:
+    shop.buy_and_vanish(1)
     half = the_half(shop)
     code, (refused,) = run("resolve", shop.path, half.message_id, "--commit", "--why", "w", "--json")
     assert (code, refused["result"]) == (FINDINGS, "refused")

@@ -22,7 +22,7 @@ from recovery.cli import checkback as verbs_check
 from recovery.cli import ledger as verbs_ledger
 from recovery.cli.app import SafeVerbs
 from recovery.cli.shared import FINDINGS, USAGE, WELL
-from tests.checkback.shop import Shop, leave_in_doubt
+from tests.checkback.shop import Shop
 
 _numbers = itertools.count()
 Made = tuple[URL, tuple[str, ...]]  # the wrong database, and further options
@@ -172,15 +172,14 @@ KINDS = [fresh, staging, of_another_store, bound_again, copy, other_schema, read
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_wrong_database_decides_nothing(
     shop: Shop,
-    monkeypatch: pytest.MonkeyPatch,
     run: Callable[..., tuple[int, str, str]],
     url: URL,
     tmp_path: Path,
     kind: Callable[[Shop, URL, Path], Made],
 ) -> None:
     """Two messages in doubt: one whose transaction committed, one that rolled back, which only a tombstone decides."""
-    leave_in_doubt(shop, monkeypatch, 1)
-    leave_in_doubt(shop, monkeypatch, 2, saved=False)
+    shop.buy_and_vanish(1)
+    shop.buy_and_vanish(2, saved=False)
     wrong, options = kind(shop, url, tmp_path)
     code, out, error = run("check-back", shop.path, "--ledger", shown(wrong), *options)
     by_row = kind is read_only  # the right database, whose rows answer; only a tombstone cannot go in
@@ -195,10 +194,10 @@ def test_a_wrong_database_decides_nothing(
 
 
 def test_both_identities_are_named(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """Who reads it at night knows which database was meant, and which was named."""
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     wrong, _ = copy(shop, url, tmp_path)
     _, _, error = run("check-back", shop.path, "--ledger", shown(wrong))
     for one in (url, wrong):
@@ -206,10 +205,8 @@ def test_both_identities_are_named(
     assert "checkback ledger rebind" in error
 
 
-def test_a_table_that_is_missing_is_named(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL
-) -> None:
-    leave_in_doubt(shop, monkeypatch, 1, saved=False)
+def test_a_table_that_is_missing_is_named(shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL) -> None:
+    shop.buy_and_vanish(1, saved=False)
     for name in ("checkback_ledger_mark", "checkback_ledger_binding", "checkback_ledger"):
         with shop.ledger.engine.begin() as connection:
             connection.execute(text(f"DROP TABLE {name}"))
@@ -219,10 +216,10 @@ def test_a_table_that_is_missing_is_named(
 
 
 def test_a_database_that_is_down_is_named_and_nothing_is_decided(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """The right database, away for a while: that is no refusal (exit 1), and its reason is printed."""
-    leave_in_doubt(shop, monkeypatch, 1, saved=False)
+    shop.buy_and_vanish(1, saved=False)
     secret = url.set(password="secret word")  # noqa: S106 - it must not be printed
     down, where = {
         "sqlite": (url.set(database=str(tmp_path)), str(tmp_path)),
@@ -271,13 +268,13 @@ def backup(shop: Shop, url: URL, tmp_path: Path) -> Callable[[], None]:
 
 
 def test_a_backup_that_was_put_back_is_refused_until_a_person_says_so(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """It lacks a transaction that the store knows as committed; so it may lack the one in doubt, too."""
     shop.buy(1)
     put_back = backup(shop, url, tmp_path)
     shop.buy(2)
-    leave_in_doubt(shop, monkeypatch, 3)
+    shop.buy_and_vanish(3)
     put_back()
     code, _, error = run("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt()) == (USAGE, 1)
@@ -291,13 +288,13 @@ def test_a_backup_that_was_put_back_is_refused_until_a_person_says_so(
 
 
 def test_a_backup_from_before_the_stores_first_transaction_is_refused(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """No transaction is known; but the producer was opened once more than the database knows."""
     shop.producer()
     put_back = backup(shop, url, tmp_path)
     shop.ledger = Ledger(shop.ledger.engine)  # as another process
-    leave_in_doubt(shop, monkeypatch, 1)
+    shop.buy_and_vanish(1)
     put_back()
     code, _, error = run("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt()) == (USAGE, 1)
@@ -306,14 +303,14 @@ def test_a_backup_from_before_the_stores_first_transaction_is_refused(
 
 @pytest.mark.usefixtures("each_engine")
 def test_what_a_person_committed_is_no_sign_of_a_lost_row(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL
+    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL
 ) -> None:
     """Its row was never there: it was announced without its ledger."""
-    leave_in_doubt(shop, monkeypatch, 1, saved=False)
+    shop.buy_and_vanish(1, saved=False)
     (half,) = shop.store.transactions.in_doubt()
     words = ("--commit", "--why", "paid", "--without-ledger")
     assert run("resolve", shop.path, half.message_id, *words)[0] == WELL
-    leave_in_doubt(shop, monkeypatch, 2, saved=False)
+    shop.buy_and_vanish(2, saved=False)
     code, out, error = run("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt()) == (WELL, 0), out + error
 
@@ -322,11 +319,11 @@ def test_what_a_person_committed_is_no_sign_of_a_lost_row(
 
 
 def test_a_ledger_that_was_moved_is_bound_again(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """Dumped and restored elsewhere, while a transaction is in doubt: refused for all, until a person says so."""
     shop.buy(1)
-    leave_in_doubt(shop, monkeypatch, 2)
+    shop.buy_and_vanish(2)
     moved = another(url, tmp_path)
     if url.get_backend_name() == "sqlite":
         shutil.copy(str(url.database), str(moved.database))
@@ -361,10 +358,10 @@ def test_the_producer_is_refused_before_anything_is_saved(shop: Shop, url: URL, 
 
 
 def test_the_doctor_says_what_is_wrong_and_what_to_do(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     shop.buy(1)
-    leave_in_doubt(shop, monkeypatch, 2)
+    shop.buy_and_vanish(2)
     code, out, error = run("ledger", "doctor", shop.path, "--ledger", shown(url))
     assert code == WELL, out + error
     assert "not ok" not in out
@@ -399,7 +396,6 @@ def tenants(shop: Shop, url: URL) -> Iterator[list[Ledger]]:
 
 def test_each_half_message_is_asked_of_the_ledger_that_it_names(
     shop: Shop,
-    monkeypatch: pytest.MonkeyPatch,
     run: Callable[..., tuple[int, str, str]],
     url: URL,
     tenants: list[Ledger],
@@ -407,7 +403,7 @@ def test_each_half_message_is_asked_of_the_ledger_that_it_names(
     """Two tenants in one producer group: with one schema named the other's is refused, with both each is decided."""
     for number, ledger in enumerate(tenants, 1):
         shop.ledger = ledger
-        leave_in_doubt(shop, monkeypatch, number)
+        shop.buy_and_vanish(number)
     first, second = (str(ledger.rows.schema) for ledger in tenants)
     code, out, error = run("check-back", shop.path, "--ledger", shown(url), "--schema", first)
     assert (code, shop.in_doubt(), shop.announced()) == (USAGE, 1, [1]), out + error
@@ -423,15 +419,15 @@ def test_a_half_message_of_before_is_not_decided_without_its_row(
     """Made by 0.1.0, it names no database: its row decides where there is one, and nothing else does."""
     with monkeypatch.context() as patch:
         patch.setattr("broker.producer.LEDGER_BINDING", "SOMETHING_ELSE")
-        leave_in_doubt(shop, monkeypatch, 1)
-        leave_in_doubt(shop, monkeypatch, 2, saved=False)
+        shop.buy_and_vanish(1)
+        shop.buy_and_vanish(2, saved=False)
     code, out, error = run("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt(), shop.announced()) == (WELL, 1, [1]), out + error
     (attempt,) = shop.check().catalog.attempts().values()
     assert (attempt.outcome, "checkback resolve" in attempt.why) == ("unknown", True)
 
 
-def test_a_replica_of_mariadb_is_refused(mariadb_url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_of_mariadb_is_refused(mariadb_url: URL, tmp_path: Path) -> None:
     """`read_only` says so, even to a user who could write all the same."""
     engine = create_engine(mariadb_url)
     ledger = Ledger(engine)
@@ -441,7 +437,7 @@ def test_a_replica_of_mariadb_is_refused(mariadb_url: URL, tmp_path: Path, monke
         connection.execute(text("SET GLOBAL read_only = 1"))
         try:
             shop = Shop(tmp_path / "store", ledger, ledger)
-            leave_in_doubt(shop, monkeypatch, 1, saved=False)
+            shop.buy_and_vanish(1, saved=False)
             report = shop.check_back()
             assert (report.refused, shop.in_doubt()) == (1, 1)
             assert "read-only replica" in next(iter(report.refusals))

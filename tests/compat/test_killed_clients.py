@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat.killed_clients import NAMES, OfficialCrowd, build, missing
-from tests.server.killed_wire import kill, read_records
+from tests.server.killed_wire import kill, read_records, stop_the_server
 
 KILLS = int(os.environ.get("CHECKBACK_KILLS", "12"))
 
@@ -31,3 +31,20 @@ def test_official_clients_and_servers_are_killed(engine: str, tmp_path: Path) ->
     for kind in ("acked", "delivered", "checked"):
         for language in ("java", "go"):
             assert read_records(tmp_path, f"{kind}-{language}"), (kind, language)
+
+
+@pytest.mark.parametrize("engine", ["state-table", "half-op"])
+def test_a_server_that_is_away_for_ten_seconds_loses_nothing_of_official_clients(engine: str, tmp_path: Path) -> None:
+    """It hangs under load, and then it is ended and started again."""
+    build()
+    kinds = [f"{kind}-{language}" for kind in ("acked", "delivered") for language in ("java", "go")]
+
+    def are_at_work() -> bool:
+        return all(read_records(tmp_path, kind) for kind in kinds)
+
+    tally = stop_the_server(
+        tmp_path, 10.0, engine=engine, kind=OfficialCrowd, names=NAMES, are_at_work=are_at_work
+    )  # fmt: skip
+    print(tally)
+    assert tally.adds_up, tally
+    assert are_at_work(), kinds

@@ -1,255 +1,158 @@
-"""A message that could not be processed comes back: later, in order, or to the dead letters."""
+"""A message that could not be processed comes back: later, in order, or to the dead letters. Over each place."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
 import broker
-from broker.consumer import Consumer
-from broker.consuming.redelivery import sent_back
-from broker.format.commitlog import decode, encode, make_record
-from broker.format.java import Host
-from broker.format.sysflag import BORN_IPV6, COMPRESSED, TransactionType
-from broker.format.topics import SCHEDULE_TOPIC
-from broker.live import LiveStore
-from broker.message import ReceivedMessage
-from broker.testing.crash_disk import SMALL, FakeClock
+from tests.backends.backend import Backend
+from tests.consumer.messages import ABSENT_S, acknowledged, bodies, dead_letters, next_of, publish, soonest, spread
 
-WAIT_S = 20
+SUSPEND_S = 0.2
 
 
-def next_of(consumer: Consumer) -> ReceivedMessage:
-    message = consumer.receive(WAIT_S)
-    assert message is not None
-    return message
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an ordered consumer's queue, after a failure; else a second."""
+    monkeypatch.setattr("broker.consumer._SUSPEND_MS", int(SUSPEND_S * 1000))
+    monkeypatch.setattr("broker.cluster.cluster_consumer._SUSPEND_S", SUSPEND_S)
 
 
-def test_it_comes_again_after_the_delay_of_its_level(checkback_store: LiveStore, checkback_clock: FakeClock) -> None:
+def test_it_comes_again_after_the_delay_of_its_level(backend: Backend) -> None:
     """As it was sent: topic, body, keys and unique key; only the count is one more."""
-    checkback_store.append(broker.Message("orders", b"a", tag="t", keys=["k"], properties={"mine": "yes"}))
-    with checkback_store.consumer("billing", "orders", tags="t") as consumer:
-        first = next_of(consumer)
-        assert consumer.retry(first)
-        assert consumer.receive(0.2) is None
-        checkback_clock.advance(9)
-        assert consumer.receive(0.2) is None
-        checkback_clock.advance(2)
-        second = next_of(consumer)
+    publish(backend, "a", tag="t", keys=["k"], properties={"mine": "yes"})
+    with backend.client.consumer("billing", "orders", tags="t") as consumer:
+        first, sent_back_s = next_of(backend, consumer), time.monotonic()
+        assert consumer.retry(first, 1)
+        assert not consumer.ack(first)
+        second = next_of(backend, consumer)
+        assert time.monotonic() - sent_back_s > 0.9
         assert (second.topic, second.body, second.tag, second.keys) == ("orders", b"a", "t", ("k",))
         assert (second.unique_key, second.properties["mine"]) == (first.unique_key, "yes")
         assert (first.reconsume_times, second.reconsume_times) == (0, 1)
         assert consumer.ack(second)
-    with checkback_store.consumer("billing", "orders") as consumer:
+    with backend.client.consumer("billing", "orders") as consumer:
+        assert consumer.receive(ABSENT_S) is None
+
+
+def test_it_comes_to_its_own_group_alone(backend: Backend) -> None:
+    publish(backend, "a")
+    with (
+        backend.client.consumer("billing", "orders") as billing,
+        backend.client.consumer("shipping", "orders") as other,
+    ):
+        assert other.ack(next_of(backend, other))
+        assert billing.retry(next_of(backend, billing), soonest(backend))
+        assert next_of(backend, billing).reconsume_times == 1
+        assert other.receive(ABSENT_S) is None
+
+
+_OF_A_STORE = [
+    ({"delay_level": 0}, "no retry at once"),
+    ({"delay_s": 0.2}, "delays by its levels"),
+    ({"delay_level": -1, "reason": "no such customer"}, "keeps no reason"),
+]
+
+
+def test_at_once_any_delay_and_a_reason_are_for_a_store_alone(backend: Backend) -> None:
+    for number, (arguments, refusal) in enumerate(_OF_A_STORE):
+        publish(backend, str(number))
+        with backend.client.consumer("billing", "orders") as consumer:
+            message = next_of(backend, consumer)
+            if backend.is_cluster:
+                with pytest.raises(broker.NotInCluster, match=refusal):
+                    consumer.retry(message, **arguments)
+                assert consumer.ack(message), "a refusal leaves it in hand"
+            else:
+                assert consumer.retry(message, **arguments)
+                assert arguments.get("delay_level") == -1 or bodies(backend, consumer, 1) == [str(number)]
+
+
+def test_a_consumer_may_give_up_at_once(backend: Backend) -> None:
+    publish(backend, "a")
+    with backend.client.consumer("billing", "orders") as consumer:
+        assert consumer.retry(next_of(backend, consumer), -1)
+        assert dead_letters(backend, 1) == ["a"]
         assert consumer.receive(0) is None
 
 
-def test_it_comes_to_its_own_group_alone(checkback_store: LiveStore) -> None:
-    checkback_store.append(broker.Message("orders", b"a"))
-    with checkback_store.consumer("billing", "orders") as billing, checkback_store.consumer("x", "orders") as other:
-        assert other.ack(next_of(other))
-        assert billing.retry(next_of(billing), delay_level=0)
-        assert next_of(billing).reconsume_times == 1
-        assert other.receive(0.2) is None
+def test_max_retries_counts_the_times_that_it_came_back(backend: Backend) -> None:
+    publish(backend, "a")
+    level = soonest(backend)
+    with backend.client.consumer("billing", "orders", max_retries=1, retry_delay_level=level) as consumer:
+        for times in range(2):
+            message = next_of(backend, consumer)
+            assert message.reconsume_times == times
+            assert consumer.retry(message)
+        assert dead_letters(backend, 1) == ["a"]
+        assert consumer.receive(ABSENT_S) is None
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_what_comes_back_is_first_where_that_is_asked_for(checkback_store: LiveStore, first: bool) -> None:
-    """Else its queue takes its turn, behind those of the topic."""
-    for number in range(40):
-        checkback_store.append(broker.Message("orders", b"%d" % number), queue_id=number % 4)
-    with checkback_store.consumer("billing", "orders", retries_first=first) as consumer:
-        failed = [next_of(consumer) for _ in range(3)]
-        assert all(consumer.retry(message, delay_level=0) for message in failed)
-        times = [next_of(consumer).reconsume_times for _ in range(12)]
-    assert (times[:3] == [1, 1, 1]) is first
-    assert sum(times) >= 2
-
-
-def test_the_delay_grows_from_time_to_time_and_ends_in_the_dead_letters(checkback_store: LiveStore) -> None:
-    """10 s first, 2 h last: RocketMQ's levels 3 to 18, and %DLQ%group after 16 times."""
-    checkback_store.append(broker.Message("orders", b"a"))
-    topics, levels = [], []
-    at = 0
-    for _ in range(17):
-        record = checkback_store.commitlog.read(at)
-        assert record is not None
-        draft = sent_back(record, "billing")
-        topics.append(draft.topic)
-        levels.append(draft.queue_id + 1)
-        at = checkback_store.writer.append([draft])[0].commitlog_offset
-    assert topics == [SCHEDULE_TOPIC] * 16 + ["%DLQ%billing"]
-    assert levels[:16] == list(range(3, 19))
-    last = checkback_store.record(at)
-    assert last is not None
-    assert last.property_map.items() >= {"RETRY_TOPIC": "orders", "DELAY": "0", "WAIT": "false"}.items()
-    assert last.property_map["RETRY_TOPIC"] == "orders"
-
-
-def test_a_consumer_may_give_up_at_once(checkback_store: LiveStore) -> None:
-    checkback_store.append(broker.Message("orders", b"a"))
-    with checkback_store.consumer("billing", "orders") as consumer:
-        assert consumer.retry(next_of(consumer), delay_level=-1)
-        dead = checkback_store.message("%DLQ%billing", 0, 0)
-        assert dead is not None
-        assert dead.body == b"a"
-        assert consumer.receive(0.1) is None
-
-
-def test_max_retries_counts_the_times_that_it_came_back(checkback_store: LiveStore) -> None:
-    checkback_store.append(broker.Message("orders", b"a"))
-    with checkback_store.consumer("billing", "orders", max_retries=1) as consumer:
-        consumer.retry(next_of(consumer), delay_level=0)
-        consumer.retry(next_of(consumer), delay_level=0)
-        assert consumer.receive(0.1) is None
-        assert checkback_store.queue_range("%DLQ%billing", 0) == (0, 1)
-
-
-def test_the_copy_of_a_committed_message_ends_no_transaction(
-    checkback_store: LiveStore, checkback_clock: FakeClock
-) -> None:
-    """Its type is 0 all the way: RocketMQ 3.1 took such copies for ends of the transaction at offset 0."""
-    half = checkback_store.transactions.prepare(broker.Message("orders", b"a"), "shop")
-    checkback_store.transactions.commit(half)
-    with checkback_store.consumer("billing", "orders") as consumer:
-        consumer.retry(next_of(consumer))
-        checkback_clock.advance(11)
-        again = next_of(consumer)
-        assert again.transaction_type is TransactionType.NONE
-        consumer.retry(again, delay_level=-1)
-    kinds = [(record.transaction_type.name, record.topic) for record in checkback_store.records()]
-    assert kinds == [
-        ("PREPARED", "orders"),
-        ("COMMIT", "orders"),
-        ("NONE", SCHEDULE_TOPIC),
-        ("NONE", "%RETRY%billing"),
-        ("NONE", "%DLQ%billing"),
-    ]
-    assert not list(checkback_store.transactions.in_doubt())
-
-
-def test_the_copy_has_our_address_and_the_bodys_compression(checkback_store: LiveStore) -> None:
-    """A producer with an IPv6 address has a longer field in its record: the copy's is ours."""
-    made = make_record(
-        "orders",
-        b"zipped",
-        sys_flag=COMPRESSED | BORN_IPV6,
-        born_host=Host(bytes(16), 1),
-        store_host=Host(bytes(4), 1),
-        born_timestamp_ms=0,
-        store_timestamp_ms=0,
-    )
-    record = decode(encode(made))
-    copy = decode(sent_back(record, "billing").raw, check_crc=False)
-    assert (copy.sys_flag, copy.body, copy.born_host.is_ipv6) == (COMPRESSED, b"zipped", False)
-
-
-def test_what_nobody_acknowledges_in_time_comes_again(checkback_store: LiveStore) -> None:
+def test_what_nobody_acknowledges_in_time_comes_again(backend: Backend) -> None:
     """A handler that hangs does not hold its message for ever."""
-    checkback_store.append(broker.Message("orders", b"a"))
-    with checkback_store.consumer("billing", "orders", ack_timeout_s=0.05) as consumer:
-        held = next_of(consumer)
-        deadline = time.monotonic() + WAIT_S
-        while checkback_store.queue_range(SCHEDULE_TOPIC, 2) != (0, 1):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert not consumer.ack(held)
+    publish(backend, "a")
+    level = soonest(backend)
+    with backend.client.consumer("billing", "orders", ack_timeout_s=0.3, retry_delay_level=level) as consumer:
+        held, again = next_of(backend, consumer), next_of(backend, consumer)
+        assert (again.body, again.reconsume_times, consumer.ack(held), consumer.ack(again)) == (b"a", 1, False, True)
 
 
-def test_what_is_being_sent_back_cannot_be_acknowledged(checkback_store: LiveStore) -> None:
-    """Else `ack` would say that the message is done, and it would come again."""
-    checkback_store.append(broker.Message("orders", b"a"))
-    with checkback_store.consumer("billing", "orders") as consumer:
-        held = next_of(consumer)
-        with consumer._leases.sending_back(held.commitlog_offset) as is_ours:
-            assert is_ours
-            assert not consumer.ack(held)
-        assert consumer._leases.acknowledge(held.commitlog_offset, was_sent_back=True)
-        assert not consumer.ack(held)
-
-
-def test_in_order_means_one_at_a_time_and_the_same_again(
-    checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("broker.consumer._SUSPEND_MS", 50)
-    for body in (b"a", b"b"):
-        checkback_store.append(broker.Message("orders", body))
-    with checkback_store.consumer("billing", "orders", ordered=True) as consumer:
-        first = next_of(consumer)
-        assert consumer.receive(0.1) is None, "b waits for a"
+@pytest.mark.usefixtures("short_pauses")
+def test_in_order_means_one_at_a_time_and_the_same_again(backend: Backend) -> None:
+    publish(backend, "a", "b")
+    with backend.client.consumer("billing", "orders", ordered=True) as consumer:
+        first = next_of(backend, consumer)
+        assert consumer.receive(ABSENT_S) is None, "b waits for a"
         assert consumer.retry(first)
-        again = next_of(consumer)
+        assert consumer.receive(0) is None, "the queue pauses"
+        again = next_of(backend, consumer)
         assert (again.body, again.reconsume_times) == (b"a", 1)
         assert consumer.ack(again)
-        assert next_of(consumer).body == b"b"
+        assert bodies(backend, consumer, 1) == ["b"]
 
 
-def test_an_ordered_consumer_can_put_a_message_out_of_the_way(checkback_store: LiveStore) -> None:
-    for body in (b"a", b"b"):
-        checkback_store.append(broker.Message("orders", body))
-    with checkback_store.consumer("billing", "orders", ordered=True) as consumer:
-        assert consumer.retry(next_of(consumer), delay_level=-1)
-        assert next_of(consumer).body == b"b"
-        assert checkback_store.queue_range("%DLQ%billing", 0) == (0, 1)
+def test_an_ordered_consumer_can_put_a_message_out_of_the_way(backend: Backend) -> None:
+    publish(backend, "a", "b")
+    with backend.client.consumer("billing", "orders", ordered=True) as consumer:
+        assert consumer.retry(next_of(backend, consumer), -1)
+        assert bodies(backend, consumer, 1) == ["b"]
+        assert dead_letters(backend, 1) == ["a"]
 
 
-def test_delayed_messages_are_delivered_once_among_many_consumers(
-    checkback_store: LiveStore, checkback_clock: FakeClock
-) -> None:
-    """Whoever has the lease does it for all, and hands it on when it closes."""
-    checkback_store.create_topic("orders", queues=4)
-    for number in range(30):
-        checkback_store.append(broker.Message("orders", b"%d" % number), queue_id=number % 4)
-    with checkback_store.consumer("a", "orders") as one:
+@pytest.mark.usefixtures("short_pauses")
+def test_an_ordered_queue_is_of_one_member(backend: Backend) -> None:
+    """What it has in hand stays its own while another joins; all that follows comes after it, to one of them."""
+    publish(backend, *"abcde")
+    with backend.client.consumer("billing", "orders", ordered=True) as first:
+        held = next_of(backend, first)
+        with backend.another() as other, other.consumer("billing", "orders", ordered=True) as second:
+            assert (first.receive(ABSENT_S), second.receive(ABSENT_S)) == (None, None)
+            assert first.retry(held)
+            received, limit_s = dict[str, bool](), time.monotonic() + backend.soon_s  # of a cluster, some come twice
+            while len(received) < 5:
+                assert time.monotonic() < limit_s, received
+                for member in (first, second):
+                    if (message := member.receive(0.05)) is not None and member.ack(message):
+                        received[message.body.decode()] = True
+            assert [*received] == [*"abcde"]
+
+
+def test_delayed_messages_are_delivered_once_among_many_consumers(backend: Backend) -> None:
+    """Of a store, the process with the lease delivers them for all, and hands it on when it closes."""
+    spread(backend, *(str(number) for number in range(30)))
+    with backend.client.consumer("a", "orders") as consumer:
         for _ in range(15):
-            one.retry(next_of(one))
-        with checkback_store.consumer("b", "orders"), checkback_store.consumer("c", "orders"):
+            assert consumer.retry(next_of(backend, consumer), 1)
+        with backend.client.consumer("b", "orders"), backend.another() as other, other.consumer("c", "orders"):
             for _ in range(15):
-                one.retry(next_of(one))
-            checkback_clock.advance(11)
-            found = [next_of(one) for _ in range(30)]
-            assert sorted(int(message.body) for message in found) == list(range(30))
-            assert all(one.ack(message) for message in found)
-            assert one.receive(0.2) is None
-
-
-def test_a_message_that_fails_on_a_full_disk_stays_in_hand(
-    checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It can be sent back when there is room again: nothing was lost."""
-
-    def full(_: object) -> None:
-        raise broker.StoreFull("no room")
-
-    checkback_store.append(broker.Message("orders", b"a"))
-    with checkback_store.consumer("billing", "orders") as consumer:
-        message = next_of(consumer)
-        with monkeypatch.context() as patch:
-            patch.setattr(checkback_store.writer, "append", full)
-            with pytest.raises(broker.StoreFull):
-                consumer.retry(message, delay_level=0)
-        assert consumer.retry(message, delay_level=0)
-        assert next_of(consumer).reconsume_times == 1
-
-
-def test_what_is_due_is_where_rocketmq_looks_for_it(tmp_path: Path, checkback_clock: FakeClock) -> None:
-    """The unit in the schedule topic holds the time, delayOffset.json how far we delivered."""
-    path = tmp_path / "store"
-    with broker.open(path, layout=SMALL, sync="os") as store:
-        placed = store.append(broker.Message("orders", b"a"))
-        with store.consumer("billing", "orders") as consumer:
-            consumer.retry(next_of(consumer))
-            checkback_clock.advance(11)
-            consumer.ack(next_of(consumer))
-        queue = store.consumequeues.queue(SCHEDULE_TOPIC, 2)
-        unit = None if queue is None else queue.get(0)
-        record = None if unit is None else store.record(unit.commitlog_offset)
-        assert unit is not None
-        assert record is not None
-        assert unit.tags_code == record.store_timestamp_ms + 10_000
-        assert placed.commitlog_offset == 0
-    from broker.format.config import decode_delay_offsets
-
-    assert decode_delay_offsets((path / "config/delayOffset.json").read_bytes()).positions[3] == 1
+                message = next_of(backend, consumer)
+                while message.reconsume_times:  # on a busy machine the first are back by now
+                    assert consumer.retry(message, 1)
+                    message = next_of(backend, consumer)
+                assert consumer.retry(message, 1)
+            received = bodies(backend, consumer, 30)
+            assert sorted(received, key=int) == [str(number) for number in range(30)]
+            assert consumer.receive(ABSENT_S) is None
+            assert acknowledged(consumer) == 30

@@ -61,6 +61,31 @@ def test_positions_are_exported_as_rocketmq_keeps_them(path: Path) -> None:
     assert (path / "config/consumerOffset.json.bak").exists()
 
 
+def test_the_file_is_decoded_once_for_each_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is asked how far every group is looks into it for each queue of each."""
+    decoded: list[int] = []
+
+    def decode(raw: bytes) -> ConsumerOffsets:
+        decoded.append(len(raw))
+        return decode_consumer_offsets(raw)
+
+    with opened(path) as store:
+        send(store, 3)
+        consume(store, 2)
+        positions = Positions(store)
+        positions.exchange.export(at_once=True)
+        monkeypatch.setattr("broker.format.config.decode_consumer_offsets", decode)
+        seen = [positions.exchange.offsets().positions["orders", "billing"][0] for _ in range(3)]
+        assert len(decoded) <= 1
+        consume(store, 1)
+        positions.exchange.export(at_once=True)
+        decoded.clear()
+        seen += [positions.exchange.offsets().positions["orders", "billing"][0] for _ in range(3)]
+        positions.close()
+    assert seen == [2, 2, 2, 3, 3, 3]
+    assert len(decoded) <= 1
+
+
 def test_a_position_that_another_program_wrote_wins(path: Path) -> None:
     """A real broker ran on the store in between: the group goes on where it was there."""
     with opened(path) as store:

@@ -1,5 +1,6 @@
-"""The databases of this room."""
+"""The databases of this room, and the places that its transactions announce to."""
 
+from tests.backends.shop import backend_shop
 from tests.ledger.databases import (
     engine,
     ledger,
@@ -11,6 +12,6 @@ from tests.ledger.databases import (
 )  # fmt: skip
 
 __all__ = [
-    "engine", "ledger", "mariadb_url", "other_engine", "postgres_url",
+    "backend_shop", "engine", "ledger", "mariadb_url", "other_engine", "postgres_url",
     "sqlite_url", "url",
 ]  # fmt: skip

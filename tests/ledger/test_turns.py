@@ -15,7 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from broker.ledger import Ledger
 from broker.local_transaction import SessionTransaction
-from tests.checkback.shop import announce, open_store
+from tests.backends.shop import announce
+from tests.checkback.shop import open_store
 
 THREADS, EACH = 4, 25
 AT_ONCE_S = 0.5  # who waits in vain for a turn waits for a second

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.live import LiveStore
+from tests.backends.kinds import backend
+from tests.backends.shop import backend_shop
 from tests.checkback.shop import open_store
 from tests.ledger.databases import (
     engine,
@@ -20,7 +22,7 @@ from tests.ledger.databases import (
 )  # fmt: skip
 
 __all__ = [
-    "engine", "ledger", "mariadb_url", "other_engine", "postgres_url",
+    "backend", "backend_shop", "engine", "ledger", "mariadb_url", "other_engine", "postgres_url",
     "sqlite_url", "url",
 ]  # fmt: skip
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import broker
+from broker.database.bound_ledger import BoundLedger
 from broker.ledger import Ledger
 from broker.producer import Producer
-from tests.checkback.shop import Shop
+from broker.store import engines
+from tests.backends.backend import Backend
+from tests.backends.kinds import NAMES, backend_of
+from tests.backends.shop import BackendShop
 
 A_CASE = 100  # numbers of orders that each case may use
 INSERT = text("INSERT INTO orders (id) VALUES (:id)")
@@ -30,17 +35,42 @@ class Order(Base):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Where orders are saved, and where they are announced: "embedded", "served" or the version of a RocketMQ."""
+
+    base: str
+    place: str
+    engine: str = engines.default
+
+    def __str__(self) -> str:
+        return "-".join([self.place, self.base] + [self.engine] * (self.engine != engines.default))
+
+
+def kinds(embedded: Iterable[str], elsewhere: Iterable[str], half_op: Iterable[str] = ()) -> list[Kind]:
+    """The kinds of desks of a module: the databases of each place that CHECKBACK_BACKENDS names."""
+    elsewhere = list(elsewhere)
+    found = [Kind(base, place) for place in NAMES for base in (embedded if place == "embedded" else elsewhere)]
+    return found + [Kind(base, "embedded", "half-op") for base in half_op if "embedded" in NAMES]
+
+
 @dataclass
 class Desk:
-    """Orders are numbered from `first` on in each case, so that many cases share one database and one store."""
+    """Orders are numbered from `first` on in each case, so that many cases share one database and one place."""
 
-    shop: Shop
+    shop: BackendShop
     url: URL
     first: int = 0
     engines: list[Engine] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.producer: Producer = self.shop.producer()
+
+    def producer_of(
+        self, group: str, topics: Sequence[str] = ("orders",), ledger: BoundLedger | None = None
+    ) -> Producer:
+        """A producer of another group, in the same place."""
+        return self.shop.producer_of(group, topics, ledger)
 
     @property
     def engine(self) -> Engine:
@@ -79,15 +109,14 @@ class Desk:
         return self.there()
 
     def check_back(self) -> None:
-        for later in (1, 2, 3):
-            self.shop.check_back(86_400_000 * later)
+        self.shop.settle()
 
     def there(self) -> tuple[set[int], set[int]]:
         return self._mine(self.shop.orders()), self._mine(self.shop.announced())
 
     def _mine(self, numbers: list[int]) -> set[int]:
         mine = [number - self.first for number in numbers if 0 <= number - self.first < A_CASE]
-        assert len(mine) == len(set(mine)), "delivered twice"
+        assert len(mine) == len(set(mine)), "delivered twice"  # never by a store: see BackendShop.announced
         return set(mine)
 
     def next_case(self) -> None:
@@ -99,24 +128,35 @@ class Desk:
 
 
 @contextmanager
-def desk_of(url: URL, path: Path, kind: type[Shop] = Shop) -> Iterator[Desk]:
-    """A desk with an empty database and a new store."""
+def desk_at(backend: Backend, url: URL, group: str = "shop") -> Iterator[Desk]:
+    """A desk with an empty database."""
     engine, other = create_engine(url), create_engine(url)
     ledger = Ledger(engine)
     ledger.create_all()
     Base.metadata.create_all(engine)
-    desk = Desk(kind(path / "store", ledger, Ledger(other)), url)
+    desk = Desk(BackendShop(backend, ledger, Ledger(other), group), url)
     try:
         yield desk
     finally:
         desk.close()
-        desk.shop.close()
         engine.dispose()
         other.dispose()
 
 
 @contextmanager
-def database(kind: str, request: Any, path: Path) -> Iterator[URL]:
+def desk_of(kind: Kind, request: pytest.FixtureRequest, path: Path) -> Iterator[Desk]:
+    """A desk with an empty database and a new place for its messages: of a real RocketMQ one broker for a module."""
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        database(kind.base, request, path) as url,
+    ):
+        patched.setattr(engines, "default", kind.engine)
+        with backend_of(kind.place, path / "place") as backend, desk_at(backend, url) as desk:
+            yield desk
+
+
+@contextmanager
+def database(kind: str, request: pytest.FixtureRequest, path: Path) -> Iterator[URL]:
     """A database of its own: "sqlite", "postgres" or "mariadb"."""
     if kind == "sqlite":
         yield make_url(f"sqlite:///{path / 'shop.db'}")

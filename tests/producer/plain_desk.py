@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,7 +13,9 @@ import pytest
 from sqlalchemy import URL
 
 from broker.enlisting.connection_ledger import ConnectionLedger
-from tests.producer.desk import Desk, database, desk_of
+from tests.backends.backend import Backend
+from tests.backends.shop import TOPICS
+from tests.producer.desk import Desk, desk_at
 
 SQLITE = ("deferred", "immediate", "none", "row-factory", "own-class")
 POSTGRES = ("plain", "autocommit", "serializable", "dict-row")
@@ -36,7 +37,7 @@ class PlainDesk(Desk):
 
     def __post_init__(self) -> None:
         ledger = ConnectionLedger(lambda: connect(self.url))
-        self.producer = self.shop.store.producer("shop", topics=["orders", "stock"], ledger=ledger)
+        self.producer = self.producer_of(self.shop.group, TOPICS, ledger)
 
     @property
     def is_sqlite(self) -> bool:
@@ -81,9 +82,9 @@ def connect(url: URL, mode: str = "", **options: Any) -> Any:
 
 
 @contextmanager
-def plain_desk(kind: str, request: pytest.FixtureRequest, path: Path) -> Iterator[PlainDesk]:
-    """A desk with an empty database and a new store; `kind` is "sqlite" or "postgres"."""
-    with database(kind, request, path) as url, desk_of(url, path) as made:
+def plain_desk_at(backend: Backend, url: URL, group: str = "shop") -> Iterator[PlainDesk]:
+    """A desk with an empty database, of SQLite or PostgreSQL."""
+    with desk_at(backend, url, group) as made:
         desk = PlainDesk(made.shop, url)
         try:
             yield desk

@@ -16,16 +16,23 @@ from sqlalchemy.schema import CreateTable
 import broker
 from broker.enlisting import connection_ledger
 from broker.errors import TransactionError
-from tests.producer.desk import Case, Cases
-from tests.producer.plain_desk import POSTGRES, SQLITE, PlainDesk, ends_with, plain_desk
+from tests.backends.kinds import backend_of
+from tests.producer.desk import Case, Cases, database, kinds
+from tests.producer.plain_desk import POSTGRES, SQLITE, PlainDesk, ends_with, plain_desk_at
 
 cases = Cases()
+BASES = ("sqlite", "postgres")
 ERRORS = (sqlite3.Error, psycopg.Error)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=kinds(BASES, BASES), ids=str)
 def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainDesk]:
-    with plain_desk(request.param, request, tmp_path_factory.mktemp("desk")) as made:
+    path, kind = tmp_path_factory.mktemp("desk"), request.param
+    with (
+        database(kind.base, request, path) as url,
+        backend_of(kind.place, path / "place") as backend,
+        plain_desk_at(backend, url) as made,
+    ):
         yield made
 
 
@@ -35,8 +42,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_both_are_there_or_neither_is(desk: PlainDesk, case: Case) -> None:
-    begun = {}
-    for mode in SQLITE if desk.is_sqlite else POSTGRES:
+    """A mode is the driver's, and of no interest to a cluster."""
+    begun, modes = {}, SQLITE if desk.is_sqlite else POSTGRES
+    for mode in modes[:1] if desk.shop.backend.is_cluster else modes:
         desk.next_case()
         begun[mode], desk.mode = desk.first, mode
         case.run(desk)
@@ -230,7 +238,7 @@ def commit_of_the_transaction_without_a_block(desk: PlainDesk) -> None:
 @cases.there(1, 2)
 def two_producers_with_one_ledger(desk: PlainDesk) -> None:
     connection = desk.connection()
-    other = desk.shop.store.producer("stock", topics=["orders"], ledger=desk.producer.ledger)
+    other = desk.producer_of("stock", ledger=desk.producer.ledger)
     with desk.producer.begin_transaction(connection):
         desk.buy(connection, 1)
         desk.save(connection, 2)
@@ -333,7 +341,8 @@ def test_check_back_in_the_same_process_takes_the_ledger(desk: PlainDesk) -> Non
     assert ledger is not None
     found = ledger.with_engine()
     assert (found.dialect, found.table) == (ledger.dialect, "checkback_ledger")
-    assert found.binding(desk.shop.store.store_id).binding_id == ledger.binding(desk.shop.store.store_id).binding_id
+    store_id = desk.shop.backend.client.store_id
+    assert found.binding(store_id).binding_id == ledger.binding(store_id).binding_id
     found.engine.dispose()
 
 

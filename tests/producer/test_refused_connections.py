@@ -14,18 +14,38 @@ from sqlalchemy.orm import Session
 
 from broker.enlisting.connection_ledger import ConnectionLedger
 from broker.errors import BrokerError, TransactionError, UnknownOutcome
-from tests.producer.plain_desk import PlainDesk, connect, ends_with, plain_desk
+from tests.backends.backend import Backend
+from tests.backends.kinds import NAMES, backend_of
+from tests.producer.desk import database
+from tests.producer.plain_desk import PlainDesk, connect, ends_with, plain_desk_at
+
+pytestmark = pytest.mark.each_backend
 
 
-@pytest.fixture(scope="module")
-def lite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainDesk]:
-    with plain_desk("sqlite", request, tmp_path_factory.mktemp("lite")) as made:
+@pytest.fixture(scope="module", params=NAMES)
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """Both desks announce there, each for a group of its own."""
+    with backend_of(request.param, tmp_path_factory.mktemp("both") / "place") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def post(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainDesk]:
-    with plain_desk("postgres", request, tmp_path_factory.mktemp("post")) as made:
+def lite(
+    place: Backend, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlainDesk]:
+    with database("sqlite", request, tmp_path_factory.mktemp("lite")) as url, plain_desk_at(place, url, "lite") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def post(
+    place: Backend, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlainDesk]:
+    with (
+        database("postgres", request, tmp_path_factory.mktemp("post")) as url,
+        plain_desk_at(place, url, "post") as made,
+    ):
+        made.first = 1_000_000
         yield made
 
 
@@ -177,7 +197,7 @@ def test_another_thread(lite: PlainDesk) -> None:
 def test_another_ledger_and_another_kind_of_ledger(lite: PlainDesk) -> None:
     connection = lite.connection()
     own = ConnectionLedger(lambda: connect(lite.url))
-    other = lite.shop.store.producer("stock", topics=["orders"], ledger=own)
+    other = lite.producer_of("stock", ledger=own)
     with (
         ends_with(TransactionError, match="the same ConnectionLedger"),
         lite.producer.begin_transaction(connection),
@@ -188,7 +208,7 @@ def test_another_ledger_and_another_kind_of_ledger(lite: PlainDesk) -> None:
             lite.announce(session, 1)
         with pytest.raises(TransactionError, match=r"broker\.Ledger\(engine\)"):
             session.commit()
-    of_sessions = lite.shop.store.producer("sessions", topics=["orders"], ledger=lite.shop.ledger)
+    of_sessions = lite.producer_of("sessions", ledger=lite.shop.ledger)
     with pytest.raises(TransactionError, match=r"ledger=broker\.ConnectionLedger"):
         of_sessions.begin_transaction(connection)
 
@@ -208,7 +228,7 @@ def test_what_connect_returns(tmp_path: Path, lite: PlainDesk) -> None:
 
 def test_tables_that_are_missing(lite: PlainDesk) -> None:
     ledger = ConnectionLedger(lambda: connect(lite.url), table="elsewhere")
-    producer = lite.shop.store.producer("missing", topics=["orders"], ledger=ledger)
+    producer = lite.producer_of("missing", ledger=ledger)
     connection = lite.connection()
     with pytest.raises(TransactionError, match=r"ledger\.create_all\(\)"), producer.begin_transaction(connection):
         producer.send(lite.message(1), connection)

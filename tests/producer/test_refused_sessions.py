@@ -7,6 +7,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from sqlalchemy.orm import Session
 import broker
 from broker.errors import TransactionError
 from broker.ledger import Ledger
-from tests.producer.desk import Base, Desk, Order, database, desk_of
+from tests.producer.desk import Base, Desk, Order, desk_of, kinds
 
 Open = Callable[[Desk, ExitStack], Session | Connection]
 REFUSED: list[tuple[Open, str, tuple[str, ...]]] = []
@@ -33,10 +34,9 @@ def refused(because: str, on: tuple[str, ...] = EVERYWHERE) -> Callable[[Open], 
     return keep
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(scope="module", params=kinds(["sqlite", "postgres", "mariadb"], ["sqlite", "postgres"]), ids=str)
 def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    path = tmp_path_factory.mktemp("desk")
-    with database(request.param, request, path) as url, desk_of(url, path) as desk:
+    with desk_of(request.param, request, tmp_path_factory.mktemp("desk")) as desk:
         yield desk
 
 
@@ -92,8 +92,8 @@ def autocommit_of_the_driver(desk: Desk, _stack: ExitStack) -> Session:
     return Session(desk.another_engine(connect_args={"isolation_level": None}))
 
 
-def _elsewhere(desk: Desk, stack: ExitStack) -> Engine:
-    engine = create_engine(f"sqlite:///{desk.shop.path}-elsewhere.db")
+def _elsewhere(stack: ExitStack) -> Engine:
+    engine = create_engine(f"sqlite:///{stack.enter_context(TemporaryDirectory())}/elsewhere.db")
     Base.metadata.create_all(engine)
     Ledger(engine).create_all()
     stack.callback(engine.dispose)
@@ -102,22 +102,22 @@ def _elsewhere(desk: Desk, stack: ExitStack) -> Engine:
 
 @refused("the ledger is in")
 def another_database(desk: Desk, stack: ExitStack) -> Session:
-    return Session(_elsewhere(desk, stack))
+    return Session(_elsewhere(stack))
 
 
 @refused("the ledger is in")
 def a_connection_to_another_database(desk: Desk, stack: ExitStack) -> Connection:
-    return _elsewhere(desk, stack).connect()
+    return _elsewhere(stack).connect()
 
 
 @refused("the ledger is in")
 def another_database_for_one_class(desk: Desk, stack: ExitStack) -> Session:
-    return Session(desk.engine, binds={Order: _elsewhere(desk, stack)})
+    return Session(desk.engine, binds={Order: _elsewhere(stack)})
 
 
 @refused("the ledger is in")
 def another_database_for_one_table(desk: Desk, stack: ExitStack) -> Session:
-    return Session(desk.engine, binds={Order.__table__: _elsewhere(desk, stack)})
+    return Session(desk.engine, binds={Order.__table__: _elsewhere(stack)})
 
 
 @refused("no bind")
@@ -192,7 +192,7 @@ def test_a_session_that_chooses_its_engines_is_looked_at_before_commit(desk: Des
     """As Flask-SQLAlchemy's does by bind keys: nobody knows before the flush where its objects go."""
     desk.next_case()
     with ExitStack() as stack:
-        elsewhere = _elsewhere(desk, stack)
+        elsewhere = _elsewhere(stack)
 
         class Routing(Session):
             def get_bind(self, mapper: Any = None, **_: Any) -> Engine:
@@ -249,7 +249,7 @@ def test_a_schema_for_each_tenant(desk: Desk) -> None:
         pytest.skip("PostgreSQL's")
     _tenant(desk)
     ledger = Ledger(desk.engine, schema="tenant_a")
-    producer = desk.shop.store.producer("tenant", topics=["stock"], ledger=ledger)
+    producer = desk.producer_of("tenant", ["stock"], ledger)
     with Session(desk.engine.execution_options(schema_translate_map={None: "tenant_a"})) as session:
         session.execute(Order.__table__.insert(), {"id": 7})
         producer.send(broker.Message("stock", b"7"), session)
@@ -268,7 +268,7 @@ def test_begin_by_hand_on_sqlite_is_a_transaction(desk: Desk) -> None:
     desk.next_case()
     engine = desk.another_engine(connect_args={"isolation_level": None})
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
-    desk.shop.store.producer("by-hand", topics=["orders"], ledger=Ledger(engine))
+    desk.producer_of("by-hand", ledger=Ledger(engine))
     with Session(engine) as session:
         with session.begin_nested():
             desk.buy(session, 1)

@@ -14,43 +14,27 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import broker
+from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import MessageRejected, TransactionError, UnknownOutcome
 from broker.ledger import Ledger
-from broker.store import engines
+from broker.local_transaction import SessionTransaction
 from broker.testing.fixtures import lose_the_commit
 from broker.transaction.events import BY
-from tests.checkback.shop import Shop
-from tests.producer.desk import Case, Cases, Desk, database, desk_of
-from tests.producer.served_shop import ServedShop
+from tests.producer.desk import Case, Cases, Desk, desk_of, kinds
 
 cases = Cases()
 
 
-KINDS: list[tuple[str, type[Shop | ServedShop], str]] = [
-    *[(base, Shop, "state-table") for base in ("sqlite", "postgres", "mariadb")],
-    *[(base, ServedShop, "state-table") for base in ("sqlite", "postgres")],
-    ("sqlite", Shop, "half-op"),
-]
+KINDS = kinds(["sqlite", "postgres", "mariadb"], ["sqlite", "postgres"], half_op=["sqlite"])
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda one: f"{one[0]}-{one[1].__name__}-{one[2]}")
+@pytest.fixture(scope="module", params=KINDS, ids=str)
 def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """Over a store of this process with each engine, and over `broker.connect` to one that is served."""
-    path, (base, kind, engine) = tmp_path_factory.mktemp("desk"), request.param
+    """Over a store of this process with each engine, and over `broker.connect`."""
     gc.freeze()  # what the tests before have imported need not be searched after each case
-    with pytest.MonkeyPatch.context() as patched, database(base, request, path) as url:
-        patched.setattr(engines, "default", engine)
-        with desk_of(url, path, kind) as desk:
-            yield desk
+    with desk_of(request.param, request, tmp_path_factory.mktemp("desk")) as desk:
+        yield desk
     gc.unfreeze()
-
-
-@pytest.fixture
-def desk_of_a_store(desk: Desk) -> Desk:
-    """For what a person decides in the store itself."""
-    if isinstance(desk.shop, ServedShop):
-        pytest.skip("the broker of a cluster parks and decides")
-    return desk
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -140,7 +124,7 @@ def _fail_in_a_block(desk: Desk, session: Session | Connection) -> None:
 
 @cases.there(1, 2)
 def two_producers_in_one_session(desk: Desk) -> None:
-    other = desk.shop.store.producer("stock-keepers", topics=["orders"], ledger=desk.shop.ledger)
+    other = desk.producer_of("stock-keepers", ledger=desk.shop.ledger)
     with Session(desk.engine) as session:
         desk.buy(session, 1)
         desk.save(session, 2)
@@ -151,7 +135,7 @@ def two_producers_in_one_session(desk: Desk) -> None:
 @cases.there(1, 2)
 def two_ledgers_in_one_database(desk: Desk) -> None:
     other = Ledger(desk.another_engine())
-    producer = desk.shop.store.producer("others", topics=["orders"], ledger=other)
+    producer = desk.producer_of("others", ledger=other)
     with Session(desk.engine) as session:
         desk.buy(session, 1)
         desk.save(session, 2)
@@ -429,7 +413,7 @@ def _swallow(desk: Desk, message: object, error: type[Exception], **named: objec
 
 @cases.there()
 def a_producer_without_a_ledger(desk: Desk) -> None:
-    plain = desk.shop.store.producer("plain")
+    plain = desk.producer_of("plain", [])
     with Session(desk.engine) as session:
         desk.save(session, 1)
         with pytest.raises(TransactionError, match="needs a ledger"):
@@ -525,55 +509,78 @@ def begun_by_a_block(desk: Desk, number: int) -> None:
         desk.buy(session, number, through=transaction)
 
 
-def test_a_commit_by_the_driver_is_found_out(desk_of_a_store: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing sees it before the end. A row that is there tells; SQLite has none yet, so a person decides."""
-    desk = desk_of_a_store
+def test_a_commit_by_the_driver_is_found_out(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing sees it before the end. A row that is there tells; SQLite has none yet, so a person decides.
+
+    A client cannot park at a broker: it answers "unknown" to each check, and the broker parks at its limit.
+    """
     desk.next_case()
     with Session(desk.engine) as session:
-        desk.buy(session, 1)
-        raw = session.connection().connection.dbapi_connection
-        assert raw is not None
-        raw.commit()
+        transaction = desk.producer.begin_transaction(session)
+        desk.buy(session, 1, through=transaction)
+        _commit_by_the_driver(session)
         session.rollback()
     if desk.shop.ledger.holds_a_lock:
         assert "went past the session" in caplog.text
         assert desk.judge() == ({1}, {1})
         return
-    assert "parked until `checkback resolve` decides" in caplog.text
-    assert desk.judge() == ({1}, set())
-    (half,) = desk.shop.store.transactions.in_doubt()
-    assert half.commitlog_offset in desk.shop.store.transactions.parked()
-    desk.shop.store.transactions.commit(half, extra_properties={BY: "a person"})
+    client = desk.shop.backend.client
+    if isinstance(client, broker.LiveStore):
+        assert "parked until `checkback resolve` decides" in caplog.text
+        assert desk.judge() == ({1}, set())
+        assert transaction.halves[0].commitlog_offset in client.transactions.parked()
+    else:
+        assert "is left to its broker, which parks it at its limit" in caplog.text
+        assert (desk.there(), desk.shop.in_doubt()) == (({1}, set()), 1)
+    _decide_by_hand(desk, transaction)
+    assert desk.judge() == ({1}, {1})
 
 
-def test_what_comes_after_a_commit_by_the_driver_is_refused(desk_of_a_store: Desk) -> None:
-    desk = desk_of_a_store
+def _commit_by_the_driver(session: Session) -> None:
+    raw = session.connection().connection.dbapi_connection
+    assert raw is not None
+    raw.commit()
+
+
+def _decide_by_hand(desk: Desk, transaction: SessionTransaction) -> None:
+    """A person says that it was saved: by `checkback resolve`, or by the row that is missing, since no broker notes who
+    decided, and a COMMIT without a row is evidence against the ledger.
+    """
+    client, ledger = desk.shop.backend.client, desk.shop.ledger
+    (half,) = transaction.halves
+    if isinstance(client, broker.LiveStore):
+        client.transactions.commit(half, extra_properties={BY: "a person"})
+        return
+    with ledger.engine.begin() as connection:
+        ledger.insert(connection, half.properties[LEDGER_KEY], desk.shop.group, client.store_id)
+    client.half_messages.commit(half)
+
+
+def test_what_comes_after_a_commit_by_the_driver_is_refused(desk: Desk) -> None:
     desk.next_case()
     with Session(desk.engine) as session:
-        desk.buy(session, 1)
-        raw = session.connection().connection.dbapi_connection
-        assert raw is not None
-        raw.commit()
+        transaction = desk.producer.begin_transaction(session)
+        desk.buy(session, 1, through=transaction)
+        _commit_by_the_driver(session)
         with pytest.raises(TransactionError, match="went past the session"):
             desk.announce(session, 2)
         with pytest.raises(TransactionError, match="cannot commit"):
             session.commit()
     if not desk.shop.ledger.holds_a_lock:
-        for half in list(desk.shop.store.transactions.in_doubt()):
-            desk.shop.store.transactions.commit(half, extra_properties={BY: "a person"})
+        _decide_by_hand(desk, transaction)
     assert desk.judge() == ({1}, {1})
 
 
-def test_check_back_is_faster_than_a_commit_on_sqlite(desk_of_a_store: Desk) -> None:
+def test_check_back_is_faster_than_a_commit_on_sqlite(desk: Desk) -> None:
     """Its tombstone is there when the session commits: AlreadyEnded, and nothing is saved."""
-    desk = desk_of_a_store
     if desk.shop.ledger.holds_a_lock:
         pytest.skip("there the row protects a running transaction")
     desk.next_case()
     for begin in (Session, type(desk.engine).connect):
         with begin(desk.engine) as target:
             desk.announce(target, 1)
-            assert desk.shop.check_back().rolled_back == 1
+            desk.check_back()
+            assert desk.shop.in_doubt() == 0
             desk.save(target, 1)
             with pytest.raises(broker.AlreadyEnded, match="nothing was saved"):
                 target.commit()

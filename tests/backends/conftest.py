@@ -1,0 +1,5 @@
+"""The places themselves."""
+
+from tests.backends.kinds import backend
+
+__all__ = ["backend"]

@@ -1,0 +1,141 @@
+"""What only a consumer of a store on this machine does: fencing, durability, damage, forks."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+import broker
+from broker.consumer import Consumer
+from broker.consuming.reading import fetch
+from broker.consuming.tags import Selection
+from broker.consuming.window import Window
+from broker.live import LiveStore
+from broker.store.disk.files import Disk
+from broker.testing.crash_disk import SMALL
+
+WAIT_S = 20
+
+
+def bodies(consumer: Consumer, count: int) -> list[str]:
+    """The next messages, acknowledged."""
+    received = []
+    for _ in range(count):
+        message = consumer.receive(WAIT_S)
+        assert message is not None, f"only {received}"
+        received.append(message.body.decode())
+        assert consumer.ack(message)
+    return received
+
+
+def test_a_member_that_is_silent_for_too_long_loses_its_queues_and_its_say(
+    checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fencing: what it acknowledges afterwards moves nothing, and the message was given to another."""
+    checkback_store.append(broker.Message("orders", b"a"))
+    with checkback_store.consumer("billing", "orders") as hung:
+        message = hung.receive(WAIT_S)
+        assert message is not None
+        hung._keeper._stop.set()  # its thread stands still, as in a process that is stopped
+        hung._keeper._thread.join()
+        hung._positions.cells.beat(hung._member.place, 0)
+        monkeypatch.setattr("broker.consuming.group.membership.SILENT_MS", 1000)
+        with checkback_store.consumer("billing", "orders") as other:
+            assert bodies(other, 1) == ["a"]
+            assert not hung.ack(message)
+            assert other.positions()["orders", 0] == 1
+
+
+def test_nothing_is_seen_before_it_is_durable(tmp_path: object) -> None:
+    """A power cut takes back nothing that a consumer saw."""
+    with broker.open(f"{tmp_path}/store", layout=SMALL) as store:
+        store.append(broker.Message("orders", b"a"))
+        made = store.writer.appender.append([_draft(store)])
+        window = Window(0)
+        assert [at for at, _ in fetch(store, "orders", 0, window, Selection(), 32)] == [0]
+        store.writer.settle(made[-1].end)
+        assert [at for at, _ in fetch(store, "orders", 0, window, Selection(), 32)] == [1]
+
+
+def test_what_a_killed_producer_did_not_force_is_forced_by_the_consumer(tmp_path: object) -> None:
+    """No message waits for the next send."""
+    with broker.open(f"{tmp_path}/store", layout=SMALL) as store:
+        store.writer.appender.append([_draft(store)])
+        with store.consumer("billing", "orders") as consumer:
+            assert bodies(consumer, 1) == ["x"]
+
+
+def _draft(store: LiveStore) -> object:
+    from broker.store.write.pending_record import draft
+
+    if store.topic("orders") is None:
+        store.create_topic("orders")
+    return draft("orders", b"x", {}, queue_id=0, born_timestamp_ms=0)
+
+
+def test_an_idle_consumer_hardly_uses_the_processor(checkback_store: LiveStore) -> None:
+    """It wakes within milliseconds and still sleeps nearly always."""
+    with checkback_store.consumer("billing", "orders") as consumer:
+        before, started = time.process_time(), time.monotonic()
+        assert consumer.receive(1.0) is None
+        assert time.process_time() - before < 0.15 * (time.monotonic() - started)
+
+
+def test_a_forked_child_is_told_to_open_its_own(checkback_store: LiveStore) -> None:
+    with checkback_store.consumer("billing", "orders") as consumer:
+        child = os.fork()
+        if not child:
+            try:
+                consumer.receive_now()
+            except broker.StoreError as error:
+                os._exit(0 if "forked" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        checkback_store.append(broker.Message("orders", b"a"))
+        assert bodies(consumer, 1) == ["a"]
+
+
+def test_a_store_that_was_closed_first_is_said_and_no_harm(tmp_path: object) -> None:
+    store = broker.open(f"{tmp_path}/store", layout=SMALL, sync="os")
+    store.append(broker.Message("orders", b"a"))
+    consumer = store.consumer("billing", "orders")
+    assert bodies(consumer, 1) == ["a"]
+    store.close()
+    with pytest.raises(broker.BrokerError, match="closed"):
+        consumer.receive(WAIT_S)
+    consumer.close()
+    with broker.open(f"{tmp_path}/store") as again, again.consumer("billing", "orders") as other:
+        assert other.positions()["orders", 0] == 1
+
+
+def test_what_is_whole_before_a_damaged_message_is_handed_out(tmp_path: object) -> None:
+    """Then the damage is said, and never passed over."""
+    with broker.open(f"{tmp_path}/store", layout=SMALL, sync="os") as store:
+        for body in (b"a", b"b", b"c"):
+            placed = store.append(broker.Message("orders", body))
+        view, at = store.writer.appender.log.at(placed.commitlog_offset - 20)
+        view[at] ^= 0xFF  # in the record before the last
+        with store.consumer("billing", "orders") as consumer:
+            assert bodies(consumer, 1) == ["a"]
+            for _ in range(2):
+                with pytest.raises(broker.CorruptStore):
+                    consumer.receive(WAIT_S)
+            assert consumer.positions()["orders", 0] == 1
+
+
+def test_the_directories_are_looked_at_once_for_a_block(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each message: a stat takes as long as a record."""
+    looks: list[str] = []
+    entry = Disk.entry
+    monkeypatch.setattr(Disk, "entry", lambda disk, path: looks.append(path) or entry(disk, path))  # type: ignore[func-returns-value]
+    with broker.open(f"{tmp_path}/store", layout=SMALL, sync="os") as store:
+        for number in range(33):
+            store.append(broker.Message("orders", str(number).encode()))
+        counts = []
+        for limit in (1, 1, 32):  # the first also learns which files there are
+            looks.clear()
+            assert len(fetch(store, "orders", 0, Window(0), Selection(), limit)) == limit
+            counts.append(len(looks))
+        assert counts[1] == counts[2] <= 5, looks

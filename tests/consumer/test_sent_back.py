@@ -1,0 +1,169 @@
+"""How a store sends a message back: delays by its clock, the record of the copy, the dead letters, a full disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.consumer import Consumer
+from broker.consuming.redelivery import sent_back
+from broker.format.commitlog import decode, encode, make_record
+from broker.format.java import Host
+from broker.format.sysflag import BORN_IPV6, COMPRESSED, TransactionType
+from broker.format.topics import SCHEDULE_TOPIC
+from broker.live import LiveStore
+from broker.message import ReceivedMessage
+from broker.testing.crash_disk import SMALL, FakeClock
+
+WAIT_S = 20
+
+
+def next_of(consumer: Consumer) -> ReceivedMessage:
+    message = consumer.receive(WAIT_S)
+    assert message is not None
+    return message
+
+
+def test_it_comes_again_after_the_delay_of_its_level(checkback_store: LiveStore, checkback_clock: FakeClock) -> None:
+    """As it was sent: topic, body, keys and unique key; only the count is one more."""
+    checkback_store.append(broker.Message("orders", b"a", tag="t", keys=["k"], properties={"mine": "yes"}))
+    with checkback_store.consumer("billing", "orders", tags="t") as consumer:
+        first = next_of(consumer)
+        assert consumer.retry(first)
+        assert consumer.receive(0.2) is None
+        checkback_clock.advance(9)
+        assert consumer.receive(0.2) is None
+        checkback_clock.advance(2)
+        second = next_of(consumer)
+        assert (second.topic, second.body, second.tag, second.keys) == ("orders", b"a", "t", ("k",))
+        assert (second.unique_key, second.properties["mine"]) == (first.unique_key, "yes")
+        assert (first.reconsume_times, second.reconsume_times) == (0, 1)
+        assert consumer.ack(second)
+    with checkback_store.consumer("billing", "orders") as consumer:
+        assert consumer.receive(0) is None
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_comes_back_is_first_where_that_is_asked_for(checkback_store: LiveStore, first: bool) -> None:
+    """Else its queue takes its turn, behind those of the topic."""
+    for number in range(40):
+        checkback_store.append(broker.Message("orders", b"%d" % number), queue_id=number % 4)
+    with checkback_store.consumer("billing", "orders", retries_first=first) as consumer:
+        failed = [next_of(consumer) for _ in range(3)]
+        assert all(consumer.retry(message, delay_level=0) for message in failed)
+        times = [next_of(consumer).reconsume_times for _ in range(12)]
+    assert (times[:3] == [1, 1, 1]) is first
+    assert sum(times) >= 2
+
+
+def test_the_delay_grows_from_time_to_time_and_ends_in_the_dead_letters(checkback_store: LiveStore) -> None:
+    """10 s first, 2 h last: RocketMQ's levels 3 to 18, and %DLQ%group after 16 times."""
+    checkback_store.append(broker.Message("orders", b"a"))
+    topics, levels = [], []
+    at = 0
+    for _ in range(17):
+        record = checkback_store.commitlog.read(at)
+        assert record is not None
+        draft = sent_back(record, "billing")
+        topics.append(draft.topic)
+        levels.append(draft.queue_id + 1)
+        at = checkback_store.writer.append([draft])[0].commitlog_offset
+    assert topics == [SCHEDULE_TOPIC] * 16 + ["%DLQ%billing"]
+    assert levels[:16] == list(range(3, 19))
+    last = checkback_store.record(at)
+    assert last is not None
+    assert last.property_map.items() >= {"RETRY_TOPIC": "orders", "DELAY": "0", "WAIT": "false"}.items()
+    assert last.property_map["RETRY_TOPIC"] == "orders"
+
+
+def test_the_copy_of_a_committed_message_ends_no_transaction(
+    checkback_store: LiveStore, checkback_clock: FakeClock
+) -> None:
+    """Its type is 0 all the way: RocketMQ 3.1 took such copies for ends of the transaction at offset 0."""
+    half = checkback_store.transactions.prepare(broker.Message("orders", b"a"), "shop")
+    checkback_store.transactions.commit(half)
+    with checkback_store.consumer("billing", "orders") as consumer:
+        consumer.retry(next_of(consumer))
+        checkback_clock.advance(11)
+        again = next_of(consumer)
+        assert again.transaction_type is TransactionType.NONE
+        consumer.retry(again, delay_level=-1)
+    kinds = [(record.transaction_type.name, record.topic) for record in checkback_store.records()]
+    assert kinds == [
+        ("PREPARED", "orders"),
+        ("COMMIT", "orders"),
+        ("NONE", SCHEDULE_TOPIC),
+        ("NONE", "%RETRY%billing"),
+        ("NONE", "%DLQ%billing"),
+    ]
+    assert not list(checkback_store.transactions.in_doubt())
+
+
+def test_the_copy_has_our_address_and_the_bodys_compression(checkback_store: LiveStore) -> None:
+    """A producer with an IPv6 address has a longer field in its record: the copy's is ours."""
+    made = make_record(
+        "orders",
+        b"zipped",
+        sys_flag=COMPRESSED | BORN_IPV6,
+        born_host=Host(bytes(16), 1),
+        store_host=Host(bytes(4), 1),
+        born_timestamp_ms=0,
+        store_timestamp_ms=0,
+    )
+    record = decode(encode(made))
+    copy = decode(sent_back(record, "billing").raw, check_crc=False)
+    assert (copy.sys_flag, copy.body, copy.born_host.is_ipv6) == (COMPRESSED, b"zipped", False)
+
+
+def test_what_is_being_sent_back_cannot_be_acknowledged(checkback_store: LiveStore) -> None:
+    """Else `ack` would say that the message is done, and it would come again."""
+    checkback_store.append(broker.Message("orders", b"a"))
+    with checkback_store.consumer("billing", "orders") as consumer:
+        held = next_of(consumer)
+        with consumer._leases.sending_back(held.commitlog_offset) as is_ours:
+            assert is_ours
+            assert not consumer.ack(held)
+        assert consumer._leases.acknowledge(held.commitlog_offset, was_sent_back=True)
+        assert not consumer.ack(held)
+
+
+def test_a_message_that_fails_on_a_full_disk_stays_in_hand(
+    checkback_store: LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be sent back when there is room again: nothing was lost."""
+
+    def full(_: object) -> None:
+        raise broker.StoreFull("no room")
+
+    checkback_store.append(broker.Message("orders", b"a"))
+    with checkback_store.consumer("billing", "orders") as consumer:
+        message = next_of(consumer)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkback_store.writer, "append", full)
+            with pytest.raises(broker.StoreFull):
+                consumer.retry(message, delay_level=0)
+        assert consumer.retry(message, delay_level=0)
+        assert next_of(consumer).reconsume_times == 1
+
+
+def test_what_is_due_is_where_rocketmq_looks_for_it(tmp_path: Path, checkback_clock: FakeClock) -> None:
+    """The unit in the schedule topic holds the time, delayOffset.json how far we delivered."""
+    path = tmp_path / "store"
+    with broker.open(path, layout=SMALL, sync="os") as store:
+        placed = store.append(broker.Message("orders", b"a"))
+        with store.consumer("billing", "orders") as consumer:
+            consumer.retry(next_of(consumer))
+            checkback_clock.advance(11)
+            consumer.ack(next_of(consumer))
+        queue = store.consumequeues.queue(SCHEDULE_TOPIC, 2)
+        unit = None if queue is None else queue.get(0)
+        record = None if unit is None else store.record(unit.commitlog_offset)
+        assert unit is not None
+        assert record is not None
+        assert unit.tags_code == record.store_timestamp_ms + 10_000
+        assert placed.commitlog_offset == 0
+    from broker.format.config import decode_delay_offsets
+
+    assert decode_delay_offsets((path / "config/delayOffset.json").read_bytes()).positions[3] == 1

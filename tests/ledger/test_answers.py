@@ -1,0 +1,52 @@
+"""What a ledger answers for a process that is gone, wherever its messages went: to a store, or to a cluster's broker.
+
+A whole transaction that commits too late: tests/checkback/test_races.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from broker.ledger import COMMITTED, ROLLED_BACK
+from tests.backends.shop import BackendShop, announce, save
+
+
+def rows(shop: BackendShop) -> list[tuple[int, str]]:
+    """The decisions of the ledger, each with who made it; empty: the application."""
+    with shop.ledger.engine.connect() as connection:
+        return sorted((row.state, row.decided_by or "") for row in connection.execute(shop.ledger.rows.select()))
+
+
+def test_a_row_commits_and_one_that_is_missing_becomes_a_tombstone(backend_shop: BackendShop) -> None:
+    """Which keeps the row of a late COMMIT out, and the order that is saved with it."""
+    backend_shop.buy_and_vanish(1, 2)
+    backend_shop.buy_and_vanish(3, saved=False)
+    assert rows(backend_shop) == [(COMMITTED, "")] * 2
+    backend_shop.settle()
+    assert (backend_shop.orders(), backend_shop.announced(), backend_shop.in_doubt()) == ([1, 2], [1, 2], 0)
+    by = "checkback answer" if backend_shop.backend.is_cluster else "check-back"
+    assert rows(backend_shop) == [(COMMITTED, ""), (COMMITTED, ""), (ROLLED_BACK, by)]
+
+    ledger = backend_shop.ledger
+    with ledger.engine.connect() as connection:
+        (tombstone,) = connection.execute(ledger.rows.select().where(ledger.rows.c.state == ROLLED_BACK)).all()
+    with backend_shop.session() as session:
+        save(session, 3)
+        with pytest.raises(IntegrityError):
+            ledger.insert(session, tombstone.ledger_key, "shop", tombstone.store_id)
+    assert backend_shop.orders() == [1, 2]
+
+
+def test_a_transaction_that_runs_gets_no_tombstone_and_commits(backend_shop: BackendShop) -> None:
+    """Check-back asks while the row, or SQLite's database, is locked. The process that answers is another one."""
+    with backend_shop.backend.another() as client, backend_shop.session() as session:
+        producer = backend_shop.producer(client)
+        transaction = producer.begin_transaction(session)
+        save(session, 1)
+        announce(producer, transaction, 1)
+        assert backend_shop.backend.is_running([backend_shop.resolvers_ledger])
+        transaction.commit()
+    backend_shop.settle()
+    assert rows(backend_shop) == [(COMMITTED, "")]
+    assert (backend_shop.orders(), backend_shop.announced(), backend_shop.in_doubt()) == ([1], [1], 0)

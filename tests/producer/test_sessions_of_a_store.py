@@ -1,0 +1,112 @@
+"""What a session's messages cost a store: when they are on its disk, how often it is fsynced, where a delay waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.engine.interfaces import PoolProxiedConnection
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import broker
+from broker.ledger import Ledger
+from broker.live import LiveStore
+from tests.producer.delivered import delivered
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+
+def producer_of(store: LiveStore, ledger: Ledger) -> broker.Producer:
+    return store.producer("shop", topics=["orders"], ledger=ledger)
+
+
+def test_the_half_message_is_on_disk_before_commit(
+    store: LiveStore, ledger: Ledger, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the moment of COMMIT the log is durable beyond it."""
+    durable = []
+    commit = engine.dialect.do_commit
+
+    def watched(connection: PoolProxiedConnection) -> None:
+        durable.append(store.visible_end >= transaction.halves[-1].end)
+        commit(connection)
+
+    producer = producer_of(store, ledger)
+    monkeypatch.setattr(engine.dialect, "do_commit", watched)
+    for _ in range(20):
+        with Session(engine) as session, producer.begin_transaction(session) as transaction:
+            producer.send(broker.Message("orders", b"1"), transaction)
+    assert durable == [True] * 20
+
+
+def test_all_messages_of_a_transaction_cost_one_forced_write(
+    store: LiveStore, ledger: Ledger, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is forced for one that is rolled back."""
+    forced, log = [], store.writer.syncer.log
+    sync = log.sync
+
+    def counted(start: int, stop: int) -> None:
+        if threading.current_thread() is threading.main_thread():  # upkeep forces what nobody waits for
+            forced.append((start, stop))
+        sync(start, stop)
+
+    monkeypatch.setattr(log, "sync", counted)
+    producer = producer_of(store, ledger)
+    with Session(engine) as session, producer.begin_transaction(session) as transaction:
+        for _ in range(50):
+            producer.send(broker.Message("orders", b"1"), transaction)
+    assert len(forced) <= 1
+    forced.clear()
+    with Session(engine) as session:
+        transaction = producer.begin_transaction(session)
+        producer.send(broker.Message("orders", b"2"), transaction)
+        transaction.rollback()
+    assert forced == []
+    assert delivered(store) == [b"1"] * 50
+
+
+@pytest.mark.parametrize("driver", ["sqlite+aiosqlite", "postgresql+psycopg", "mariadb+aiomysql"])
+def test_an_async_session_may_delay(
+    store: LiveStore, driver: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if driver.startswith("sqlite"):
+        url = f"{driver}:///{tmp_path / 'async.db'}"
+    else:
+        url = request.getfixturevalue(f"{'postgres' if 'psycopg' in driver else 'mariadb'}_url").set(drivername=driver)
+
+    async def business() -> tuple[int, list[int]]:
+        engine = create_async_engine(url)
+        ledger = Ledger(engine)
+        await ledger.create_all_async()
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+        producer = producer_of(store, ledger)
+        async with AsyncSession(engine) as session, producer.begin_transaction(session) as transaction:
+            await session.execute(text("INSERT INTO orders (id) VALUES (1)"))
+            await producer.send_async(broker.Message("orders", b"1"), transaction)
+        with pytest.raises(ZeroDivisionError):
+            await _fail_inside(engine, producer)
+        async with AsyncSession(engine) as session, producer.begin_transaction(session) as transaction:
+            await session.execute(text("INSERT INTO orders (id) VALUES (3)"))
+            await producer.send_async(broker.Message("orders", b"3"), transaction, delay_level=4)
+            assert store.queue_range("SCHEDULE_TOPIC_XXXX", 3) == (0, 0)
+        async with AsyncSession(engine) as session:
+            saved = [number for (number,) in await session.execute(text("SELECT id FROM orders"))]
+        await engine.dispose()
+        return len(store.transactions.in_doubt_slots()), saved
+
+    assert asyncio.run(business()) == (0, [1, 3])
+    assert delivered(store) == [b"1"]
+    assert store.queue_range("SCHEDULE_TOPIC_XXXX", 3) == (0, 1)
+
+
+async def _fail_inside(engine: object, producer: broker.Producer) -> None:
+    async with AsyncSession(engine) as session, producer.begin_transaction(session) as transaction:  # type: ignore[arg-type]
+        await session.execute(text("INSERT INTO orders (id) VALUES (2)"))
+        await producer.send_async(broker.Message("orders", b"2"), transaction)
+        raise ZeroDivisionError
