@@ -31,7 +31,7 @@ def test_the_module_is_there_where_it_can_be_built() -> None:
 
 
 def test_an_interrupt_stays_an_interrupt(tmp_path: Path) -> None:
-    """It comes between two lines of Python, the lock is free nearly always, and else the store tells, and opens again."""
+    """It comes between two lines of Python; in the rare case that the lock stays taken the store tells so."""
     caught, told = 0, list[str]()
 
     def interrupt(_number: int, frame: FrameType | None) -> None:
