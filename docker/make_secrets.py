@@ -1,7 +1,7 @@
 """Makes the secrets of the compose file, each a file in docker/secrets: `python docker/make_secrets.py [LEDGER_URL]`.
 
-A file that is there is left as it is. The files are readable by this machine's users, as the containers' user must read
-them; the directory is closed to all others.
+A file that is there is left as it is. Every user may read the files, as the containers' user must; the directory, which
+no container sees, is open to its owner alone.
 """
 
 from __future__ import annotations
@@ -46,10 +46,18 @@ def wanted(ledger_url: str) -> dict[str, str]:
 
 def main(arguments: list[str]) -> None:
     """Write the files that are missing, and say how to log in."""
-    DIRECTORY.mkdir(mode=0o711, exist_ok=True)
+    DIRECTORY.mkdir(exist_ok=True)
+    DIRECTORY.chmod(0o700)
     files = wanted(arguments[0] if arguments else "")
     for together in TOGETHER:
-        if any((DIRECTORY / name).exists() for name in together):
+        there = sorted(name for name in together if (DIRECTORY / name).exists())
+        if there and len(there) < len(together):
+            (missing,) = together - set(there)
+            sys.exit(
+                f"{DIRECTORY / missing} is missing, and {there[0]}, which is there, has the password that it needs. "
+                f"Write it with that password, or move {there[0]} away: both are made then. Nothing was written"
+            )
+        if there:
             files = {name: text for name, text in files.items() if name not in together}
     for name, text in files.items():
         path = DIRECTORY / name

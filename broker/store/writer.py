@@ -226,10 +226,9 @@ class StoreWriter:
         if not self.upkeep.is_running:
             self.upkeep.start()
         appended = self.appender.append(drafts)
-        if self.sync != "os":
+        if wait and self.sync != "os":
             self.syncer.start_write(appended[0].commitlog_offset, appended[-1].end)
-            if wait:
-                self.syncer.wait_durable(appended[-1].end)
+            self.syncer.wait_durable(appended[-1].end)
         return appended
 
     def append_one(self, draft: PendingRecord, *, wait: bool = True) -> Appended:
@@ -237,11 +236,10 @@ class StoreWriter:
         if not self.upkeep.is_running:
             self.upkeep.start()
         appended = self.appender.append_one(draft)
-        if self.sync != "os":
+        if wait and self.sync != "os":
             end = appended.commitlog_offset + appended.size
             self.syncer.start_write(appended.commitlog_offset, end)
-            if wait:
-                self.syncer.wait_durable(end)
+            self.syncer.wait_durable(end)
         return appended
 
     def settle(self, end: int) -> None:

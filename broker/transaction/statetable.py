@@ -88,7 +88,8 @@ class StateTableService(TransactionalMessageService):
         """See TransactionalMessageService. In mode `each` it is always waited for."""
         half = self._stored(message, producer_group, queue_id, extra_properties, origin)
         if not self._sync_os:
-            self._writer.syncer.start_write(half.commitlog_offset, half.end)
+            if wait or origin is None:  # a server's one flush serves many: nobody hurries for this message
+                self._writer.syncer.start_write(half.commitlog_offset, half.end)
             if wait or self._sync_each:
                 self._writer.settle(half.end)
         return half

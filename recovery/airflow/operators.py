@@ -99,8 +99,9 @@ def now_ms(context: Context) -> int:
 def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
     """The master that the connection `checkback_spark` names, and Spark's settings in its extra (`spark.…`).
 
-    Its password is the secret of a standalone cluster (`spark.authenticate.secret`); Airflow masks it in logs.
-    (None, {}) without the connection. The engine `spark`, which a person chose, may use Airflow's `spark_default`, too.
+    With a standalone cluster (`spark://…`) its password is `spark.authenticate.secret`; Airflow masks it in logs.
+    (None, {}) without the connection. The engine `spark`, which a person chose, may use Airflow's `spark_default`, too:
+    of that the password is nothing that we know.
     """
     for conn_id in (SPARK_CONNECTION, AIRFLOWS_SPARK) if engine == "spark" else (SPARK_CONNECTION,):
         try:
@@ -110,7 +111,7 @@ def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
         host = connection.host or ""
         master = f"{host}:{connection.port}" if host and connection.port else host or None
         found = {name: str(value) for name, value in connection.extra_dejson.items() if name.startswith("spark.")}
-        if connection.password:
+        if connection.password and conn_id == SPARK_CONNECTION and host.startswith("spark://"):
             found = {"spark.authenticate": "true", "spark.authenticate.secret": connection.password, **found}
         return master, found
     return None, {}

@@ -41,8 +41,11 @@ def ops_of_halves(rows: Rows, is_half: Flags) -> Ints:
 
 
 def half_copies(rows: Rows, group: Ints, count: int, ops: Ints) -> HalfCopies:
-    """Tell the half messages that count from those that were renewed; one that counts alone has its group's state."""
+    """Tell the half messages that count from those that were renewed; one that is alone has its group's state."""
     indices, is_half = np.arange(len(rows)), rows["kind"] == EventKind.HALF
+    has_several = np.bincount(group[is_half], minlength=count) > 1
+    if not has_several.any():  # as nearly always, and what follows takes longer than all the rest
+        return HalfCopies(np.zeros(len(rows), np.int64), has_several)
     checked = is_half & (rows["checks"] > 0)
     renewed_before = np.full(count, -1, np.int64)
     np.maximum.at(renewed_before, group[checked], indices[checked])

@@ -110,8 +110,9 @@ def test_the_secrets_are_files_that_the_script_makes(tmp_path: Path) -> None:
     script = tmp_path / "make_secrets.py"
     script.write_text((DOCKER / "make_secrets.py").read_text(encoding="utf-8"))
 
-    def run() -> str:
-        return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    def run(check: bool = True) -> str:
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=check)
+        return done.stdout + done.stderr
 
     first = run()
     kept = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
@@ -121,7 +122,11 @@ def test_the_secrets_are_files_that_the_script_makes(tmp_path: Path) -> None:
     run()
     again = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
     assert {name for name in kept if kept[name] != again[name]} == {"jwt_secret"}
-    assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0o011
+    assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0
+    (tmp_path / "secrets/spark.conf").unlink()
+    (tmp_path / "secrets/jwt_secret").unlink()
+    assert "spark.conf is missing, and connections.json, which is there" in run(check=False)
+    assert not (tmp_path / "secrets/jwt_secret").exists()
 
 
 def test_the_image_has_what_runs_and_no_tools() -> None:

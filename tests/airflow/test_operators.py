@@ -77,7 +77,8 @@ SECRET = "s3cret/of@shop"  # noqa: S105 - what must be seen nowhere
 def test_sparks_master_comes_from_our_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the local engine does it; Airflow's own spark_default, for a master that nobody has, counts only
     where a person chose Spark."""
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "yarn"}')
+    theirs = {"conn_type": "spark", "host": "yarn", "password": SECRET}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(theirs))
     assert spark_connection("auto") == (None, {})
     assert spark_connection("spark") == ("yarn", {})
     extra = '{"spark.executor.memory": "2g", "queue": "root.default"}'
@@ -87,7 +88,8 @@ def test_sparks_master_comes_from_our_connection(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AIRFLOW_CONN_CHECKBACK_SPARK", json.dumps({**ours, "password": SECRET}))
     secret = {"spark.authenticate": "true", "spark.authenticate.secret": SECRET}
     assert spark_connection("auto") == ("spark://master:7077", {"spark.executor.memory": "2g", **secret})
-    monkeypatch.setenv("AIRFLOW_CONN_CHECKBACK_SPARK", '{"conn_type": "spark", "host": "local[*]"}')
+    local = {"conn_type": "spark", "host": "local[*]", "password": SECRET}
+    monkeypatch.setenv("AIRFLOW_CONN_CHECKBACK_SPARK", json.dumps(local))
     assert spark_connection("auto") == ("local[*]", {})
 
 
