@@ -7,10 +7,11 @@ schedule=[Asset("checkback://shop/verified")]     in anybody's DAG
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, quote
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 if TYPE_CHECKING:
     from airflow.sdk import Asset
+    from openlineage.client.event_v2 import Dataset
 
 SCHEME = "checkback"
 
@@ -28,6 +29,14 @@ def create_asset(*, store: str, thing: str, extra: dict[str, Any] | None = None)
 
     uri = f"{SCHEME}://{store}/{quote(thing)}"
     return Asset(name=uri, uri=uri, group=SCHEME, extra=extra or {})
+
+
+def openlineage_dataset(asset: Asset, _lineage_context: object = None) -> Dataset:
+    """The same thing by OpenLineage's names: namespace checkback://STORE, and the thing."""
+    from openlineage.client.event_v2 import Dataset
+
+    uri = urlsplit(asset.uri)
+    return Dataset(namespace=f"{SCHEME}://{uri.netloc}", name=unquote(uri.path.removeprefix("/")))
 
 
 def verified(store: str) -> Asset:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import broker
 
 NAMES = ("path", "catalog", "resolver", "resolvers", "policy")
+SPARK_CONNECTION = "checkback_spark"
+AIRFLOWS_SPARK = "spark_default"  # Airflow makes it by itself, for a master that nobody has
 _JSON = ("resolvers", "policy")
 _DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
 
@@ -141,6 +143,27 @@ def http_url(conn_id: str) -> str:
     place = f"{name}:{connection.port}" if connection.port else name
     endpoint = str(connection.extra_dejson.get("endpoint", ""))
     return f"{scheme or connection.schema or 'http'}://{_userinfo(connection)}{place}{endpoint}"
+
+
+def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
+    """The master that the connection `checkback_spark` names, and Spark's settings in its extra (`spark.…`).
+
+    With a standalone cluster (`spark://…`) its password is `spark.authenticate.secret`; Airflow masks it in logs.
+    (None, {}) without the connection. The engine `spark`, which a person chose, may use Airflow's `spark_default`, too:
+    of that the password is nothing that we know.
+    """
+    for conn_id in (SPARK_CONNECTION, AIRFLOWS_SPARK) if engine == "spark" else (SPARK_CONNECTION,):
+        try:
+            connection = BaseHook.get_connection(conn_id)
+        except AirflowNotFoundException:
+            continue
+        host = connection.host or ""
+        master = f"{host}:{connection.port}" if host and connection.port else host or None
+        found = {name: str(value) for name, value in connection.extra_dejson.items() if name.startswith("spark.")}
+        if connection.password and conn_id == SPARK_CONNECTION and host.startswith("spark://"):
+            found = {"spark.authenticate": "true", "spark.authenticate.secret": connection.password, **found}
+        return master, found
+    return None, {}
 
 
 def _userinfo(connection: Any) -> str:

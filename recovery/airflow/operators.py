@@ -14,14 +14,13 @@ from typing import Any
 
 from airflow.sdk import Asset, BaseOperator, Context
 
-from recovery.airflow.hook import CheckbackHook, with_secrets
+from recovery.airflow.hook import CheckbackHook, spark_connection, with_secrets
 from recovery.airflow.operating.links import ReportLink, SparkUiLink, StorePageLink
-from recovery.airflow.versions import AirflowFailException, AirflowNotFoundException, BaseHook
+from recovery.airflow.versions import AirflowFailException
 
 SECRETS = ("ledger", "resolver", "resolvers", "catalog")  # URLs: never rendered, so never in Airflow's database
 SETTINGS = ("path", "policy", "ledger_connection", "resolver_connection", *SECRETS)
-SPARK_CONNECTION = "checkback_spark"
-AIRFLOWS_SPARK = "spark_default"  # Airflow makes it by itself, for a master that nobody has
+PUBLISHED = ("ok", "counts", "records", "bytes", "transactions", "digest", "report")  # of a verification
 
 
 class StoreOperator(BaseOperator):
@@ -43,6 +42,7 @@ class StoreOperator(BaseOperator):
     template_fields_renderers = {"policy": "json"}
     operator_extra_links: tuple[Any, ...] = (StorePageLink(),)
     ui_color = "#e8f1fb"
+    published: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -85,36 +85,22 @@ class StoreOperator(BaseOperator):
 
     def publish(self, context: Context, found: Mapping[str, Any]) -> None:
         """Put what was found on the event of each asset that this task announces."""
+        self.published = found
         for outlet in self.outlets:
             if isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra.update(found)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """What OpenLineage's provider asks for; see `recovery.airflow.operating.lineage`."""
+        from recovery.airflow.operating.lineage import lineage
+
+        return lineage(self.store_path(), self.outlets, self.published)
 
 
 def now_ms(context: Context) -> int:
     """When the run was due, in milliseconds."""
     due = context["dag_run"].run_after
     return int(due.timestamp() * 1000)
-
-
-def spark_connection(engine: str) -> tuple[str | None, dict[str, str]]:
-    """The master that the connection `checkback_spark` names, and Spark's settings in its extra (`spark.…`).
-
-    With a standalone cluster (`spark://…`) its password is `spark.authenticate.secret`; Airflow masks it in logs.
-    (None, {}) without the connection. The engine `spark`, which a person chose, may use Airflow's `spark_default`, too:
-    of that the password is nothing that we know.
-    """
-    for conn_id in (SPARK_CONNECTION, AIRFLOWS_SPARK) if engine == "spark" else (SPARK_CONNECTION,):
-        try:
-            connection = BaseHook.get_connection(conn_id)
-        except AirflowNotFoundException:
-            continue
-        host = connection.host or ""
-        master = f"{host}:{connection.port}" if host and connection.port else host or None
-        found = {name: str(value) for name, value in connection.extra_dejson.items() if name.startswith("spark.")}
-        if connection.password and conn_id == SPARK_CONNECTION and host.startswith("spark://"):
-            found = {"spark.authenticate": "true", "spark.authenticate.secret": connection.password, **found}
-        return master, found
-    return None, {}
 
 
 class CheckBackOperator(StoreOperator):
@@ -257,7 +243,7 @@ class VerifyOperator(StoreOperator):
 
         found = tasks.verify(self.store_path(), now_ms=now_ms(context), **self.engine_settings())
         self.spark_ui = found["spark_ui"]
-        self.publish(context, {name: found[name] for name in ("ok", "counts", "digest", "transactions", "report")})
+        self.publish(context, {name: found[name] for name in PUBLISHED})
         if self.store:
             from recovery.airflow.operating.metrics import send_gauges
 

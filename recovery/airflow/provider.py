@@ -33,6 +33,7 @@ def get_provider_info() -> dict[str, Any]:
                 "schemes": ["checkback"],
                 "handler": "recovery.airflow.assets.sanitize_uri",
                 "factory": "recovery.airflow.assets.create_asset",
+                "to_openlineage_converter": "recovery.airflow.assets.openlineage_dataset",
             }
         ],
         "queues": ["recovery.airflow.queues.CheckbackMessageQueueProvider"],

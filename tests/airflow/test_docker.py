@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from recovery.airflow.bundle import CheckbackDagBundle
+from recovery.airflow.hook import SPARK_CONNECTION
 from recovery.airflow.local.standalone import BUNDLES
-from recovery.airflow.operators import SPARK_CONNECTION
 from recovery.airflow.settings import read_stores
 from tests.airflow.compose import COMPOSE, DOCKER, DOCKERFILE, PARTS, SERVICES, made_secrets
 from tests.house.tree import ROOT

@@ -15,7 +15,8 @@ import broker
 from recovery.airflow import approval, operators
 from recovery.airflow.approval import AskOperator
 from recovery.airflow.assets import verified
-from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, VerifyOperator, question, spark_connection
+from recovery.airflow.hook import spark_connection
+from recovery.airflow.operators import CheckBackOperator, NoFindingsOperator, VerifyOperator, question
 from recovery.airflow.sensors import MessageSensor
 from recovery.airflow.versions import AirflowFailException, AirflowSkipException
 from tests.airflow.bags import DagSerialization

@@ -20,10 +20,9 @@ from typing import Any
 import airflow
 
 from broker.errors import BrokerError
-from recovery.airflow.hook import CheckbackHook, with_secrets
+from recovery.airflow.hook import CheckbackHook, spark_connection, with_secrets
 from recovery.airflow.operating.sight import why_not_seen
 from recovery.airflow.operating.standing import standing_of
-from recovery.airflow.operators import spark_connection
 from recovery.airflow.settings import WHOLE_FILE, StoreSettings, configured
 from recovery.airflow.versions import AirflowException, check_version, conf
 
