@@ -14,6 +14,7 @@
 #include "_fast_index_items.h"
 #include "_fast_message.h"
 #include "_fast_scan.h"
+#include "_fast_sent.h"
 #include "_fast_strings.h"
 #include "_fast_transaction.h"
 
@@ -137,6 +138,7 @@ static PyMethodDef methods[] = {
     {"index_items", fast_index_items, METH_VARARGS, index_items_doc},
     {"java_hashes", fast_java_hashes, METH_VARARGS, java_hashes_doc},
     {"scan_window", fast_scan_window, METH_VARARGS, scan_window_doc},
+    {"sent_records", (PyCFunction)(void (*)(void))fast_sent_records, METH_FASTCALL, sent_records_doc},
     {"stand", fast_stand, METH_O, stand_doc},
     {"start_write", (PyCFunction)(void (*)(void))fast_start_write, METH_FASTCALL, start_write_doc},
     {"string_codes", fast_string_codes, METH_VARARGS, string_codes_doc},

@@ -25,6 +25,7 @@ SOURCES = (
     "broker/_fast_numbers.h",
     "broker/_fast_record.h",
     "broker/_fast_scan.h",
+    "broker/_fast_sent.h",
     "broker/_fast_stored.h",
     "broker/_fast_strings.h",
     "broker/_fast_transaction.h",

@@ -23,6 +23,7 @@ PLACES = {
     "broker.message._fast_message": "message",
     "broker.store.write.presence._fast_stand": "stand",
     "broker.store.disk.maps._start_write": "start_write",
+    "broker.server.requests.records._sent_records": "sent_records",
 }
 
 

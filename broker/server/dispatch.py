@@ -31,6 +31,7 @@ class Lane(enum.Enum):
     STORE = 1
     GROUP = 2
     READ = 3
+    PULL = 4  # in the event loop where nothing of it can wait, else as READ
 
 
 class Level(enum.Enum):
@@ -61,8 +62,8 @@ ROUTES: dict[int, Route] = {
     Code.END_TRANSACTION: Route(ends.end_transaction, Lane.STORE),
     Code.SEND_REPLY_MESSAGE: Route(relay.send_reply, Lane.LOOP, _OPEN, _PUB),
     Code.SEND_REPLY_MESSAGE_V2: Route(relay.send_reply, Lane.LOOP, _OPEN, _PUB),
-    Code.PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, _SUB),
-    Code.LITE_PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, _SUB),
+    Code.PULL_MESSAGE: Route(pulls.pull_message, Lane.PULL, _OPEN, _SUB),
+    Code.LITE_PULL_MESSAGE: Route(pulls.pull_message, Lane.PULL, _OPEN, _SUB),
     Code.QUERY_MESSAGE: Route(queues.query_message, Lane.READ, _OPEN, _SUB),
     Code.VIEW_MESSAGE_BY_ID: Route(queues.view_message, Lane.READ, _OPEN, _SUB),
     Code.QUERY_CONSUMER_OFFSET: Route(queues.query_consumer_offset, Lane.GROUP, _OPEN, _SUB),

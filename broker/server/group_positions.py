@@ -108,15 +108,36 @@ class GroupPositions:
         end = self._store.queue_end(topic, queue_id)
         cells = self.table.cells
         with self._lock:
-            if queue_offset < 0 or (group, topic, queue_id) in self._resets:
-                return
-            if self.is_leased(group, topic, queue_id):
+            if not self._may_commit(group, topic, queue_id, queue_offset):
                 return
             cell = cells.find(group, topic, queue_id)
             with cells.lock:
                 if cell is None:
                     cell = cells.make(group, topic, queue_id)
                 cells.put(cell, min(queue_offset, end))
+
+    def commit_at_once(self, group: str, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """The same without waiting for anybody; False when it could not be done so."""
+        cells = self.table.cells
+        cell = cells.find(group, topic, queue_id)
+        if cell is None or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._may_commit(group, topic, queue_id, queue_offset):
+                return True
+            if not cells.lock.try_acquire():
+                return False
+            try:
+                cells.put(cell, min(queue_offset, self._store.writer.queue_end(topic, queue_id)))
+            finally:
+                cells.lock.release()
+        finally:
+            self._lock.release()
+        return True
+
+    def _may_commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> bool:
+        is_reset = (group, topic, queue_id) in self._resets
+        return queue_offset >= 0 and not is_reset and not self.is_leased(group, topic, queue_id)
 
     def reset(self, group: str, topic: str, queue_id: int, queue_offset: int, *, is_online: bool) -> None:
         """Put a group elsewhere; clients that are connected hear of it with their next pull."""

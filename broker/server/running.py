@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from broker.consuming.group.consumer_table import MemberKind
@@ -46,7 +45,7 @@ from broker.server.metrics import MetricsPage, Sample
 from broker.server.registration import Registration
 from broker.server.replication.master import ReplicationMaster
 from broker.server.requests.ends import ProducerChecks, Resolver
-from broker.server.requests.pulls import Held, HeldPulls, look
+from broker.server.requests.pulls import Held, HeldPulls, look, pull_at_once
 from broker.server.requests.relay import TIMEOUT_S, Passed
 from broker.server.settings import ServerSettings, host_and_port, store_host
 from broker.server.siblings.queue_locks import QueueLocks
@@ -269,6 +268,8 @@ class Server:
             work = partial(route.handler, self.context, request)
             if route.lane is Lane.LOOP:
                 self._finish(request, work())
+            elif route.lane is Lane.PULL and (done := pull_at_once(self.context, request)) is not None:
+                self._finish(request, done)
             elif route.lane is Lane.STORE:
                 self._store(request, work)
             else:
@@ -384,9 +385,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -139,6 +139,11 @@ class CrashDisk(Disk):
         self._check_power()
         return super().entry(path)
 
+    def stamp(self, path: str) -> tuple[int, int] | None:
+        """Inode and time of change of what a path names; None when nothing is there. Raises Crashed without power."""
+        self._check_power()
+        return super().stamp(path)
+
     def entries(self, directory: str) -> list[Entry]:
         """The entries of a directory, sorted by name. Raises Crashed without power, StoreError without a directory."""
         self._check_power()

@@ -7,8 +7,11 @@ how many calls were made, and how many of them stored something.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import struct
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -54,6 +57,24 @@ class Chance(random.Random):
         if self.one_in(300):
             made.release()
         return made
+
+    def pull(self, log: int) -> list[Any]:
+        """Units, and a file of the records that they name, nearly; now and then of anything."""
+        units, at = b"", 0
+        for _ in range(self.choice([1, 2, 5, 2000] if self.one_in(50) else [1, 2, 5])):
+            size = self.choice([*SIZES, 120, 200, 1000])
+            head = struct.pack(">iIiiiqqi", size, 0xDAA320A7, 0, 0, 0, 0, at, self.choice([0, 0, 0, 0x10]))
+            body = bytes(44) + struct.pack(">i", self.choice([0, 0, 5, size - 120, self.randrange(1 << 31)]))
+            topic = bytes([self.choice([1, 5, 255])]) + b"t" * 20
+            crc = b"__CRC32#\x01" + b"0" * 10 + b"\x02" if self.one_in(2) else b""
+            raw = (head + body + topic + bytes(size))[: max(size - len(crc), 0)] + crc
+            os.pwrite(log, raw if self.randrange(9) else self.randbytes(len(raw)), at)
+            units += struct.pack(">qiq", at if self.randrange(30) else self.randrange(-9, 9999), size, 0)
+            at += size
+        given = [log, 0, 1 << 20, units, 1 << 20]
+        if self.one_in(5):
+            given[self.choice([0, 1, 2, 4])] = self.number()
+        return given
 
     def queue(self, size: int) -> Any:
         """A queue of files, by what it touched last."""
@@ -108,7 +129,7 @@ class Chance(random.Random):
         )  # fmt: skip
 
 
-def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, file: int) -> None:
+def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, file: int, log: int) -> None:
     """One appender, and some calls of everything."""
     appender = chance.appender(module, lock)
     for _ in range(20):
@@ -130,6 +151,7 @@ def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, fil
             "stored_properties": [properties, chance.text(), ("a", chance.text()), chance.text(), "g", *extra],
             "message": [{}, chance.text(), chance.raw(), chance.text(), [chance.text()], properties, len, RESERVED],
             "stand": [tuple((chance.raw(), chance.number(), chance.number()) for _ in range(chance.choice([1, 17])))],
+            "sent_records": chance.pull(log),
             "start_write": [chance.choice([-1, file, chance.number()]), chance.number(), chance.number()],
             "crc32": [chance.view(chance.choice(SIZES))],
         }  # fmt: skip
@@ -148,12 +170,12 @@ def main(library: str, seconds: str, seed: str) -> None:
     """Call until the time is over."""
     module, chance, made = load(Path(library)), Chance(int(seed)), Counter[str]()
     deadline = time.monotonic() + float(seconds)
-    with open("/dev/null") as file:  # flock takes it
+    with open("/dev/null") as file, tempfile.TemporaryFile() as log:  # flock takes the first
         lock = SimpleNamespace(
             _threads=threading.RLock(), _held=False, _kept=False, _alone=None, _descriptor=file.fileno()
         )
         while time.monotonic() < deadline:
-            calls(chance, module, made, lock, file.fileno())
+            calls(chance, module, made, lock, file.fileno(), log.fileno())
     print(dict(made))
 
 

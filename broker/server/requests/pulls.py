@@ -35,7 +35,8 @@ from broker.remoting.message_headers import (
 )
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.queues import queue_range
-from broker.server.requests.records import read_records
+from broker.server.requests.records import cached_records, read_records
+from broker.store.disk.read_file import NotCached
 
 MESSAGES_MAX, BYTES_MAX = 32, 256 << 10  # RocketMQ: maxTransferCountOnMessageInMemory, -BytesOnMessageInMemory
 _UNITS = 1024  # looked at in one go, however few of them match
@@ -66,7 +67,8 @@ class Found(NamedTuple):
 
     status: str
     next_offset: int
-    records: list[bytes]
+    records: bytes = b""
+    number: int = 0  # of records
 
 
 @dataclass(slots=True, eq=False)
@@ -85,22 +87,54 @@ def pull_message(context: ServerContext, request: Request) -> RemotingCommand | 
     header = PullMessageRequestHeader.decode(request.command.ext)
     _check(context, header)
     wanted = _wanted(context, header)
-    if header.sys_flag & PULL_COMMIT and header.commit_offset >= 0:
-        context.positions.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+    if _commits(header):
+        context.positions.commit(*_committed(header))
+    return look(context, _begun(request, header, wanted))
+
+
+def pull_at_once(context: ServerContext, request: Request) -> RemotingCommand | Held | None:
+    """The same for the event loop, which waits for no disk and no lock; None when a reader thread is to do it.
+
+    Only the last unit of a queue is read whatever it costs: somebody wrote it lately.
+    """
+    header = PullMessageRequestHeader.decode(request.command.ext)
+    if context.groups.get(header.consumer_group) is None:  # it will be made, and written
+        return None
+    _check(context, header)
+    wanted = _wanted(context, header)
+    if wanted.expression is not None or wanted.selection.codes:  # which looks at many
+        return None
+    try:
+        if _commits(header) and not context.positions.commit_at_once(*_committed(header)):
+            return None
+        return look(context, _begun(request, header, wanted), cached_only=True)
+    except NotCached:
+        return None
+
+
+def _commits(header: PullMessageRequestHeader) -> bool:
+    return bool(header.sys_flag & PULL_COMMIT) and header.commit_offset >= 0
+
+
+def _committed(header: PullMessageRequestHeader) -> tuple[str, str, int, int]:
+    return header.consumer_group, header.topic, header.queue_id, header.commit_offset
+
+
+def _begun(request: Request, header: PullMessageRequestHeader, wanted: Wanted) -> Held:
     hold_s = min(header.suspend_timeout_ms / 1000, _HOLD_MAX_S) if header.sys_flag & PULL_SUSPEND else 0.0
-    return look(context, Held(request, header, wanted, time.monotonic() + max(hold_s, 0.0), -1))
+    return Held(request, header, wanted, time.monotonic() + max(hold_s, 0.0), -1)
 
 
-def look(context: ServerContext, held: Held) -> RemotingCommand | Held:
-    """The answer to a pull, or the pull again when it is to wait on."""
+def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> RemotingCommand | Held:
+    """The answer to a pull, or the pull again when it is to wait on. With `cached_only` raises NotCached."""
     header = held.header
     moved = context.positions.take_reset(header.consumer_group, header.topic, header.queue_id)
     first, end = queue_range(context.store, header.topic, header.queue_id)
     if moved is not None:
-        return _answer(context, held, Found("OFFSET_RESET", moved, []), first, end)
+        return _answer(context, held, Found("OFFSET_RESET", moved), first, end)
     if held.seen_end == _LEASED or context.positions.is_leased(header.consumer_group, header.topic, header.queue_id):
         return _leased(context, held, first, end)
-    found = _fetch(context, held, first, end)
+    found = _fetch(context, held, first, end, cached_only=cached_only)
     is_empty = found.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE") and header.queue_offset == end
     if is_empty and time.monotonic() < held.until_s:
         held.seen_end = end
@@ -118,7 +152,7 @@ def _leased(context: ServerContext, held: Held, first: int, end: int) -> Remotin
         return held
     position = context.positions.get(*place)
     next_offset = header.queue_offset if position is None else position
-    found = Found("OFFSET_OVERFLOW_ONE" if is_leased else "NO_MATCHED_MESSAGE", next_offset, [])
+    found = Found("OFFSET_OVERFLOW_ONE" if is_leased else "NO_MATCHED_MESSAGE", next_offset)
     return _answer(context, held, found, first, end)
 
 
@@ -128,30 +162,31 @@ def _answer(context: ServerContext, held: Held, found: Found, first: int, end: i
     code = _STATUS.get(found.status)
     if code is None:  # NO_MESSAGE_IN_QUEUE
         code = ResponseCode.PULL_NOT_FOUND if header.queue_offset == 0 else ResponseCode.PULL_OFFSET_MOVED
-    if found.records:
-        count = len(found.records)
-        context.counters.add("GROUP_GET_NUMS", f"{header.topic}@{header.consumer_group}", count)
-    return held.request.command.answer(code, found.status, ext, b"".join(found.records))
+    if found.number:
+        context.counters.add("GROUP_GET_NUMS", f"{header.topic}@{header.consumer_group}", found.number)
+    return held.request.command.answer(code, found.status, ext, found.records)
 
 
-def _fetch(context: ServerContext, held: Held, first: int, end: int) -> Found:
+def _fetch(context: ServerContext, held: Held, first: int, end: int, *, cached_only: bool) -> Found:
     header = held.header
     at = header.queue_offset
     if end == 0:
-        return Found("NO_MESSAGE_IN_QUEUE", 0, [])
+        return Found("NO_MESSAGE_IN_QUEUE", 0)
     if at < first:
-        return Found("OFFSET_TOO_SMALL", first, [])
+        return Found("OFFSET_TOO_SMALL", first)
     if at >= end:
-        return Found("OFFSET_OVERFLOW_ONE" if at == end else "OFFSET_OVERFLOW_BADLY", end, [])
+        return Found("OFFSET_OVERFLOW_ONE" if at == end else "OFFSET_OVERFLOW_BADLY", end)
     queue = context.store.consumequeues.queue(header.topic, header.queue_id)
     if queue is None:
-        return Found("NO_MESSAGE_IN_QUEUE", 0, [])
+        return Found("NO_MESSAGE_IN_QUEUE", 0)
     most = max(1, min(header.max_msg_nums, MESSAGES_MAX))
     bytes_max = max(1, min(header.max_msg_bytes or BYTES_MAX, BYTES_MAX))
     selection, expression = held.wanted
     places, total = list[tuple[int, int]](), 0
     plain = not selection.codes and expression is None
-    block = queue.units.raw(at, min(end - at, most if plain else _UNITS))
+    block = queue.units.raw(at, min(end - at, most if plain else _UNITS), cached_only=cached_only)
+    if plain and (sent := cached_records(context.store.commitlog, block, bytes_max)) is not None:
+        return Found("FOUND", at + sent[1], *sent)
     for commitlog_offset, size, code in Unit.STRUCT.iter_unpack(block):
         is_full = len(places) >= most or (places and total + size > bytes_max)
         if is_full or size <= 0 or commitlog_offset < 0:
@@ -161,12 +196,12 @@ def _fetch(context: ServerContext, held: Held, first: int, end: int) -> Found:
         if not is_filler and selection.may_match(code):
             places.append((commitlog_offset, size))
             total += size
-    records = read_records(context.store.commitlog, places)
+    records = read_records(context.store.commitlog, places, cached_only=cached_only)
     if expression is not None:
         records = [raw for raw in records if expression.matches(decode(raw, check_crc=False).property_map)]
     if records:
-        return Found("FOUND", at, records)
-    return Found("NO_MATCHED_MESSAGE" if at > header.queue_offset else "MESSAGE_WAS_REMOVING", max(at, first), [])
+        return Found("FOUND", at, b"".join(records), len(records))
+    return Found("NO_MATCHED_MESSAGE" if at > header.queue_offset else "MESSAGE_WAS_REMOVING", max(at, first))
 
 
 def _check(context: ServerContext, header: PullMessageRequestHeader) -> None:

@@ -42,8 +42,8 @@ def queue_range(store: LiveStore, topic: str, queue_id: int) -> tuple[int, int]:
     if queue is None:
         return 0, 0
     first, end = queue.units.first, store.writer.queue_end(topic, queue_id)
-    if store.begin_offset:
-        first = queue.min_offset(store.begin_offset)
+    if begin_offset := store.begin_offset:
+        first = queue.min_offset(begin_offset)
     readable = readable_end(store)
     if end > first and _is_beyond(queue, end - 1, readable):
         end = first + bisect_left(range(end - first), 1, key=lambda n: _is_beyond(queue, first + n, readable))

@@ -6,19 +6,23 @@ see it among its properties.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from broker import compiled
 from broker.format.commitlog import BODY_AT, RECORD_CRC_SIZE, record_crc_item
+from broker.format.sysflag import BORN_IPV6, STORE_IPV6
 from broker.store.read.commitlog import CommitLog
 
+_sent_records: Callable[..., tuple[bytes, int] | None] | None = compiled.fast.sent_records if compiled.fast else None
 _CRC_NAME = record_crc_item(0)[:9]
 _BODY_AT = BODY_AT[False, False]
 _V1 = b"\xda\xa3\x20\xa7"
+_SYS_FLAG_LOW_AT, _IPV6 = 39, BORN_IPV6 | STORE_IPV6
 
 
 def as_sent(raw: bytes) -> bytes:
     """A record of ours without its CRC; any other record as it is."""
-    if raw[-RECORD_CRC_SIZE : 9 - RECORD_CRC_SIZE] != _CRC_NAME or raw[4:8] != _V1:
+    if raw[-RECORD_CRC_SIZE : 9 - RECORD_CRC_SIZE] != _CRC_NAME or raw[4:8] != _V1 or raw[_SYS_FLAG_LOW_AT] & _IPV6:
         return raw
     body_length = int.from_bytes(raw[_BODY_AT - 4 : _BODY_AT], "big")
     topic_at = _BODY_AT + body_length
@@ -34,6 +38,21 @@ def as_sent(raw: bytes) -> bytes:
     )
 
 
-def read_records(log: CommitLog, places: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Records by CommitLog offset and size, without those that expired. Raises CorruptRecord for what is none."""
-    return [as_sent(raw) for raw in log.raws(places)]
+def read_records(log: CommitLog, places: Sequence[tuple[int, int]], *, cached_only: bool = False) -> list[bytes]:
+    """Records by CommitLog offset and size, without those that expired.
+
+    Raises CorruptRecord for what is none, and with `cached_only` NotCached.
+    """
+    return [as_sent(raw) for raw in log.raws(places, cached_only=cached_only)]
+
+
+def cached_records(log: CommitLog, units: bytes, bytes_max: int) -> tuple[bytes, int] | None:
+    """The records that units of a ConsumeQueue name, as they are sent, one behind the other, and how many they are.
+
+    At most `bytes_max` bytes, but one record at least. None when one of them is not in the system's cache, or is not
+    of the common kind: then `read_records` does it.
+    """
+    if _sent_records is None or (held := log.holder(int.from_bytes(units[:8], "big"))) is None:
+        return None
+    file, base, end = held
+    return _sent_records(file.descriptor, base, end, units, bytes_max)

@@ -1,9 +1,8 @@
 """Every file call of the project goes through one object, so that another can stand in for it.
 
 A crashable disk takes its place in tests (`broker.testing.crash_disk.CrashDisk`). What the operating system refuses
-becomes a
-StoreError that names the path and says what to do; what is not there becomes `Missing`, because a process that reads a
-store that lives expects it.
+becomes a StoreError that names the path and says what to do; what is not there becomes `Missing`, because a process
+that reads a store that lives expects it.
 
 Readers of a store that others own read files with pread into bytes, never through a map: the owner may truncate or
 delete a segment at any moment, and a map would then kill us with SIGBUS. A process that writes to a store has maps of
@@ -15,12 +14,9 @@ flush it later or can do without.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import stat
 from dataclasses import dataclass
-from typing import Any
 
 from broker.errors import StoreError
 from broker.store.disk import platform_info as machine
@@ -30,9 +26,8 @@ from broker.store.disk.os_errors import Missing as Missing
 from broker.store.disk.os_errors import NotSupported as NotSupported
 from broker.store.disk.os_errors import explained as explained
 from broker.store.disk.os_errors import free_bytes, refused
+from broker.store.disk.read_file import ReadFile as ReadFile
 from broker.store.disk.syscalls import CAN_RESERVE, Calls
-
-_WARM_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,68 +41,6 @@ class Entry:
     size: int
     inode: int
     changed_ns: int  # modification time: of a directory, when a name in it came or went
-
-
-class ReadFile(OpenFile):
-    """A file open for reading. It closes when the last one who holds it lets go, so no reader loses it in mid-read."""
-
-    def __init__(self, path: str, descriptor: int) -> None:
-        super().__init__(descriptor)
-        self.path = path
-
-    def pread(self, size: int, at: int) -> bytes:
-        """The bytes from position `at` on: fewer than `size` only where the file ends."""
-        try:
-            data = os.pread(self.descriptor, size, at)
-            while 0 < len(data) < size and (more := os.pread(self.descriptor, size - len(data), at + len(data))):
-                data += more
-        except OSError as error:
-            raise explained(error, self.path) from error
-        return data
-
-    def pread_into(self, buffer: Any, at: int) -> int:
-        """Fill a writable buffer from position `at`; returns how many bytes were there."""
-        view, done = memoryview(buffer).cast("B"), 0
-        try:
-            while done < len(view) and (more := os.preadv(self.descriptor, [view[done:]], at + done)):
-                done += more
-        except OSError as error:
-            raise explained(error, self.path) from error
-        return done
-
-    def warm(self, start: int, stop: int) -> None:
-        """Have these bytes in the system's cache, in one call, during which other threads go on."""
-        pieces = (stop - start) // _WARM_PIECE_BYTES  # all of them into one, which nobody looks at
-        with contextlib.suppress(OSError):  # a process that stores to them gets the error
-            os.preadv(self.descriptor, [bytearray(_WARM_PIECE_BYTES)] * pieces, start)
-
-    def next_data(self, at: int) -> int:
-        """The first position at or after `at` that may hold a byte other than zero; the file's size when none does."""
-        try:
-            return os.lseek(self.descriptor, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return os.fstat(self.descriptor).st_size
-            if error.errno in (errno.EINVAL, errno.ENOTSUP):  # this file system does not know its holes
-                return at
-            raise explained(error, self.path) from error
-
-    def filled(self, start: int) -> list[tuple[int, int]]:
-        """The stretches from `start` on that may hold a byte other than zero, found before any of them is read.
-
-        A read fills the system's cache ahead of itself, and what is cached is not a hole any more.
-        """
-        found: list[tuple[int, int]] = []
-        size = os.fstat(self.descriptor).st_size
-        at = self.next_data(start) if start < size else size
-        while at < size:
-            try:
-                stop = os.lseek(self.descriptor, at, os.SEEK_HOLE)
-            except OSError:  # as above: no holes are known here
-                stop = size
-            found.append((at, stop))
-            at = self.next_data(stop) if stop < size else size
-        return found
 
 
 class Disk(Calls):
@@ -124,6 +57,15 @@ class Disk(Calls):
             if isinstance(fault, Missing):
                 return None
             raise fault from error
+
+    def stamp(self, path: str) -> tuple[int, int] | None:
+        """`inode` and `changed_ns` of what stands at a path, in half the time of `entry`; None when nothing does."""
+        try:
+            found = os.stat(path)
+        except (OSError, ValueError):
+            entry = self.entry(path)  # says what is wrong
+            return None if entry is None else (entry.inode, entry.changed_ns)
+        return found.st_ino, found.st_mtime_ns
 
     def stands(self, path: str, inode: int, size: int | None = None) -> bool:
         """Whether the file of this number, and of this size if it is given, stands at a path; else ask `entry` why."""

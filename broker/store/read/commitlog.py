@@ -28,6 +28,8 @@ from broker.format.commitlog import (
 )
 from broker.format.framing import claimed_size, is_record_size, record_marks
 from broker.format.sysflag import BORN_IPV6
+from broker.store.disk.os_errors import Missing
+from broker.store.disk.read_file import NotCached, ReadFile
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.segments import Listing, Segment, SegmentDamage
 
@@ -138,29 +140,41 @@ class CommitLog:
         if commitlog_offset < self._queue.listing().begin:
             return None
         found = self._queue.read(commitlog_offset, size)
-        head = _head(found, 0, commitlog_offset, size + BLANK_SIZE)
-        if head is None or head.total_size != size or len(found) != size:
+        if len(found) != size or not _is_placed(found, 0, commitlog_offset, size):
             raise self.damage(commitlog_offset, CorruptRecord(f"no record of {size} bytes begins here"))
         return found
 
-    def raws(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    def raws(self, places: Sequence[tuple[int, int]], *, cached_only: bool = False) -> list[bytes]:
         """The bytes of records by offset and size, as `raw` gives them, without those that expired.
 
-        One look at the directory for all, and one read for those that lie near each other. Raises CorruptRecord.
+        One look at the directory for all, and one read for those that lie near each other. Raises CorruptRecord; with
+        `cached_only` NotCached for what is not in the system's cache.
         """
         listing, found, window, base = self._queue.listing(), list[bytes](), b"", 0
         for number, (commitlog_offset, size) in enumerate(places):
             at = commitlog_offset - base
             if not 0 <= at <= len(window) - size:
                 base, at = commitlog_offset, 0
-                window = self._queue.read_listed(listing, base, _near(places, number) - base)
+                window = self._queue.read_listed(listing, base, _near(places, number) - base, cached_only=cached_only)
             fits = commitlog_offset >= listing.begin and size <= len(window) - at
-            head = _head(window, at, commitlog_offset, size + BLANK_SIZE) if fits else None
-            if head is not None and head.total_size == size:
+            if fits and _is_placed(window, at, commitlog_offset, size):
                 found.append(window[at : at + size])
+            elif cached_only:
+                raise NotCached(self._queue.directory)
             elif (raw := self.raw(commitlog_offset, size)) is not None:  # it looks again, and closer
                 found.append(raw)
         return found
+
+    def holder(self, commitlog_offset: int) -> tuple[ReadFile, int, int] | None:
+        """The file of the segment that holds an offset, and the offsets where it begins and ends; None without one."""
+        listing = self._queue.listing()
+        segment = listing.at(commitlog_offset)
+        if segment is None:
+            return None
+        try:
+            return segment.open_file(), segment.base, segment.base + listing.segment_size
+        except Missing:
+            return None
 
     def walk(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
         """The records from one CommitLog offset to another, across segments, to the end that the log has by then.
@@ -336,6 +350,14 @@ def _head(window: bytes, at: int, commitlog_offset: int, room: int) -> Head | No
     born_at = at + RecordHead.SIZE + (16 if sys_flag & BORN_IPV6 else 4)
     _, store_timestamp_ms = RecordBorn.STRUCT.unpack_from(window, born_at)
     return Head(commitlog_offset, size, store_timestamp_ms)
+
+
+def _is_placed(window: bytes, at: int, commitlog_offset: int, size: int) -> bool:
+    """Whether a record of this size and offset begins at a position of the window, by what it states."""
+    if size < RECORD_SIZE_MIN:
+        return False
+    stated, magic, _, _, _, _, stated_offset, _, _ = RecordHead.STRUCT.unpack_from(window, at)
+    return bool(stated == size and stated_offset == commitlog_offset and magic in (MAGIC_V1, MAGIC_V2))
 
 
 def _near(places: Sequence[tuple[int, int]], first: int) -> int:

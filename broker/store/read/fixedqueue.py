@@ -72,15 +72,20 @@ class FixedQueue(Generic[_V]):
     def _ends_at(self, number: int) -> bool:
         return self.get(number) is None
 
-    def raw(self, number: int, count: int) -> bytes:
-        """The bytes of up to `count` values from one on, whole ones, used and unused; none where the queue has none."""
+    def raw(self, number: int, count: int, *, cached_only: bool = False) -> bytes:
+        """The bytes of up to `count` values from one on, whole ones, used and unused; none where the queue has none.
+
+        With `cached_only` raises NotCached for what is not in the system's cache.
+        """
         size = self._layout.SIZE
         listing = self._queue.listing()
         if number < self._sized(listing).begin // size:
             return b""
         # At the end of the queue, not beyond: a short read would make it look again for new files.
         end = min((number + count) * size, max(listing.end, (number + 1) * size))
-        read = self._queue.read(number * size, end - number * size)
+        read = self._queue.read_listed(listing, number * size, end - number * size, cached_only=cached_only)
+        if len(read) < end - number * size:  # it looks again
+            read = self._queue.read(number * size, end - number * size)
         return read[: len(read) - len(read) % size]
 
     def _read(self, number: int, count: int) -> list[_V]:

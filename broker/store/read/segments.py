@@ -39,20 +39,25 @@ class Segment:
     def name(self) -> str:
         return os.path.basename(self.path)
 
-    def read(self, at: int, size: int) -> bytes:
-        """The bytes from position `at` of the file on: fewer where it ends. Raises Missing when it is gone."""
-        return self._file().pread(size, at)
+    def read(self, at: int, size: int, *, cached_only: bool = False) -> bytes:
+        """The bytes from position `at` of the file on: fewer where it ends. Raises Missing when it is gone.
+
+        With `cached_only` all of them; raises NotCached for what is not in the system's cache.
+        """
+        file = self.open_file()
+        return file.pread_cached(size, at) if cached_only else file.pread(size, at)
+
+    def open_file(self) -> ReadFile:
+        """The file, open as long as it is held. Raises Missing when it is gone."""
+        return self.files.get(self.path, self.inode)
 
     def read_into(self, at: int, buffer: Any) -> int:
         """Fill the buffer from position `at` of the file; returns how many bytes were there."""
-        return self._file().pread_into(buffer, at)
+        return self.open_file().pread_into(buffer, at)
 
     def next_data(self, at: int) -> int:
         """The first position at or after `at` that may hold a byte other than zero; the file's size when none does."""
-        return self._file().next_data(at)
-
-    def _file(self) -> ReadFile:
-        return self.files.get(self.path, self.inode)
+        return self.open_file().next_data(at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +120,10 @@ class SegmentQueue:
 
     def listing(self, *, fresh: bool = False) -> Listing:
         """The segments as they are now. A file that only grew shows when the listing is `fresh`."""
-        directory = self._disk.entry(self.directory)
-        if directory is None:
+        stamp = self._disk.stamp(self.directory)
+        if stamp is None:
             self._listing = Listing()
             return self._listing
-        stamp = (directory.inode, directory.changed_ns)
         if fresh or stamp != self._listing.stamp:
             before, self._listing = self._listing, self._list(stamp)
             for segment in set(before.segments) - set(self._listing.segments):
@@ -153,13 +157,16 @@ class SegmentQueue:
                 self._raise_damage(listing, position)
         return data
 
-    def read_listed(self, listing: Listing, position: int, size: int) -> bytes:
-        """As many of the bytes as follow each other in these segments, without a look at the directory."""
+    def read_listed(self, listing: Listing, position: int, size: int, *, cached_only: bool = False) -> bytes:
+        """As many of the bytes as follow each other in these segments, without a look at the directory.
+
+        With `cached_only` raises NotCached for what is not in the system's cache.
+        """
         parts, at, end = [], position, position + size
         while at < end and (segment := listing.at(at)) is not None:
             want = min(end, segment.base + listing.segment_size) - at
             try:
-                part = segment.read(at - segment.base, want)
+                part = segment.read(at - segment.base, want, cached_only=cached_only)
             except Missing:
                 break
             parts.append(part)
