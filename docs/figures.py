@@ -28,6 +28,7 @@ SHORT = {
     "SQLite row, WAL, FULL": "SQLite FULL",
     "huey's dequeue": "huey",
 }
+PREFIXES = {"Spark": "Spark: ", "Serving": "Java client: "}
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.tick,.value{fill:#57606a;font-size:12px}"
     ".axis{stroke:#57606a}.grid{stroke:#d0d7de}.faster{fill:#2f7d5b}.slower{fill:#b7791f}"
@@ -72,7 +73,8 @@ def plot() -> str:
     for value in (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
         line = f'x1="{_x(value):.1f}" x2="{_x(value):.1f}" y1="{TOP - 8}" y2="{height - 24}"'
         parts.append(f'<line class="{"axis" if value == 1 else "grid"}" {line}/>')
-        parts.append(f'<text class="tick" x="{_x(value):.1f}" y="{height - 8}" text-anchor="middle">{value:g}×</text>')
+        shown = f"1/{1 / value:g}" if value < 1 else f"{value:g}"  # 0.125 would reach into the next
+        parts.append(f'<text class="tick" x="{_x(value):.1f}" y="{height - 8}" text-anchor="middle">{shown}×</text>')
     for number, figure in enumerate(rows):
         parts += _bar(TOP + ROW * number, rows, number, figure)
     return "\n".join([*parts, "</svg>", ""])
@@ -84,7 +86,8 @@ def _bar(y: int, rows: list[dict[str, Any]], number: int, figure: dict[str, Any]
         if what.startswith("the same") and not earlier["what"].startswith("the same"):
             what = earlier["what"].split(",")[0] + what.removeprefix("the same")
             break
-    label = f"{'Spark: ' if figure['section'].startswith('Spark') else ''}{what}".replace("`", "")
+    prefix = next((short for begin, short in PREFIXES.items() if figure["section"].startswith(begin)), "")
+    label = f"{prefix}{what}".replace("`", "")
     first, last = sorted((_x(1.0), _x(ratio)))
     yardstick = SHORT.get(figure["yardstick"], figure["yardstick"])
     words = f"{figure['ours']}; {yardstick} {figure['theirs']}"
