@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from broker.store import engines
 from tests.golden import unpack
-from tests.ledger.databases import mariadb_socket, postgres_socket
+from tests.ledger.servers import mariadb_socket, postgres_socket
 from tests.scan.effort import EFFORT
 
 # One server of each kind for all rooms.

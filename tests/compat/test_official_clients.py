@@ -50,7 +50,9 @@ def clients(*arguments: str) -> str:
     """What the harness prints."""
     command = [str(CLIENTS / "clients"), *arguments]
     environment = {**os.environ, "WIRE_HOME": str(HOME)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
+    done = subprocess.run(  # mqadmin leaves directories where it runs: not in the tree
+        command, env=environment, cwd=HOME, capture_output=True, text=True, check=False, timeout=500
+    )
     return done.stdout
 
 

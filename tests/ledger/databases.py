@@ -11,18 +11,8 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, make_url, text
 
 from broker.ledger import Ledger
-from tests.ledger import mariadb, postgres
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def postgres_socket() -> Iterator[Path]:
-    """The directory of the socket of a running PostgreSQL server."""
-    if reason := postgres.missing():
-        pytest.skip(reason)
-    with postgres.server() as directory:
-        yield directory
 
 
 @pytest.fixture
@@ -37,15 +27,6 @@ def postgres_url(postgres_socket: Path) -> Iterator[URL]:
     with engine.connect() as connection:
         connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
     engine.dispose()
-
-
-@pytest.fixture(scope="session")
-def mariadb_socket() -> Iterator[Path]:
-    """The socket of a running MariaDB server."""
-    if reason := mariadb.missing():
-        pytest.skip(reason)
-    with mariadb.server() as socket:
-        yield socket
 
 
 @pytest.fixture
