@@ -263,6 +263,21 @@ def test_what_an_interrupt_left_is_given_back(lock: AppendLock) -> None:
     other.release()
 
 
+def test_what_an_interrupt_in_the_middle_of_a_release_left_is_given_back(lock: AppendLock) -> None:
+    """Nobody is inside any more, and file and threads are still locked."""
+    other = AppendLock(lock.path)
+    lock.acquire()
+    lock._held = False
+    lock.give_back()
+    assert other.try_acquire()
+    other.release()
+    got: list[bool] = []
+    thread = threading.Thread(target=lambda: got.append(lock.try_acquire()))
+    thread.start()
+    thread.join()
+    assert got == [True]
+
+
 def test_closed(lock: AppendLock) -> None:
     other = AppendLock(lock.path)
     lock.close()

@@ -140,8 +140,10 @@ class AppendLock:
 
     def give_back(self) -> None:
         """Release what an interrupt left this thread with: before a close, which waits for threads that wait for it."""
-        if self._threads._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - as threading.Condition asks it
+        if self._threads._is_owned() and self._held:  # type: ignore[attr-defined] # noqa: SLF001 - as `_back_out`
             self.__exit__(None, None, None)
+        else:
+            self._back_out()  # what an interrupt in the middle of `__exit__` left
 
     def close(self) -> None:
         """Release the file, once the append of another thread is done; afterwards nobody in this process gets it."""
