@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -192,3 +193,24 @@ def test_a_position_that_another_is_writing_keeps_nobody_else_waiting(
     thread.join()
     assert [one.body for one in records_of(client.answer(pull).body)] == [b"x"]
     assert server.context.positions.get("g", "orders", 0) == 1
+
+
+def test_the_first_message_is_searched_once_after_a_segment_was_removed(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread; then the event loop knows it."""
+    for number in range(8):
+        store.append(broker.Message("orders", b"%d" % number + bytes(3 << 20)), queue_id=0)
+    client = connect(serve())
+    assert bodies(client, most=1)[0][:1] == b"0"
+    store.retain(broker.Retention(keep_s=0, even_unread=True), now_ms=time.time_ns() // 1_000_000 + 3_600_000)
+    begin, queue = store.begin_offset, store.consumequeues.queue("orders", 0)
+    assert begin > 0
+    assert queue is not None
+    queue._least = None  # as for a process that did not remove it
+    first = next(number for number in range(8) if (unit := queue.get(number)) and unit.commitlog_offset >= begin)
+    counted = answered_by_readers(monkeypatch)
+    for _ in range(3):
+        assert bodies(client, queue_offset=first, most=1)[0][:1] == b"%d" % first
+    assert len(counted) == (1 if hasattr(os, "RWF_NOWAIT") else 3)
+    assert client.pulled("g", "orders", 0)[0] == Answer.PULL_OFFSET_MOVED

@@ -93,10 +93,7 @@ def pull_message(context: ServerContext, request: Request) -> RemotingCommand | 
 
 
 def pull_at_once(context: ServerContext, request: Request) -> RemotingCommand | Held | None:
-    """The same for the event loop, which waits for no disk and no lock; None when a reader thread is to do it.
-
-    Only the last unit of a queue is read whatever it costs: somebody wrote it lately.
-    """
+    """The same for the event loop, which waits for no disk and no lock; None when a reader thread is to do it."""
     header = PullMessageRequestHeader.decode(request.command.ext)
     if context.groups.get(header.consumer_group) is None:  # it will be made, and written
         return None
@@ -128,8 +125,10 @@ def _begun(request: Request, header: PullMessageRequestHeader, wanted: Wanted) -
 def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> RemotingCommand | Held:
     """The answer to a pull, or the pull again when it is to wait on. With `cached_only` raises NotCached."""
     header = held.header
-    moved = context.positions.take_reset(header.consumer_group, header.topic, header.queue_id)
-    first, end = queue_range(context.store, header.topic, header.queue_id)
+    first, end = queue_range(context.store, header.topic, header.queue_id, cached_only=cached_only)
+    moved = context.positions.take_reset(
+        header.consumer_group, header.topic, header.queue_id
+    )  # once: nothing is raised
     if moved is not None:
         return _answer(context, held, Found("OFFSET_RESET", moved), first, end)
     if held.seen_end == _LEASED or context.positions.is_leased(header.consumer_group, header.topic, header.queue_id):

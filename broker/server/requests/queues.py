@@ -36,15 +36,20 @@ _FOUND_MAX = 64  # RocketMQ: defaultQueryMaxNum is 32, and a client asks for mor
 _NOT_FOUND = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
 
 
-def queue_range(store: LiveStore, topic: str, queue_id: int) -> tuple[int, int]:
-    """(first, end): as `LiveStore.queue_range`, from the table of next offsets, without a search in files."""
+def queue_range(store: LiveStore, topic: str, queue_id: int, *, cached_only: bool = False) -> tuple[int, int]:
+    """(first, end): as `LiveStore.queue_range`, from the table of next offsets, mostly without a search in files.
+
+    With `cached_only` raises NotCached instead of waiting for the disk.
+    """
     queue = store.consumequeues.queue(topic, queue_id)
     if queue is None:
         return 0, 0
     first, end = queue.units.first, store.writer.queue_end(topic, queue_id)
     if begin_offset := store.begin_offset:
-        first = queue.min_offset(begin_offset)
+        first = queue.min_offset(begin_offset, cached_only=cached_only)
     readable = readable_end(store)
+    if cached_only and end > first:
+        queue.units.raw(end - 1, 1, cached_only=True)
     if end > first and _is_beyond(queue, end - 1, readable):
         end = first + bisect_left(range(end - first), 1, key=lambda n: _is_beyond(queue, first + n, readable))
     return first, max(first, end)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from broker.format.consumequeue import Unit, is_end
 from broker.store.disk.files import Missing
 from broker.store.disk.paths import is_topic_directory
+from broker.store.disk.read_file import NotCached
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.fixedqueue import FixedQueue
 
@@ -22,21 +23,30 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.units = units
+        self._least: tuple[object, int] | None = None  # what `min_offset` found, and for which files
 
     @property
     def max_offset(self) -> int:
         """The queue offset that the next message will get. RocketMQ: ConsumeQueue.getMaxOffsetInQueue (5.3.3)."""
         return self.units.end
 
-    def min_offset(self, begin_offset: int) -> int:
+    def min_offset(self, begin_offset: int, *, cached_only: bool = False) -> int:
         """The least queue offset whose message still lies in the CommitLog, which begins at `begin_offset`.
 
+        It is searched once for each beginning of the log and set of files; with `cached_only` never: raises NotCached.
         RocketMQ: ConsumeQueue.correctMinOffset (5.3.3).
         """
+        searched = begin_offset, self.units.stamp
+        if (least := self._least) is not None and least[0] == searched:
+            return least[1]
+        if cached_only:
+            raise NotCached(f"{self.topic} {self.queue_id}")
         first, end = self.units.first, self.max_offset
-        return first + bisect_left(
+        found = first + bisect_left(
             range(end - first), 1, key=lambda number: self._is_kept(first + number, begin_offset)
         )
+        self._least = searched, found
+        return found
 
     def get(self, queue_offset: int) -> Unit | None:
         """The unit of one message; None where the queue does not reach, and for a filler."""

@@ -41,6 +41,11 @@ class FixedQueue(Generic[_V]):
         return self._sized(self._queue.listing()).begin // self._layout.SIZE
 
     @property
+    def stamp(self) -> tuple[int, int] | None:
+        """What changes when a file of the queue comes or goes; None while there is no directory."""
+        return self._queue.listing().stamp
+
+    @property
     def end(self) -> int:
         """One more than the number of the last value in use."""
         listing = self._sized(self._queue.listing(fresh=True))
