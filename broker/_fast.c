@@ -165,7 +165,7 @@ static int intern_names(void)
         {&n_kept, "_kept"}, {&n_alone, "_alone"}, {&n_descriptor, "_descriptor"}, {&n_acquire, "acquire"},
         {&n_release, "release"}, {&n_delay_queue, "delay_queue"}, {&n_body, "body"}, {&n_tag, "tag"}, {&n_keys, "keys"},
         {&n_properties, "properties"}, {&n_TAGS, "TAGS"}, {&n_KEYS, "KEYS"}, {&n_UNIQ_KEY, "UNIQ_KEY"},
-        {&n_TRAN_MSG, "TRAN_MSG"}, {&n_PGROUP, "PGROUP"}, {&n_true, "true"}, {&n_blank, " "},
+        {&n_TRAN_MSG, "TRAN_MSG"}, {&n_PGROUP, "PGROUP"}, {&n_true, "true"}, {&n_blank, " "}, {&n_address, "address"}, {&n_port, "port"},
         {&n_TRANSACTION_ID, "__transactionId__"}, {&n_REAL_TOPIC, "REAL_TOPIC"}, {&n_REAL_QID, "REAL_QID"},
         {&n_commitlog_offset, "commitlog_offset"}, {&n_producer_group, "producer_group"},
         {&n_unique_key, "unique_key"}, {&n_born_timestamp_ms, "born_timestamp_ms"},

@@ -9,7 +9,7 @@
 
 enum { TOPIC_MAX = 127, PROPERTIES_MAX = 32767 };
 
-static PyObject *n_TAGS, *n_KEYS, *n_UNIQ_KEY, *n_TRAN_MSG, *n_PGROUP, *n_true, *n_blank;
+static PyObject *n_TAGS, *n_KEYS, *n_UNIQ_KEY, *n_TRAN_MSG, *n_PGROUP, *n_true, *n_blank, *n_address, *n_port;
 static const char crc_item[] = "__CRC32#\x01" "0000000000\x02";
 
 typedef struct {
@@ -83,6 +83,56 @@ static PyObject *fast_index_codes(PyObject *module, PyObject *const *args, Py_ss
     return codes_of(topic, unique, keys);
 }
 
+/* ---- who sent it ---- */
+
+/* `Origin` of broker/store/write/compose.py, but for the time. */
+typedef struct {
+    uint8_t born[8], store[8]; /* an address and a port */
+    int32_t flag, sys_flag, reconsume_times;
+} Sender;
+
+static const Sender local_sender = {{127, 0, 0, 1, 0, 0, 0x2A, 0x9F}, {127, 0, 0, 1, 0, 0, 0x2A, 0x9F}, 0, 0, 0};
+
+/* A number of 32 bits; 1, or 0 for anything else. */
+static int int32_of(PyObject *object, int32_t *number)
+{
+    long long value = PyLong_CheckExact(object) ? PyLong_AsLongLong(object) : 1LL << 40;
+    if (PyErr_Occurred())
+        PyErr_Clear();
+    *number = (int32_t)value;
+    return value == *number;
+}
+
+/* An address of IPv4; 1, or 0 for anything else. */
+static int host_of(PyObject *host, uint8_t *at)
+{
+    int32_t number = 0;
+    PyObject *address = PyObject_GetAttr(host, n_address), *port = address ? PyObject_GetAttr(host, n_port) : NULL;
+    int fits = port && PyBytes_CheckExact(address) && PyBytes_Size(address) == 4 && int32_of(port, &number);
+    if (fits) {
+        memcpy(at, PyBytes_AsString(address), 4);
+        put32(at + 4, (uint32_t)number);
+    }
+    Py_XDECREF(address);
+    Py_XDECREF(port);
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear();
+    return fits;
+}
+
+/* An Origin, or None for this process: 1, 0 when the Python should look at it, -1 with an error. */
+static int read_sender(PyObject *origin, Sender *sender)
+{
+    *sender = local_sender;
+    if (origin == Py_None)
+        return 1;
+    int fits = PyTuple_Check(origin) && PyTuple_Size(origin) == 6 && host_of(PyTuple_GetItem(origin, 1), sender->born)
+        && host_of(PyTuple_GetItem(origin, 2), sender->store) && int32_of(PyTuple_GetItem(origin, 3), &sender->flag)
+        && int32_of(PyTuple_GetItem(origin, 4), &sender->sys_flag)
+        && int32_of(PyTuple_GetItem(origin, 5), &sender->reconsume_times);
+    return PyErr_Occurred() ? -1 : fits;
+}
+
 /* ---- a record ---- */
 
 typedef struct {
@@ -147,31 +197,33 @@ static int write_properties(uint8_t *at, Py_ssize_t room, PyObject *dict)
     return room ? -1 : 0;
 }
 
-static void write_head(uint8_t *at, Py_ssize_t size, PyObject *body, long long queue_id, long long born_ms, int kind)
+static void write_head(
+    uint8_t *at, Py_ssize_t size, PyObject *body, long long queue_id, long long born_ms, int kind, const Sender *sender)
 {
-    static const uint8_t local[] = {127, 0, 0, 1, 0, 0, 0x2A, 0x9F}; /* 127.0.0.1, port 10911 */
     Py_ssize_t body_size = PyBytes_Size(body);
     memset(at, 0, BODY_AT);
     put32(at, (uint32_t)size);
     put32(at + 4, 0xDAA320A7u);
     put32(at + BODY_CRC_AT, crc32_from(0, (const uint8_t *)PyBytes_AsString(body), (size_t)body_size) & 0x7FFFFFFF);
     put32(at + QUEUE_ID_AT, (uint32_t)queue_id);
-    put32(at + SYS_FLAG_AT, (uint32_t)kind);
+    put32(at + FLAG_AT, (uint32_t)sender->flag);
+    put32(at + SYS_FLAG_AT, ((uint32_t)sender->sys_flag & ~0xCu) | (uint32_t)kind);
     put64(at + BORN_AT, (uint64_t)born_ms);
-    memcpy(at + BORN_AT + 8, local, sizeof local);
-    memcpy(at + STORE_TIME_AT + 8, local, sizeof local);
+    memcpy(at + BORN_AT + 8, sender->born, sizeof sender->born);
+    memcpy(at + STORE_TIME_AT + 8, sender->store, sizeof sender->store);
+    put32(at + RECONSUME_AT, (uint32_t)sender->reconsume_times);
     put32(at + BODY_LENGTH_AT, (uint32_t)body_size);
 }
 
-static PyObject *record_bytes(
-    Text topic, PyObject *body, PyObject *properties, Py_ssize_t texts, long long queue_id, long long born_ms, int kind)
+static PyObject *record_bytes(Text topic, PyObject *body, PyObject *properties, Py_ssize_t texts, long long queue_id,
+                              long long born_ms, int kind, const Sender *sender)
 {
     Py_ssize_t body_size = PyBytes_Size(body), size = BODY_AT + body_size + 1 + topic.size + 2 + texts + CRC_ITEM;
     PyObject *raw = PyBytes_FromStringAndSize(NULL, size);
     if (!raw)
         return NULL;
     uint8_t *at = (uint8_t *)PyBytes_AsString(raw);
-    write_head(at, size, body, queue_id, born_ms, kind);
+    write_head(at, size, body, queue_id, born_ms, kind, sender);
     at += BODY_AT;
     memcpy(at, PyBytes_AsString(body), (size_t)body_size);
     at += body_size;
@@ -194,20 +246,25 @@ static int set_field(PyObject *record, PyObject *name, PyObject *value)
     return failed ? -1 : 0;
 }
 
-/* draft(PendingRecord, topic, body, properties, queue_id, born_ms, kind, index codes or None) -> PendingRecord or None */
+/* draft(PendingRecord, topic, body, properties, queue_id, born_ms, kind, index codes or None, origin or None)
+ *
+ * -> PendingRecord, or None
+ */
 static PyObject *fast_draft(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     Text topic;
     Properties read;
-    if (count != 8 || !PyType_Check(args[0]) || !PyDict_Check(args[3]) || !PyLong_Check(args[6]))
-        return PyErr_Format(PyExc_TypeError, "draft takes a class and 7 arguments");
+    Sender sender;
+    if (count != 9 || !PyType_Check(args[0]) || !PyDict_Check(args[3]) || !PyLong_Check(args[6]))
+        return PyErr_Format(PyExc_TypeError, "draft takes a class and 8 arguments");
     long long queue_id = PyLong_AsLongLong(args[4]), born_ms = PyLong_AsLongLong(args[5]);
-    int kind = (int)PyLong_AsLong(args[6]);
-    if (PyErr_Occurred())
+    int kind = (int)PyLong_AsLong(args[6]), known = PyErr_Occurred() ? -1 : read_sender(args[8], &sender);
+    if (known < 0)
         return NULL;
-    if (!ascii_of(args[1], &topic) || topic.size > TOPIC_MAX || !PyBytes_CheckExact(args[2])
-        || PyBytes_Size(args[2]) > (1 << 30) || queue_id < 0 || queue_id > INT32_MAX || kind == TYPE_ROLLBACK || !read_properties(args[3], &read))
+    if (!known || !ascii_of(args[1], &topic) || topic.size > TOPIC_MAX || !PyBytes_CheckExact(args[2])
+        || PyBytes_Size(args[2]) > (1 << 30) || queue_id < 0 || queue_id > INT32_MAX || kind == TYPE_ROLLBACK
+        || !read_properties(args[3], &read))
         Py_RETURN_NONE;
     PyObject *codes = args[7] == Py_None ? codes_of(topic, read.unique, read.keys) : Py_NewRef(args[7]);
     if (!codes || codes == Py_None)
@@ -216,7 +273,7 @@ static PyObject *fast_draft(PyObject *module, PyObject *const *args, Py_ssize_t 
     PyObject *none = PyTuple_New(0), *record = none ? make((PyTypeObject *)args[0], none, NULL) : NULL;
     Py_XDECREF(none);
     int failed = !record
-        || set_field(record, n_raw, record_bytes(topic, args[2], args[3], read.size, queue_id, born_ms, kind)) < 0
+        || set_field(record, n_raw, record_bytes(topic, args[2], args[3], read.size, queue_id, born_ms, kind, &sender)) < 0
         || PyObject_SetAttr(record, n_topic, args[1]) < 0 || PyObject_SetAttr(record, n_queue_id, args[4]) < 0
         || PyObject_SetAttr(record, n_kind, args[6]) < 0
         || set_field(record, n_tags_code, PyLong_FromLong((int32_t)java_hash(0, read.tags.text, read.tags.size))) < 0
@@ -231,15 +288,39 @@ static PyObject *fast_draft(PyObject *module, PyObject *const *args, Py_ssize_t 
     return record;
 }
 
-/* What a record says of a message: its properties, TAGS, KEYS, a unique key, and of a half message its group.
+/* Whether a text can be stored in a property as it is. */
+static int is_storable(PyObject *object)
+{
+    Text text;
+    return PyUnicode_CheckExact(object) && text_of(object, &text) && text.size && !memchr(text.text, 1, (size_t)text.size)
+        && !memchr(text.text, 2, (size_t)text.size);
+}
+
+/* More properties, each storable: 1, 0 when the Python should look at them, -1 with an error. */
+static int add_properties(PyObject *stored, PyObject *extra)
+{
+    PyObject *name, *value;
+    Py_ssize_t position = 0;
+    if (!PyDict_CheckExact(extra))
+        return 0;
+    while (PyDict_Next(extra, &position, &name, &value)) {
+        if (!is_storable(name) || !is_storable(value))
+            return 0;
+        if (PyDict_SetItem(stored, name, value) < 0)
+            return -1;
+    }
+    return 1;
+}
+
+/* What a record says of a message: its properties, TAGS, KEYS, a unique key, of a half message its group, and more.
  *
- * stored_properties(properties, tag, keys, unique key, group or None) -> dict
+ * stored_properties(properties, tag, keys, unique key, group or None, more properties or None) -> dict, or None
  */
 static PyObject *fast_stored_properties(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    if (count != 5 || !PyUnicode_Check(args[1]) || !PyTuple_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "stored_properties takes a mapping, a tag, a tuple, a key and a group");
+    if (count != 6 || !PyUnicode_Check(args[1]) || !PyTuple_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "stored_properties takes a mapping, a tag, a tuple and 3 more");
     PyObject *stored = PyDict_New(), *joined = NULL;
     Py_ssize_t keys = PyTuple_Size(args[2]);
     Py_ssize_t own = PyMapping_Size(args[0]);
@@ -254,9 +335,10 @@ static PyObject *fast_stored_properties(PyObject *module, PyObject *const *args,
     if (!failed && args[4] != Py_None)
         failed = PyDict_SetItem(stored, n_TRAN_MSG, n_true) < 0 || PyDict_SetItem(stored, n_PGROUP, args[4]) < 0;
     Py_XDECREF(joined);
-    if (failed)
+    int added = failed ? -1 : args[5] == Py_None ? 1 : add_properties(stored, args[5]);
+    if (added <= 0)
         Py_CLEAR(stored);
-    return stored;
+    return added ? stored : Py_NewRef(Py_None);
 }
 
 /* ---- ends ---- */

@@ -138,11 +138,13 @@ static int make_half(Append *self, PyObject *const *args, Stored *one, Kept *mad
 {
     Text topic, stored_in;
     Properties read;
+    Sender sender;
     uint32_t codes[CODES_MAX];
     long long queue_id = PyLong_AsLongLong(args[5]), born_ms = PyLong_AsLongLong(args[6]);
-    if (PyErr_Occurred())
+    int known = PyErr_Occurred() ? -1 : read_sender(args[8], &sender);
+    if (known < 0)
         return -1;
-    if (!PyUnicode_CheckExact(args[7]) || !PyUnicode_CheckExact(args[1]) || !PyTuple_CheckExact(args[3])
+    if (!known || !PyUnicode_CheckExact(args[7]) || !PyUnicode_CheckExact(args[1]) || !PyTuple_CheckExact(args[3])
         || !PyLong_CheckExact(args[5]) || !PyBytes_CheckExact(args[2]) || PyBytes_Size(args[2]) > (1 << 30)
         || !ascii_of(args[1], &topic) || topic.size > TOPIC_MAX || queue_id < 0 || queue_id > INT32_MAX
         || !read_properties(args[4], &read) || !read.unique.size)
@@ -170,7 +172,7 @@ static int make_half(Append *self, PyObject *const *args, Stored *one, Kept *mad
     one->slot = -1;
     one->tags = (int32_t)java_hash(0, read.tags.text, read.tags.size);
     one->group = (int32_t)java_hash(0, read.group.text, read.group.size);
-    one->owner = record_bytes(stored_in, args[2], args[4], read.size, queue_id, born_ms, one->kind);
+    one->owner = record_bytes(stored_in, args[2], args[4], read.size, queue_id, born_ms, one->kind, &sender);
     if (!one->owner)
         return -1;
     one->raw = (const uint8_t *)PyBytes_AsString(one->owner);
@@ -178,15 +180,15 @@ static int make_half(Append *self, PyObject *const *args, Stored *one, Kept *mad
     return one->size <= self->size_max - END_ROOM;
 }
 
-/* half(Half, topic, body, keys, properties, queue_id, born_ms, producer group) -> Half, or None
+/* half(Half, topic, body, keys, properties, queue_id, born_ms, producer group, origin or None) -> Half, or None
  *
  * The properties must have been checked, and the topic admitted; of the engine half-op they get what it adds.
  */
 static PyObject *Append_half(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
     Append *self = (Append *)object;
-    if (count != 8 || !PyType_Check(args[0]) || !PyDict_CheckExact(args[4]))
-        return PyErr_Format(PyExc_TypeError, "half takes a class and 7 arguments");
+    if (count != 9 || !PyType_Check(args[0]) || !PyDict_CheckExact(args[4]))
+        return PyErr_Format(PyExc_TypeError, "half takes a class and 8 arguments");
     Stored one;
     Kept made;
     long long place[2];

@@ -22,7 +22,7 @@ from broker.store.read.layout import StoreLayout
 from broker.store.read.store import Store
 from broker.store.shared.control import Word
 from broker.store.shared.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
-from broker.store.write.admission import Admission
+from broker.store.write.admission import DELAYS, Admission
 from broker.store.write.compose import Origin, compose, compose_batch
 from broker.store.write.pending_record import Appended
 from broker.store.writer import StoreWriter, open_writer
@@ -123,6 +123,21 @@ class WritableStore(Store):
             message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin
         )
         return self.writer.append_one(composed.record, wait=wait)
+
+    def append_at_once(
+        self, message: Message, queue_id: int, extra_properties: Mapping[str, str], origin: Origin
+    ) -> Appended | None:
+        """`append` for an event loop, without `wait`: None, and nothing stored, where it would wait for a lock.
+
+        Raises what `append` raises.
+        """
+        if self.topic(message.topic) is None or any(name in extra_properties for name in DELAYS):
+            return None  # a topic may have to be made
+        size_max = self.writer.layout.record_bytes_max
+        composed = compose(
+            message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin
+        )
+        return self.writer.append_at_once(composed.record)
 
     def append_batch(
         self,

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from broker.errors import ProtocolError
 from broker.remoting.codes import VERSION, LanguageCode
+from broker.remoting.header_json import read_header, write_header
 
 RESPONSE, ONEWAY = 1, 2  # bits of `flag`
 JSON, BINARY = 0, 1  # serialize types
@@ -65,7 +66,7 @@ class RemotingCommand:
         }  # fmt: skip
         if self.remark is not None:
             header["remark"] = self.remark
-        raw = _write(header).encode("utf-8", "replace")
+        raw = write_header(header) or _write(header).encode("utf-8", "replace")
         return _MARKS.pack(4 + len(raw) + len(self.body), JSON << 24 | len(raw)) + raw + self.body
 
     def encode_binary(self) -> bytes:
@@ -103,6 +104,12 @@ def decode(frame: bytes) -> RemotingCommand:
 
 
 def _from_json(header: bytes, body: bytes) -> RemotingCommand:
+    plain = read_header(header)
+    if plain is not None and len(plain.ext_fields or ()) <= EXT_FIELDS_MAX:
+        return RemotingCommand(
+            plain.code, plain.opaque, plain.flag, plain.ext_fields or {}, body, plain.remark, plain.language,
+            plain.version,
+        )  # fmt: skip
     try:
         root = _read(header.decode())
     except RecursionError:

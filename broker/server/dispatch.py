@@ -1,6 +1,7 @@
 """Which function answers which request code, in which thread, and who may ask.
 
-LOOP answers at once, STORE appends, GROUP keeps who is there and where groups stand, READ reads.
+LOOP answers at once, STORE appends, GROUP keeps who is there and where groups stand, READ reads. What of STORE and READ
+needs no waiting is done in the event loop: `Route.at_once`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ class Lane(enum.Enum):
     STORE = 1
     GROUP = 2
     READ = 3
-    PULL = 4  # in the event loop where nothing of it can wait, else as READ
 
 
 class Level(enum.Enum):
@@ -49,21 +49,22 @@ class Route(NamedTuple):
     lane: Lane = Lane.READ
     level: Level = Level.OPEN
     right: str = ""  # PUB or SUB at the topic, SUB at the group, that the fields name
+    at_once: Callable[[ServerContext, Request], Any] | None = None  # None, and nothing done, where it would wait
 
 
 _OPEN, _MANAGE, _DANGEROUS = Level.OPEN, Level.MANAGE, Level.DANGEROUS
 _PUB, _SUB = acl.PUB, acl.SUB
 
 ROUTES: dict[int, Route] = {
-    Code.SEND_MESSAGE: Route(sends.send_message, Lane.STORE, _OPEN, _PUB),
-    Code.SEND_MESSAGE_V2: Route(sends.send_message, Lane.STORE, _OPEN, _PUB),
+    Code.SEND_MESSAGE: Route(sends.send_message, Lane.STORE, _OPEN, _PUB, sends.send_at_once),
+    Code.SEND_MESSAGE_V2: Route(sends.send_message, Lane.STORE, _OPEN, _PUB, sends.send_at_once),
     Code.SEND_BATCH_MESSAGE: Route(sends.send_batch, Lane.STORE, _OPEN, _PUB),
     Code.CONSUMER_SEND_MSG_BACK: Route(sends.send_back, Lane.STORE, _OPEN, _SUB),
-    Code.END_TRANSACTION: Route(ends.end_transaction, Lane.STORE),
+    Code.END_TRANSACTION: Route(ends.end_transaction, Lane.STORE, at_once=ends.end_at_once),
     Code.SEND_REPLY_MESSAGE: Route(relay.send_reply, Lane.LOOP, _OPEN, _PUB),
     Code.SEND_REPLY_MESSAGE_V2: Route(relay.send_reply, Lane.LOOP, _OPEN, _PUB),
-    Code.PULL_MESSAGE: Route(pulls.pull_message, Lane.PULL, _OPEN, _SUB),
-    Code.LITE_PULL_MESSAGE: Route(pulls.pull_message, Lane.PULL, _OPEN, _SUB),
+    Code.PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, _SUB, pulls.pull_at_once),
+    Code.LITE_PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, _SUB, pulls.pull_at_once),
     Code.QUERY_MESSAGE: Route(queues.query_message, Lane.READ, _OPEN, _SUB),
     Code.VIEW_MESSAGE_BY_ID: Route(queues.view_message, Lane.READ, _OPEN, _SUB),
     Code.QUERY_CONSUMER_OFFSET: Route(queues.query_consumer_offset, Lane.GROUP, _OPEN, _SUB),

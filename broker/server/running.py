@@ -38,14 +38,14 @@ from broker.server.clients import Clients
 from broker.server.connection import Connection
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.counters import Counters
-from broker.server.dispatch import Lane, admitted, refusal
+from broker.server.dispatch import Lane, Route, admitted, refusal
 from broker.server.event_loop import loop_name, new_event_loop
 from broker.server.group_positions import GroupPositions
 from broker.server.metrics import MetricsPage, Sample
 from broker.server.registration import Registration
 from broker.server.replication.master import ReplicationMaster
 from broker.server.requests.ends import ProducerChecks, Resolver
-from broker.server.requests.pulls import Held, HeldPulls, look, pull_at_once
+from broker.server.requests.pulls import Held, HeldPulls, look
 from broker.server.requests.relay import TIMEOUT_S, Passed
 from broker.server.settings import ServerSettings, host_and_port, store_host
 from broker.server.siblings.queue_locks import QueueLocks
@@ -112,10 +112,8 @@ class Server:
 
     async def _listen_for_metrics(self, port: int) -> asyncio.Server:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            page = MetricsPage(
-                self.context, lambda work: self._loop.run_in_executor(self._readers, work), self._counted
-            )
-            await page.answer(reader, writer)
+            run = partial(self._loop.run_in_executor, self._readers)
+            await MetricsPage(self.context, run, self._counted).answer(reader, writer)
 
         return await asyncio.start_server(answer, _METRICS_HOST, port, start_serving=False)
 
@@ -268,21 +266,24 @@ class Server:
             work = partial(route.handler, self.context, request)
             if route.lane is Lane.LOOP:
                 self._finish(request, work())
-            elif route.lane is Lane.PULL and (done := pull_at_once(self.context, request)) is not None:
-                self._finish(request, done)
             elif route.lane is Lane.STORE:
-                self._store(request, work)
+                self._store(request, work, route)
+            elif route.at_once is not None and (done := route.at_once(self.context, request)) is not None:
+                self._finish(request, done)
             else:
                 self._submit(self._group_thread if route.lane is Lane.GROUP else self._readers, work, request)
         except Exception as error:  # noqa: BLE001 - it is the answer to this request
             self._finish(request, error)
 
-    def _store(self, request: Request, work: Callable[[], Any]) -> None:
+    def _store(self, request: Request, work: Callable[[], Any], route: Route) -> None:
         """Have something stored, and where sends wait for slaves, answered when one has it."""
         replication = self.replication if self.settings.ha_sync else None
         finish: Callable[[Any], None] = partial(self._finish, request)
         if replication is not None:
             work, finish = replication.waiting(work, finish)
+        elif route.at_once is not None:
+            self._store_thread.do(work, finish, partial(route.at_once, self.context, request))
+            return
         self._store_thread.submit(work, finish)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], Any], request: Request) -> None:

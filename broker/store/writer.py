@@ -242,6 +242,12 @@ class StoreWriter:
             self.syncer.wait_durable(end)
         return appended
 
+    def append_at_once(self, draft: PendingRecord) -> Appended | None:
+        """The same without waiting: None, and nothing stored, where a lock is taken or a file is to be made."""
+        if not self.upkeep.is_running:
+            self.upkeep.start()
+        return self.appender.compiled_append(draft)
+
     def settle(self, end: int) -> None:
         """Wait until the log is as durable as the sync mode says."""
         if self.sync != "os":

@@ -43,6 +43,10 @@ class HalfOpService(StateTableService):
                 self.unpark(found, "committed")
         return self._end(half, TransactionType.COMMIT, extra_properties)
 
+    def end_at_once(self, half: Reference, kind: TransactionType) -> Ended | None:
+        """See TransactionalMessageService."""
+        return None if self._park_topic.has_copies else super().end_at_once(half, kind)
+
     # A half message that a broker stored again
 
     def state(self, half: Reference) -> TransactionState:

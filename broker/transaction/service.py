@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.java import Host, encode_message_id
+from broker.format.sysflag import TransactionType
 from broker.format.topics import HALF_TOPIC
 from broker.message import Message, ReceivedMessage
 from broker.store.read.store import Store
@@ -63,7 +64,7 @@ class Half:
     """Of the record, in bytes."""
     properties: Mapping[str, str] = field(repr=False, compare=False)
     """All of them, RocketMQ's own included."""
-    store_host: Host = field(default=LOCAL_HOST, repr=False)  # stands in the class: see StateTableService._half
+    store_host: Host = field(default=LOCAL_HOST, repr=False)  # stands in the class: see `new_half`
     """Address (4 or 16 bytes) and port that its message id names."""
 
     @classmethod
@@ -251,6 +252,21 @@ class TransactionalMessageService(HalfMessageService):
         RocketMQ: TransactionalMessageService.prepareMessage (5.3.3).
         """
 
+    def prepare_at_once(
+        self,
+        message: Message,  # noqa: ARG002 - a service that never waits says more
+        producer_group: str,  # noqa: ARG002
+        *,
+        queue_id: int,  # noqa: ARG002
+        extra_properties: Mapping[str, str],  # noqa: ARG002
+        origin: Origin,  # noqa: ARG002
+    ) -> Half | None:
+        """`prepare` for an event loop, without `wait`: None, and nothing stored, where it would wait for a lock.
+
+        Raises what `prepare` raises.
+        """
+        return None
+
     @abc.abstractmethod
     def prepare_async(
         self,
@@ -265,6 +281,10 @@ class TransactionalMessageService(HalfMessageService):
         Raises what `prepare` raises at once, but for SyncFailed, which the future has.
         RocketMQ: TransactionalMessageService.asyncPrepareMessage (5.3.3).
         """
+
+    def end_at_once(self, half: Reference, kind: TransactionType) -> Ended | None:  # noqa: ARG002
+        """`commit` or `rollback` for an event loop: None, and nothing stored, where that would wait, or refuse."""
+        return None
 
     @abc.abstractmethod
     def commit(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:

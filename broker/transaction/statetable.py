@@ -22,12 +22,12 @@ from broker.format.sysflag import TransactionType
 from broker.format.topics import SCHEDULE_TOPIC
 from broker.message import Message, ReceivedMessage
 from broker.store.shared.control import Word
-from broker.store.write.compose import Composed, Origin, compose_half, statement_of
+from broker.store.write.compose import KEPT_FLAGS, Origin, Statement, compose_half, statement_of
 from broker.store.write.dispatch import prepared_slots
 from broker.store.write.pending_record import Appended, PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
-from broker.transaction.ends import add_extra, new_ended
+from broker.transaction.ends import add_extra, id_of, new_ended, new_half, wrong_half
 from broker.transaction.events import TransactionState
 from broker.transaction.parking import ParkTopic, park_draft
 from broker.transaction.rounds import Rounds
@@ -35,7 +35,6 @@ from broker.transaction.service import (
     CheckListener,
     Ended,
     Half,
-    HalfReference,
     ParkNote,
     Reference,
     TransactionalMessageBridge,
@@ -49,7 +48,6 @@ _TAIL, _DISPATCHED, _SLOTS, _GENERATION = (
 )
 
 _unpack_slot = Slot.STRUCT.unpack_from
-_new = object.__new__
 
 
 class StateTableService(TransactionalMessageService):
@@ -129,49 +127,55 @@ class StateTableService(TransactionalMessageService):
         origin: Origin | None = None,
     ) -> Half:
         """A half message in the log; nobody has waited for the disk."""
-        self._admission.check_transactions()
-        if not group:
-            raise MessageRejected("a half message needs a producer group: it says whom to ask how it ended")
-        admission = self._admission
-        statement = statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
-        if not self._writer.upkeep.is_running:
-            self._writer.upkeep.start()
-        properties, level, now_ms = statement
-        # A topic is made when a message is known to be stored: the first one of a topic goes the longer way.
-        if origin is None and not level and admission.topics.rules(message.topic, now_ms) is not None:
-            admission.admit(message.topic, properties, queue_id, now_ms, prepared=True)
-            half: Half | None = self._appender.compiled_half(
-                Half, message.topic, message.body, message.keys, properties, queue_id, now_ms, group
-            )
-            if half is not None:
-                return half
-        size_max = self._record_bytes_max
+        statement = self._statement(message, group, queue_id, extra, origin)
+        if (half := self._compiled(message, group, queue_id, statement, origin)) is not None:
+            return half
         composed = compose_half(
-            message, admission, statement, self._engine, queue_id=queue_id, size_max=size_max, origin=origin
-        )
+            message, self._admission, statement, self._engine, queue_id=queue_id, size_max=self._record_bytes_max,
+            origin=origin,
+        )  # fmt: skip
         placed = self._appender.append_one(composed.record)
-        half = self._half(composed, message, queue_id, group, placed)
+        half = new_half(composed, message, queue_id, group, placed)
         if origin is not None:
             half.__dict__["store_host"] = origin.store_host
         return half
 
-    def _half(self, composed: Composed, message: Message, queue_id: int, group: str, placed: Appended) -> Half:
-        _, properties, born_ms = composed
-        half = _new(Half)  # as Half(...) does, in a third of the time: a frozen dataclass sets field by field
-        half.__dict__.update(
-            commitlog_offset=placed.commitlog_offset,
-            slot=placed.queue_offset,
-            producer_group=group,
-            topic=message.topic,
-            queue_id=queue_id,
-            unique_key=properties[names.UNIQ_KEY],
-            keys=tuple(message.keys),
-            born_timestamp_ms=born_ms,
-            store_timestamp_ms=placed.store_timestamp_ms,
-            size=placed.size,
-            properties=properties,
+    def _statement(
+        self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
+    ) -> Statement:
+        self._admission.check_transactions()
+        if not group:
+            raise MessageRejected("a half message needs a producer group: it says whom to ask how it ended")
+        return statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
+
+    def _compiled(
+        self, message: Message, group: str, queue_id: int, statement: Statement, origin: Origin | None
+    ) -> Half | None:
+        """A half message that the C module stored; None when it stored nothing. It waits for no lock."""
+        properties, level, now_ms = statement
+        if not self._writer.upkeep.is_running:
+            self._writer.upkeep.start()
+        # A topic is made when a message is known to be stored: the first one of a topic goes the longer way.
+        if level or self._admission.topics.rules(message.topic, now_ms) is None:
+            return None
+        self._admission.admit(message.topic, properties, queue_id, now_ms, prepared=True)
+        born_ms = now_ms if origin is None else origin.born_timestamp_ms
+        if origin is not None and origin.sys_flag & ~KEPT_FLAGS:
+            return None
+        half: Half | None = self._appender.compiled_half(
+            Half, message.topic, message.body, message.keys, properties, queue_id, born_ms, group, origin
         )
+        if half is not None and origin is not None:
+            half.__dict__["store_host"] = origin.store_host
         return half
+
+    def prepare_at_once(
+        self, message: Message, producer_group: str, *, queue_id: int, extra_properties: Mapping[str, str],
+        origin: Origin,
+    ) -> Half | None:  # fmt: skip
+        """See TransactionalMessageService."""
+        statement = self._statement(message, producer_group, queue_id, extra_properties, origin)
+        return self._compiled(message, producer_group, queue_id, statement, origin)
 
     # End
 
@@ -182,6 +186,14 @@ class StateTableService(TransactionalMessageService):
     def rollback(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
         """See TransactionalMessageService."""
         return self._end(half, TransactionType.ROLLBACK, extra_properties)
+
+    def end_at_once(self, half: Reference, kind: TransactionType) -> Ended | None:
+        """See TransactionalMessageService."""
+        if self._admission.is_slave or self._sync_each or not self._writer.upkeep.is_running:
+            return None
+        now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
+        placed = self._appender.compiled_end_kept(half.commitlog_offset, half.slot, half.producer_group, kind, now_ms)
+        return None if placed is None else self._ended_by(kind, placed)
 
     def _end(self, half: Reference, kind: TransactionType, extra: Mapping[str, str] | None) -> Ended:
         if self._admission.is_slave:
@@ -230,9 +242,9 @@ class StateTableService(TransactionalMessageService):
             return known
         known, slot, group = self._read_known(half.commitlog_offset)
         if group != half.producer_group:
-            raise _wrong(half, f"the producer group is {group}, not {half.producer_group}")
+            raise wrong_half(half, f"the producer group is {group}, not {half.producer_group}")
         if slot != half.slot:
-            raise _wrong(half, f"the slot is {slot}, not {half.slot}")
+            raise wrong_half(half, f"the slot is {slot}, not {half.slot}")
         return known
 
     def _read_known(self, commitlog_offset: int) -> tuple[PendingRecord, int, str]:
@@ -257,7 +269,7 @@ class StateTableService(TransactionalMessageService):
             if commitlog_offset == half.commitlog_offset:
                 return int(state)
         reason = f"slot {slot} of the state table is not its own: run checkback verify {self._writer.path}"
-        raise _wrong(half, reason)
+        raise wrong_half(half, reason)
 
     def _ended_before(
         self, half: Reference, kind: TransactionType, state: int, _extra: Mapping[str, str] | None
@@ -268,7 +280,7 @@ class StateTableService(TransactionalMessageService):
         done = "committed" if held is TransactionState.COMMITTED else "rolled back"
         wanted = "rolled back" if kind is TransactionType.ROLLBACK else "committed"
         text = f"the transaction at CommitLog offset {half.commitlog_offset} was already {done}; it cannot be {wanted}"
-        raise AlreadyEnded(f"{text}: the first decision stands", message_id=_id(half), state=int(held))
+        raise AlreadyEnded(f"{text}: the first decision stands", message_id=id_of(half), state=int(held))
 
     def delete_prepare(self, half: Reference) -> bool:
         """See TransactionalMessageService. An end that is written has settled the slot with it."""
@@ -387,12 +399,3 @@ class StateTableService(TransactionalMessageService):
 def _group_item(group: str) -> bytes:
     """How a record says its producer group."""
     return f"{names.PGROUP}\x01{group}\x02".encode()
-
-
-def _id(half: Reference) -> str | None:
-    return half.message_id if isinstance(half, Half) else None
-
-
-def _wrong(half: HalfReference | Half, reason: str) -> TransactionError:
-    text = f"the half message at CommitLog offset {half.commitlog_offset} is another one: {reason}"
-    return TransactionError(text, message_id=_id(half))

@@ -185,13 +185,24 @@ def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Con
     client.heartbeat(consumer="billing", topics={"orders": "*"})
     asked = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
     client.request(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 3})
-    waits = client.pull("billing", "orders", 3, hold_ms=20_000)
     reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
     assert b'"queueId":0,"topic":"orders"}:0' in client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset).body
     client.oneway(Code.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 3})  # from before: counts no more
-    answer = client.answer(waits)
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+    answer = client.answer(client.pull("billing", "orders", 3))
     assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
     assert client.request(Code.QUERY_CONSUMER_OFFSET, asked).ext == {"offset": "0"}
+
+
+def test_a_reset_wakes_a_pull_that_is_held(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    waits = client.pull("billing", "orders", 1, hold_ms=20_000)
+    reset = {"topic": "orders", "group": "billing", "timestamp": 0, "isForce": "true"}
+    client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+    answer = client.answer(waits)
+    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
 
 
 def test_members_hear_of_each_other_and_lock_queues(serve: Serve, connect: Connect) -> None:

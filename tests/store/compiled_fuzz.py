@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
+from broker.format.java import Host
 from broker.format.properties import RESERVED
 from broker.store.write.pending_record import Appended, PendingRecord
 from tests.compiled_module import load
@@ -75,6 +76,12 @@ class Chance(random.Random):
         if self.one_in(5):
             given[self.choice([0, 1, 2, 4])] = self.number()
         return given
+
+    def origin(self) -> Any:
+        """Who sent a message; mostly what it should be."""
+        hosts = [Host(self.choice([bytes(4), bytes(4), b"x"]), self.choice([10911, self.number()])) for _ in range(2)]
+        whole = (1, *hosts, self.choice([0, self.number()]), self.choice([0, 1, 0x701]), self.number())
+        return None if self.one_in(2) else self.thing() if self.one_in(20) else whole
 
     def queue(self, size: int) -> Any:
         """A queue of files, by what it touched last."""
@@ -143,12 +150,18 @@ def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, fil
             "end": [chance.record(), *place, chance.choice([8, 12, chance.number()]), 5, *extra],
             "half": [
                 SimpleNamespace, chance.text(), chance.raw(), ("k",), properties, chance.number(), 1,
-                chance.choice(TEXTS), *extra,
+                chance.choice(TEXTS), chance.origin(), *extra,
             ],
             "end_kept": [*place, chance.choice(TEXTS), chance.choice([8, 12, chance.number()]), 5, *extra],
-            "draft": [PendingRecord, chance.text(), chance.raw(), properties, chance.number(), 1, 4, None, *extra],
+            "draft": [
+                PendingRecord, chance.text(), chance.raw(), properties, chance.number(), 1, 4, None, chance.origin(),
+                *extra,
+            ],
             "index_codes": [chance.text(), chance.text(), chance.text(), *extra],
-            "stored_properties": [properties, chance.text(), ("a", chance.text()), chance.text(), "g", *extra],
+            "stored_properties": [
+                properties, chance.text(), ("a", chance.text()), chance.text(), "g", chance.choice([None, properties]),
+                *extra,
+            ],
             "message": [{}, chance.text(), chance.raw(), chance.text(), [chance.text()], properties, len, RESERVED],
             "stand": [tuple((chance.raw(), chance.number(), chance.number()) for _ in range(chance.choice([1, 17])))],
             "sent_records": chance.pull(log),

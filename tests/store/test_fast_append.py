@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 import broker
 from broker import compiled
+from broker.format.java import Host
 from broker.store.write.appender import Appender
+from broker.store.write.compose import Origin
 from broker.store.write.fast_append import FastAppend
 from broker.store.write.pending_record import Appended, PendingRecord
 from tests.compiled_module import use
@@ -29,6 +31,14 @@ SMALL = broker.StoreLayout(
     index_slots=16,
     index_items=24,
 )
+LOCAL = Origin(0)
+# Who sends a message, and what it has besides: this process, and others.
+SENDERS: list[tuple[dict[str, str] | None, Origin | None]] = [
+    (None, None),
+    ({"CLUSTER": "c", "WAIT": "true"}, Origin(5, Host(b"\x0a\0\0\7", 4711), Host(b"\x0a\0\0\1", 10911), 3, 0x105, 2)),
+    ({"MSG_REGION": "grün", "UNIQ_KEY": "7F"}, None),
+    ({"CLUSTER": "c"}, Origin(6, Host(b"\xff\0\0\7", 65535), flag=-1, sys_flag=-1, reconsume_times=16)),
+]
 DERIVED = ("commitlog", "consumequeue", "index", "transaction", "checkback/halfstates")
 ENGINES = ("state-table", "half-op")
 WAYS = ("compiled", "fast", "general")
@@ -81,10 +91,15 @@ def run(path: Path, moves: list[tuple[str, int, int]], engine: str) -> None:
             properties = {"colour": "grün"} if number % 3 else {}
             topic = "halves" if verb == "half" else verb
             message = broker.Message(topic, bytes(b % 7 + 1) * b, tag, keys, properties)
+            extra, origin = SENDERS[number % len(SENDERS)]
             if verb == "half":
-                halves.append(store.transactions.prepare(message, "shop"))
+                half = store.transactions.prepare(message, "shop", extra_properties=extra, origin=origin)
+                assert half.properties["UNIQ_KEY"] == half.unique_key
+                assert half.store_host == (origin or LOCAL).store_host
+                halves.append(half)
             else:
-                store.append(message, queue_id=b % 4, extra_properties={"DELAY": "2"} if verb == "later" else None)
+                extra = {**(extra or {}), "DELAY": "2"} if verb == "later" else extra
+                store.append(message, queue_id=b % 4, extra_properties=extra, origin=origin)
 
 
 def files(path: Path) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ from broker.format import properties as names
 from broker.format.commitlog import encode
 from broker.format.java import encode_message_id
 from broker.format.record.recordcrc import RECORD_CRC_SIZE, record_crc_reserve
-from broker.format.sysflag import TRANSACTION_MASK
+from broker.format.sysflag import TRANSACTION_MASK, TransactionType
 from broker.format.topics import HALF_TOPIC
 from broker.log_fields import event, fields_of_half
 from broker.message import ReceivedMessage
@@ -30,6 +30,7 @@ from broker.transaction.rounds import is_due
 from broker.transaction.service import Half, HalfReference, LocalTransactionState
 
 NOT, COMMIT, ROLLBACK = 0, 8, 12
+_DECISIONS = {COMMIT: TransactionType.COMMIT, ROLLBACK: TransactionType.ROLLBACK}
 Resolver = Callable[[Half, ReceivedMessage], LocalTransactionState]
 
 log = logging.getLogger("broker.server")
@@ -56,6 +57,19 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
         )
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
     context.checks.pop(header.commit_log_offset, None)
+    return request.answer()
+
+
+def end_at_once(context: ServerContext, request: Request) -> RemotingCommand | None:
+    """The same for the event loop, which waits for no lock; None where the thread of the store is to do it."""
+    header = EndTransactionRequestHeader.decode(request.command.ext)
+    offset, decision = header.commit_log_offset, _DECISIONS.get(header.commit_or_rollback)
+    if decision is None or request.account is not None or context.checks.get(offset):
+        return None
+    reference = HalfReference(offset, header.tran_state_table_offset, header.producer_group)
+    if context.store.transactions.end_at_once(reference, decision) is None:
+        return None
+    context.checks.pop(offset, None)
     return request.answer()
 
 

@@ -37,8 +37,10 @@ from broker.remoting.message_headers import (
 )
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.store_thread import Stored
-from broker.store.write.compose import Origin
+from broker.store.write.compose import KEPT_FLAGS, Origin
+from broker.store.write.pending_record import Appended
 from broker.store.write.uniquekey import new_unique_key
+from broker.transaction.service import Half
 
 REGION = "DefaultRegion"
 AUTO_CREATE_QUEUES = 8  # RocketMQ: defaultTopicQueueNums of a broker
@@ -58,29 +60,65 @@ class _Incoming(NamedTuple):
 
 def send_message(context: ServerContext, request: Request) -> Stored:
     """SEND_MESSAGE and its V2."""
-    sent = _admitted(context, request)
-    check_body(request.command.body, sent.header.sys_flag)
-    properties = sent.properties
-    unique_key = properties.get(names.UNIQ_KEY)
-    if unique_key is None:
-        unique_key = properties[names.UNIQ_KEY] = new_unique_key(sent.origin.born_timestamp_ms)
-    if properties.get(names.TRAN_MSG) == "true":
-        return _half(context, request, sent)
+    sent = _received(context, request, _header(request))
+    if sent.properties.get(names.TRAN_MSG) == "true":
+        half = context.store.transactions.prepare(
+            Message(sent.topic, request.command.body),
+            _half_properties(sent),
+            queue_id=sent.queue_id,
+            extra_properties=sent.properties,
+            origin=sent.origin,
+            wait=False,
+        )
+        return _half_stored(context, request, sent, half)
     made = context.store.append(
         Message(sent.topic, request.command.body),
         queue_id=sent.queue_id,
-        extra_properties=properties,
+        extra_properties=sent.properties,
         origin=sent.origin,
         wait=False,
     )
+    return _stored(context, request, sent, made)
+
+
+def send_at_once(context: ServerContext, request: Request) -> Stored | None:
+    """The same for the event loop, which waits for no lock; None where the thread of the store is to do it."""
+    header = _header(request)
+    if header.topic.startswith(RETRY_PREFIX) or context.store.topic(header.topic) is None:  # it may have to be made
+        return None
+    sent = _received(context, request, header)
+    message, properties = Message(sent.topic, request.command.body), sent.properties
+    if properties.get(names.TRAN_MSG) == "true":
+        half = context.store.transactions.prepare_at_once(
+            message,
+            _half_properties(sent),
+            queue_id=sent.queue_id,
+            extra_properties=properties,
+            origin=sent.origin,
+        )
+        return None if half is None else _half_stored(context, request, sent, half)
+    made = context.store.append_at_once(message, sent.queue_id, properties, sent.origin)
+    return None if made is None else _stored(context, request, sent, made)
+
+
+def _received(context: ServerContext, request: Request, header: SendMessageRequestHeader) -> _Incoming:
+    sent = _admitted(context, request, header)
+    check_body(request.command.body, header.sys_flag)
+    if names.UNIQ_KEY not in sent.properties:
+        sent.properties[names.UNIQ_KEY] = new_unique_key(sent.origin.born_timestamp_ms)
+    return sent
+
+
+def _stored(context: ServerContext, request: Request, sent: _Incoming, made: Appended) -> Stored:
+    properties, unique_key = sent.properties, sent.properties[names.UNIQ_KEY]
     message_id = encode_message_id(context.host, made.commitlog_offset)
     context.counters.add("TOPIC_PUT_NUMS", sent.topic)
     answer = SendMessageResponseHeader(message_id, sent.queue_id, made.queue_offset, unique_key)
     return Stored(request.answer({**answer.encode(), **_ADDED}), made.end, _waits(properties))
 
 
-def _half(context: ServerContext, request: Request, sent: _Incoming) -> Stored:
-    """A half message: its queue offset in the answer is its slot, by which its end finds it."""
+def _half_properties(sent: _Incoming) -> str:
+    """The producer group of a half message, whose properties get what it needs."""
     properties = sent.properties
     group = properties.setdefault(names.PGROUP, sent.header.producer_group)
     properties |= {
@@ -88,17 +126,14 @@ def _half(context: ServerContext, request: Request, sent: _Incoming) -> Stored:
         names.REAL_QID: str(sent.queue_id),
     }  # fmt: skip
     properties.pop(names.DELAY, None)  # Java's client drops it; a broker of RocketMQ would lose the message
-    half = context.store.transactions.prepare(
-        Message(sent.topic, request.command.body),
-        group,
-        queue_id=sent.queue_id,
-        extra_properties=properties,
-        origin=sent.origin,
-        wait=False,
-    )
+    return group
+
+
+def _half_stored(context: ServerContext, request: Request, sent: _Incoming, half: Half) -> Stored:
+    """The answer to a half message: its queue offset is its slot, by which its end finds it."""
     context.counters.add("TOPIC_PUT_NUMS", sent.topic)
     answer = SendMessageResponseHeader(half.message_id, sent.queue_id, half.slot, half.unique_key)
-    return Stored(request.answer({**answer.encode(), **_ADDED}), half.end, _waits(properties))
+    return Stored(request.answer({**answer.encode(), **_ADDED}), half.end, _waits(sent.properties))
 
 
 def _waits(properties: Mapping[str, str]) -> bool:
@@ -108,7 +143,7 @@ def _waits(properties: Mapping[str, str]) -> bool:
 
 def send_batch(context: ServerContext, request: Request) -> Stored:
     """SEND_BATCH_MESSAGE: all of the messages or none, side by side in one queue."""
-    sent = _admitted(context, request)
+    sent = _admitted(context, request, _header(request))
     batched = decode_batch(request.command.body)
     for one in batched:
         check_body(one.body, sent.header.sys_flag)
@@ -116,7 +151,7 @@ def send_batch(context: ServerContext, request: Request) -> Stored:
     made = context.store.append_batch(
         [Message(sent.topic, one.body) for one in batched],
         queue_id=sent.queue_id,
-        extra_properties=[_stored(context, names.decode(one.properties)) for one in batched],
+        extra_properties=[_kept(context, names.decode(one.properties)) for one in batched],
         origin=sent.origin._replace(flag=flags.pop() if len(flags) == 1 else sent.origin.flag),
         wait=False,
     )
@@ -155,14 +190,16 @@ def ensure_topic(context: ServerContext, topic: str) -> None:
         context.store.create_topic(topic, queues=queues, message_type="")
 
 
-def _admitted(context: ServerContext, request: Request) -> _Incoming:
+def _header(request: Request) -> SendMessageRequestHeader:
+    return SendMessageRequestHeader.decode(request.command.ext, short=request.command.code in _SHORT)
+
+
+def _admitted(context: ServerContext, request: Request, header: SendMessageRequestHeader) -> _Incoming:
     """The message of a request, once its topic and queue are there."""
-    command = request.command
-    header = SendMessageRequestHeader.decode(command.ext, short=command.code in _SHORT)
     raw = (header.properties or "").encode()
     if len(raw) > names.SIZE_MAX:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the properties take {len(raw)} bytes, more than {names.SIZE_MAX}")
-    properties = _stored(context, names.decode(raw))
+    properties = _kept(context, names.decode(raw))
     topic, queue_id = _retried(context, header)
     config = writable_topic(context, topic, header)
     if queue_id < 0:
@@ -175,13 +212,13 @@ def _admitted(context: ServerContext, request: Request) -> _Incoming:
         _host(request.connection.address),
         context.host,
         header.flag,
-        header.sys_flag,
+        header.sys_flag & KEPT_FLAGS,
         header.reconsume_times,
     )
     return _Incoming(header, topic, min(queue_id, config.write_queue_count - 1), properties, origin)
 
 
-def _stored(context: ServerContext, properties: Mapping[str, str]) -> dict[str, str]:
+def _kept(context: ServerContext, properties: Mapping[str, str]) -> dict[str, str]:
     """The properties as they are stored: what the broker adds, and without what is its own."""
     kept = {name: value for name, value in properties.items() if name not in (names.CRC32, "POP_CK")}
     return kept | {names.CLUSTER: context.settings.cluster, names.MSG_REGION: REGION, names.TRACE_ON: "true"}

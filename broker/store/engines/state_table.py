@@ -49,7 +49,7 @@ class StateTableEngine(TransactionEngine):
         """See TransactionEngine."""
         if fast_draft is not None and len(sender) == 1:  # `draft` would ask the C module as well, after a longer way
             born_ms = sender["born_timestamp_ms"]
-            made = fast_draft(PendingRecord, topic, body, properties, queue_id, born_ms, _PREPARED, None)
+            made = fast_draft(PendingRecord, topic, body, properties, queue_id, born_ms, _PREPARED, None, None)
             if made is not None:
                 return made
         return draft(topic, body, properties, queue_id=queue_id, kind=_PREPARED, **sender)

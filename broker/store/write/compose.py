@@ -27,7 +27,11 @@ from broker.store.write.engine import TransactionEngine
 from broker.store.write.pending_record import LOCAL_HOST, PendingRecord, SenderFields, check_size, draft
 from broker.store.write.uniquekey import new_unique_key
 
-_fast_properties: Callable[..., dict[str, str]] | None = compiled.fast.stored_properties if compiled.fast else None
+_fast_properties: Callable[..., dict[str, str] | None] | None = (
+    compiled.fast.stored_properties if compiled.fast else None
+)
+KEPT_FLAGS = COMPRESSED | COMPRESSION_MASK
+"""What a record keeps of its sender's sysFlag."""
 _END_ROOM = 1024  # by which the end of a half message, all its records together, may be larger
 _SLOT_MAX = (1 << 63) - 1
 _new_tuple = tuple.__new__
@@ -81,11 +85,8 @@ def statement_of(
     if group is not None:
         group = plain_text(group)
     unique_key = extra.get(names.UNIQ_KEY) if extra else None
-    properties = _stored_properties(message, new_unique_key(now_ms) if unique_key is None else unique_key, group)
+    properties = _stored_properties(message, new_unique_key(now_ms) if unique_key is None else unique_key, group, extra)
     if extra:
-        for name, value in extra.items():
-            names.check(name, value)
-            properties[plain_text(name)] = plain_text(value)
         level = _level(properties, now_ms, prepared=group is not None, is_local=is_local)
         if level:  # a Message has none of its own
             properties |= {names.REAL_TOPIC: message.topic, names.REAL_QID: str(queue_id)}
@@ -149,15 +150,25 @@ def compose_half(
     return _new_tuple(Composed, (record, properties, now_ms if origin is None else origin.born_timestamp_ms))
 
 
-def _stored_properties(message: Message, unique_key: str, group: str | None) -> dict[str, str]:
-    """What a record says: the message's own properties and keys, its unique key, and of a half message its group."""
+def _stored_properties(
+    message: Message, unique_key: str, group: str | None, extra: Mapping[str, str] | None
+) -> dict[str, str]:
+    """What a record says: the message's own properties and keys, its unique key, of a half message its group, and more.
+
+    Raises MessageRejected.
+    """
     if _fast_properties is not None and type(message) is Message:
-        return _fast_properties(message.properties, message.tag, message.keys, unique_key, group)
+        made = _fast_properties(message.properties, message.tag, message.keys, unique_key, group, extra)
+        if made is not None:
+            return made
     properties = message.stored_properties
     properties[names.UNIQ_KEY] = unique_key
     if group is not None:
         properties[names.TRAN_MSG] = "true"
         properties[names.PGROUP] = group
+    for name, value in extra.items() if extra else ():
+        names.check(name, value)
+        properties[plain_text(name)] = plain_text(value)
     return properties
 
 
@@ -219,6 +230,6 @@ def _sender(origin: Origin | None, now_ms: int) -> SenderFields:
         "born_host": origin.born_host,
         "store_host": origin.store_host,
         "flag": origin.flag,
-        "sys_flag": origin.sys_flag & (COMPRESSED | COMPRESSION_MASK),
+        "sys_flag": origin.sys_flag & KEPT_FLAGS,
         "reconsume_times": origin.reconsume_times,
     }

@@ -234,8 +234,12 @@ def draft(
 
     `index_codes` are those of its keys, where the caller has computed them already.
     """
-    if fast_draft is not None and not (flag or sys_flag or reconsume_times) and born_host is store_host is LOCAL_HOST:
-        made = fast_draft(PendingRecord, topic, body, properties, queue_id, born_timestamp_ms, kind, index_codes)
+    if fast_draft is not None:
+        is_local = not (flag or sys_flag or reconsume_times) and born_host is store_host is LOCAL_HOST
+        origin = None if is_local else (born_timestamp_ms, born_host, store_host, flag, sys_flag, reconsume_times)
+        made = fast_draft(
+            PendingRecord, topic, body, properties, queue_id, born_timestamp_ms, kind, index_codes, origin
+        )
         if made is not None:
             return made
     named = topic_field(topic)
