@@ -33,7 +33,7 @@ except ImportError:
 else:
     _Int = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 
-    class _PlainHeader(msgspec.Struct, forbid_unknown_fields=True, rename="camel", gc=False):
+    class _ReadHeader(msgspec.Struct, forbid_unknown_fields=True, rename="camel", gc=False):
         code: _Int = 0
         opaque: _Int = 0
         flag: _Int = 0
@@ -43,7 +43,7 @@ else:
         ext_fields: dict[str, str] | None = None
         serialize_type: str = msgspec.field(default="JSON", name="serializeTypeCurrentRPC")
 
-    _decode, _encode = msgspec.json.Decoder(_PlainHeader).decode, msgspec.json.Encoder().encode
+    _decode, _encode = msgspec.json.Decoder(_ReadHeader).decode, msgspec.json.Encoder().encode
     _refused = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 

@@ -156,12 +156,11 @@ class StateTableService(TransactionalMessageService):
         if not self._writer.upkeep.is_running:
             self._writer.upkeep.start()
         # A topic is made when a message is known to be stored: the first one of a topic goes the longer way.
-        if level or self._admission.topics.rules(message.topic, now_ms) is None:
+        is_known = self._admission.topics.rules(message.topic, now_ms) is not None
+        if level or not is_known or (origin is not None and origin.sys_flag & ~KEPT_FLAGS):
             return None
         self._admission.admit(message.topic, properties, queue_id, now_ms, prepared=True)
         born_ms = now_ms if origin is None else origin.born_timestamp_ms
-        if origin is not None and origin.sys_flag & ~KEPT_FLAGS:
-            return None
         half: Half | None = self._appender.compiled_half(
             Half, message.topic, message.body, message.keys, properties, queue_id, born_ms, group, origin
         )
