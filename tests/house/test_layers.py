@@ -180,8 +180,8 @@ LOADED_ALONE = {"broker.django": "django", "broker.telemetry": "opentelemetry"}
 # What a pure room may use: no files, no clock, no logging, no environment.
 PURE = {
     "__future__", "abc", "base64", "binascii", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib",
-    "hmac", "importlib", "io", "ipaddress", "itertools", "json", "math", "msgspec", "operator", "re", "string", "struct",
-    "types", "typing", "zlib",
+    "hmac", "importlib", "io", "ipaddress", "itertools", "json", "math", "msgspec", "operator", "re", "string",
+    "struct", "types", "typing", "zlib",
 }  # fmt: skip
 PURE_ROOMS = {"broker.filtering", "broker.format", "broker.remoting", "recovery.checkback.policy"}
 
