@@ -215,6 +215,8 @@ class Connection(asyncio.Protocol):
 
     def _balance(self) -> None:
         """Read on, or not."""
+        if not self._is_paused and not self._is_choked and self._unanswered < UNANSWERED_MAX:
+            return
         if self._transport is None or self._transport.is_closing():
             return
         wanted = self._is_choked or self._unanswered >= UNANSWERED_MAX + self._server.held_pulls(self)

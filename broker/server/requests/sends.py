@@ -64,7 +64,7 @@ def send_message(context: ServerContext, request: Request) -> Stored:
     if sent.properties.get(names.TRAN_MSG) == "true":
         half = context.store.transactions.prepare(
             Message(sent.topic, request.command.body),
-            _half_properties(sent),
+            _as_half(sent),
             queue_id=sent.queue_id,
             extra_properties=sent.properties,
             origin=sent.origin,
@@ -91,7 +91,7 @@ def send_at_once(context: ServerContext, request: Request) -> Stored | None:
     if properties.get(names.TRAN_MSG) == "true":
         half = context.store.transactions.prepare_at_once(
             message,
-            _half_properties(sent),
+            _as_half(sent),
             queue_id=sent.queue_id,
             extra_properties=properties,
             origin=sent.origin,
@@ -117,8 +117,8 @@ def _stored(context: ServerContext, request: Request, sent: _Incoming, made: App
     return Stored(request.answer({**answer.encode(), **_ADDED}), made.end, _waits(properties))
 
 
-def _half_properties(sent: _Incoming) -> str:
-    """The producer group of a half message, whose properties get what it needs."""
+def _as_half(sent: _Incoming) -> str:
+    """Give a message the properties of a half message; returns its producer group."""
     properties = sent.properties
     group = properties.setdefault(names.PGROUP, sent.header.producer_group)
     properties |= {
