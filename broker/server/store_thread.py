@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from broker import compiled
 from broker.errors import BrokerError
 
 _SLOW_S, _AVOIDED = 0.02, 5  # so the event loop waits for a slow disk at most a sixth of its time
@@ -96,8 +97,8 @@ class StoreThread:
 
     def _does_at_once(self, work: Work, done: Done) -> bool:
         begun_s = time.monotonic()
-        if self._submitted != self._finished or begun_s < self._slow_until_s:
-            return False
+        if compiled.fast is None or self._submitted != self._finished or begun_s < self._slow_until_s:
+            return False  # only the C module stores without waiting
         result: Any
         try:
             result = work()

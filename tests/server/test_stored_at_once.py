@@ -175,6 +175,7 @@ def deliver(results: list[Any]) -> None:
         done(result)
 
 
+@with_c
 def test_the_caller_does_what_needs_no_waiting() -> None:
     settled, done = list[int](), Done()
     thread = StoreThread(settled.append, deliver, waits=True)
@@ -190,6 +191,7 @@ def test_the_caller_does_what_needs_no_waiting() -> None:
     assert isinstance(done[3][0], ZeroDivisionError)
 
 
+@with_c
 def test_what_was_submitted_is_not_overtaken() -> None:
     done, goes_on = Done(), threading.Event()
     thread = StoreThread(lambda _end: None, deliver, waits=False)
@@ -201,6 +203,7 @@ def test_what_was_submitted_is_not_overtaken() -> None:
     thread.close()
 
 
+@with_c
 def test_after_a_slow_write_the_thread_works_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the disk does not keep up, and each page has to wait for it: others of the event loop do not."""
     done, clock = Done(), itertools.count()
@@ -209,4 +212,14 @@ def test_after_a_slow_write_the_thread_works_for_a_while(monkeypatch: pytest.Mon
     thread = StoreThread(lambda _end: None, deliver, waits=False)
     results = [thread._does_at_once(lambda: next(clock), done) for _ in range(4)]
     assert results == [True, False, False, True]  # 30 ms, then 150 ms by the thread
+    thread.close()
+
+
+def test_without_c_the_thread_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each message would be composed twice."""
+    monkeypatch.setattr(compiled, "fast", None)
+    done = Done()
+    thread = StoreThread(lambda _end: None, deliver, waits=False)
+    thread.do(lambda: "by the thread", done, lambda: "at once")
+    assert done.wait(1) == [("by the thread", False)]
     thread.close()
