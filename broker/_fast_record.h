@@ -273,7 +273,8 @@ static PyObject *fast_draft(PyObject *module, PyObject *const *args, Py_ssize_t 
     PyObject *none = PyTuple_New(0), *record = none ? make((PyTypeObject *)args[0], none, NULL) : NULL;
     Py_XDECREF(none);
     int failed = !record
-        || set_field(record, n_raw, record_bytes(topic, args[2], args[3], read.size, queue_id, born_ms, kind, &sender)) < 0
+        || set_field(record, n_raw,
+                     record_bytes(topic, args[2], args[3], read.size, queue_id, born_ms, kind, &sender)) < 0
         || PyObject_SetAttr(record, n_topic, args[1]) < 0 || PyObject_SetAttr(record, n_queue_id, args[4]) < 0
         || PyObject_SetAttr(record, n_kind, args[6]) < 0
         || set_field(record, n_tags_code, PyLong_FromLong((int32_t)java_hash(0, read.tags.text, read.tags.size))) < 0

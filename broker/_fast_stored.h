@@ -18,7 +18,8 @@ enum { W_TAIL = 8, W_INTENT = 9, W_DISPATCHED = 10, W_GENERATION = 12, W_POISON 
 
 /* broker/format: places in a record of version 1 with IPv4 addresses, and the sizes of units, slots, items, cells */
 enum { MARK = 8, BODY_CRC_AT = 8, QUEUE_ID_AT = 12, FLAG_AT = 16, QUEUE_OFFSET_AT = 20, COMMITLOG_OFFSET_AT = 28,
-       SYS_FLAG_AT = 36, BORN_AT = 40, STORE_TIME_AT = 56, RECONSUME_AT = 72, PREPARED_AT = 76, BODY_LENGTH_AT = 84, BODY_AT = 88, CRC_ITEM = 20 };
+       SYS_FLAG_AT = 36, BORN_AT = 40, STORE_TIME_AT = 56, RECONSUME_AT = 72, PREPARED_AT = 76, BODY_LENGTH_AT = 84,
+       BODY_AT = 88, CRC_ITEM = 20 };
 enum { UNIT = 20, SLOT = 24, SLOT_STATE_AT = 23, INDEX_HEAD = 40, INDEX_SLOT = 4, ITEM = 20, CELL_WORDS = 64 };
 enum { CODES_MAX = 64, CACHED = 1024, CACHED_BYTES_MAX = 16384, KEPT_CODES = 8, SPINS = 13 };
 

@@ -125,14 +125,14 @@ class WritableStore(Store):
         return self.writer.append_one(composed.record, wait=wait)
 
     def append_at_once(
-        self, message: Message, queue_id: int, extra_properties: Mapping[str, str], origin: Origin
+        self, message: Message, *, queue_id: int, extra_properties: Mapping[str, str], origin: Origin
     ) -> Appended | None:
-        """`append` for an event loop, without `wait`: None, and nothing stored, where it would wait for a lock.
+        """`append` to a topic that is there, for an event loop, without `wait`: it waits for no lock of the store.
 
-        Raises what `append` raises.
+        None, and nothing stored, where it would have to, and for a delayed message. Raises what `append` raises.
         """
-        if self.topic(message.topic) is None or any(name in extra_properties for name in DELAYS):
-            return None  # a topic may have to be made
+        if any(name in extra_properties for name in DELAYS):  # the schedule topic may have to be made
+            return None
         size_max = self.writer.layout.record_bytes_max
         composed = compose(
             message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin

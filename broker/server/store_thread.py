@@ -2,8 +2,8 @@
 
     requests ──► append, one after the other ──► fsync for all that were appended meanwhile ──► answers
 
-So the event loop never waits for a lock of the store or for the disk, and many senders cost one fsync. Where nothing is
-to be waited for, the event loop appends itself (`do`), which saves two changes of threads.
+So the event loop never waits for a lock of the store or for an fsync, and many senders cost one. Where no lock is to be
+waited for, the event loop appends itself (`do`), which saves two changes of threads.
 RocketMQ: SendMessageExecutor, CommitLog.GroupCommitService (5.3.3).
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from broker import compiled
 from broker.errors import BrokerError
 
-_SLOW_S, _AVOIDED = 0.02, 5  # so the event loop waits for a slow disk at most a sixth of its time
+_SLOW_S, _AVOIDED = 0.02, 5  # so such writes keep the event loop at most a sixth of its time
 
 
 class Stored(NamedTuple):

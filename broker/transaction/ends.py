@@ -15,7 +15,7 @@ from broker.format.commitlog import decode
 from broker.format.sysflag import TransactionType
 from broker.message import Message
 from broker.store.engines.state_table import STATE_TABLE
-from broker.store.write.compose import Composed
+from broker.store.write.compose import Composed, Origin
 from broker.store.write.pending_record import Appended, PendingRecord, draft_of, with_texts
 from broker.transaction.events import BY, MOVED_FROM, WHY, TransactionState
 from broker.transaction.service import Ended, Half, Reference
@@ -52,7 +52,9 @@ def moved(raw: bytes, why: str, by: str) -> tuple[PendingRecord, PendingRecord]:
     return again, end
 
 
-def new_half(composed: Composed, message: Message, queue_id: int, group: str, placed: Appended) -> Half:
+def new_half(
+    composed: Composed, message: Message, queue_id: int, group: str, placed: Appended, origin: Origin | None
+) -> Half:
     """What the caller of a prepare gets."""
     _, properties, born_ms = composed
     half = object.__new__(Half)  # as Half(...) does, in a third of the time: a frozen dataclass sets field by field
@@ -69,6 +71,13 @@ def new_half(composed: Composed, message: Message, queue_id: int, group: str, pl
         size=placed.size,
         properties=properties,
     )
+    return from_origin(half, origin)
+
+
+def from_origin(half: Half, origin: Origin | None) -> Half:
+    """The same half message, with the address that its message id names."""
+    if origin is not None:
+        half.__dict__["store_host"] = origin.store_host
     return half
 
 

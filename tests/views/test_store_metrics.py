@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_the_store(
     assert len(asked) >= len(_dashboard()["panels"])
     of_exporters = {f"checkback_{one}_seconds_bucket" for one in ("append", "sync")}  # see test_metrics_exporter.py
     of_workers = {name for name, *_ in run_samples([HandlerTotals("billing", "shop.charge")])}
-    assert of_workers & set(asked)  # their numbers: tests/work/test_work_metrics.py
+    assert of_workers & set(asked)  # their numbers: tests/workers/test_work_metrics.py
     assert set(asked) <= {name for name, _ in found} | of_exporters | of_workers, (
         "the dashboard asks for what is not measured"
     )

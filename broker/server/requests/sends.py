@@ -6,9 +6,9 @@ RocketMQ: SendMessageProcessor, AbstractSendMessageProcessor.msgCheck (5.3.3).
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import NamedTuple, cast
 
 from broker.consuming.redelivery import sent_back
 from broker.errors import CorruptRecord, MessageRejected
@@ -60,44 +60,33 @@ class _Incoming(NamedTuple):
 
 def send_message(context: ServerContext, request: Request) -> Stored:
     """SEND_MESSAGE and its V2."""
-    sent = _received(context, request, _header(request))
-    if sent.properties.get(names.TRAN_MSG) == "true":
-        half = context.store.transactions.prepare(
-            Message(sent.topic, request.command.body),
-            _as_half(sent),
-            queue_id=sent.queue_id,
-            extra_properties=sent.properties,
-            origin=sent.origin,
-            wait=False,
-        )
-        return _half_stored(context, request, sent, half)
-    made = context.store.append(
-        Message(sent.topic, request.command.body),
-        queue_id=sent.queue_id,
-        extra_properties=sent.properties,
-        origin=sent.origin,
-        wait=False,
-    )
-    return _stored(context, request, sent, made)
+    store, header = context.store, _header(request)
+    append, prepare = partial(store.append, wait=False), partial(store.transactions.prepare, wait=False)
+    return cast("Stored", _send(context, request, header, append, prepare))
 
 
 def send_at_once(context: ServerContext, request: Request) -> Stored | None:
     """The same for the event loop, which waits for no lock; None where the thread of the store is to do it."""
-    header = _header(request)
-    if header.topic.startswith(RETRY_PREFIX) or context.store.topic(header.topic) is None:  # it may have to be made
+    store, header = context.store, _header(request)
+    if header.topic.startswith(RETRY_PREFIX) or store.topic(header.topic) is None:  # it may have to be made
         return None
+    return _send(context, request, header, store.append_at_once, store.transactions.prepare_at_once)
+
+
+def _send(
+    context: ServerContext,
+    request: Request,
+    header: SendMessageRequestHeader,
+    append: Callable[..., Appended | None],
+    prepare: Callable[..., Half | None],
+) -> Stored | None:
+    """Store a message by one of these two; None when it stored nothing."""
     sent = _received(context, request, header)
     message, properties = Message(sent.topic, request.command.body), sent.properties
     if properties.get(names.TRAN_MSG) == "true":
-        half = context.store.transactions.prepare_at_once(
-            message,
-            _as_half(sent),
-            queue_id=sent.queue_id,
-            extra_properties=properties,
-            origin=sent.origin,
-        )
+        half = prepare(message, _as_half(sent), queue_id=sent.queue_id, extra_properties=properties, origin=sent.origin)
         return None if half is None else _half_stored(context, request, sent, half)
-    made = context.store.append_at_once(message, sent.queue_id, properties, sent.origin)
+    made = append(message, queue_id=sent.queue_id, extra_properties=properties, origin=sent.origin)
     return None if made is None else _stored(context, request, sent, made)
 
 

@@ -19,7 +19,7 @@ from sqlalchemy import URL, Engine, text
 import broker
 from recovery.views import dead_letters
 from tests.house.tree import ROOT
-from tests.work.databases import engine_of
+from tests.workers.databases import engine_of
 
 WAIT_S = 180.0
 ROUNDS_OF_KILLS = ("worker", "worker", "customer", "supervisor")
@@ -62,10 +62,10 @@ class Deployment:
 
     def start_supervisor(self) -> subprocess.Popen[bytes]:
         options = ("--processes", "2", "--check-every", "500ms", "--config", str(self.log.with_name("policy.toml")))
-        return self.run("recovery.cli", "work", "tests.work.killed_shop:app", *options)
+        return self.run("recovery.cli", "work", "tests.workers.killed_shop:app", *options)
 
     def start_customer(self) -> subprocess.Popen[bytes]:
-        return self.run("tests.work.customer")
+        return self.run("tests.workers.customer")
 
     def workers(self) -> list[int]:
         path = Path(f"/proc/{self.supervisor.pid}/task/{self.supervisor.pid}/children")

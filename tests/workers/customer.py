@@ -1,8 +1,8 @@
-"""A process that places orders until it is killed: `python -m tests.work.customer`."""
+"""A process that places orders until it is killed: `python -m tests.workers.customer`."""
 
 import time
 
-from tests.work.killed_shop import place
+from tests.workers.killed_shop import place
 
 PAUSE_S = 0.15  # the handlers keep up with it
 

@@ -2,7 +2,7 @@
 
     order ──► charge (billing) ──► invoice ──► post (mail, async), pack (depot)
 
-It is imported by `checkback work tests.work.killed_shop:app`; DATABASE and STORE say where its data are.
+It is imported by `checkback work tests.workers.killed_shop:app`; DATABASE and STORE say where its data are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import broker
 from broker.testing.crash_disk import SMALL
-from tests.work.databases import engine_of, waiting
+from tests.workers.databases import engine_of, waiting
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg"}
 url = make_url(os.environ["DATABASE"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, create_engine, text
 
-from tests.work.killing import EFFECTS, Tally, reconcile, run_and_kill
+from tests.workers.killing import EFFECTS, Tally, reconcile, run_and_kill
 
 KILLS = 6
 
