@@ -131,7 +131,7 @@ class WritableStore(Store):
 
         None, and nothing stored, where it would have to, and for a delayed message. Raises what `append` raises.
         """
-        if any(name in extra_properties for name in DELAYS):  # the schedule topic may have to be made
+        if not DELAYS.isdisjoint(extra_properties):  # the schedule topic may have to be made
             return None
         size_max = self.writer.layout.record_bytes_max
         composed = compose(

@@ -90,10 +90,15 @@ def decode(raw: bytes) -> dict[str, str]:
     that are not UTF-8 become U+FFFD, as in Java: 3.0 wrote them in the platform's charset, so they are not damage.
     RocketMQ: MessageDecoder.string2messageProperties (5.3.3). Quirk: an item without a value is dropped.
     """
+    return decode_text(raw.decode("utf-8", "replace"))
+
+
+def decode_text(text: str) -> dict[str, str]:
+    """The same of properties that are text already, as in the header of a request."""
     found: dict[str, str] = {}
-    for item in raw.decode("utf-8", "replace").split("\x02"):
-        name, separator, value = item.partition("\x01")
-        if name and separator and value:
+    for item in text.split("\x02"):
+        name, _, value = item.partition("\x01")
+        if name and value:
             found[name] = value
     return found
 

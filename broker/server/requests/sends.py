@@ -45,6 +45,9 @@ from broker.transaction.service import Half
 REGION = "DefaultRegion"
 AUTO_CREATE_QUEUES = 8  # RocketMQ: defaultTopicQueueNums of a broker
 _SHORT = {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+_OWN = (names.CRC32, "POP_CK")
+_SHORT_TEXT = names.SIZE_MAX // 4  # so many characters fit, whatever they are
+_check_name = lru_cache(maxsize=4096)(check_topic_name)  # what it raises is not remembered
 _ADDED = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 
@@ -185,10 +188,10 @@ def _header(request: Request) -> SendMessageRequestHeader:
 
 def _admitted(context: ServerContext, request: Request, header: SendMessageRequestHeader) -> _Incoming:
     """The message of a request, once its topic and queue are there."""
-    raw = (header.properties or "").encode()
-    if len(raw) > names.SIZE_MAX:
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the properties take {len(raw)} bytes, more than {names.SIZE_MAX}")
-    properties = _kept(context, names.decode(raw))
+    text = header.properties or ""
+    if len(text) > _SHORT_TEXT and (size := len(text.encode())) > names.SIZE_MAX:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the properties take {size} bytes, more than {names.SIZE_MAX}")
+    properties = _kept(context, names.decode_text(text))
     topic, queue_id = _retried(context, header)
     config = writable_topic(context, topic, header)
     if queue_id < 0:
@@ -207,10 +210,12 @@ def _admitted(context: ServerContext, request: Request, header: SendMessageReque
     return _Incoming(header, topic, min(queue_id, config.write_queue_count - 1), properties, origin)
 
 
-def _kept(context: ServerContext, properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties as they are stored: what the broker adds, and without what is its own."""
-    kept = {name: value for name, value in properties.items() if name not in (names.CRC32, "POP_CK")}
-    return kept | {names.CLUSTER: context.settings.cluster, names.MSG_REGION: REGION, names.TRACE_ON: "true"}
+def _kept(context: ServerContext, properties: dict[str, str]) -> dict[str, str]:
+    """The properties as they are stored: what the broker adds, and without what is its own. Changes them."""
+    for name in _OWN:
+        properties.pop(name, None)
+    properties |= {names.CLUSTER: context.settings.cluster, names.MSG_REGION: REGION, names.TRACE_ON: "true"}
+    return properties
 
 
 def _retried(context: ServerContext, header: SendMessageRequestHeader) -> tuple[str, int]:
@@ -232,7 +237,7 @@ def _retried(context: ServerContext, header: SendMessageRequestHeader) -> tuple[
 def writable_topic(context: ServerContext, topic: str, header: SendMessageRequestHeader) -> TopicConfig:
     """The topic's configuration; made from the default topic when it is missing. Raises Refused."""
     try:
-        check_topic_name(topic)
+        _check_name(topic)
     except MessageRejected as error:
         raise Refused(ResponseCode.INVALID_PARAMETER, str(error)) from None
     if topic in SEND_REFUSED_TOPICS:

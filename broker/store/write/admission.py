@@ -29,14 +29,14 @@ ROLES = ("master", "slave")
 TIMER_MAX_MS = 3 * 86_400_000  # RocketMQ: timerMaxDelaySec
 LOCAL_TIMER_MAX_MS = 366 * 86_400_000  # of a message that this process sends: it is copied once in two hours
 _TIMERS = ((names.TIMER_DELAY_SEC, 1000, None), (names.TIMER_DELAY_MS, 1, None), (names.TIMER_DELIVER_MS, 1, 0))
-DELAYS = (names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
+DELAYS = frozenset((names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS))
 
 
 def message_type(properties: Mapping[str, str], *, prepared: bool) -> str:
     """TRANSACTION, DELAY, FIFO or NORMAL. RocketMQ: TopicMessageType.parseFromMessageProperty (5.3.3)."""
     if prepared:
         return "TRANSACTION"
-    if any(name in properties for name in DELAYS):
+    if not DELAYS.isdisjoint(properties):
         return "DELAY"
     return "FIFO" if names.SHARDING_KEY in properties else "NORMAL"
 

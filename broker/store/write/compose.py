@@ -86,7 +86,7 @@ def statement_of(
         group = plain_text(group)
     unique_key = extra.get(names.UNIQ_KEY) if extra else None
     properties = _stored_properties(message, new_unique_key(now_ms) if unique_key is None else unique_key, group, extra)
-    if extra:
+    if extra and not DELAYS.isdisjoint(properties):
         level = _level(properties, now_ms, prepared=group is not None, is_local=is_local)
         if level:  # a Message has none of its own
             properties |= {names.REAL_TOPIC: message.topic, names.REAL_QID: str(queue_id)}
@@ -212,7 +212,7 @@ def compose_batch(
         properties = message.stored_properties
         if extra:
             properties.update(extra[number])
-            if any(name in properties for name in DELAYS):
+            if not DELAYS.isdisjoint(properties):
                 raise MessageRejected("messages of a batch cannot be delayed: send each by itself")
         else:
             properties[names.UNIQ_KEY] = new_unique_key(now_ms)
