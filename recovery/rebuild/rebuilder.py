@@ -18,11 +18,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from broker.errors import CorruptStore, StoreError
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.checkpoint import Checkpoint, encode
-from broker.store.disk.files import Disk
+from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.checkpointing import checkpoint_as_is
@@ -98,22 +99,22 @@ def rebuild(
 
 
 def _compare(
-    path: str,
-    disk: Disk,
-    make: Callable[[], Rebuilding],
-    started: float,
-    *,
-    is_again: bool = False,
-    tries: int = _TRIES,
+    path: str, disk: Disk, make: Callable[[], Rebuilding], started: float, *, tries: int = _TRIES
 ) -> RebuildReport:
     """Build up to the watermark and compare; once more when something moved that the watermark does not allow for."""
-    mark = read_watermark(path, disk, while_written=is_again)
-    with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as directory:
-        report = make().compare_only(StoreFiles.open(path, mark), directory, started)
+    mark = read_watermark(path, disk, while_written=tries < _TRIES)
+    again = partial(_compare, path, disk, make, started, tries=tries - 1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="checkback-rebuild-") as directory:
+            report = make().compare_only(StoreFiles.open(path, mark), directory, started)
+    except Missing:  # a writer finished the exchange of a rebuild that was killed, after the files were listed
+        if tries == 1:
+            raise
+        return again()
     is_same_log = mark is None or log_begin(path, disk) == report.begin_offset
     if report.ok or tries == 1 or (is_same_log and not has_moved(mark, path, disk)):
         return report
-    return _compare(path, disk, make, started, is_again=True, tries=tries - 1)
+    return again()
 
 
 class Rebuilding:

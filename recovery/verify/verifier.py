@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from broker.compiled import fast
 from broker.format import properties as names
-from broker.store.disk.files import Disk
+from broker.store.disk.files import Disk, Missing
 from broker.store.recover.watermark import Watermark, has_moved, log_begin, read_watermark
 from broker.transaction.events import Generation
 from recovery.findings import Findings, Report
@@ -89,20 +89,20 @@ def verify(
 
 
 def verify_by(
-    path: str,
-    disk: Disk,
-    verify_up_to: Callable[[Watermark | None], Report],
-    *,
-    is_again: bool = False,
-    tries: int = _TRIES,
+    path: str, disk: Disk, verify_up_to: Callable[[Watermark | None], Report], *, tries: int = _TRIES
 ) -> Report:
     """Verify a store up to its watermark; once more when something moved that the watermark does not allow for.
 
-    Retention took a segment, a rebuild exchanged the derived files, or a store at rest was opened: what was found may
-    come of that. A healthy report stands either way.
+    Retention took a segment, a rebuild exchanged the derived files, or a store at rest was opened: what was found, or
+    missing, may come of that. A healthy report stands either way.
     """
-    mark = read_watermark(path, disk, while_written=is_again)
-    report = verify_up_to(mark)
+    mark = read_watermark(path, disk, while_written=tries < _TRIES)
+    try:
+        report = verify_up_to(mark)
+    except Missing:  # it was there when the files were listed
+        if tries == 1:
+            raise
+        return verify_by(path, disk, verify_up_to, tries=tries - 1)
     if report.ok:
         return report
     begin = log_begin(path, disk)
@@ -110,7 +110,7 @@ def verify_by(
         drop_expired(report.findings, begin)
     has_changed = has_moved(mark, path, disk) or (mark is not None and begin != report.begin_offset)
     if len(report.findings) and has_changed and tries > 1:
-        return verify_by(path, disk, verify_up_to, is_again=True, tries=tries - 1)
+        return verify_by(path, disk, verify_up_to, tries=tries - 1)
     return report
 
 

@@ -17,16 +17,20 @@ from broker.errors import CorruptStore, StoreError, StoreLocked
 from broker.format.commitlog import encode, make_record
 from broker.format.properties import encode as encode_properties
 from broker.format.statetable import Slot
-from broker.store.disk.files import Disk
+from broker.store.disk.files import Disk, Missing
 from broker.store.read.layout import StoreLayout
+from broker.store.recover.watermark import Watermark
 from broker.store.writer import StoreWriter, open_writer
 from broker.testing.crash_disk import CrashDisk, Crashed
+from recovery.findings import Report
 from recovery.rebuild import rebuilder
 from recovery.rebuild.builder import Build
 from recovery.rebuild.diff import DIFFERENCES, Difference
 from recovery.rebuild.quiescence import check_still
-from recovery.rebuild.rebuilder import rebuild
-from recovery.verify.verifier import verify
+from recovery.rebuild.rebuilder import Rebuilding, rebuild
+from recovery.rebuild.report import RebuildReport
+from recovery.scan.store_files import StoreFiles
+from recovery.verify.verifier import verify, verify_by
 from tests.rebuild.derived_files import derived, prepared, store_of
 from tests.rebuild.dying import Deaf, Killed, dying
 from tests.store.build import HOST, Log
@@ -188,6 +192,34 @@ def test_applications_go_on_while_files_are_exchanged(tmp_path: Path) -> None:
     third = done[0] // 3 + 1
     assert_right(tmp_path, third, third, third)
     assert not (tmp_path / "checkback" / "rebuild").exists()
+
+
+def test_files_that_went_after_they_were_listed_are_listed_again(tmp_path: Path) -> None:
+    """A writer goes on with the exchange of a rebuild that was killed, while the next one compares."""
+    path, gone = store_of(tmp_path / "store", 200, TINY), Missing("index/1: there is no such file")
+    faults: list[Missing | None] = [gone, None]
+
+    class Exchanged(Rebuilding):
+        def compare_only(self, files: StoreFiles, directory: str, started: float) -> RebuildReport:
+            if fault := faults.pop(0):
+                raise fault
+            return super().compare_only(files, directory, started)
+
+    assert rebuild(path, kind=Exchanged).ok
+    assert not faults
+    faults += [gone] * 3
+    with pytest.raises(Missing):  # gone for good
+        rebuild(path, kind=Exchanged)
+    assert not faults
+    reports = iter((gone, gone, verify(path)))
+
+    def verify_up_to(_mark: Watermark | None) -> Report:
+        found = next(reports)
+        if isinstance(found, Missing):
+            raise found
+        return found
+
+    assert verify_by(str(path), Disk(), verify_up_to).ok
 
 
 def test_without_an_atomic_exchange_it_takes_two_steps(tmp_path: Path) -> None:
