@@ -77,12 +77,12 @@ def test_a_group_divides_its_queues_within_two_seconds(tmp_path: Path, servers: 
 
 def test_the_queues_of_a_killed_consumer_with_the_store_open_go_to_a_client(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with broker.open(path, layout=LAYOUT) as store:
-        store.create_topic("orders", queues=8, message_type="")
     words = [sys.executable, "-m", "tests.server.killed_wire", "local", str(tmp_path)]
     with ExitStack() as stack:
-        address = stack.enter_context(server_process(path))[1]
-        client = stack.enter_context(WireClient(address, client_id="one"))
+        store = stack.enter_context(broker.open(path, layout=LAYOUT))
+        store.create_topic("orders", queues=8, message_type="")
+        server = stack.enter_context(broker.serve(store, "127.0.0.1:0"))
+        client = stack.enter_context(WireClient(server.address, client_id="one"))
         client.heartbeat(consumer="billing", topics={"orders": "*"})
         victim = stack.enter_context(subprocess.Popen(words))
         stack.callback(victim.kill)
@@ -94,6 +94,9 @@ def test_the_queues_of_a_killed_consumer_with_the_store_open_go_to_a_client(tmp_
             assert time.monotonic() < deadline
             time.sleep(0.5)
         held = client.pull("billing", "orders", 0, queue_id=7, hold_ms=20_000)
+        while not len(server.held):  # it finds the queue taken, and waits
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         client.asked.clear()
         victim.kill()
         client.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED, SOON_S)
