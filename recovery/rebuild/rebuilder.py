@@ -291,7 +291,9 @@ class Rebuilding:
     def _exchange(self, build: Build, store: StoreWriter, report: RebuildReport) -> Replacement | None:
         """The swap of a store that other processes have open; call under the append lock."""
         control = store.control
-        words = {Word.INDEX.name: build.index.numbers[-1] if build.index.numbers else 0}
+        words: dict[str, int] = {}  # of what is exchanged: an index that stays keeps the names of its files
+        if any(part == "index" and self._differs(build, report, part, live) for part, live, _ in build.parts()):
+            words[Word.INDEX.name] = build.index.numbers[-1] if build.index.numbers else 0
         if build.generation is Generation.STATE_TABLE:
             words[Word.REDO_UNITS.name] = build.redo_units
         made = self._begin(build, report, words={name: control[Word[name]] for name in words})
