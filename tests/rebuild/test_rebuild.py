@@ -26,6 +26,7 @@ from recovery.findings import Report
 from recovery.rebuild import rebuilder
 from recovery.rebuild.builder import Build
 from recovery.rebuild.diff import DIFFERENCES, Difference
+from recovery.rebuild.file_writers import IndexFiles
 from recovery.rebuild.quiescence import check_still
 from recovery.rebuild.rebuilder import Rebuilding, rebuild
 from recovery.rebuild.report import RebuildReport
@@ -192,6 +193,26 @@ def test_applications_go_on_while_files_are_exchanged(tmp_path: Path) -> None:
     third = done[0] // 3 + 1
     assert_right(tmp_path, third, third, third)
     assert not (tmp_path / "checkback" / "rebuild").exists()
+
+
+def test_an_index_that_stays_keeps_the_names_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application began some while the rebuild read: it names them by the clock, a rebuild by their first records."""
+    named = IndexFiles.name
+    monkeypatch.setattr(IndexFiles, "name", lambda self, moment_ms: named(self, moment_ms) + 7)
+    monkeypatch.setattr(Rebuilding, "_differs", lambda _self, _build, _report, part, _live: part == "consumequeue")
+    store, sold = open_writer(str(tmp_path), Disk(), TINY, sync="os"), [90]
+    fill(store, 0, 90)
+
+    def sell(_done: int, _total: int) -> None:
+        if sold == [90]:
+            fill(store, 90, 60)
+            sold[0] = 150
+
+    assert rebuild(tmp_path, apply=True, progress=sell).replacement
+    assert sold == [150]
+    fill(store, 150, 30)
+    store.close()
+    assert_right(tmp_path, 60, 60, 60)
 
 
 def test_files_that_went_after_they_were_listed_are_listed_again(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ REGION = "DefaultRegion"
 AUTO_CREATE_QUEUES = 8  # RocketMQ: defaultTopicQueueNums of a broker
 _SHORT = {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
 _OWN = (names.CRC32, "POP_CK")
-_SHORT_TEXT = names.SIZE_MAX // 4  # so many characters fit, whatever they are
+_FITTING = names.SIZE_MAX // 4  # so many characters fit, whatever they are
 _check_name = lru_cache(maxsize=4096)(check_topic_name)  # what it raises is not remembered
 _ADDED = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
@@ -189,7 +189,7 @@ def _header(request: Request) -> SendMessageRequestHeader:
 def _admitted(context: ServerContext, request: Request, header: SendMessageRequestHeader) -> _Incoming:
     """The message of a request, once its topic and queue are there."""
     text = header.properties or ""
-    if len(text) > _SHORT_TEXT and (size := len(text.encode())) > names.SIZE_MAX:
+    if len(text) > _FITTING and (size := len(text.encode())) > names.SIZE_MAX:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the properties take {size} bytes, more than {names.SIZE_MAX}")
     properties = _kept(context, names.decode_text(text))
     topic, queue_id = _retried(context, header)
