@@ -387,5 +387,5 @@ def _of_another(named: str | None, binding_id: str) -> Answer:
 
 _UNBOUND = Answer(
     Outcome.UNKNOWN,
-    "no row, and the half message, made before 0.2.0, does not name its database. Run: checkback resolve",
+    "no row, and the half message does not name its database. Run: checkback resolve",
 )

@@ -41,8 +41,8 @@ def send(
 ) -> None:
     """Send one message. Writes to the store; other processes may have it open.
 
-    The message is on disk when the command returns. A new topic gets the type of its first message. A path without a
-    store is refused; with --create a store is created there.
+    The message is on disk when the command returns. A topic that does not exist is made with 4 queues and without a
+    type: it takes every message. A path without a store is refused; with --create a store is created there.
     """
     from broker import Message
     from recovery.cli import messages as sending

@@ -413,10 +413,10 @@ def test_each_half_message_is_asked_of_the_ledger_that_it_names(
     assert (code, shop.in_doubt(), shop.announced()) == (WELL, 0, [1, 2]), out + error
 
 
-def test_a_half_message_of_before_is_not_decided_without_its_row(
+def test_a_half_message_without_a_binding_is_not_decided_without_its_row(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL
 ) -> None:
-    """Made by 0.1.0, it names no database: its row decides where there is one, and nothing else does."""
+    """It names no database: its row decides where there is one, and nothing else does."""
     with monkeypatch.context() as patch:
         patch.setattr("broker.producer.LEDGER_BINDING", "SOMETHING_ELSE")
         shop.buy_and_vanish(1)

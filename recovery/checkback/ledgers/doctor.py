@@ -147,7 +147,7 @@ def _of_halves(store: LiveStore, facts: LedgerFacts) -> Iterator[LedgerCheck]:
     yield LedgerCheck("in doubt", not others, text, "name their databases or schemas, too" if others else "")
     if old:
         step = "their rows decide; resolve what has none manually: checkback resolve"
-        yield LedgerCheck("made before 0.2.0", False, f"{old} half messages in doubt name no binding", step)
+        yield LedgerCheck("without a binding", False, f"{old} half messages in doubt name no binding", step)
 
 
 def _named_in_doubt(store: LiveStore) -> Counter[str]:
