@@ -72,7 +72,7 @@ compat: setup ## Compare with real RocketMQ brokers (Java 17, Maven)
 	$(BIN)/python -m pytest tests/compat
 	CHECKBACK_BACKENDS="$(ROCKETMQ)" $(BIN)/python -m pytest -m each_backend tests/backends tests/producer tests/ledger tests/checkback tests/consumer tests/cluster
 
-torture: setup ## Flip every bit, cut at every byte, kill at every step (minutes)
+torture: setup ## Flip every bit, cut at every byte, kill at every step (hours)
 	$(BIN)/python -m pytest tests/torture
 	CHECKBACK_PURE=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup tests/store tests/transaction tests/consumer
 
