@@ -263,7 +263,8 @@ def serve(
 
     The server has threads of its own; it ends with the `with` statement or `close()`, and answers first what it
     accepted. Other processes, and producers and consumers of this one, may use the store at the same time; a consumer
-    group is either theirs or remote clients'.
+    group may have remote clients and their consumers, if all ask for the same topics and the server is not a broker of
+    `name_servers`.
 
     It listens on this machine only, unless there is an `acl` file or `insecure` says that everyone may connect. Clients
     reach it at `advertise`, when that is not the address it listens on. `resolver(half, message)` may say how a local
