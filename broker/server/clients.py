@@ -14,6 +14,7 @@ from typing import Protocol
 
 from broker.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from broker.remoting.command import RemotingCommand
+from broker.server.acl import Account
 
 CLUSTERING = "CLUSTERING"
 
@@ -47,6 +48,7 @@ class Channel:
     language: str
     version: int
     seen_ms: int = 0
+    account: Account | None = None  # in whose name it is there
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -92,7 +94,9 @@ class Clients:
 
     # Coming and going
 
-    def heartbeat(self, peer: Peer, data: HeartbeatData, language: str, version: int) -> list[Peer]:
+    def heartbeat(
+        self, peer: Peer, data: HeartbeatData, language: str, version: int, account: Account | None = None
+    ) -> list[Peer]:
         """Register a client in its groups; returns the peers that must divide their queues again."""
         now_ms = time.time_ns() // 1_000_000
         notified: list[Peer] = []
@@ -100,12 +104,12 @@ class Clients:
             if peer.is_closed:
                 return []
             for name in data.producer_groups:
-                channel = Channel(peer, data.client_id, language, version, now_ms)
+                channel = Channel(peer, data.client_id, language, version, now_ms, account)
                 self._producers.setdefault(name, {})[peer] = channel
             for one in data.consumers:
                 group = self._consumers.setdefault(one.group, GroupOfConsumers(one.group))
                 is_new = peer not in group.channels or group.channels[peer].client_id != data.client_id
-                group.channels[peer] = Channel(peer, data.client_id, language, version, now_ms)
+                group.channels[peer] = Channel(peer, data.client_id, language, version, now_ms, account)
                 if (group.take(one) or is_new) and one.message_model == CLUSTERING:
                     notified += group.channels
         return notified
@@ -139,9 +143,12 @@ class Clients:
         with self._lock:
             return list(self._producers.get(group, {}).values())
 
-    def random_producer(self, group: str) -> Channel | None:
-        """One that lives. RocketMQ: ProducerManager.getAvailableChannel (5.3.3)."""
-        living = [channel for channel in self.producers(group) if not channel.peer.is_closed]
+    def random_producer(self, group: str, may_see: Callable[[Account | None], bool]) -> Channel | None:
+        """One that lives, and whose account may see the message. RocketMQ: ProducerManager.getAvailableChannel (5.3.3).
+
+        RocketMQ asks any of the group: there an account without rights reads the half messages of others.
+        """
+        living = [one for one in self.producers(group) if not one.peer.is_closed and may_see(one.account)]
         return random.choice(living) if living else None
 
     def all_producers(self) -> dict[str, list[Channel]]:

@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 from broker.errors import BrokerError, MessageRejected, NotPermitted, ProtocolError, StoreFull
 from broker.log_fields import event
-from broker.remoting.bodies import decode_heartbeat
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.server import acl
 from broker.server.clients import Peer
 from broker.server.context import Refused, Request, ServerContext
-from broker.server.requests import admin, ends, naming, presence, pulls, queues, relay, sends, stats, tuning
+from broker.server.requests import admin, ends, naming, presence, pulls, queues, relay, rights, sends, stats, tuning
 
 log = logging.getLogger("broker.server")
+
+
+Handler = Callable[[ServerContext, Request], Any]
 
 
 class Lane(enum.Enum):
@@ -45,40 +47,39 @@ class Level(enum.Enum):
 class Route(NamedTuple):
     """One request code."""
 
-    handler: Callable[[ServerContext, Request], Any]
+    handler: Handler
     lane: Lane = Lane.READ
     level: Level = Level.OPEN
-    right: str = ""  # PUB or SUB at the topic, SUB at the group, that the fields name
-    at_once: Callable[[ServerContext, Request], Any] | None = None  # None, and nothing done, where it would wait
+    needs: rights.Needs | None = None  # of an account that is no administrator's
+    at_once: Handler | None = None  # None, and nothing done, where it would wait
 
 
 _OPEN, _MANAGE, _DANGEROUS = Level.OPEN, Level.MANAGE, Level.DANGEROUS
-_PUB, _SUB = acl.PUB, acl.SUB
 
 ROUTES: dict[int, Route] = {
-    Code.SEND_MESSAGE: Route(sends.send_message, Lane.STORE, _OPEN, _PUB, sends.send_at_once),
-    Code.SEND_MESSAGE_V2: Route(sends.send_message, Lane.STORE, _OPEN, _PUB, sends.send_at_once),
-    Code.SEND_BATCH_MESSAGE: Route(sends.send_batch, Lane.STORE, _OPEN, _PUB),
-    Code.CONSUMER_SEND_MSG_BACK: Route(sends.send_back, Lane.STORE, _OPEN, _SUB),
+    Code.SEND_MESSAGE: Route(sends.send_message, Lane.STORE, _OPEN, rights.to_send, sends.send_at_once),
+    Code.SEND_MESSAGE_V2: Route(sends.send_message, Lane.STORE, _OPEN, rights.to_send, sends.send_at_once),
+    Code.SEND_BATCH_MESSAGE: Route(sends.send_batch, Lane.STORE, _OPEN, rights.to_send),
+    Code.CONSUMER_SEND_MSG_BACK: Route(sends.send_back, Lane.STORE, _OPEN, rights.to_send_back),
     Code.END_TRANSACTION: Route(ends.end_transaction, Lane.STORE, at_once=ends.end_at_once),
-    Code.SEND_REPLY_MESSAGE: Route(relay.send_reply, Lane.LOOP, _OPEN, _PUB),
-    Code.SEND_REPLY_MESSAGE_V2: Route(relay.send_reply, Lane.LOOP, _OPEN, _PUB),
-    Code.PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, _SUB, pulls.pull_at_once),
-    Code.LITE_PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, _SUB, pulls.pull_at_once),
-    Code.QUERY_MESSAGE: Route(queues.query_message, Lane.READ, _OPEN, _SUB),
-    Code.VIEW_MESSAGE_BY_ID: Route(queues.view_message, Lane.READ, _OPEN, _SUB),
-    Code.QUERY_CONSUMER_OFFSET: Route(queues.query_consumer_offset, Lane.GROUP, _OPEN, _SUB),
-    Code.UPDATE_CONSUMER_OFFSET: Route(queues.update_consumer_offset, Lane.GROUP, _OPEN, _SUB),
+    Code.SEND_REPLY_MESSAGE: Route(relay.send_reply, Lane.LOOP, _OPEN, rights.to_send),
+    Code.SEND_REPLY_MESSAGE_V2: Route(relay.send_reply, Lane.LOOP, _OPEN, rights.to_send),
+    Code.PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, rights.to_pull, pulls.pull_at_once),
+    Code.LITE_PULL_MESSAGE: Route(pulls.pull_message, Lane.READ, _OPEN, rights.to_pull, pulls.pull_at_once),
+    Code.QUERY_MESSAGE: Route(queues.query_message, Lane.READ, _OPEN, rights.to_query),
+    Code.VIEW_MESSAGE_BY_ID: Route(queues.view_message, Lane.READ, _OPEN, rights.to_view),
+    Code.QUERY_CONSUMER_OFFSET: Route(queues.query_consumer_offset, Lane.GROUP, _OPEN, rights.to_query_offset),
+    Code.UPDATE_CONSUMER_OFFSET: Route(queues.update_consumer_offset, Lane.GROUP, _OPEN, rights.to_update_offset),
     Code.SEARCH_OFFSET_BY_TIMESTAMP: Route(queues.search_offset),
     Code.GET_MAX_OFFSET: Route(queues.get_max_offset),
     Code.GET_MIN_OFFSET: Route(queues.get_min_offset),
     Code.GET_EARLIEST_MSG_STORETIME: Route(queues.get_earliest_store_time),
-    Code.HEART_BEAT: Route(presence.heart_beat, Lane.GROUP),
+    Code.HEART_BEAT: Route(presence.heart_beat, Lane.GROUP, _OPEN, rights.to_join),
     Code.UNREGISTER_CLIENT: Route(presence.unregister_client, Lane.GROUP),
-    Code.GET_CONSUMER_LIST_BY_GROUP: Route(presence.get_consumer_list, Lane.GROUP, _OPEN, _SUB),
-    Code.LOCK_BATCH_MQ: Route(presence.lock_batch, Lane.GROUP),
-    Code.UNLOCK_BATCH_MQ: Route(presence.unlock_batch, Lane.GROUP),
-    Code.CHECK_CLIENT_CONFIG: Route(presence.check_client_config, Lane.LOOP),
+    Code.GET_CONSUMER_LIST_BY_GROUP: Route(presence.get_consumer_list, Lane.GROUP, _OPEN, rights.to_list_group),
+    Code.LOCK_BATCH_MQ: Route(presence.lock_batch, Lane.GROUP, _OPEN, rights.to_lock),
+    Code.UNLOCK_BATCH_MQ: Route(presence.unlock_batch, Lane.GROUP, _OPEN, rights.to_lock),
+    Code.CHECK_CLIENT_CONFIG: Route(presence.check_client_config),
     # The name server's
     Code.GET_ROUTEINFO_BY_TOPIC: Route(naming.get_route),
     Code.GET_BROKER_CLUSTER_INFO: Route(naming.get_cluster, Lane.LOOP),
@@ -118,7 +119,7 @@ ROUTES: dict[int, Route] = {
     Code.QUERY_TOPICS_BY_CONSUMER: Route(stats.query_topics_of_group),
     Code.QUERY_SUBSCRIPTION_BY_CONSUMER: Route(stats.query_subscription),
     Code.QUERY_CONSUME_TIME_SPAN: Route(stats.query_time_spans),
-    Code.QUERY_CONSUME_QUEUE: Route(queues.query_consume_queue),
+    Code.QUERY_CONSUME_QUEUE: Route(queues.query_consume_queue, Lane.READ, _OPEN, rights.to_query_queue),
     Code.VIEW_BROKER_STATS_DATA: Route(stats.view_stats),
     Code.GET_ALL_CONSUMER_OFFSET: Route(stats.get_all_positions, Lane.GROUP),
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: Route(stats.nothing_to_do, Lane.LOOP, _MANAGE),
@@ -145,33 +146,27 @@ def admitted(
             account = control.account(command.ext, command.body, connection.host)
         except acl.Denied as error:
             raise Refused(ResponseCode.NO_PERMISSION, str(error)) from None
-        _check_rights(route, command, account)
+        if account is not None and not account.is_admin:
+            route = _restricted(route, command)
     return route, Request(command, connection, account)
 
 
-def _check_rights(route: Route, command: RemotingCommand, account: acl.Account | None) -> None:
-    """Raises Refused when an account lacks a right that the request needs."""
-    if account is None or account.is_admin:
-        return
+def _restricted(route: Route, command: RemotingCommand) -> Route:
+    """The same for an account that needs rights: they are looked at in the thread that does the work."""
     if route.level is not Level.OPEN:
         raise Refused(ResponseCode.NO_PERMISSION, f"{Code(command.code).name} needs an account with admin: true")
-    wanted: list[tuple[str, str, str]] = []  # right, topic, group
-    if route.right:
-        ext = command.ext
-        if topic := ext.get("topic") or ext.get("b") or ext.get("originTopic"):
-            wanted.append((route.right, topic, ""))
-        if group := ext.get("consumerGroup") or ext.get("group"):
-            wanted.append((_SUB, "", group))
-    if command.code == Code.HEART_BEAT:
-        for one in decode_heartbeat(command.body).consumers:
-            wanted.append((_SUB, "", one.group))
-            wanted += [(_SUB, subscription.topic, "") for subscription in one.subscriptions]
-    for right, topic, group in wanted:
-        if topic.startswith(("%RETRY%", "%DLQ%")):  # those of its group
-            right, topic, group = _SUB, "", topic.split("%", 2)[2]
-        if not acl.may(account, right, topic=topic, group=group):
-            what = f"topic {topic}" if topic else f"group {group}"
-            raise Refused(ResponseCode.NO_PERMISSION, f"accessKey={account.access_key} has no {right} at {what}")
+    needs = route.needs
+    if needs is None:
+        return route
+
+    def checked(handler: Handler) -> Handler:
+        def run(context: ServerContext, request: Request) -> Any:
+            rights.check(context, request, needs)
+            return handler(context, request)
+
+        return run
+
+    return route._replace(handler=checked(route.handler), at_once=route.at_once and checked(route.at_once))
 
 
 def refusal(command: RemotingCommand, error: BaseException) -> RemotingCommand:

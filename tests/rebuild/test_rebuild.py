@@ -196,7 +196,7 @@ def test_applications_go_on_while_files_are_exchanged(tmp_path: Path) -> None:
 
 
 def test_an_index_that_stays_keeps_the_names_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An application began some while the rebuild read: it names them by the clock, a rebuild by their first records."""
+    """An application began some meanwhile: it names them by the clock, a rebuild by their first records."""
     named = IndexFiles.name
     monkeypatch.setattr(IndexFiles, "name", lambda self, moment_ms: named(self, moment_ms) + 7)
     monkeypatch.setattr(Rebuilding, "_differs", lambda _self, _build, _report, part, _live: part == "consumequeue")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import ssl
 import subprocess
@@ -108,6 +109,67 @@ def test_an_end_of_another_accounts_transaction_is_refused(serve: Serve, connect
            "commitLogOffset": int(sent.ext["msgId"][16:], 16), "commitOrRollback": 8}  # fmt: skip
     assert signed(client, "orders1", "secret-of-orders", Code.END_TRANSACTION, end) == Answer.NO_PERMISSION
     assert signed(client, "root12", "secret-of-root", Code.END_TRANSACTION, end) == Answer.SUCCESS
+
+
+def test_a_field_that_the_handler_does_not_read_gives_no_right(
+    serve: Serve, connect: Connect, store: broker.LiveStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACL)
+    store.create_topic("private", queues=1, message_type="")
+    client = connect(serve(acl=str(path)))
+    ours = ("orders1", "secret-of-orders")
+    place = store.append(broker.Message("private", b"secret")).commitlog_offset
+    half = store.transactions.prepare(broker.Message("private", b"secret"), "shop").commitlog_offset
+    back = {"delayLevel": 0, "originTopic": "orders", "topic": "orders", "maxReconsumeTimes": 3}
+    refused: list[tuple[int, dict[str, object]]] = [
+        (Code.SEND_MESSAGE_V2, sending("private") | {"topic": "orders"}),
+        (Code.VIEW_MESSAGE_BY_ID, {"offset": place}),
+        (Code.VIEW_MESSAGE_BY_ID, {"offset": place, "topic": "orders"}),
+        (Code.VIEW_MESSAGE_BY_ID, {"offset": half, "topic": "orders"}),
+        (Code.CONSUMER_SEND_MSG_BACK, back | {"group": "billing", "offset": place}),
+        (Code.CONSUMER_SEND_MSG_BACK, back | {"group": "other", "consumerGroup": "billing", "offset": place}),
+        (Code.QUERY_MESSAGE, {"topic": "private", "b": "orders", "key": "k", "maxNum": 1, "beginTimestamp": 0,
+                              "endTimestamp": 1 << 60}),
+        (Code.QUERY_CONSUME_QUEUE, {"topic": "private", "b": "orders", "queueId": 0, "index": 0, "count": 1}),
+    ]  # fmt: skip
+    for code, ext in refused:
+        assert signed(client, *ours, code, ext, b"x" if code == Code.SEND_MESSAGE_V2 else b"") == Answer.NO_PERMISSION
+    assert store.queue_end("private", 0) == 1
+    own = store.append(broker.Message("orders", b"ours")).commitlog_offset
+    assert signed(client, *ours, Code.VIEW_MESSAGE_BY_ID, {"offset": own}) == Answer.SUCCESS
+
+
+def test_locks_need_the_right_of_their_group(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACL)
+    client = connect(serve(acl=str(path)))
+    for group, topic, code in (
+        ("billing", "orders", Answer.SUCCESS), ("other", "orders", Answer.NO_PERMISSION),
+        ("billing", "private", Answer.NO_PERMISSION),
+    ):  # fmt: skip
+        queues = [{"topic": topic, "queueId": 0, "brokerName": "broker-a"}]
+        body = json.dumps({"clientId": "c", "consumerGroup": group, "mqSet": queues}).encode()
+        for request in (Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ):
+            assert signed(client, "orders1", "secret-of-orders", request, {}, body) == code
+
+
+def test_a_producer_without_the_right_is_not_asked_about_a_transaction(
+    serve: Serve, connect: Connect, store: broker.LiveStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACL)
+    store.create_topic("private", queues=1, message_type="")
+    server = serve(acl=str(path), check_interval_s=0.1, transaction_timeout_s=0.1)
+    others, roots = connect(server), connect(server)
+    body = b'{"clientID":"c","producerDataSet":[{"groupName":"shop"}]}'
+    assert signed(others, "orders1", "secret-of-orders", Code.HEART_BEAT, {}, body) == Answer.SUCCESS
+    assert signed(roots, "root12", "secret-of-root", Code.HEART_BEAT, {}, body) == Answer.SUCCESS
+    store.transactions.prepare(broker.Message("private", b"secret"), "shop")
+    for _ in range(5):
+        roots.next_asked(Code.CHECK_TRANSACTION_STATE)
+    assert signed(others, "orders1", "secret-of-orders", Code.SEND_MESSAGE_V2, sending("orders"), b"x") == 0
+    assert not others.asked
 
 
 @pytest.mark.parametrize(

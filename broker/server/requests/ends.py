@@ -149,7 +149,9 @@ class ProducerChecks:
 
     def _ask(self, half: Half, times: int) -> bool:
         """Send CHECK_TRANSACTION_STATE to one producer of the group; False when none is connected."""
-        channel = self._context.clients.random_producer(half.producer_group)
+        channel = self._context.clients.random_producer(
+            half.producer_group, lambda account: may(account, PUB, topic=half.topic)
+        )
         record = None if channel is None else self._context.store.record(half.commitlog_offset)
         if channel is None or record is None:
             return False

@@ -39,7 +39,8 @@ def heart_beat(context: ServerContext, request: Request) -> RemotingCommand:
             if why_not is not None:
                 raise Refused(ResponseCode.NO_PERMISSION, why_not)
         ensure_topic(context, retry_topic(one.group))
-    notified = context.clients.heartbeat(request.connection, data, request.command.language, request.command.version)
+    command = request.command
+    notified = context.clients.heartbeat(request.connection, data, command.language, command.version, request.account)
     for one in data.consumers:
         group = context.clients.consumers(one.group)
         if group is not None:

@@ -63,14 +63,14 @@ class _Incoming(NamedTuple):
 
 def send_message(context: ServerContext, request: Request) -> Stored:
     """SEND_MESSAGE and its V2."""
-    store, header = context.store, _header(request)
+    store, header = context.store, header_of(request)
     append, prepare = partial(store.append, wait=False), partial(store.transactions.prepare, wait=False)
     return cast("Stored", _send(context, request, header, append, prepare))
 
 
 def send_at_once(context: ServerContext, request: Request) -> Stored | None:
     """The same for the event loop, which waits for no lock; None where the thread of the store is to do it."""
-    store, header = context.store, _header(request)
+    store, header = context.store, header_of(request)
     if header.topic.startswith(RETRY_PREFIX) or store.topic(header.topic) is None:  # it may have to be made
         return None
     return _send(context, request, header, store.append_at_once, store.transactions.prepare_at_once)
@@ -135,7 +135,7 @@ def _waits(properties: Mapping[str, str]) -> bool:
 
 def send_batch(context: ServerContext, request: Request) -> Stored:
     """SEND_BATCH_MESSAGE: all of the messages or none, side by side in one queue."""
-    sent = _admitted(context, request, _header(request))
+    sent = _admitted(context, request, header_of(request))
     batched = decode_batch(request.command.body)
     for one in batched:
         check_body(one.body, sent.header.sys_flag)
@@ -182,7 +182,8 @@ def ensure_topic(context: ServerContext, topic: str) -> None:
         context.store.create_topic(topic, queues=queues, message_type="")
 
 
-def _header(request: Request) -> SendMessageRequestHeader:
+def header_of(request: Request) -> SendMessageRequestHeader:
+    """The fields of any request that sends."""
     return SendMessageRequestHeader.decode(request.command.ext, short=request.command.code in _SHORT)
 
 
