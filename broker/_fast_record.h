@@ -165,7 +165,7 @@ static int read_properties(PyObject *dict, Properties *read)
             hashed = &read->unique;
         else if (is_name(name, "KEYS", 4))
             hashed = &read->keys;
-        else if (is_name(name, "DELAY", 5))
+        else if (is_name(name, "DELAY", 5) || is_name(name, "CHECKBACK_DELAY", 15))
             return 0;
         if (hashed) {
             *hashed = value;

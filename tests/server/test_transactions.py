@@ -24,9 +24,12 @@ COMMIT, ROLLBACK = 8, 12
 SOON = {"check_interval_s": 0.2, "transaction_timeout_s": 0.001}
 
 
-def prepare(client: WireClient, body: bytes = b"created", group: str = "shop") -> dict[str, object]:
+def prepare(
+    client: WireClient, body: bytes = b"created", group: str = "shop", *, key: str = "", **properties: str
+) -> dict[str, object]:
     """A half message; the fields of its END_TRANSACTION, as clients take them from the answer."""
-    sent = client.publish("orders", body, sys_flag=4, TRAN_MSG="true", PGROUP=group, UNIQ_KEY=f"U-{body.decode()}")
+    key = key or f"U-{body.decode()}"
+    sent = client.publish("orders", body, sys_flag=4, TRAN_MSG="true", PGROUP=group, UNIQ_KEY=key, **properties)
     assert sent.code == Answer.SUCCESS
     at = int(sent.ext["msgId"][16:], 16)
     return {"producerGroup": group, "tranStateTableOffset": sent.ext["queueOffset"], "commitLogOffset": at}
@@ -34,6 +37,17 @@ def prepare(client: WireClient, body: bytes = b"created", group: str = "shop") -
 
 def end(client: WireClient, half: dict[str, object], decision: int) -> RemotingCommand:
     return client.request(Code.END_TRANSACTION, half | {"commitOrRollback": decision})
+
+
+def crash(store: broker.LiveStore, tmp_path: Path) -> Path:
+    """A copy of the store, as a machine leaves it that stops: its recovery reads the log from the beginning."""
+    store.sync_now()
+    crashed = tmp_path / "crashed"
+    shutil.copytree(store.path, crashed)
+    for name in ("checkpoint", "control", "durable"):
+        (crashed / "checkback" / name).unlink(missing_ok=True)
+    (crashed / "abort").touch()
+    return crashed
 
 
 def test_a_half_message_is_delivered_by_its_commit_alone(
@@ -73,16 +87,11 @@ def test_a_half_message_that_was_sent_twice_is_two(
     for half, decision in zip([prepare(client), prepare(client)], decisions, strict=True):
         if decision is not None:
             assert end(client, half, decision).code == Answer.SUCCESS
-    store.sync_now()
     assert [store.transactions.in_doubt_slots(), len(client.pulled("g", "orders")[1])] == [
         [slot for slot, decision in enumerate(decisions) if decision is None],
         decisions.count(COMMIT),
     ]
-    crashed = tmp_path / "crashed"
-    shutil.copytree(store.path, crashed)
-    for name in ("checkpoint", "control", "durable"):
-        (crashed / "checkback" / name).unlink(missing_ok=True)
-    (crashed / "abort").touch()
+    crashed = crash(store, tmp_path)
     with broker.open(crashed) as recovered:
         assert recovered.transactions.in_doubt_slots() == store.transactions.in_doubt_slots()
     for path in (store.path, crashed):
@@ -176,15 +185,51 @@ def test_a_store_that_refuses_transactions_says_so(tmp_path_factory: pytest.Temp
         assert client.publish("orders", b"x").code == Answer.SUCCESS
 
 
-def test_an_end_keeps_the_checks_that_its_half_message_states(serve: Serve, connect: Connect) -> None:
+def test_an_end_keeps_the_checks_that_its_half_message_states(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
     """A store that was taken over: its broker counted checks in the half message."""
+    half = store.transactions.prepare(
+        broker.Message("orders", b"created"), "shop", extra_properties={"TRANSACTION_CHECK_TIMES": "2"}
+    )
     client = connect(serve(**SOON))
     client.heartbeat(producer="shop")
-    counted = {"TRAN_MSG": "true", "PGROUP": "shop", "UNIQ_KEY": "U-1", "TRANSACTION_CHECK_TIMES": "2"}
-    sent = client.publish("orders", b"created", sys_flag=4, **counted)
-    half = {"tranStateTableOffset": sent.ext["queueOffset"], "commitLogOffset": int(sent.ext["msgId"][16:], 16)}
     client.next_asked(Code.CHECK_TRANSACTION_STATE)
-    assert end(client, {"producerGroup": "shop", **half}, COMMIT).code == Answer.SUCCESS
+    named = {"tranStateTableOffset": half.slot, "commitLogOffset": half.commitlog_offset}
+    assert end(client, {"producerGroup": "shop", **named}, COMMIT).code == Answer.SUCCESS
     (record,) = client.pulled("g", "orders")[1]
     assert record.properties.count(b"TRANSACTION_CHECK_TIMES") == 1
     assert record.property_map["TRANSACTION_CHECK_TIMES"] == "2"
+
+
+@pytest.mark.parametrize("level", ["\u00b2", "9" * 5000, "5"])
+def test_a_client_states_no_delay_of_ours(
+    serve: Serve, connect: Connect, store: broker.LiveStore, tmp_path: Path, level: str
+) -> None:
+    """What is no number would be an error at the next recovery; and a level would delay the commit."""
+    client = connect(serve())
+    half = prepare(client, CHECKBACK_DELAY=level, CHECKBACK_BY="somebody", TRANSACTION_CHECK_TIMES="7")
+    with broker.open(crash(store, tmp_path)) as recovered:
+        (found,) = recovered.transactions.in_doubt()
+        assert {"CHECKBACK_DELAY", "CHECKBACK_BY", "TRANSACTION_CHECK_TIMES"}.isdisjoint(found.properties)
+    assert end(client, half, COMMIT).code == Answer.SUCCESS
+    assert [one.body for one in client.pulled("g", "orders")[1]] == [b"created"]
+
+
+def test_a_recovery_takes_no_text_of_a_client_for_a_check(
+    serve: Serve, connect: Connect, store: broker.LiveStore, tmp_path: Path
+) -> None:
+    """A half message that its broker stored again takes over from the one before it, which was ended here."""
+    client = connect(serve())
+    half = prepare(client, key="U-1")
+    prepare(
+        client, b"TRANSACTION_CHECK_TIMES\x01", key="U-1", TRANSACTION_CHECK_TIMES="1", note="TRANSACTION_CHECK_TIMES"
+    )
+    assert end(client, half, ROLLBACK).code == Answer.SUCCESS
+    with (
+        broker.open(crash(store, tmp_path)) as recovered,
+        broker.serve(recovered, "127.0.0.1:0") as server,
+        WireClient(server.address) as again,
+    ):
+        assert end(again, half, COMMIT).code == Answer.SYSTEM_ERROR
+        assert end(again, half, ROLLBACK).code == Answer.SUCCESS

@@ -158,9 +158,7 @@ def test_a_delivery_whose_op_was_lost_gets_one(tmp_path: Path) -> None:
     with (path / "commitlog" / f"{0:020}").open("r+b") as log:
         log.seek(op_at)
         log.write(bytes(last.total_size))
-    for name in ("checkpoint", "control", "durable"):
-        (path / "checkback" / name).unlink(missing_ok=True)
-    (path / "abort").touch()
+    forget_where_it_ended(path)
     assert [finding.kind for finding in verify(path).findings if finding.kind == "committed-without-op"]
     with opened(tmp_path) as store:
         assert store.transactions.in_doubt_slots() == [2]
@@ -168,6 +166,33 @@ def test_a_delivery_whose_op_was_lost_gets_one(tmp_path: Path) -> None:
     report = verify(path)
     assert report.ok, [str(finding) for finding in report.findings]
     assert_one_truth(path)
+
+
+def forget_where_it_ended(path: Path) -> None:
+    """As when the machine stopped: the next open reads the log from the beginning."""
+    for name in ("checkpoint", "control", "durable"):
+        (path / "checkback" / name).unlink(missing_ok=True)
+    (path / "abort").touch()
+
+
+@pytest.mark.parametrize("level", ["\u00b2", "\u0665", "-1", "9" * 5000])
+def test_a_delay_that_is_no_level_is_none(tmp_path: Path, level: str) -> None:
+    """A store may hold anything, and opens: no client of any kind may prevent that."""
+    with opened(tmp_path, sync="each", transactions=HALF_OP) as store:
+        store.transactions.prepare(message(), "shop", extra_properties={"CHECKBACK_DELAY": level})
+    forget_where_it_ended(tmp_path / "store")
+    with opened(tmp_path) as store:
+        (half,) = store.transactions.in_doubt()
+        assert store.transactions.commit(half).queue_offset == 0
+
+
+def test_a_delay_counts_whichever_code_stores_the_half_message(tmp_path: Path) -> None:
+    """The C module ends what it stored from memory: a half message with a delay is not its own."""
+    with opened(tmp_path, sync="each", transactions=HALF_OP) as store:
+        for key in ("DELAY", "CHECKBACK_DELAY"):
+            half = store.transactions.prepare(message(), "shop", extra_properties={key: "5"})
+            assert store.transactions.commit(half).queue_offset is None
+        assert store.queue_range("SCHEDULE_TOPIC_XXXX", 4) == (0, 2)
 
 
 @pytest.mark.parametrize("name", ["rocketmq-5.3.3-clean", "rocketmq-5.3.3-killed"])

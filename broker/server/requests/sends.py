@@ -37,15 +37,20 @@ from broker.remoting.message_headers import (
 )
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.store_thread import Stored
+from broker.store.engines.half_op import HALF_DELAY
 from broker.store.write.compose import KEPT_FLAGS, Origin
 from broker.store.write.pending_record import Appended
 from broker.store.write.uniquekey import new_unique_key
+from broker.transaction.events import BY, WHY
 from broker.transaction.service import Half
 
 REGION = "DefaultRegion"
 AUTO_CREATE_QUEUES = 8  # RocketMQ: defaultTopicQueueNums of a broker
 _SHORT = {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
-_OWN = (names.CRC32, "POP_CK")
+_OWN = (names.CRC32, "POP_CK", HALF_DELAY)
+# What a half message of a client does not say: what counts or decides is the broker's word. Java's client drops DELAY;
+# a broker of RocketMQ would lose the message.
+_NOT_OF_A_HALF = frozenset((names.DELAY, names.TRANSACTION_CHECK_TIMES, names.TRAN_PREPARED_QUEUE_OFFSET, WHY, BY))
 _FITTING = names.SIZE_MAX // 4  # so many characters fit, whatever they are
 _check_name = lru_cache(maxsize=4096)(check_topic_name)  # what it raises is not remembered
 _ADDED = {"MSG_REGION": REGION, "TRACE_ON": "true"}
@@ -112,12 +117,14 @@ def _stored(context: ServerContext, request: Request, sent: _Incoming, made: App
 def _as_half(sent: _Incoming) -> str:
     """Give a message the properties of a half message; returns its producer group."""
     properties = sent.properties
+    if not _NOT_OF_A_HALF.isdisjoint(properties):
+        for name in _NOT_OF_A_HALF:
+            properties.pop(name, None)
     group = properties.setdefault(names.PGROUP, sent.header.producer_group)
     properties |= {
         names.TRANSACTION_ID: properties[names.UNIQ_KEY], names.REAL_TOPIC: sent.topic,
         names.REAL_QID: str(sent.queue_id),
     }  # fmt: skip
-    properties.pop(names.DELAY, None)  # Java's client drops it; a broker of RocketMQ would lose the message
     return group
 
 

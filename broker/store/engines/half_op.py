@@ -177,8 +177,9 @@ def _target(properties: Mapping[str, str]) -> DeliveryTarget | None:
 
 
 def _delay_level(properties: Mapping[str, str]) -> int:
-    level = properties.get(HALF_DELAY)
-    return min(int(level), _LEVELS) if level and level.isdigit() else 0
+    """What is no level means none: a store may hold anything, and must open."""
+    level = properties.get(HALF_DELAY, "")
+    return min(int(level), _LEVELS) if level.isascii() and level.isdigit() and len(level) < 10 else 0
 
 
 def _codes(topic: str, properties: Mapping[str, str]) -> tuple[int, ...]:
