@@ -28,7 +28,7 @@ from broker.store.write.pending_record import PendingRecord, draft_of, index_cod
 _PREPARED, _COMMIT, _ROLLBACK = (
     int(TransactionType.PREPARED), int(TransactionType.COMMIT), int(TransactionType.ROLLBACK),
 )  # fmt: skip
-_ASKED = f"{names.TRANSACTION_CHECK_TIMES}\x01".encode()  # every half message that was stored again says it
+_ASKED = names.TRANSACTION_CHECK_TIMES.encode()  # every half message that was stored again says it
 _AT_ONCE = 256  # op messages that are appended together
 _KEPT = 1 << 18  # half messages that are remembered: a broker stores one again at each check, mostly soon
 _TIME_MAX_MS = (1 << 63) - 1
@@ -61,7 +61,7 @@ class ReplayWatch:
             self.without_op.difference_update(record.ended)
         elif record.target is not None:
             beside: tuple[int, ...] = ()
-            if _ASKED in record.raw:
+            if _is_renewed(record.raw):
                 self._on_renewed(record, commitlog_offset, queue_offset)
             elif record.index_codes and record.index_codes[0] in self._recent:
                 beside = self._recent_slots(draft_key(record.raw))
@@ -138,6 +138,11 @@ class ReplayWatch:
         for first in range(0, len(slots), _AT_ONCE):
             self._parts.appender.append([op_record(slot, now_ms) for slot in slots[first : first + _AT_ONCE]])
         self.without_op.clear()
+
+
+def _is_renewed(raw: bytes) -> bool:
+    """Whether a half message was stored again. A body or a value that has the same text in it says nothing."""
+    return _ASKED in raw and names.TRANSACTION_CHECK_TIMES in draft_of(raw)[1].property_map
 
 
 def draft_key(raw: bytes) -> tuple[str, str]:
