@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
-from broker.errors import TransactionError
+from broker.errors import MessageRejected, TransactionError
 from broker.format.statetable import RENEWED
 from broker.format.sysflag import TransactionType
 from broker.format.topics import HALF_TOPIC, OP_TOPIC
@@ -96,7 +97,8 @@ class HalfOpService(StateTableService):
 
     def _park_record(self, half: Half, why: str, now_ms: int, *, parks: bool) -> PendingRecord:
         if parks:
-            made = park_copy(self._record(half.commitlog_offset), half, why)
-            if made.size <= self._record_bytes_max:
-                return made
+            with suppress(MessageRejected):  # what is to be added does not fit: the small record does
+                made = park_copy(self._record(half.commitlog_offset), half, why)
+                if made.size <= self._record_bytes_max:
+                    return made
         return super()._park_record(half, why, now_ms, parks=parks)

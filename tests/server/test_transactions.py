@@ -16,7 +16,7 @@ from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
 from recovery.verify.verifier import verify
 from tests.server.conftest import Connect, Serve
-from tests.server.wire_client import WireClient
+from tests.server.wire_client import WireClient, sending
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -233,3 +233,81 @@ def test_a_recovery_takes_no_text_of_a_client_for_a_check(
     ):
         assert end(again, half, COMMIT).code == Answer.SYSTEM_ERROR
         assert end(again, half, ROLLBACK).code == Answer.SUCCESS
+
+
+def longest_half(client: WireClient) -> dict[str, object]:
+    """A half message whose properties take all the room that there is."""
+    for size in range(32_600, 32_000, -1):
+        fields = {"TRAN_MSG": "true", "PGROUP": "shop", "UNIQ_KEY": "U-long", "x": "y" * size}
+        sent = client.publish("orders", b"long", sys_flag=4, **fields)
+        if sent.code == Answer.SUCCESS:
+            at = int(sent.ext["msgId"][16:], 16)
+            return {"producerGroup": "shop", "tranStateTableOffset": sent.ext["queueOffset"], "commitLogOffset": at}
+    raise AssertionError
+
+
+def asked_keys(client: WireClient, wanted: set[str]) -> set[str]:
+    """The keys of the half messages that a client is asked about, once all of these are among them."""
+    found: set[str] = set()
+    while not wanted <= found:
+        found.add(client.next_asked(Code.CHECK_TRANSACTION_STATE).ext["msgId"])
+    return found
+
+
+@pytest.mark.parametrize("immunity", ["9" * 5000, "9" * 18, "\u0665"])
+def test_no_immunity_of_one_half_message_keeps_others_from_being_checked(
+    serve: Serve, connect: Connect, immunity: str
+) -> None:
+    client = connect(serve(**SOON))
+    client.heartbeat(producer="shop")
+    prepare(client, b"first", CHECK_IMMUNITY_TIME_IN_SECONDS=immunity)
+    prepare(client, b"second")
+    is_number = immunity == "9" * 18
+    assert ("U-first" in asked_keys(client, {"U-second"} if is_number else {"U-first", "U-second"})) is not is_number
+
+
+def test_a_half_message_whose_properties_are_full_is_checked_ended_and_parked_as_others(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve(check_max=2, **SOON))
+    client.heartbeat(producer="shop")
+    half, other = longest_half(client), longest_half(client)
+    prepare(client, b"next")
+    asked_keys(client, {"U-long", "U-next"})
+    assert end(client, half, COMMIT).code == Answer.SUCCESS
+    deadline = time.monotonic() + 10
+    while len(store.transactions.parked()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert other["commitLogOffset"] in store.transactions.parked()
+    assert end(client, other, ROLLBACK).code == Answer.SUCCESS
+
+
+def test_a_half_message_that_cannot_be_parked_is_said_once_and_the_others_are_checked(
+    serve: Serve, connect: Connect, store: broker.LiveStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The name of its group takes all the room that there is, so that no record can say that it is parked."""
+    client = connect(serve(check_max=1, **SOON))
+    size = next(size for size in range(32_700, 32_000, -1) if _is_taken(client, "g" * size))
+    client.heartbeat(producer="g" * size)
+    client.heartbeat(producer="shop")
+    asked_keys(client, {"U-long"})
+    for number in range(3):
+        prepare(client, b"%d" % number)
+        asked_keys(client, {f"U-{number}"})
+        time.sleep(0.5)
+    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert ["cannot be checked" in text for text in said] == [True]
+
+
+def _is_taken(client: WireClient, group: str) -> bool:
+    sent = client.publish("orders", b"x", sys_flag=4, TRAN_MSG="true", PGROUP=group, UNIQ_KEY="U-long")
+    return sent.code == Answer.SUCCESS
+
+
+def test_a_half_message_that_is_born_in_the_future_is_checked(serve: Serve, connect: Connect) -> None:
+    """A producer's clock may be wrong: then its time-out counts from when the message was stored."""
+    client = connect(serve(**SOON))
+    client.heartbeat(producer="shop")
+    fields = sending("orders", sys_flag=4, TRAN_MSG="true", PGROUP="shop", UNIQ_KEY="U-1") | {"g": 1 << 62}
+    assert client.request(Code.SEND_MESSAGE_V2, fields, b"x").code == Answer.SUCCESS
+    asked_keys(client, {"U-1"})

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
-from broker.errors import BrokerError, TransactionError
+from broker.errors import BrokerError, CorruptStore, MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import encode
 from broker.format.java import encode_message_id
@@ -46,7 +47,10 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
     _check_right(context, request, header)
     decide = service.commit if header.commit_or_rollback == COMMIT else service.rollback
     try:
-        decide(reference, extra_properties=_checks(context, header.commit_log_offset))
+        with suppress(MessageRejected):  # how often it was checked may not fit beside its own properties
+            decide(reference, extra_properties=_checks(context, header.commit_log_offset))
+            return _ended(context, request, header.commit_log_offset)
+        decide(reference)
     except TransactionError as error:
         log.warning(
             "%s: END_TRANSACTION of %s: %s",
@@ -56,7 +60,11 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
             extra=event("end-refused", group=header.producer_group),
         )
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
-    context.checks.pop(header.commit_log_offset, None)
+    return _ended(context, request, header.commit_log_offset)
+
+
+def _ended(context: ServerContext, request: Request, commitlog_offset: int) -> RemotingCommand:
+    context.checks.pop(commitlog_offset, None)
     return request.answer()
 
 
@@ -69,8 +77,7 @@ def end_at_once(context: ServerContext, request: Request) -> RemotingCommand | N
     reference = HalfReference(offset, header.tran_state_table_offset, header.producer_group)
     if context.store.transactions.end_at_once(reference, decision) is None:
         return None
-    context.checks.pop(offset, None)
-    return request.answer()
+    return _ended(context, request, offset)
 
 
 def _checks(context: ServerContext, commitlog_offset: int) -> dict[str, str] | None:
@@ -98,6 +105,7 @@ class ProducerChecks:
 
     def __init__(self, context: ServerContext, resolver: Resolver | None) -> None:
         self._context, self._resolver = context, resolver
+        self._failed: set[int] = set()  # half messages that cannot be checked, by CommitLog offset
 
     def round(self) -> int:
         """Ask once about each half message that is due; returns for how many a check was sent.
@@ -106,23 +114,37 @@ class ProducerChecks:
         Raises StoreError.
         """
         context, asked = self._context, 0
-        service, settings = context.store.transactions, context.settings
+        service, timeout_ms = context.store.transactions, int(context.settings.transaction_timeout_s * 1000)
         parked, in_doubt = service.parked(), set[int]()
         now_ms = context.store.writer.clock.now_ms()
         for half in service.in_doubt():
-            before = context.checks.get(half.commitlog_offset, 0)
             in_doubt.add(half.commitlog_offset)
-            if half.commitlog_offset in parked or not is_due(half, int(settings.transaction_timeout_s * 1000), now_ms):
-                continue
-            if self._resolved(half):
-                continue
-            if before >= settings.check_max:
-                service.park(half, f"{before} producers of the group were asked, and none knew")
-            elif self._ask(half, before + 1):
-                asked += 1
+            if half.commitlog_offset not in parked and is_due(half, timeout_ms, now_ms):
+                asked += self._checked(half)
         for ended in [at for at in list(context.checks) if at not in in_doubt]:
             context.checks.pop(ended, None)
+        self._failed &= in_doubt
         return asked
+
+    def _checked(self, half: Half) -> bool:
+        """Whether a check of one half message was sent. What is wrong with it is said once, and the others go on."""
+        try:
+            return self._turn(half)
+        except (MessageRejected, TransactionError, CorruptStore) as error:
+            if half.commitlog_offset not in self._failed:
+                self._failed.add(half.commitlog_offset)
+                text = "the half message at %d cannot be checked, and waits for its end: %s"
+                log.warning(text, half.commitlog_offset, error, extra=event("check-failed", **fields_of_half(half)))
+            return False
+
+    def _turn(self, half: Half) -> bool:
+        before = self._context.checks.get(half.commitlog_offset, 0)
+        if self._resolved(half):
+            return False
+        if before < self._context.settings.check_max:
+            return self._ask(half, before + 1)
+        self._context.store.transactions.park(half, f"{before} producers of the group were asked, and none knew")
+        return False
 
     def _resolved(self, half: Half) -> bool:
         """Whether a resolver knows, and the transaction is ended by its word."""
@@ -155,12 +177,8 @@ class ProducerChecks:
         record = None if channel is None else self._context.store.record(half.commitlog_offset)
         if channel is None or record is None:
             return False
-        properties = record_crc_reserve(record.properties)[:-RECORD_CRC_SIZE]
-        added = f"{names.TRANSACTION_CHECK_TIMES}\x01{times}\x02"
-        if b"WAIT\x01" not in properties:
-            added += f"{names.WAIT}\x01false\x02"
         asked = replace(
-            record, topic=half.topic, queue_id=half.queue_id, properties=properties + added.encode(),
+            record, topic=half.topic, queue_id=half.queue_id, properties=_as_asked(record.properties, times),
             sys_flag=record.sys_flag & ~TRANSACTION_MASK,
         )  # fmt: skip
         header = CheckTransactionStateRequestHeader(
@@ -171,3 +189,15 @@ class ProducerChecks:
         self._context.checks[half.commitlog_offset] = times  # first: the answer may come at once
         channel.peer.notify(command)
         return True
+
+
+def _as_asked(properties: bytes, times: int) -> bytes:
+    """A half message's properties as a check has them: what is added is left out where there is no room for it."""
+    properties = record_crc_reserve(properties)[:-RECORD_CRC_SIZE]
+    added = [f"{names.TRANSACTION_CHECK_TIMES}\x01{times}\x02"]
+    if b"WAIT\x01" not in properties:
+        added.append(f"{names.WAIT}\x01false\x02")
+    for item in added:
+        if len(properties) + len(item) <= names.SIZE_MAX:
+            properties += item.encode()
+    return properties
