@@ -85,22 +85,25 @@ def due(record: Record, now_ms: int, delays_ms: Sequence[int] = tuple(DELAYS_MS)
     Delivered, it keeps its delay level, as with RocketMQ. One with a delay of any length waits in a shorter level for
     what is left of it.
     """
-    properties = dict(record.property_map)
+    properties, added = dict(record.property_map), dict[str, str]()
     for name in (names.CRC32, names.TRAN_MSG):
         properties.pop(name, None)
     topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "0")
-    if not topic or not queue_id.isdecimal():
-        reason = f"a delayed message without a place to go: {names.REAL_TOPIC} {topic!r}, {names.REAL_QID} {queue_id!r}"
-        raise CorruptRecord(reason, commitlog_offset=record.commitlog_offset)
-    due_ms = properties.get(names.TIMER_OUT_MS, "")
+    if not topic or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10):
+        reason = f"a delayed message without a place to go: {names.REAL_TOPIC} {topic!r}, {names.REAL_QID} "
+        raise CorruptRecord(f"{reason}{queue_id!r:.40}", commitlog_offset=record.commitlog_offset)
+    place, due_ms = (topic, int(queue_id)), properties.get(names.TIMER_OUT_MS, "")
     if due_ms.isascii() and due_ms.isdigit() and len(due_ms) < 19:
         if int(due_ms) > now_ms:
             level = timer_level(int(due_ms) - now_ms, delays_ms)
-            properties[names.DELAY] = str(level)
-            return _copy(record, SCHEDULE_TOPIC, level - 1, properties, record.reconsume_times)
-        properties.pop(names.DELAY, None)
-        properties[names.TIMER_DEQUEUE_MS] = str(now_ms)
-    return _copy(record, topic, int(queue_id), properties, record.reconsume_times)
+            place, added = (SCHEDULE_TOPIC, level - 1), {names.DELAY: str(level)}
+        else:
+            properties.pop(names.DELAY, None)
+            added = {names.TIMER_DEQUEUE_MS: str(now_ms)}
+    try:
+        return _copy(record, *place, {**properties, **added}, record.reconsume_times)
+    except MessageRejected:  # there is no room for what is added, which tells no reader where or when
+        return _copy(record, *place, properties, record.reconsume_times)
 
 
 def resent(record: Record, group: str) -> PendingRecord:

@@ -16,9 +16,11 @@ from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.consuming.group.positions import Positions
 from broker.consuming.reading import readable_end
 from broker.consuming.redelivery import DELAYS_MS, due
+from broker.errors import CorruptStore, MessageRejected
 from broker.format.commitlog import Record
 from broker.format.topics import SCHEDULE_TOPIC, deliver_time_ms
 from broker.store.read.consumequeue import ConsumeQueue
+from broker.store.write.pending_record import PendingRecord
 
 if TYPE_CHECKING:
     from broker.writable_store import WritableStore
@@ -46,13 +48,24 @@ class Schedule:
         self._seen_ms = -SEEN_EVERY_MS
 
     def deliver(self, now_ms: int) -> int:
-        """Deliver what is due by the store's clock; returns how many. Raises StoreFull, CorruptStore."""
+        """Deliver what is due by the store's clock; returns how many. Raises StoreFull, CorruptStore, MessageRejected.
+
+        A level whose next message cannot be read or delivered waits, and is raised once the others had their turn.
+        """
         if not self._store.queues(SCHEDULE_TOPIC):
             return 0
         if not self._has_lease():
             return 0
         self._say_so(now_ms)
-        return sum(self._level(queue_id, now_ms) for queue_id in self._store.queues(SCHEDULE_TOPIC))
+        delivered, fault = 0, None
+        for queue_id in self._store.queues(SCHEDULE_TOPIC):
+            try:
+                delivered += self._level(queue_id, now_ms)
+            except (CorruptStore, MessageRejected) as error:
+                fault = fault or error
+        if fault is not None:
+            raise fault
+        return delivered
 
     def _has_lease(self) -> bool:
         if self._lease_cell is None:
@@ -92,10 +105,23 @@ class Schedule:
             return 0
         delivered = 0
         while (records := self._due(queue, queue_id, now_ms)) and self._has_lease():
-            self._store.writer.append([due(record, now_ms, self._delays_ms) for _, record in records])
-            self._move(queue_id, records[-1][0] + 1)
-            delivered += len(records)
+            drafts = self._drafts([record for _, record in records], now_ms)
+            self._store.writer.append(drafts)
+            self._move(queue_id, records[len(drafts) - 1][0] + 1)
+            delivered += len(drafts)
         return delivered
+
+    def _drafts(self, records: list[Record], now_ms: int) -> list[PendingRecord]:
+        """What the first records become; raises only for the very first, so that those before another go on."""
+        drafts: list[PendingRecord] = []
+        for record in records:
+            try:
+                drafts.append(due(record, now_ms, self._delays_ms))
+            except (CorruptStore, MessageRejected):
+                if not drafts:
+                    raise
+                break
+        return drafts
 
     def _due(self, queue: ConsumeQueue, queue_id: int, now_ms: int) -> list[tuple[int, Record]]:
         """The records at the head whose time has come, with their queue offsets."""
@@ -110,7 +136,12 @@ class Schedule:
             size += unit.size
             if unit.is_filler or unit.commitlog_offset + unit.size > end or (found and size > size_max):
                 break
-            record = self._store.commitlog.read(unit.commitlog_offset, unit.size)
+            try:
+                record = self._store.commitlog.read(unit.commitlog_offset, unit.size)
+            except CorruptStore:
+                if found:  # it is met again, as the first
+                    break
+                raise
             if record is None:
                 continue
             due_ms = deliver_time_ms(queue_id + 1, record.store_timestamp_ms, self._delays_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -176,6 +177,33 @@ def test_a_delay_of_any_length_is_never_early(serve: Serve, connect: Connect) ->
     assert 1.5 <= time.time() - began < 6
     assert {"TIMER_OUT_MS", "TIMER_DEQUEUE_MS", "REAL_TOPIC"} <= record.property_map.keys()
     assert "DELAY" not in record.property_map
+
+
+def test_a_delayed_message_whose_properties_are_full_comes_as_others_do(serve: Serve, connect: Connect) -> None:
+    """What is added at its delivery does not fit: it goes without, and nothing waits behind it."""
+    client = connect(serve(delay_levels=" ".join(["1s"] * 18)))
+    sizes = range(32_600, 32_000, -1)
+    assert any(client.publish("a", b"full", TIMER_DELAY_MS="1000", x="y" * size).code == 0 for size in sizes)
+    for level in ("1", "2"):
+        assert client.publish("b", b"other", DELAY=level).code == Answer.SUCCESS
+    for topic, queue_offset in (("a", 0), ("b", 1)):
+        answer = client.answer(client.pull("g", topic, queue_offset, hold_ms=9000))
+        assert [record.topic for record in records_of(answer.body)] == [topic]
+
+
+def test_a_delayed_message_that_cannot_be_read_holds_its_own_level_only(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve(delay_levels=" ".join(["1s"] * 18)))
+    for number, level in enumerate(("1", "1", "2")):
+        assert client.publish("later", b"%d" % number * 8, DELAY=level).code == Answer.SUCCESS
+    *_, second, _ = store.records()
+    with (Path(store.path) / "commitlog" / f"{0:020}").open("r+b") as log:
+        log.seek(second.commitlog_offset + second.total_size // 2)
+        log.write(b"\xff\xff\xff")
+    for queue_offset in range(2):
+        answer = client.answer(client.pull("g", "later", queue_offset, hold_ms=9000))
+        assert [record.body[:1] for record in records_of(answer.body)] in ([b"0"], [b"2"])
 
 
 def test_a_reset_reaches_clients_with_their_next_pull(serve: Serve, connect: Connect) -> None:
