@@ -32,6 +32,9 @@ class Peer(Protocol):
     def notify(self, command: RemotingCommand) -> None:
         """Send a request of ours that needs no answer; any thread may."""
 
+    def offer(self, command: RemotingCommand, timeout_s: float) -> bool:
+        """The same, if the client keeps up with what it is sent; waits for the event loop."""
+
     def answered(self, request: RemotingCommand, answer: RemotingCommand | None) -> None:
         """A request is done."""
 

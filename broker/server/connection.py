@@ -11,6 +11,7 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol, cast
 
 from broker.errors import ProtocolError
@@ -49,7 +50,7 @@ class ConnectionOwner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """The server's end of a client's connection. All of it runs in the event loop but `notify`."""
+    """The server's end of a client's connection. All of it runs in the event loop but `notify` and `offer`."""
 
     def __init__(self, server: ConnectionOwner) -> None:
         self._server = server
@@ -188,6 +189,26 @@ class Connection(asyncio.Protocol):
     def notify(self, command: RemotingCommand) -> None:
         """Send a request of ours that needs no answer; any thread may."""
         self._loop.call_soon_threadsafe(self._notify, command)
+
+    def offer(self, command: RemotingCommand, timeout_s: float) -> bool:
+        """Send such a request to a peer that keeps up; False, and nothing sent, to one that does not, or has gone.
+
+        Any thread may but that of the event loop, for which it waits.
+        """
+        taken = Future[bool]()
+        try:
+            self._loop.call_soon_threadsafe(self._offer, command, taken)
+            return taken.result(timeout_s)
+        except (RuntimeError, TimeoutError):  # the loop has ended, or has no time
+            return not taken.cancel() and taken.result()
+
+    def _offer(self, command: RemotingCommand, taken: Future[bool]) -> None:
+        if taken.set_running_or_notify_cancel():
+            keeps_up = not self._is_choked and self._transport is not None and not self._transport.is_closing()
+            if keeps_up:
+                self._notify(command)
+                self._flush()
+            taken.set_result(keeps_up)
 
     def _notify(self, command: RemotingCommand) -> None:
         command.opaque, command.flag = next(self._opaque), ONEWAY

@@ -14,6 +14,7 @@ from broker.format.topics import HALF_TOPIC
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
+from broker.server import connection
 from recovery.verify.verifier import verify
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient, sending
@@ -311,3 +312,17 @@ def test_a_half_message_that_is_born_in_the_future_is_checked(serve: Serve, conn
     fields = sending("orders", sys_flag=4, TRAN_MSG="true", PGROUP="shop", UNIQ_KEY="U-1") | {"g": 1 << 62}
     assert client.request(Code.SEND_MESSAGE_V2, fields, b"x").code == Answer.SUCCESS
     asked_keys(client, {"U-1"})
+
+
+def test_checks_go_at_the_pace_of_their_producer(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not read for a while keeps its connection, and no check that it did not get is counted."""
+    monkeypatch.setattr(connection, "UNSENT_BYTES_MAX", 4 << 20)
+    monkeypatch.setattr(connection, "_WRITE_HIGH", 1 << 20)
+    client = connect(serve(check_max=1, **SOON))
+    for number in range(30):
+        prepare(client, b"%d" % number * 400_000, key=f"U-{number}")
+    client.heartbeat(producer="shop")
+    time.sleep(1)
+    assert len(asked_keys(client, {f"U-{number}" for number in range(30)})) == 30

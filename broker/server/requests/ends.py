@@ -9,6 +9,7 @@ RocketMQ: EndTransactionProcessor, Broker2Client.checkProducerTransactionState, 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -26,12 +27,14 @@ from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.message_headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from broker.server.acl import PUB, may
+from broker.server.clients import Peer
 from broker.server.context import Refused, Request, ServerContext
 from broker.transaction.rounds import is_due
 from broker.transaction.service import Half, HalfReference, LocalTransactionState
 
 NOT, COMMIT, ROLLBACK = 0, 8, 12
 _DECISIONS = {COMMIT: TransactionType.COMMIT, ROLLBACK: TransactionType.ROLLBACK}
+_PATIENCE_S, _PAUSE_S = 2.0, 0.01  # for a producer that does not read what it is sent
 Resolver = Callable[[Half, ReceivedMessage], LocalTransactionState]
 
 log = logging.getLogger("broker.server")
@@ -106,6 +109,7 @@ class ProducerChecks:
     def __init__(self, context: ServerContext, resolver: Resolver | None) -> None:
         self._context, self._resolver = context, resolver
         self._failed: set[int] = set()  # half messages that cannot be checked, by CommitLog offset
+        self._slow: set[Peer] = set()  # who takes no more checks in this round
 
     def round(self) -> int:
         """Ask once about each half message that is due; returns for how many a check was sent.
@@ -116,6 +120,7 @@ class ProducerChecks:
         context, asked = self._context, 0
         service, timeout_ms = context.store.transactions, int(context.settings.transaction_timeout_s * 1000)
         parked, in_doubt = service.parked(), set[int]()
+        self._slow.clear()
         now_ms = context.store.writer.clock.now_ms()
         for half in service.in_doubt():
             in_doubt.add(half.commitlog_offset)
@@ -170,11 +175,13 @@ class ProducerChecks:
         return True
 
     def _ask(self, half: Half, times: int) -> bool:
-        """Send CHECK_TRANSACTION_STATE to one producer of the group; False when none is connected."""
+        """Send CHECK_TRANSACTION_STATE to one producer of the group; False when none is connected, or it takes none."""
         channel = self._context.clients.random_producer(
             half.producer_group, lambda account: may(account, PUB, topic=half.topic)
         )
-        record = None if channel is None else self._context.store.record(half.commitlog_offset)
+        record = None
+        if channel is not None and channel.peer not in self._slow:
+            record = self._context.store.record(half.commitlog_offset)
         if channel is None or record is None:
             return False
         asked = replace(
@@ -186,9 +193,23 @@ class ProducerChecks:
             encode_message_id(half.store_host, half.commitlog_offset), self._context.settings.broker_name, HALF_TOPIC,
         )  # fmt: skip
         command = RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=header.encode(), body=encode(asked))
-        self._context.checks[half.commitlog_offset] = times  # first: the answer may come at once
-        channel.peer.notify(command)
+        checks, at = self._context.checks, half.commitlog_offset
+        checks[at] = times  # first: the answer may come at once
+        if not self._is_taken(channel.peer, command):
+            checks[at] = times - 1  # a producer that did not get it cannot know
+            return False
         return True
+
+    def _is_taken(self, peer: Peer, command: RemotingCommand) -> bool:
+        """Whether a producer took a check, at its own pace. One that takes none for a while is left alone until the
+        next round: no check is counted, and other producers need not wait for it.
+        """
+        until_s = time.monotonic() + _PATIENCE_S
+        while not (is_taken := peer.offer(command, _PATIENCE_S)) and not peer.is_closed and time.monotonic() < until_s:
+            time.sleep(_PAUSE_S)
+        if not is_taken:
+            self._slow.add(peer)
+        return is_taken
 
 
 def _as_asked(properties: bytes, times: int) -> bytes:

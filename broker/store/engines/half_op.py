@@ -177,7 +177,7 @@ def _target(properties: Mapping[str, str]) -> DeliveryTarget | None:
 
 
 def _delay_level(properties: Mapping[str, str]) -> int:
-    """What is no level means none: a store may hold anything, and must open."""
+    """Anything but a level means none: a store may hold any text there, and must open."""
     level = properties.get(HALF_DELAY, "")
     return min(int(level), _LEVELS) if level.isascii() and level.isdigit() and len(level) < 10 else 0
 
