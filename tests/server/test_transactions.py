@@ -144,6 +144,28 @@ def test_a_live_producer_of_the_group_is_asked_and_its_answer_counts(
     assert list(store.transactions.in_doubt()) == []
 
 
+@pytest.mark.parametrize(("topic", "times"), [("%RETRY%billing", 1), ("%RETRY%billing", 0), ("orders", 1)])
+def test_a_copy_that_a_consumer_sends_is_no_half_message(
+    serve: Serve, connect: Connect, store: broker.LiveStore, topic: str, times: int
+) -> None:
+    """Clients before 4.6.1 leave TRAN_MSG in what they send to their retry topic themselves."""
+    client = connect(serve())
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    fields = sending(topic, TRAN_MSG="true", PGROUP="shop", UNIQ_KEY="U-1") | {"j": times, "l": 16}
+    assert client.request(Code.SEND_MESSAGE_V2, fields, b"again").code == Answer.SUCCESS
+    assert store.transactions.in_doubt_slots() == []
+    (record,) = client.pulled("g", topic)[1]
+    assert "TRAN_MSG" not in record.property_map
+
+
+def test_tran_msg_counts_in_any_case(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    """As a broker of RocketMQ reads it."""
+    client = connect(serve())
+    assert client.publish("orders", b"x", sys_flag=4, TRAN_MSG="True", PGROUP="shop").code == Answer.SUCCESS
+    assert client.pulled("g", "orders")[1] == []
+    assert len(store.transactions.in_doubt_slots()) == 1
+
+
 def test_what_nobody_knows_is_parked_and_can_still_be_ended(
     serve: Serve, connect: Connect, store: broker.LiveStore
 ) -> None:

@@ -91,7 +91,7 @@ def _send(
     """Store a message by one of these two; None when it stored nothing."""
     sent = _received(context, request, header)
     message, properties = Message(sent.topic, request.command.body), sent.properties
-    if properties.get(names.TRAN_MSG) == "true":
+    if names.TRAN_MSG in properties and _is_half(sent):
         half = prepare(message, _as_half(sent), queue_id=sent.queue_id, extra_properties=properties, origin=sent.origin)
         return None if half is None else _half_stored(context, request, sent, half)
     made = append(message, queue_id=sent.queue_id, extra_properties=properties, origin=sent.origin)
@@ -114,6 +114,18 @@ def _stored(context: ServerContext, request: Request, sent: _Incoming, made: App
     return Stored(request.answer({**answer.encode(), **_ADDED}), made.end, _waits(properties))
 
 
+def _is_half(sent: _Incoming) -> bool:
+    """Whether a message with TRAN_MSG is a half message. What a group sends to itself again is delivered already: its
+    copy is none, and no longer says so.
+
+    RocketMQ: SendMessageProcessor.sendMessage (5.3.3), and DefaultMQPushConsumerImpl.sendMessageBack, which clears it.
+    """
+    if sent.header.reconsume_times > 0 or sent.topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        del sent.properties[names.TRAN_MSG]
+        return False
+    return sent.properties[names.TRAN_MSG].lower() == "true"
+
+
 def _as_half(sent: _Incoming) -> str:
     """Give a message the properties of a half message; returns its producer group."""
     properties = sent.properties
@@ -122,7 +134,7 @@ def _as_half(sent: _Incoming) -> str:
             properties.pop(name, None)
     group = properties.setdefault(names.PGROUP, sent.header.producer_group)
     properties |= {
-        names.TRANSACTION_ID: properties[names.UNIQ_KEY], names.REAL_TOPIC: sent.topic,
+        names.TRAN_MSG: "true", names.TRANSACTION_ID: properties[names.UNIQ_KEY], names.REAL_TOPIC: sent.topic,
         names.REAL_QID: str(sent.queue_id),
     }  # fmt: skip
     return group
