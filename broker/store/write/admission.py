@@ -55,8 +55,8 @@ def delay_level(properties: Mapping[str, str]) -> int:
     level = properties.get(names.DELAY)
     if level is None:
         return 0
-    if not (level.isascii() and level.isdigit()):
-        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {level!r}")
+    if not (level.isascii() and level.isdigit() and len(level) < 10):
+        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {level!r:.40}")
     return min(int(level), len(parse_delay_levels()))
 
 
