@@ -223,4 +223,4 @@ class Consumer(Receiver):
         """RocketMQ makes a group's retry topic when a consumer registers, the others when they are needed."""
         if self._store.topic(topic) is None:
             queues = _DELAY_LEVELS if topic == SCHEDULE_TOPIC else 1
-            self._store.create_topic(topic, queues=queues, message_type="")
+            self._store.create_topic(topic, queues=queues, message_type="", change=False)

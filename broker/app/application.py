@@ -200,7 +200,7 @@ class App:
         """The transactional producer, and the plain one, whose group must be another."""
         for topic in topics:
             if store.topic(topic) is None:
-                store.create_topic(topic, message_type=_MIXED)
+                store.create_topic(topic, message_type=_MIXED, change=False)
         plain = store.producer(self.name if self._ledger is None else f"{self.name}-plain")
         if self._ledger is None or self.engine is None:
             return None, plain

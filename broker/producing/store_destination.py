@@ -66,8 +66,8 @@ class StoreDestination(Destination):
         for topic in sorted(topics):
             known = self._store.topic(topic)
             if known is None:
-                self._store.create_topic(topic, message_type="TRANSACTION")
-            elif (accepts := known.attributes.get("message.type", "")) and accepts not in _TAKEN_TYPES:
+                known = self._store.create_topic(topic, message_type="TRANSACTION", change=False)
+            if (accepts := known.attributes.get("message.type", "")) and accepts not in _TAKEN_TYPES:
                 text = f"the topic {topic} takes {accepts} messages: make it take TRANSACTION or MIXED, or use another"
                 raise TransactionError(text)
         disk, directory = self._store.writer.disk, os.path.dirname(self._mark)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import broker
-from broker.format.config import decode_topics
+from broker.format.config import Topics, decode_topics
 from broker.format.java import parse_unique_key
 from broker.live import open_live
+from broker.store.read.directory import StoreDirectory
 from broker.store.read.layout import StoreLayout
+from broker.store.shared import topicfile
 from broker.store.write.uniquekey import new_unique_key
 from broker.testing.crash_disk import CrashDisk
 from recovery.verify.verifier import verify
@@ -208,6 +212,9 @@ def test_topics_are_created_and_changed(tmp_path: Path) -> None:
             with pytest.raises(broker.MessageRejected):
                 store.create_topic(**fields)
         assert store.topic("nowhere") is None
+        kept = other.create_topic("a", queues=8, message_type="NORMAL", change=False)
+        assert (kept.message_type, kept.read_queue_count) == ("FIFO", 2)
+        assert other.create_topic("d", queues=8, change=False).read_queue_count == 8
 
 
 def test_a_topic_file_of_rocketmq_is_kept(tmp_path: Path) -> None:
@@ -274,3 +281,33 @@ def test_options_have_names_that_exist(tmp_path: Path) -> None:
     with pytest.raises(broker.BrokerError, match="role is one of master, slave, not 'boss'"):
         opened(tmp_path, role="boss")
     opened(tmp_path).close()
+
+
+def test_a_look_that_began_before_a_change_does_not_undo_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads share the topics of a store: what one has read late must not hide what another has made."""
+    has_read, may_go_on = threading.Event(), threading.Event()
+    read = topicfile.read_topics
+
+    def slowly(directory: StoreDirectory) -> Topics:
+        found = read(directory)
+        if threading.current_thread() is slow:
+            has_read.set()
+            may_go_on.wait(10)
+        return found
+
+    with opened(tmp_path) as store, opened(tmp_path) as other:
+        store.create_topic("a")
+        topics = store._admission.topics
+        now_ms = time.time_ns() // 1_000_000 + 3_600_000  # none of the two looks again by itself
+        slow = threading.Thread(target=topics.look, args=(now_ms,))
+        change = threading.Thread(target=topics.put, args=(topicfile.new_topic("c"), now_ms))
+        other.create_topic("b")
+        monkeypatch.setattr(topicfile, "read_topics", slowly)
+        slow.start()
+        assert has_read.wait(10)
+        change.start()
+        change.join(0.3)
+        may_go_on.set()
+        slow.join()
+        change.join()
+        assert topics.get("c", now_ms) is not None

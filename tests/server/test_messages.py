@@ -49,6 +49,8 @@ def test_a_message_is_stored_as_it_was_sent_and_pulled_again(
         (sending("orders"), b"x" * ((4 << 20) + 1), Answer.MESSAGE_ILLEGAL),
         (sending("orders"), b"", Answer.MESSAGE_ILLEGAL),
         (sending("orders", DELAY="soon"), b"x", Answer.MESSAGE_ILLEGAL),
+        (sending("orders", DELAY="9" * 5000), b"x", Answer.MESSAGE_ILLEGAL),
+        (sending("orders", DELAY="\u0665"), b"x", Answer.MESSAGE_ILLEGAL),
         (sending("orders", 0, 1), b"not compressed", Answer.MESSAGE_ILLEGAL),
         (sending("orders", 0, 1 | 4 << 8), b"x", Answer.MESSAGE_ILLEGAL),
         (sending("%RETRY%nobody"), b"x", Answer.SUBSCRIPTION_GROUP_NOT_EXIST),
@@ -61,6 +63,34 @@ def test_what_cannot_be_stored_is_refused_with_rocketmqs_code(
     answer = connect(serve()).request(Code.SEND_MESSAGE_V2, ext, body)
     assert (answer.code, bool(answer.remark)) == (code, True)
     assert store.visible_end == 0
+
+
+def test_a_topic_without_a_queue_to_write_to_is_refused(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """No request makes one; a store that was taken over may have it."""
+    store.create_topic("orders", message_type="")
+    path = Path(store.path) / "config" / "topics.json"
+    path.write_bytes(path.read_bytes().replace(b'"writeQueueNums":4', b'"writeQueueNums":0'))
+    client = connect(serve())
+    for queue_id in (-1, 0):
+        deadline = time.monotonic() + 10  # the file is read again within a second
+        while (answer := client.publish("orders", b"x", queue_id=queue_id)).code == Answer.SUCCESS:
+            assert time.monotonic() < deadline
+        assert answer.code == Answer.NO_PERMISSION
+
+
+def test_a_topic_that_another_process_made_just_now_stays_as_it_is(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve())
+    client.publish("warm", b"x")  # the server looked at the topics a moment ago
+    with broker.open(store.path) as other:
+        other.create_topic("pay", queues=6, message_type="TRANSACTION")
+    assert client.publish("pay", b"x").code == Answer.MESSAGE_ILLEGAL
+    kept = store.topic("pay")
+    assert kept is not None
+    assert (kept.write_queue_count, kept.attributes) == (6, {"message.type": "TRANSACTION"})
 
 
 def test_topics_are_not_created_unless_that_is_wanted(serve: Serve, connect: Connect) -> None:
@@ -186,9 +216,9 @@ def test_a_delayed_message_whose_properties_are_full_comes_as_others_do(serve: S
     assert any(client.publish("a", b"full", TIMER_DELAY_MS="1000", x="y" * size).code == 0 for size in sizes)
     for level in ("1", "2"):
         assert client.publish("b", b"other", DELAY=level).code == Answer.SUCCESS
-    for topic, queue_offset in (("a", 0), ("b", 1)):
+    for topic, queue_offset in (("a", 0), ("b", 0), ("b", 1)):
         answer = client.answer(client.pull("g", topic, queue_offset, hold_ms=9000))
-        assert [record.topic for record in records_of(answer.body)] == [topic]
+        assert {record.topic for record in records_of(answer.body)} == {topic}
 
 
 def test_a_delayed_message_that_cannot_be_read_holds_its_own_level_only(

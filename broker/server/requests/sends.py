@@ -198,7 +198,7 @@ def ensure_topic(context: ServerContext, topic: str) -> None:
     if context.store.topic(topic) is None:
         is_of_group = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
         queues = 1 if is_of_group else len(context.settings.delays_ms)
-        context.store.create_topic(topic, queues=queues, message_type="")
+        context.store.create_topic(topic, queues=queues, message_type="", change=False)
 
 
 def header_of(request: Request) -> SendMessageRequestHeader:
@@ -267,7 +267,7 @@ def writable_topic(context: ServerContext, topic: str, header: SendMessageReques
         found = _created(context, topic, header)
     if found is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
-    if not found.perm & PERM_WRITE:
+    if not found.perm & PERM_WRITE or found.write_queue_count < 1:
         raise Refused(
             ResponseCode.NO_PERMISSION, f"the broker[{context.address}] topic[{topic}] sending message is forbidden"
         )
@@ -278,7 +278,7 @@ def _created(context: ServerContext, topic: str, header: SendMessageRequestHeade
     """RocketMQ: TopicConfigManager.createTopicInSendMessageMethod (5.3.3)."""
     if topic == AUTO_CREATE_TOPIC:
         perm = PERM_READ | PERM_WRITE | PERM_INHERIT
-        return context.store.create_topic(topic, queues=AUTO_CREATE_QUEUES, message_type="", perm=perm)
+        return context.store.create_topic(topic, queues=AUTO_CREATE_QUEUES, message_type="", perm=perm, change=False)
     default = context.store.topic(header.default_topic)
     if header.default_topic == AUTO_CREATE_TOPIC:
         most = AUTO_CREATE_QUEUES
@@ -287,7 +287,7 @@ def _created(context: ServerContext, topic: str, header: SendMessageRequestHeade
     else:
         return None
     queues = max(1, min(header.default_topic_queue_nums, most))
-    return context.store.create_topic(topic, queues=queues, message_type="")
+    return context.store.create_topic(topic, queues=queues, message_type="", change=False)
 
 
 def check_body(body: bytes, sys_flag: int = 0) -> None:

@@ -8,6 +8,7 @@ RocketMQ: TopicConfigManager.createTopicInSendMessageMethod, ConfigManager.persi
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ class TopicFile:
         self._path = self._directory.paths.config(_NAME)
         self._seen: tuple[int, int, int] | None = None
         self._looked_ms = -_LOOK_MS
+        self._looking = threading.Lock()
         self._topics: dict[str, TopicConfig] = {}
         self._rules: dict[str, Rules] = {}
 
@@ -79,13 +81,17 @@ class TopicFile:
         self.look(now_ms)
 
     def look(self, now_ms: int) -> None:
-        """Read the file if it is another one than at the last look. Raises CorruptRecord."""
-        entry = self._directory.disk.entry(self._path)
-        seen = None if entry is None else (entry.inode, entry.changed_ns, entry.size)
-        if seen is None or seen != self._seen:
-            self._topics = dict(read_topics(self._directory).topics)
-            self._rules = {name: _rules(topic) for name, topic in self._topics.items()}
-        self._seen, self._looked_ms = seen, now_ms
+        """Read the file if it is another one than at the last look. Raises CorruptRecord.
+
+        One thread at a time: else what one read before a change would take the place of what another read after it.
+        """
+        with self._looking:
+            entry = self._directory.disk.entry(self._path)
+            seen = None if entry is None else (entry.inode, entry.changed_ns, entry.size)
+            if seen is None or seen != self._seen:
+                self._topics = dict(read_topics(self._directory).topics)
+                self._rules = {name: _rules(topic) for name, topic in self._topics.items()}
+            self._seen, self._looked_ms = seen, now_ms
 
     def _look_now_and_then(self, now_ms: int) -> None:
         if not 0 <= now_ms - self._looked_ms < _LOOK_MS:
