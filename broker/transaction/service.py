@@ -323,7 +323,7 @@ class TransactionalMessageService(HalfMessageService):
     def half(self, commitlog_offset: int) -> Half:
         """The half message at a CommitLog offset, settled or not.
 
-        Raises TransactionError when none begins there, CorruptRecord when other bytes than a record do.
+        Raises TransactionError when none begins there, CorruptRecord for one that is damaged.
         """
 
     @abc.abstractmethod

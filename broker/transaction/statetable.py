@@ -305,7 +305,7 @@ class StateTableService(TransactionalMessageService):
     def _record(self, commitlog_offset: int) -> Record:
         found = None
         if commitlog_offset < self._writer.control[Word.TAIL]:
-            found = self._store.commitlog.read(commitlog_offset)
+            found = self._store.commitlog.at(commitlog_offset)
         if found is None or not self._engine.is_half(found):
             raise TransactionError(f"there is no half message at CommitLog offset {commitlog_offset}")
         return found

@@ -12,6 +12,7 @@ import broker
 from broker.format import properties as names
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
+from broker.store.read.commitlog import CommitLog
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import json_of, records_of, sending
 
@@ -207,6 +208,23 @@ def test_a_delay_of_any_length_is_never_early(serve: Serve, connect: Connect) ->
     assert 1.5 <= time.time() - began < 6
     assert {"TIMER_OUT_MS", "TIMER_DEQUEUE_MS", "REAL_TOPIC"} <= record.property_map.keys()
     assert "DELAY" not in record.property_map
+
+
+def test_a_place_that_a_client_names_inside_a_record_costs_one_small_read(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not searched for what it might be: that took 30 ms each, in the thread that stores what others send."""
+    monkeypatch.setattr(CommitLog, "_next_record", None)
+    client = connect(serve())
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    sent = client.publish("orders", b"x" * 100_000)
+    record = store.commitlog.at(int(sent.ext["msgId"][16:], 16))
+    assert record is not None
+    for offset in (1, 88, 1000, record.total_size - 4, record.total_size, -1, 1 << 62):
+        for code, more in ((Code.VIEW_MESSAGE_BY_ID, {}), (Code.CONSUMER_SEND_MSG_BACK, {"group": "billing"})):
+            answer = client.request(code, {"offset": offset, "delayLevel": 0, **more})
+            assert (answer.code, "offset" in str(answer.remark)) == (Answer.SYSTEM_ERROR, True)
+    assert client.request(Code.VIEW_MESSAGE_BY_ID, {"offset": 0}).code == Answer.SUCCESS
 
 
 def test_a_delayed_message_whose_properties_are_full_comes_as_others_do(serve: Serve, connect: Connect) -> None:

@@ -10,6 +10,7 @@ import pytest
 import broker
 from broker.format.sysflag import TransactionType
 from broker.transaction.events import BY, WHY
+from broker.transaction.service import HalfReference
 from recovery.verify.verifier import verify
 from tests.transaction.opened import message, opened
 
@@ -51,6 +52,20 @@ def test_a_rollback_delivers_nothing(tmp_path: Path, each_engine: str) -> None:
         says = {"state-table": (b"", TransactionType.ROLLBACK), "half-op": (b"0", TransactionType.NONE)}
         assert (record.body, record.transaction_type) == says[each_engine]
     assert verify(tmp_path / "store").ok
+
+
+def test_a_reference_to_a_place_inside_a_record_names_no_half_message(tmp_path: Path) -> None:
+    """Whatever stands there: what it claims to be, up to a whole segment, is not read."""
+    body = (100_000).to_bytes(4, "big") * 64
+    with opened(tmp_path) as store:
+        half = store.transactions.prepare(broker.Message("orders", body), "shop")
+        for offset in range(half.commitlog_offset + 1, half.end, 7):
+            wrong = HalfReference(offset, half.slot, "shop")
+            with pytest.raises(broker.TransactionError, match="no half message"):
+                store.transactions.commit(wrong)
+            with pytest.raises(broker.CorruptRecord, match="no record begins here"):
+                store.writer.appender.read(offset)
+        assert store.transactions.commit(half).queue_offset == 0
 
 
 @pytest.mark.parametrize("first", ["commit", "rollback"])
@@ -101,7 +116,7 @@ def test_what_does_not_name_the_half_is_refused(tmp_path: Path) -> None:
             (-1, slot, group, "nothing is there"),
         ]
         for commitlog_offset, number, name, reason in wrong:
-            reference = broker.HalfReference(commitlog_offset, number, name)
+            reference = HalfReference(commitlog_offset, number, name)
             for end in (store.transactions.commit, store.transactions.rollback):
                 with pytest.raises(broker.TransactionError, match=reason):
                     end(reference)

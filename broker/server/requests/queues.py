@@ -26,7 +26,7 @@ from broker.remoting.message_headers import (
     ViewMessageRequestHeader,
 )
 from broker.server.context import Refused, Request, ServerContext
-from broker.server.requests.records import as_sent
+from broker.server.requests.records import as_sent, record_at
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -167,7 +167,7 @@ def query_message(context: ServerContext, request: Request) -> RemotingCommand:
 
 def _raw(context: ServerContext, commitlog_offset: int) -> bytes | None:
     try:
-        record = context.store.record(commitlog_offset)
+        record = record_at(context.store, commitlog_offset)
         return (
             None if record is None else as_sent(context.store.commitlog.raw(commitlog_offset, record.total_size) or b"")
         )

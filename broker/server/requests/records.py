@@ -7,17 +7,29 @@ see it among its properties.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from broker import compiled
-from broker.format.commitlog import BODY_AT, RECORD_CRC_SIZE, record_crc_item
+from broker.format.commitlog import BODY_AT, RECORD_CRC_SIZE, Record, record_crc_item
 from broker.format.sysflag import BORN_IPV6, STORE_IPV6
 from broker.store.read.commitlog import CommitLog
+
+if TYPE_CHECKING:
+    from broker.live import LiveStore
 
 _sent_records: Callable[..., tuple[bytes, int] | None] | None = compiled.fast.sent_records if compiled.fast else None
 _CRC_NAME = record_crc_item(0)[:9]
 _BODY_AT = BODY_AT[False, False]
 _V1 = b"\xda\xa3\x20\xa7"
 _SYS_FLAG_LOW_AT, _IPV6 = 39, BORN_IPV6 | STORE_IPV6
+
+
+def record_at(store: LiveStore, commitlog_offset: int) -> Record | None:
+    """The record that a client names by its place; None where none begins, or not yet for readers.
+
+    A client may name any place, also one inside a record. Raises CorruptRecord for a damaged one.
+    """
+    return store.commitlog.at(commitlog_offset) if commitlog_offset < store.visible_end else None
 
 
 def as_sent(raw: bytes) -> bytes:

@@ -25,6 +25,7 @@ from broker.remoting.message_headers import (
 from broker.server import acl
 from broker.server.acl import PUB, SUB, Account
 from broker.server.context import Refused, Request, ServerContext
+from broker.server.requests.records import record_at
 from broker.server.requests.sends import header_of
 
 
@@ -88,7 +89,7 @@ def to_view(context: ServerContext, request: Request) -> Iterator[Need]:
 
 def _to_read(context: ServerContext, commitlog_offset: int) -> Iterator[Need]:
     """By the topic of the message itself: while it is half, parked or delayed, its record has another one."""
-    record = context.store.record(commitlog_offset)
+    record = record_at(context.store, commitlog_offset)
     if record is not None:
         is_kept = record.topic in (HALF_TOPIC, PARK_TOPIC, SCHEDULE_TOPIC)
         yield Need(SUB, record.property_map.get(names.REAL_TOPIC, record.topic) if is_kept else record.topic)

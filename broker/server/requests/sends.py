@@ -36,6 +36,7 @@ from broker.remoting.message_headers import (
     SendMessageResponseHeader,
 )
 from broker.server.context import Refused, Request, ServerContext
+from broker.server.requests.records import record_at
 from broker.server.store_thread import Stored
 from broker.store.engines.half_op import HALF_DELAY
 from broker.store.write.compose import KEPT_FLAGS, Origin
@@ -179,7 +180,7 @@ def send_back(context: ServerContext, request: Request) -> Stored:
     config = context.groups.get(header.group)
     if config is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}")
-    record = context.store.record(header.commitlog_offset)
+    record = record_at(context.store, header.commitlog_offset)
     if record is None:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.commitlog_offset}")
     retries_max = config.retry_max_times

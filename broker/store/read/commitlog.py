@@ -120,6 +120,26 @@ class CommitLog:
                 return None
             return decode(found[1], commitlog_offset=commitlog_offset)
 
+    def at(self, commitlog_offset: int) -> Record | None:
+        """The record that begins at an offset that somebody else named; None where none does.
+
+        Magic, size and the offset that it states come first: any other place costs one small read, and is not searched
+        for what it might be. Raises CorruptRecord for a record that is damaged behind them.
+        """
+        if commitlog_offset < self._queue.listing().begin:
+            return None
+        room = self._room(commitlog_offset)
+        raw = self._queue.read(commitlog_offset, min(_RECORD_BYTES, room))
+        head = _head(raw, 0, commitlog_offset, room)
+        if head is None:
+            return None
+        if head.total_size > len(raw):
+            raw = self._queue.read(commitlog_offset, head.total_size)
+        try:
+            return decode(raw, commitlog_offset=commitlog_offset)
+        except CorruptRecord as fault:
+            raise self.damage(commitlog_offset, fault) from None
+
     def reader(self) -> Callable[[int, int], Record]:
         """Reads records by offset and size, after one look at the directory for all of them: a stat takes as long as a
         record of 1 KiB.

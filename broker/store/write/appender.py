@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from broker.errors import CorruptRecord, StoreError
-from broker.format.commitlog import BLANK_SIZE, RecordHead, encode_blank
+from broker.format.commitlog import BLANK_SIZE, MAGIC_V1, MAGIC_V2, RecordHead, encode_blank
+from broker.format.framing import is_record_size
 from broker.format.sysflag import TransactionType
 from broker.store.clock import StoreClock
 from broker.store.disk.append_lock import AppendLock
@@ -39,6 +40,7 @@ from broker.store.write.replay import Replay
 _TAIL, _INTENT, _DISPATCHED, _STORE_MS = int(Word.TAIL), int(Word.INTENT), int(Word.DISPATCHED), int(Word.STORE_MS)
 _GENERATION, _POISON = int(Word.GENERATION), int(Word.POISON)
 _PREPARED, _now_ns = int(TransactionType.PREPARED), time.time_ns
+_MAGICS = (MAGIC_V1, MAGIC_V2)
 
 COMPILED = ("compiled_append", "compiled_half", "compiled_end_kept", "compiled_end")
 """Methods of an appender that the C module may have: each does the whole, or returns None and has done nothing."""
@@ -136,10 +138,11 @@ class Appender:
         if not 0 <= commitlog_offset < self._words[_TAIL]:
             raise CorruptRecord("no record begins here: the log ends before it", commitlog_offset=commitlog_offset)
         view, at = self.log.existing(commitlog_offset)
-        size = int.from_bytes(view[at : at + 4], "big", signed=True)
-        if not RecordHead.SIZE < size <= self._segment_bytes - at:
-            raise CorruptRecord("no record begins here", at=at, commitlog_offset=commitlog_offset)
-        return bytes(view[at : at + size])
+        if (room := self._segment_bytes - at) >= RecordHead.SIZE:
+            size, magic, _, _, _, _, stated, _, _ = RecordHead.STRUCT.unpack_from(view, at)
+            if magic in _MAGICS and stated == commitlog_offset and is_record_size(size, room):
+                return bytes(view[at : at + size])
+        raise CorruptRecord("no record begins here", at=at, commitlog_offset=commitlog_offset)
 
     def append_one_locked(self, draft: PendingRecord) -> Appended:
         """The same for one record, by the fast path where that fits."""
