@@ -227,6 +227,20 @@ def test_a_place_that_a_client_names_inside_a_record_costs_one_small_read(
     assert client.request(Code.VIEW_MESSAGE_BY_ID, {"offset": 0}).code == Answer.SUCCESS
 
 
+def test_a_body_that_only_begins_as_a_compressed_one_holds_nothing_up(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    """The server looks at its beginning; consumers in processes get it as it is, and what follows it."""
+    client, begins = connect(serve()), b"x\x9c" + bytes(9)
+    assert client.publish("orders", begins, sys_flag=1, KEYS="k").code == Answer.SUCCESS
+    assert client.publish("orders", b"next", KEYS="k").code == Answer.SUCCESS
+    with store.consumer("local", "orders") as consumer:
+        got = [consumer.receive(10) for _ in range(2)]
+    assert [message and message.body for message in got] == [begins, b"next"]
+    by_key = {"topic": "orders", "key": "k", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": (1 << 63) - 1}
+    assert len(records_of(client.request(Code.QUERY_MESSAGE, by_key).body)) == 2
+
+
 def test_a_delayed_message_whose_properties_are_full_comes_as_others_do(serve: Serve, connect: Connect) -> None:
     """What is added at its delivery does not fit: it goes without, and nothing waits behind it."""
     client = connect(serve(delay_levels=" ".join(["1s"] * 18)))

@@ -160,7 +160,7 @@ class Store:
         record = None if queue is None else self._record_of(queue, queue_offset)
         if record is not None and record.sys_flag & INNER_BATCH:
             record = next((one for one in self._inside(record) if one.queue_offset == queue_offset), None)
-        return None if record is None else self._received(record)
+        return None if record is None else ReceivedMessage.of(record)
 
     # By key
 
@@ -244,18 +244,12 @@ class Store:
         for commitlog_offset in dict.fromkeys(self.index.find(topic, key, begin, end)):
             record = self.commitlog.read(commitlog_offset)
             if record is not None and record.topic == topic and begin <= record.store_timestamp_ms < end:
-                yield self._received(record)
+                yield ReceivedMessage.of(record)
 
     def _inside(self, record: Record) -> Iterator[Record]:
         """The messages of a batch."""
         try:
             yield from inner_records(record)
-        except CorruptRecord as error:
-            raise self.commitlog.damage(record.commitlog_offset, error) from None
-
-    def _received(self, record: Record) -> ReceivedMessage:
-        try:
-            return ReceivedMessage.of(record)
         except CorruptRecord as error:
             raise self.commitlog.damage(record.commitlog_offset, error) from None
 
