@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from broker.errors import MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import decode
+from broker.format.record.recordcrc import record_crc_reserve
 from broker.format.sysflag import TransactionType
 from broker.message import Message
 from broker.store.engines.state_table import STATE_TABLE
@@ -33,10 +34,18 @@ def check_extra(extra: Mapping[str, str]) -> None:
 
 
 def add_extra(end: PendingRecord, extra: Mapping[str, str]) -> None:
-    """Let an end say who decided and why. Raises MessageRejected for any other property."""
+    """Let an end say who decided and why, as far as there is room for it: no decision fails because of its reason.
+
+    Raises MessageRejected for any other property.
+    """
     check_extra(extra)
-    texts = "".join([f"{name}\x01{value}\x02" for name, value in extra.items()]).encode()
-    end.raw = with_texts(decode(end.raw, check_crc=False), texts)
+    record, texts = decode(end.raw, check_crc=False), b""
+    room = names.SIZE_MAX - len(record_crc_reserve(record.properties))
+    for name, value in extra.items():
+        item = f"{name}\x01{value}\x02".encode()
+        if len(texts) + len(item) <= room:
+            texts += item
+    end.raw = with_texts(record, texts)
 
 
 def moved(raw: bytes, why: str, by: str) -> tuple[PendingRecord, PendingRecord]:

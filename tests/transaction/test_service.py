@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -51,6 +52,27 @@ def test_a_rollback_delivers_nothing(tmp_path: Path, each_engine: str) -> None:
         assert record is not None
         says = {"state-table": (b"", TransactionType.ROLLBACK), "half-op": (b"0", TransactionType.NONE)}
         assert (record.body, record.transaction_type) == says[each_engine]
+    assert verify(tmp_path / "store").ok
+
+
+def fullest(store: broker.LiveStore, **options: str) -> broker.Half:
+    """A half message whose properties take all the room that there is."""
+    for size in range(32_700, 32_000, -1):
+        full = broker.Message("orders", b"x", properties={"x": "y" * size})
+        with contextlib.suppress(broker.MessageRejected):
+            return store.transactions.prepare(full, "shop", extra_properties=options)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("options", [{}, {"DELAY": "3"}])
+@pytest.mark.parametrize("why", ["", "w" * 300])
+def test_what_was_stored_can_be_ended_however_full_it_is(tmp_path: Path, options: dict[str, str], why: str) -> None:
+    """Why it was decided so is left out where there is no room for it."""
+    with opened(tmp_path, sync="each") as store:
+        for end in (store.transactions.commit, store.transactions.rollback):
+            ended = end(fullest(store, **options), extra_properties={WHY: why, BY: "me"} if why else None)
+            assert ended.state in (broker.TransactionState.COMMITTED, broker.TransactionState.ROLLED_BACK)
+        assert store.transactions.in_doubt_slots() == []
     assert verify(tmp_path / "store").ok
 
 

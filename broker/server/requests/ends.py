@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from broker.errors import BrokerError, CorruptStore, MessageRejected, TransactionError
@@ -50,10 +49,7 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
     _check_right(context, request, header)
     decide = service.commit if header.commit_or_rollback == COMMIT else service.rollback
     try:
-        with suppress(MessageRejected):  # how often it was checked may not fit beside its own properties
-            decide(reference, extra_properties=_checks(context, header.commit_log_offset))
-            return _ended(context, request, header.commit_log_offset)
-        decide(reference)
+        decide(reference, extra_properties=_checks(context, header.commit_log_offset))
     except TransactionError as error:
         log.warning(
             "%s: END_TRANSACTION of %s: %s",
@@ -63,11 +59,7 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
             extra=event("end-refused", group=header.producer_group),
         )
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
-    return _ended(context, request, header.commit_log_offset)
-
-
-def _ended(context: ServerContext, request: Request, commitlog_offset: int) -> RemotingCommand:
-    context.checks.pop(commitlog_offset, None)
+    context.checks.pop(header.commit_log_offset, None)
     return request.answer()
 
 
@@ -80,7 +72,8 @@ def end_at_once(context: ServerContext, request: Request) -> RemotingCommand | N
     reference = HalfReference(offset, header.tran_state_table_offset, header.producer_group)
     if context.store.transactions.end_at_once(reference, decision) is None:
         return None
-    return _ended(context, request, offset)
+    context.checks.pop(offset, None)
+    return request.answer()
 
 
 def _checks(context: ServerContext, commitlog_offset: int) -> dict[str, str] | None:

@@ -133,14 +133,14 @@ def compose_half(
     size_max: int,
     origin: Origin | None = None,
 ) -> Composed:
-    """The half message of a message, in the form of a store's engine; the size of its end counts as well.
+    """The half message of a message, in the form of a store's engine; what its end takes counts as well.
 
     A delayed one goes to the schedule topic when it is committed. Raises MessageRejected, NotPermitted.
     """
     properties, level, now_ms = statement
     asked = dict(properties)  # an engine keeps the delay under another name
     record = engine.half(message.topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms))
-    if len(record.raw) > size_max - _END_ROOM:
+    if level or len(record.raw) > size_max - _END_ROOM:  # the commit of a delayed one states more than its half
         check_size(len(record.raw), size_max)
         ends = engine.ends(record, 0, _SLOT_MAX, TransactionType.COMMIT, now_ms)
         check_size(sum([len(one.raw) for one in ends]), size_max)
