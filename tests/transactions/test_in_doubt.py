@@ -10,6 +10,7 @@ import pytest
 
 from broker.errors import NotAStore
 from broker.format.topics import HALF_TOPIC
+from broker.transaction.events import checks
 from recovery.transactions.in_doubt import Pending, PendingHalf
 from recovery.verify.verifier import verify
 from tests.scan.small_broker import STEP_MS, V3, V5, SmallBroker
@@ -107,3 +108,9 @@ def test_a_clock_behind_the_store_gives_no_negative_age(tmp_path: Path) -> None:
 def test_no_store_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(NotAStore):
         Pending(tmp_path, NOW_MS)
+
+
+@pytest.mark.parametrize(("text", "times"), [("3", 3), ("", 0), ("\u00b2", 0), ("-1", 0), ("9" * 5000, 0)])
+def test_a_count_of_checks_that_is_not_a_number_is_none(text: str, times: int) -> None:
+    """A client may state any text; no view and no verification may fail because of it."""
+    assert checks({"TRANSACTION_CHECK_TIMES": text}) == times
