@@ -171,12 +171,13 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
         if length < 0 or end > len(header):
             _bad(f"{length} bytes of extension fields do not fit in the header")
         ext: dict[str, str] = {}
-        at += 4
+        at, number, items = at + 4, 0, header[:end]
         while at < end:
-            if len(ext) >= EXT_FIELDS_MAX:
+            number += 1  # those without a value, too
+            if number > EXT_FIELDS_MAX:
                 _bad("the header has too many extension fields")
-            name, at = _text(header[:end], at + 2, *_I16.unpack_from(header, at))
-            value, at = _text(header[:end], at + 4, *_I32.unpack_from(header, at))
+            name, at = _text(items, at + 2, *_I16.unpack_from(items, at))
+            value, at = _text(items, at + 4, *_I32.unpack_from(items, at))
             if value:  # Quirk: an empty value is read as none
                 ext[name] = value
     except struct.error:

@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         """Close a connection on which nothing happens, or whose frame does not end."""
         if now_s - self.active_s > idle_s and not self._unanswered:
             self._close(f"nothing came for {idle_s:g} s")
-        elif self._splitter.held_bytes and now_s - self._frame_since_s > _FRAME_S:
+        elif self._splitter.held_bytes and not self._is_paused and now_s - self._frame_since_s > _FRAME_S:
             self._close(f"a frame did not end for {_FRAME_S:g} s")
 
     # What comes
@@ -119,6 +119,8 @@ class Connection(asyncio.Protocol):
             if not self._splitter.held_bytes:
                 self._frame_since_s = self.active_s
             frames = self._splitter.feed(data)
+            if frames:  # what is held now is another one
+                self._frame_since_s = self.active_s
             self._report(self._splitter.held_bytes)
             for frame in frames:
                 self._receive(remoting.decode(frame))
@@ -243,4 +245,5 @@ class Connection(asyncio.Protocol):
         wanted = self._is_choked or self._unanswered >= UNANSWERED_MAX + self._server.held_pulls(self)
         if wanted != self._is_paused:
             self._is_paused = wanted
+            self._frame_since_s = time.monotonic()  # nothing can come while it is paused
             (self._transport.pause_reading if wanted else self._transport.resume_reading)()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.errors import BrokerError
 from broker.format.java import Host
+from broker.log_fields import event
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.server.acl import Account
@@ -20,6 +22,8 @@ from broker.store.shared.group_file import GroupFile
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
+
+log = logging.getLogger("broker.server")
 
 
 class Refused(BrokerError):
@@ -61,6 +65,12 @@ class ServerContext:
     checks: dict[int, int] = field(default_factory=dict)  # how often a half message was checked, by its offset
     is_wiped: bool = False  # no topic is offered for writing. RocketMQ: wipeWritePerm
     started_ms: int = 0
+
+    def failed(self, what: str, name: str, error: Exception) -> None:
+        """Log that something failed in the background; it is tried again."""
+        cause = None if isinstance(error, BrokerError | ValueError | OSError) else error
+        fields = event(name, store=self.store.path)
+        log.warning("%s failed, and is tried again: %s", what, error, exc_info=cause, extra=fields)
 
     def client_ids(self, group: str) -> list[str]:
         """The members of a group: clients of this server and of others of the store, and consumers without a server."""

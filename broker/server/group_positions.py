@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from broker.consuming.group.consumer_table import UNSET, MemberKind
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from broker.live import LiveStore
 
 Queue = tuple[str, str, int]  # group, topic, queue id
-_JOIN_S = 1.0  # between a group's membership and its first client, which a heartbeat brings together
+_RESET_S = 60.0  # a client of the queue pulls within seconds
 _LOOK_S = 0.5  # how soon a killed consumer is noticed; one that leaves or joins is noticed at the next look
 
 
@@ -31,10 +32,10 @@ class GroupPositions:
         self.table = Positions(store)
         self._lock = threading.Lock()
         self._members: dict[str, Membership] = {}
-        self._joined_s: dict[str, float] = {}
+        self._joining: frozenset[str] = frozenset()  # of a heartbeat that is being worked on
         self._consumers: dict[str, tuple[int, ...]] = {}  # by group, those in processes that have the store open
         self._changes, self._looked_s = -1, 0.0
-        self._resets: dict[Queue, int] = {}  # what a client learns with its next pull
+        self._resets: dict[Queue, tuple[int, float]] = {}  # what a client learns with its next pull, until when
 
     def close(self) -> None:
         with self._lock:
@@ -46,10 +47,20 @@ class GroupPositions:
 
     # Membership: clients over the network and consumers in processes that have the store open divide a group's queues
 
+    @contextmanager
+    def joining(self, groups: Iterable[str]) -> Iterator[None]:
+        """While a client is being registered in groups: the server stays in them. For one thread."""
+        with self._lock:
+            self._joining = frozenset(groups)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._joining = frozenset()
+
     def join(self, group: str, topics: Iterable[str]) -> None:
         """Consume for a group's clients. Raises StoreError while consumers with the store open ask for other topics."""
         with self._lock:
-            self._joined_s[group] = time.monotonic()
             if group not in self._members:
                 self._members[group] = Membership(self.table.cells, group, sorted(topics), kind=self._kind)
             else:
@@ -82,15 +93,20 @@ class GroupPositions:
         owner, place = self.table.cells.owner(cell)
         return bool(owner) and member.lives(owner, place)
 
-    def keep(self, groups: Iterable[str]) -> None:
-        """Say that the groups of connected clients are there, and leave those that have none."""
-        living, since_s = set(groups), time.monotonic() - _JOIN_S
+    def keep(self, connected: Callable[[], Iterable[str]]) -> None:
+        """Say that the groups of connected clients are there, and leave those that have none.
+
+        A reset that no client learned in its time is over: nobody pulls from the queue.
+        """
+        now_s = time.monotonic()
         with self._lock:
-            for group in [name for name in self._members if name not in living and self._joined_s[name] < since_s]:
+            living = self._joining.union(connected())  # now: who left `_joining` before is connected
+            for group in [name for name in self._members if name not in living]:
                 self._members.pop(group).leave()
-                del self._joined_s[group]
             for member in self._members.values():
                 member.beat()
+            for place in [place for place, (_, until_s) in list(self._resets.items()) if until_s < now_s]:
+                self._resets.pop(place, None)
 
     # Positions
 
@@ -136,7 +152,7 @@ class GroupPositions:
         return True
 
     def _may_commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> bool:
-        is_reset = (group, topic, queue_id) in self._resets
+        is_reset = self.is_reset(group, topic, queue_id)
         return queue_offset >= 0 and not is_reset and not self.is_leased(group, topic, queue_id)
 
     def reset(self, group: str, topic: str, queue_id: int, queue_offset: int, *, is_online: bool) -> None:
@@ -147,14 +163,16 @@ class GroupPositions:
             with cells.lock:
                 cells.set_position(cells.make(group, topic, queue_id), queue_offset)
             if is_online and not is_leased:
-                self._resets[group, topic, queue_id] = queue_offset
+                self._resets[group, topic, queue_id] = queue_offset, time.monotonic() + _RESET_S
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Where a client must go on, once."""
-        if not self._resets:
-            return None
-        with self._lock:
-            return self._resets.pop((group, topic, queue_id), None)
+        found = self._resets.pop((group, topic, queue_id), None)  # the event loop does it: without the lock
+        return None if found is None else found[0]
+
+    def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a client is to go on elsewhere, and does not know it."""
+        return (group, topic, queue_id) in self._resets
 
     @property
     def has_resets(self) -> bool:

@@ -79,10 +79,9 @@ class Server:
         self.tls = None
         if settings.certificate is not None and settings.private_key is not None:
             self.tls = server_context(settings.certificate, settings.private_key)
-        self._loop = new_event_loop(settings.loop)
+        self._loop, self._looked_s = new_event_loop(settings.loop), time.monotonic()
         self._connections: set[Connection] = set()
-        self._working = 0
-        self.held_bytes = 0
+        self._working = self.held_bytes = 0
         self._is_ready, self._is_stopping, self._is_closed = threading.Event(), threading.Event(), False
         self._metrics: asyncio.Server | None = None
         self._registration: Registration | None = None
@@ -121,9 +120,7 @@ class Server:
         """What the server itself counts, for the metrics."""
         found = {"connections": len(self._connections), "held_pulls": len(self.held), "requests_working": self._working}
         if self.replication is not None:
-            reports, end = self.replication.acknowledgements.slaves, self.context.store.visible_end
-            found |= {"slaves": len(reports), "sends_waiting_for_slave": len(self.replication.acknowledgements)}
-            found["slave_behind_bytes"] = max(0, end - max(reports.values(), default=0))
+            found |= self.replication.counted()
         return [(f"checkback_{name}", "gauge", {}, count) for name, count in found.items()]
 
     @property
@@ -195,8 +192,12 @@ class Server:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
+        try:
+            self._loop.run_until_complete(self._serve())
+            self._loop.close()
+        finally:  # also where the loop failed: nobody waits in vain for a server that does not answer
+            self._is_stopping.set()
+            self._is_ready.set()
 
     async def _serve(self) -> None:
         await self._listener.start_serving()
@@ -205,19 +206,26 @@ class Server:
         if self.replication is not None:
             await self.replication.start()
         self._is_ready.set()
-        looked_s = time.monotonic()
         while not self._is_stopping.is_set():
-            self.held.wake()
-            if self.replication is not None:
-                self.replication.wake()
+            try:
+                self._turn()
+            except Exception as error:  # noqa: BLE001 - as without a descriptor that is free: the next turn may do
+                self.context.failed("a turn of the event loop", "background-failed", error)
+                await asyncio.sleep(_LOOK_S)
             await asyncio.sleep(_POLL_S)
-            now_s = time.monotonic()
-            if now_s - looked_s >= _LOOK_S:
-                looked_s = now_s
-                self.context.counters.sample()
-                for connection in list(self._connections):
-                    connection.check(now_s, self.settings.idle_s)
         await self._stop()
+
+    def _turn(self) -> None:
+        """What waits is looked at again."""
+        self.held.wake()
+        if self.replication is not None:
+            self.replication.wake()
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self.context.counters.sample()
+            for connection in list(self._connections):
+                connection.check(now_s, self.settings.idle_s)
 
     async def _stop(self) -> None:
         """Accept nothing more, answer what was accepted, and close."""
@@ -334,29 +342,21 @@ class Server:
         while not self._is_stopping.wait(_TICK_S):
             try:
                 self._member.beat()
-                positions.keep(clients.clustered())
+                positions.keep(clients.clustered)
                 self.context.meet_siblings()
                 self._leftovers.finish()
                 self._schedule.deliver(store.writer.clock.now_ms())
                 positions.table.exchange.export()
-            except (BrokerError, ValueError, OSError) as error:
-                log.warning(
-                    "background work failed, and is tried again: %s",
-                    error,
-                    extra=event("background-failed", store=self.context.store.path),
-                )
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next time may do
+                self.context.failed("background work", "background-failed", error)
                 self._is_stopping.wait(_LOOK_S)
 
     def _check(self) -> None:
         while not self._is_stopping.wait(self.settings.check_interval_s):
             try:
                 self._checks.round()
-            except (BrokerError, ValueError, OSError) as error:
-                log.warning(
-                    "a round of check-back failed, and is tried again: %s",
-                    error,
-                    extra=event("check-round-failed", store=self.context.store.path),
-                )
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next round may do
+                self.context.failed("a round of check-back", "check-round-failed", error)
 
     # The end
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from broker import compiled
-from broker.errors import BrokerError
 
 _SLOW_S, _AVOIDED = 0.02, 5  # so such writes keep the event loop at most a sixth of its time
 
@@ -142,9 +141,9 @@ class StoreThread:
     def _fsync(self) -> None:
         while groups := self._appended.take():
             waiting = [one for group in groups for one in group]
-            fault: BrokerError | None = None
+            fault: Exception | None = None
             try:
                 self._settle(max(stored.end for _, stored in waiting))
-            except BrokerError as error:
+            except Exception as error:  # noqa: BLE001 - it is the answer to all of them
                 fault = error
             self._deliver([(done, stored.value if fault is None else fault) for done, stored in waiting])

@@ -73,6 +73,16 @@ class ReplicationMaster:
         assert self._listener is not None
         await self._listener.start_serving()
 
+    def counted(self) -> dict[str, int]:
+        """For the metrics: slaves, sends that wait for one, bytes that the furthest lacks."""
+        reports, end = self.acknowledgements.slaves, self._store.visible_end
+        behind = max(0, end - max(reports.values(), default=0))
+        return {
+            "slaves": len(reports),
+            "sends_waiting_for_slave": len(self.acknowledgements),
+            "slave_behind_bytes": behind,
+        }
+
     def wake(self) -> None:
         """Look whether the log has grown, and which sends waited too long; the event loop calls it all the time."""
         end = self._store.visible_end

@@ -30,14 +30,19 @@ from broker.server.requests.stats import queues_of
 
 
 def create_topic(context: ServerContext, request: Request) -> RemotingCommand:
-    """UPDATE_AND_CREATE_TOPIC. Read and write queues are as many as the larger number says."""
+    """UPDATE_AND_CREATE_TOPIC. Read and write queues are as many as the larger number says.
+
+    Who states no attributes, as a 4.x tool, changes none: the topic takes the messages that it took.
+    """
     header = CreateTopicRequestHeader.decode(request.command.ext)
     if is_system_topic(header.topic):
         raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{header.topic}] is conflict with system topic.")
+    held = context.store.topic(header.topic)
+    is_kept = header.attributes is None and held is not None and MESSAGE_TYPE_ATTRIBUTE in held.attributes
     context.store.create_topic(
         header.topic,
         queues=max(header.read_queue_nums, header.write_queue_nums),
-        message_type=_message_type(header.attributes or ""),
+        message_type=held.message_type if held and is_kept else _message_type(header.attributes or ""),
         perm=header.perm,
     )
     return request.answer()

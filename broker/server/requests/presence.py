@@ -14,11 +14,11 @@ from broker.remoting.admin_headers import (
     ProducerGroupRequestHeader,
     UnregisterClientRequestHeader,
 )
-from broker.remoting.bodies import decode_heartbeat, decode_lock_batch, decode_subscription
+from broker.remoting.bodies import HeartbeatData, decode_heartbeat, decode_lock_batch, decode_subscription
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import dumps, loads_object
-from broker.server.clients import CLUSTERING, Channel
+from broker.server.clients import CLUSTERING, Channel, Peer
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.group_positions import check_local
 from broker.server.requests.pulls import parse
@@ -31,6 +31,17 @@ def heart_beat(context: ServerContext, request: Request) -> RemotingCommand:
     A group that consumers with the store open consume is refused other topics than theirs.
     """
     data = decode_heartbeat(request.command.body)
+    with context.positions.joining(one.group for one in data.consumers):
+        notified = _joined(context, request, data)
+    for one in data.consumers:
+        group = context.clients.consumers(one.group)
+        if group is not None:
+            context.notify_members(one.group, [peer for peer in notified if peer in group.channels])
+    return request.answer()
+
+
+def _joined(context: ServerContext, request: Request, data: HeartbeatData) -> list[Peer]:
+    """The peers that must divide their queues again, once the client is in its groups."""
     for one in data.consumers:
         context.groups.ensure(one.group)
         topics = {subscription.topic for subscription in one.subscriptions} | {retry_topic(one.group)}
@@ -40,12 +51,7 @@ def heart_beat(context: ServerContext, request: Request) -> RemotingCommand:
                 raise Refused(ResponseCode.NO_PERMISSION, why_not)
         ensure_topic(context, retry_topic(one.group))
     command = request.command
-    notified = context.clients.heartbeat(request.connection, data, command.language, command.version, request.account)
-    for one in data.consumers:
-        group = context.clients.consumers(one.group)
-        if group is not None:
-            context.notify_members(one.group, [peer for peer in notified if peer in group.channels])
-    return request.answer()
+    return context.clients.heartbeat(request.connection, data, command.language, command.version, request.account)
 
 
 def unregister_client(context: ServerContext, request: Request) -> RemotingCommand:

@@ -14,6 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from broker.consuming.reading import readable_end
@@ -42,6 +43,8 @@ MESSAGES_MAX, BYTES_MAX = 32, 256 << 10  # RocketMQ: maxTransferCountOnMessageIn
 _UNITS = 1024  # looked at in one go, however few of them match
 _HOLD_MAX_S = 60.0
 HELD_MAX = 20_000
+EXPRESSION_MAX = 64 << 10  # characters
+_SHORT = 1024  # characters that the event loop parses, once
 _LEASED = 1 << 63  # in place of the end that was seen: another has the queue, whatever comes into it
 
 _STATUS = {
@@ -86,7 +89,7 @@ def pull_message(context: ServerContext, request: Request) -> RemotingCommand | 
     """PULL_MESSAGE and LITE_PULL_MESSAGE."""
     header = PullMessageRequestHeader.decode(request.command.ext)
     _check(context, header)
-    wanted = _wanted(context, header)
+    wanted = parse(*_subscription(context, header), sql92=context.settings.sql92)
     if _commits(header):
         context.positions.commit(*_committed(header))
     return look(context, _begun(request, header, wanted))
@@ -98,7 +101,10 @@ def pull_at_once(context: ServerContext, request: Request) -> RemotingCommand | 
     if context.groups.get(header.consumer_group) is None:  # it will be made, and written
         return None
     _check(context, header)
-    wanted = _wanted(context, header)
+    text, kind = _subscription(context, header)
+    if len(text) > _SHORT:
+        return None
+    wanted = parse(text, kind, sql92=context.settings.sql92)
     if wanted.expression is not None or wanted.selection.codes:  # which looks at many
         return None
     try:
@@ -107,6 +113,11 @@ def pull_at_once(context: ServerContext, request: Request) -> RemotingCommand | 
         return look(context, _begun(request, header, wanted), cached_only=True)
     except NotCached:
         return None
+
+
+def _queue(held: Held) -> tuple[str, str, int]:
+    """Group, topic and queue id."""
+    return held.header.consumer_group, held.header.topic, held.header.queue_id
 
 
 def _commits(header: PullMessageRequestHeader) -> bool:
@@ -144,7 +155,7 @@ def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> Re
 def _leased(context: ServerContext, held: Held, first: int, end: int) -> RemotingCommand | Held:
     """The pull of a queue that another has, or had until now: what that did not acknowledge is next."""
     header = held.header
-    place = header.consumer_group, header.topic, header.queue_id
+    place = _queue(held)
     is_leased = context.positions.is_leased(*place)
     if is_leased and time.monotonic() < held.until_s:
         held.seen_end = _LEASED
@@ -220,14 +231,14 @@ def _check(context: ServerContext, header: PullMessageRequestHeader) -> None:
         raise Refused(ResponseCode.INVALID_PARAMETER, text)
 
 
-def _wanted(context: ServerContext, header: PullMessageRequestHeader) -> Wanted:
-    """By the subscription in the request, or by the one of the last heartbeat.
+def _subscription(context: ServerContext, header: PullMessageRequestHeader) -> tuple[str, str]:
+    """(expression, its kind): by the subscription in the request, or by the one of the last heartbeat.
 
     RocketMQ refuses a pull whose subscription is newer than the last heartbeat (SUBSCRIPTION_NOT_LATEST), and the
     client then waits for half a minute; ours takes the one that it has.
     """
     if header.sys_flag & PULL_SUBSCRIPTION:
-        text, kind = header.subscription, header.expression_type or "TAG"
+        text, kind = header.subscription or "", header.expression_type or "TAG"
     else:
         held = context.clients.subscription(header.consumer_group, header.topic)
         if held is None:
@@ -238,24 +249,34 @@ def _wanted(context: ServerContext, header: PullMessageRequestHeader) -> Wanted:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, text)
         text, kind = held.expression, held.expression_type
     if header.topic.startswith(RETRY_PREFIX):
-        return Wanted(Selection())
-    return parse(text, kind, sql92=context.settings.sql92)
+        return "", "TAG"
+    return text, kind
 
 
-def parse(text: str | None, kind: str, *, sql92: bool) -> Wanted:
-    """What a subscription wants. Raises Refused for an expression that is none."""
+def parse(text: str, kind: str, *, sql92: bool) -> Wanted:
+    """What a subscription wants; empty is all. Raises Refused for an expression that is none, or is too long."""
+    if len(text) > EXPRESSION_MAX:
+        reason = f"an expression has at most {EXPRESSION_MAX} characters, not {len(text)}"
+        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {reason}")
+    return (_parsed if len(text) > _SHORT else _parsed_once)(text, kind, sql92)
+
+
+def _parsed(text: str, kind: str, sql92: bool) -> Wanted:
     try:
         if kind == "SQL92":
             if not sql92:
                 raise Refused(
                     ResponseCode.SYSTEM_ERROR, "The broker does not support consumer to filter message by SQL92"
                 )
-            return Wanted(Selection(), Expression.parse(text or ""))
+            return Wanted(Selection(), Expression.parse(text))
         return Wanted(Selection.parse(text or "*"))
     except (MessageRejected, SyntaxFault) as error:
         raise Refused(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
         ) from None
+
+
+_parsed_once = lru_cache(maxsize=1024)(_parsed)  # each pull of a group states the same one
 
 
 class HeldPulls:
@@ -295,19 +316,23 @@ class HeldPulls:
         if readable == self._readable and not is_time:
             return
         self._readable, self._checked_s = readable, now_s
-        resets = self._context.positions.has_resets
+        positions = self._context.positions
         for name in list(self._queues):
             end = self._context.store.writer.queue_end(*name)
             waiting = self._queues[name]
-            due = [one for one in waiting if resets or end > one.seen_end or now_s >= one.until_s]
+            due = [one for one in waiting if end > one.seen_end or now_s >= one.until_s]
+            if positions.has_resets:
+                due += [one for one in waiting if one not in due and positions.is_reset(*_queue(one))]
             due += [one for one in waiting if one.seen_end == _LEASED and one not in due and self._is_free(one)]
             for held in due:
                 self._release(name, held)
         self._took_s = time.monotonic() - now_s
 
     def _is_free(self, held: Held) -> bool:
-        header = held.header
-        return not self._context.positions.is_leased(header.consumer_group, header.topic, header.queue_id)
+        try:
+            return not self._context.positions.is_leased(*_queue(held))
+        except OSError:  # no descriptor is free: it waits on
+            return False
 
     def _release(self, name: tuple[str, int], held: Held) -> None:
         waiting = self._queues[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -85,6 +86,7 @@ def serve(
     It listens on this machine only, unless there is an ACL. Ctrl-C or SIGTERM stops it: what was accepted is answered.
     """
     import broker
+    from broker.errors import BrokerError
 
     log_to_stderr(log)
     from broker.server.running import start
@@ -106,7 +108,10 @@ def serve(
         show_now(f"Serving {store} on {server.address}: name server and broker. Ctrl-C stops it.")
         if server.ha_address:
             show_now(f"RocketMQ slaves copy it from {server.ha_address} (haMasterAddress).")
-        stopped.wait(seconds)
+        until_s = math.inf if seconds is None else time.monotonic() + seconds
+        while not stopped.wait(min(1.0, max(0.0, until_s - time.monotonic()))) and time.monotonic() < until_s:
+            if server.wait(0):  # its event loop ended
+                raise BrokerError("the server stopped because of an error, see the log. Start it again")
 
 
 def metrics(store: Store) -> None:

@@ -1,0 +1,163 @@
+"""What one client, or a full table of the process, does to a server does nothing to its other clients."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+
+import pytest
+
+import broker
+from broker.remoting import command as remoting
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from broker.remoting.command import RemotingCommand
+from broker.server import connection as connections
+from broker.server.group_positions import GroupPositions
+from broker.server.requests import pulls
+from tests.server.conftest import Connect, Serve
+from tests.server.test_shared_groups import await_true
+from tests.server.wire_client import sending
+
+RESET = {"topic": "old", "group": "billing", "timestamp": -1, "isForce": "true"}
+
+
+def test_fields_without_a_value_are_counted() -> None:
+    items = bytes(6) * 600
+    header = struct.pack(">hbhiiii", 106, 0, 479, 1, 0, 0, len(items)) + items
+    with pytest.raises(remoting.ProtocolError, match="too many"):
+        remoting.decode(struct.pack(">i", 1 << 24 | len(header)) + header)
+
+
+def test_a_subscription_is_parsed_once_and_has_a_length(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(serve())
+    client.publish("orders", b"x", TAGS="t7")
+    parsed: list[str] = []
+    parse = pulls.Selection.parse
+    monkeypatch.setattr(pulls.Selection, "parse", lambda text: parsed.append(text) or parse(text))
+    pulls._parsed_once.cache_clear()
+    client.heartbeat(consumer="billing", topics={"orders": "t7 || t8"})
+    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1,
+             "sysFlag": 0, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0}  # fmt: skip
+    for _ in range(5):
+        assert client.request(Code.PULL_MESSAGE, asked).code == Answer.SUCCESS
+    assert parsed == ["t7 || t8"]
+    client.heartbeat(consumer="billing", topics={"orders": " || ".join(f"t{number}" for number in range(20_000))})
+    answer = client.request(Code.PULL_MESSAGE, asked)
+    assert (answer.code, "at most" in (answer.remark or "")) == (Answer.SUBSCRIPTION_PARSE_FAILED, True)
+
+
+def test_a_server_goes_on_after_a_turn_of_its_loop_failed(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    client, failed = connect(server), threading.Event()
+    client.publish("orders", b"x")
+
+    def wake() -> None:
+        failed.set()
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.held, "wake", wake)
+        assert failed.wait(5)
+    waits = client.pull("billing", "orders", 1, hold_ms=200)
+    assert client.answer(waits, 5).code == Answer.PULL_NOT_FOUND
+
+
+def test_a_connection_whose_frames_end_is_kept(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read ends inside a frame, which is complete 50 ms later."""
+    monkeypatch.setattr(connections, "_FRAME_S", 0.5)
+    client = connect(serve())
+    ext = {name: str(value) for name, value in sending("orders").items()}
+    frames = [
+        RemotingCommand(int(Code.SEND_MESSAGE_V2), 100 + number, ext=ext, body=b"x" * 500).encode()
+        for number in range(60)
+    ]
+    stream, size = b"".join(frames), len(frames[0])
+    for at in range(0, len(stream), size):
+        begin = at + size // 2 if at else 0
+        client.socket.sendall(stream[begin : at + size + size // 2])
+        time.sleep(0.05)
+    for number in range(60):
+        assert client.answer(100 + number).code == Answer.SUCCESS
+
+
+def test_a_connection_that_is_not_read_is_kept(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that stalls, or another process that was stopped in an append."""
+    monkeypatch.setattr(connections, "_FRAME_S", 0.5)
+    client = connect(serve())
+    client.publish("orders", b"x")
+    ext = {name: str(value) for name, value in sending("orders").items()}
+    frames = [
+        RemotingCommand(int(Code.SEND_MESSAGE_V2), 100 + number, ext=ext, body=b"x").encode() for number in range(3000)
+    ]
+    sender = threading.Thread(target=client.socket.sendall, args=(b"".join(frames),), daemon=True)
+    with store.writer.append_lock:
+        sender.start()
+        time.sleep(2.5)
+    for number in range(3000):
+        assert client.answer(100 + number).code == Answer.SUCCESS
+    sender.join()
+
+
+def test_a_reset_that_nobody_learns_wakes_nobody_and_ends(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.server.group_positions._RESET_S", 1.0)
+    store.create_topic("old", queues=1)
+    server = serve()
+    client, looked = connect(server), list[object]()
+    client.publish("orders", b"x")
+    client.heartbeat(consumer="billing", topics={"orders": "*"})
+    waits = client.pull("billing", "orders", 1, hold_ms=20_000)
+    await_true(lambda: len(server.held) == 1)
+    monkeypatch.setattr(server.held, "_again", looked.append)
+    assert client.request(Code.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == Answer.SUCCESS
+    time.sleep(0.3)
+    assert (looked, len(server.held), waits > 0) == ([], 1, True)
+    await_true(lambda: not server.context.positions.has_resets)
+    store.append(broker.Message("old", b"x"))
+    place = {"consumerGroup": "billing", "topic": "old", "queueId": 0}
+    client.request(Code.UPDATE_CONSUMER_OFFSET, place | {"commitOffset": 1})
+    assert client.request(Code.QUERY_CONSUMER_OFFSET, place).ext == {"offset": "1"}
+
+
+def test_a_slow_heartbeat_ends_in_all_of_its_groups(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a consumer of this machine reads the queues, too."""
+    server, join = serve(), GroupPositions.join
+
+    def slow(self: GroupPositions, *arguments: object) -> None:
+        join(self, *arguments)  # type: ignore[arg-type]
+        time.sleep(0.4)
+
+    monkeypatch.setattr(GroupPositions, "join", slow)
+    client, groups = connect(server), [f"group-{number}" for number in range(6)]
+    body = {"clientID": "c", "consumerDataSet": [{"groupName": name, "subscriptionDataSet": []} for name in groups]}
+    assert client.request(Code.HEART_BEAT, {}, json.dumps(body).encode()).code == Answer.SUCCESS
+    time.sleep(0.3)
+    assert sorted(server.context.positions._members) == groups
+
+
+def test_a_change_of_a_topic_without_attributes_keeps_its_type(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    store.create_topic("typed", queues=2, message_type="FIFO")
+    client, change = connect(serve()), {"topic": "typed", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+    assert client.request(Code.UPDATE_AND_CREATE_TOPIC, change).code == Answer.SUCCESS
+    held = store.topic("typed")
+    assert held is not None
+    assert (held.write_queue_count, held.message_type, held.order) == (4, "FIFO", True)
+    changed = change | {"attributes": "+message.type=DELAY"}
+    assert client.request(Code.UPDATE_AND_CREATE_TOPIC, changed).code == Answer.SUCCESS
+    held = store.topic("typed")
+    assert held is not None
+    assert held.message_type == "DELAY"
