@@ -50,7 +50,7 @@ class Route(NamedTuple):
     handler: Handler
     lane: Lane = Lane.READ
     level: Level = Level.OPEN
-    needs: rights.Needs | None = None  # of an account that is no administrator's
+    needs: rights.Needs | None = None  # of accounts without admin: true
     at_once: Handler | None = None  # None, and nothing done, where it would wait
 
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +35,13 @@ def server_process(path: Path, sync: str = "os", *options: str) -> Iterator[tupl
 def members(client: WireClient, group: str = "billing") -> list[str]:
     answer = client.request(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
     return list(json.loads(answer.body)["consumerIdList"]) if answer.code == Answer.SUCCESS else []
+
+
+def await_true(is_so: Callable[[], bool], timeout_s: float = SOON_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def await_members(client: WireClient, expected: list[str]) -> None:

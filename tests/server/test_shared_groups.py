@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -17,15 +17,8 @@ from broker.consuming.group.membership import client_id, share, share_with_clien
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from tests.server.conftest import Connect, Serve
-from tests.server.processes import SOON_S, await_members, lock, members
+from tests.server.processes import SOON_S, await_members, await_true, lock, members
 from tests.server.wire_client import WireClient
-
-
-def await_true(is_so: Callable[[], bool], timeout_s: float = SOON_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from broker.server import connection as connections
 from broker.server.group_positions import GroupPositions
 from broker.server.requests import pulls
 from tests.server.conftest import Connect, Serve
-from tests.server.test_shared_groups import await_true
+from tests.server.processes import await_true
 from tests.server.wire_client import sending
 
 RESET = {"topic": "old", "group": "billing", "timestamp": -1, "isForce": "true"}

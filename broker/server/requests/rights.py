@@ -26,6 +26,7 @@ from broker.server import acl
 from broker.server.acl import PUB, SUB, Account
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.records import record_at
+from broker.server.requests.records import record_at
 from broker.server.requests.sends import header_of
 
 
@@ -112,7 +113,7 @@ def to_list_group(_: ServerContext, request: Request) -> Iterator[Need]:
 
 
 def to_join(_: ServerContext, request: Request) -> Iterator[Need]:
-    """A heartbeat's. A producer group needs none: who may not send to a topic is not asked about its transactions."""
+    """A heartbeat's. A producer group needs none: a check goes to who may send to the topic."""
     for one in decode_heartbeat(request.command.body).consumers:
         yield Need(SUB, group=one.group)
         for subscription in one.subscriptions:
