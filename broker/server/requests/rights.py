@@ -26,7 +26,6 @@ from broker.server import acl
 from broker.server.acl import PUB, SUB, Account
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.records import record_at
-from broker.server.requests.records import record_at
 from broker.server.requests.sends import header_of
 
 
