@@ -160,7 +160,7 @@ class Server:
         self.held = HeldPulls(self.context, self._look_again)
         self._schedule = Schedule(store, positions.table, self._member, settings.delays_ms)
         self._leftovers = Leftovers(store)
-        self._checks = ProducerChecks(self.context, resolver)
+        self._checks = ProducerChecks(self.context, resolver, self._is_stopping.is_set)
         writer = store.writer
         self._store_thread = StoreThread(writer.settle, self._deliver, waits=writer.sync != "os")
         self._group_thread = ThreadPoolExecutor(1, "checkback-serve-group")

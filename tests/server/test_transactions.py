@@ -181,6 +181,24 @@ def test_what_nobody_knows_is_parked_and_can_still_be_ended(
     assert end(client, half, COMMIT).code == Answer.SUCCESS
 
 
+def test_a_stop_waits_for_one_answer_of_the_resolver(serve: Serve, connect: Connect) -> None:
+    asked: list[int] = []
+
+    def resolver(half: broker.Half, message: broker.ReceivedMessage) -> broker.LocalTransactionState:
+        asked.append(half.commitlog_offset)
+        time.sleep(0.5)
+        return broker.LocalTransactionState.UNKNOW
+
+    server = serve(resolver=resolver, check_interval_s=0.3, transaction_timeout_s=0.01)
+    client = connect(server)
+    for number in range(6):
+        prepare(client, b"%d" % number)
+    while not asked:
+        time.sleep(0.01)
+    server.close()
+    assert len(set(asked)) < 6
+
+
 def test_a_resolver_answers_first(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
     def resolver(half: broker.Half, message: broker.ReceivedMessage) -> broker.LocalTransactionState:
         states = {b"paid": "commit", b"cancelled": "rollback"}
