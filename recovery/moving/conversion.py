@@ -90,7 +90,7 @@ class BrokerAbility:
 def due_of(record: Record, delays_ms: Sequence[int]) -> int:
     """When a record of the schedule topic is delivered, in milliseconds."""
     due_ms = record.property_map.get(names.TIMER_OUT_MS, "")
-    if due_ms.isascii() and due_ms.isdigit():
+    if due_ms.isascii() and due_ms.isdigit() and len(due_ms) < 19:
         return int(due_ms)
     return deliver_time_ms(record.queue_id + 1, record.store_timestamp_ms, list(delays_ms))
 

@@ -98,6 +98,15 @@ def test_a_message_with_immunity_is_left_alone(room: Room) -> None:
     assert room.round(10 * MINUTE).asked == 1
 
 
+def test_no_immunity_of_one_message_keeps_a_round_from_the_others(room: Room) -> None:
+    """Of more digits than a long has it is no number, as for RocketMQ."""
+    for digits in (18, 5000):
+        room.prepare(**{names.CHECK_IMMUNITY_TIME_IN_SECONDS: "9" * digits})
+    room.prepare()
+    report = room.round(6_000)
+    assert (report.asked, report.waiting) == (2, 1)
+
+
 def test_the_next_check_comes_after_a_growing_interval(room: Room) -> None:
     """Across restarts: what is remembered lies in the catalog."""
     room.prepare()

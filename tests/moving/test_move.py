@@ -23,12 +23,14 @@ from broker.cluster.publishing.sending import Placed
 from broker.database.ledger_binding import LEDGER_BINDING
 from broker.errors import ClusterError, StoreError, StoreLocked
 from broker.format import properties as names
+from broker.format.commitlog import make_record
 from broker.remoting.bodies import MessageQueue
+from broker.store.write.pending_record import LOCAL_HOST
 from broker.transaction.events import BY, WHY
 from recovery.answering.group_answering import answering, bind
 from recovery.moving import sending
 from recovery.moving.catalog import MoveCatalog, QueueProgress
-from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage
+from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage, due_of
 from recovery.moving.mover import move, plan_move
 from recovery.moving.read_back import GroupPlaces
 from recovery.moving.report import MoveReport
@@ -331,3 +333,14 @@ def test_a_delay_is_kept_or_longer_and_never_shorter() -> None:
     assert new.delay_of(15_001, 10_000) == {names.TIMER_DELIVER_MS: "15001"}
     with pytest.raises(StoreError, match="at most"):
         old.delay_of(70_001, 10_000)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "\u0665", "soon"])
+def test_a_time_of_delivery_that_is_not_a_number_is_that_of_its_level(text: str) -> None:
+    """A client may state any text."""
+    said = names.encode({names.TIMER_OUT_MS: text})
+    record = make_record(
+        "SCHEDULE_TOPIC_XXXX", b"x", said, born_host=LOCAL_HOST, store_host=LOCAL_HOST, born_timestamp_ms=1,
+        store_timestamp_ms=7, queue_id=1,
+    )  # fmt: skip
+    assert due_of(record, [1000, 5000]) == 7 + 5000
