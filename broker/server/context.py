@@ -66,11 +66,15 @@ class ServerContext:
     is_wiped: bool = False  # no topic is offered for writing. RocketMQ: wipeWritePerm
     started_ms: int = 0
 
-    def failed(self, what: str, name: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception) -> None:
         """Log that something failed in the background; it is tried again."""
-        cause = None if isinstance(error, BrokerError | ValueError | OSError) else error
-        fields = event(name, store=self.store.path)
-        log.warning("%s failed, and is tried again: %s", what, error, exc_info=cause, extra=fields)
+        text, store = "%s failed, and is tried again: %s", self.store.path
+        log.warning(text, what, error, exc_info=_unexpected(error), extra=event("background-failed", store=store))
+
+    def round_failed(self, error: Exception) -> None:
+        """The same of a round of check-back."""
+        text, store = "a round of check-back failed, and is tried again: %s", self.store.path
+        log.warning(text, error, exc_info=_unexpected(error), extra=event("check-round-failed", store=store))
 
     def client_ids(self, group: str) -> list[str]:
         """The members of a group: clients of this server and of others of the store, and consumers without a server."""
@@ -89,3 +93,8 @@ class ServerContext:
         """Have the clients of a group divide its queues again."""
         for peer in dict.fromkeys(peers):
             peer.notify(RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": group}))
+
+
+def _unexpected(error: Exception) -> Exception | None:
+    """An error whose traceback is to be logged."""
+    return None if isinstance(error, BrokerError | ValueError | OSError) else error

@@ -210,7 +210,7 @@ class Server:
             try:
                 self._turn()
             except Exception as error:  # noqa: BLE001 - as without a descriptor that is free: the next turn may do
-                self.context.failed("a turn of the event loop", "background-failed", error)
+                self.context.failed("a turn of the event loop", error)
                 await asyncio.sleep(_LOOK_S)
             await asyncio.sleep(_POLL_S)
         await self._stop()
@@ -348,7 +348,7 @@ class Server:
                 self._schedule.deliver(store.writer.clock.now_ms())
                 positions.table.exchange.export()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next time may do
-                self.context.failed("background work", "background-failed", error)
+                self.context.failed("background work", error)
                 self._is_stopping.wait(_LOOK_S)
 
     def _check(self) -> None:
@@ -356,7 +356,7 @@ class Server:
             try:
                 self._checks.round()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next round may do
-                self.context.failed("a round of check-back", "check-round-failed", error)
+                self.context.round_failed(error)
 
     # The end
 
