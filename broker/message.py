@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from broker import compiled
-from broker.errors import CorruptRecord, MessageRejected
+from broker.errors import MessageRejected
 from broker.format import properties as names
 from broker.format.commitlog import MESSAGE_SIZE_MAX, Record
 from broker.format.java import encode_message_id
@@ -160,20 +160,16 @@ class ReceivedMessage:
     def of(cls, record: Record) -> ReceivedMessage:
         """The message in a record.
 
-        A body that does not decompress although its flag says so is what its producer sent, since its CRC fits. The
-        application gets it as it is, and can send it back: nothing waits behind it. Go's client does the same.
+        A body that does not decompress although its flag says so comes as it is stored. The application can send it
+        back: nothing waits behind it.
         """
         properties = record.property_map
-        try:
-            body = record.plain_body
-        except CorruptRecord:
-            body = record.body
         keys = properties.get(names.KEYS)
         received = _new(cls)
         # A frozen dataclass sets its fields one by one, past itself; all at once takes a third of that.
         received.__dict__.update(
             topic=record.topic,
-            body=body,
+            body=record.delivered_body,
             tag=properties.get(names.TAGS, ""),
             keys=tuple(names.keys(properties)) if keys else (),
             properties=MappingProxyType(properties),

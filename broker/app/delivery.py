@@ -40,8 +40,8 @@ class DelayedDelivery:
         while not self._stopping.wait(_TICK_S):
             try:
                 self._member.beat()
-                self._schedule.deliver(self._store.writer.clock.now_ms())
                 self._positions.exchange.export()
+                self._schedule.deliver(self._store.writer.clock.now_ms())
             except BrokerError as error:
                 _log.warning(
                     "delayed messages are not delivered now, and this is tried again: %s",

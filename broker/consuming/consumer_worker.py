@@ -7,8 +7,11 @@ dispatched or not forced, is finished here, so that no message waits for the nex
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.consuming.group.leases import Leases
@@ -16,7 +19,8 @@ from broker.consuming.group.membership import Membership, monotonic_ms
 from broker.consuming.group.positions import Positions
 from broker.consuming.reading import Leftovers
 from broker.consuming.schedule import Schedule
-from broker.errors import BrokerError, MessageRejected, StoreError, StoreFull
+from broker.errors import BrokerError, CorruptStore, MessageRejected, StoreError, StoreFull
+from broker.log_fields import event
 from broker.message import ReceivedMessage
 from broker.store.shared.control import Word
 from broker.store.shared.group_file import GroupFile
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.05
 _REBALANCE_MS = 500  # how soon a killed member is noticed; one that leaves or joins is noticed at the next tick
+_log = logging.getLogger("broker")
 
 
 class ConsumerWorker:
@@ -43,6 +48,7 @@ class ConsumerWorker:
         self._balanced_ms = -_REBALANCE_MS
         self._seen: tuple[int, int] = (-1, -1)
         self._leftovers = Leftovers(store)
+        self._said = deque[str](maxlen=1000)  # what was logged
         self._groups, self._group = GroupFile(store.path, store.writer.disk, store.writer.append_lock), member.group
         self._thread = threading.Thread(target=self._work, name="checkback-consumer", daemon=True)
 
@@ -61,7 +67,7 @@ class ConsumerWorker:
         while not self._stop.wait(TICK_S):
             try:
                 self.tick()
-            except (StoreFull, MessageRejected):  # what cannot be written is tried again; the rest is handed out
+            except StoreFull:  # what cannot be written is tried again; the rest is handed out
                 continue
             except BrokerError as error:
                 self.failure = error
@@ -80,7 +86,22 @@ class ConsumerWorker:
             self._seen, self._balanced_ms = seen, now_ms
             self._leases.rebalance()
         self._leftovers.finish()
-        self._schedule.deliver(self._store.writer.clock.now_ms())
+        self._do(self._deliver)
         for message in self._leases.overdue(now_ms - self._ack_timeout_ms):
-            self._send_back(message)
+            self._do(partial(self._send_back, message))
         self._positions.exchange.export()
+
+    def _deliver(self) -> None:
+        self._schedule.deliver(self._store.writer.clock.now_ms())
+
+    def _do(self, step: Callable[[], object]) -> None:
+        """Do one thing. A message that cannot be read or stored holds up neither the other steps nor other groups."""
+        try:
+            step()
+        except StoreFull:  # tried again at the next tick
+            pass
+        except (CorruptStore, MessageRejected) as error:
+            if str(error) not in self._said:
+                self._said.append(str(error))
+                text, store = "a message waits, and is tried again and again; others go on: %s", self._store.path
+                _log.error(text, error, extra=event("delayed-waits", store=store, group=self._group))

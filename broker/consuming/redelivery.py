@@ -10,9 +10,11 @@ keep the type of what they copy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from broker.errors import CorruptRecord, MessageRejected
 from broker.format import properties as names
@@ -46,37 +48,54 @@ def sent_back(
     """The record that brings a message back to a group later, or to its dead letters after `retries_max` times.
 
     Without a level the delay grows: 10 s, 30 s, 1 min … 2 h. A level below 0 means: give up now. `delay_ms` is a delay
-    of any length from `now_ms` on, instead of a level. A dead letter states the `reason`.
+    of any length from `now_ms` on, instead of a level. A dead letter states the `reason`. Where the message's own
+    properties leave no room for all of that, it comes with less: at the worst at once, and under its retry topic.
     """
-    properties = _bare(record)
     if delay_level is None:
         delay_level = _FIRST_LEVEL + record.reconsume_times
-    given_up = delay_level < 0 or record.reconsume_times >= retries_max
-    properties[names.WAIT] = "false"
-    properties.setdefault(names.RETRY_TOPIC, record.topic)
-    properties.setdefault(names.ORIGIN_MESSAGE_ID, encode_message_id(record.store_host, record.commitlog_offset))
-    if given_up:
-        return _dead_letter(record, group, properties, reason)
-    if delay_ms:
-        properties[names.TIMER_OUT_MS] = str(now_ms + delay_ms)
-        delay_level = timer_level(delay_ms)
-    if delay_level == 0 or delay_ms == 0:
-        return _copy(record, retry_topic(group), 0, properties, record.reconsume_times + 1)
-    level = min(delay_level, len(DELAYS_MS))
-    properties |= {names.DELAY: str(level), names.REAL_TOPIC: retry_topic(group), names.REAL_QID: "0"}
-    return _copy(record, SCHEDULE_TOPIC, level - 1, properties, record.reconsume_times + 1)
-
-
-def _dead_letter(record: Record, group: str, properties: dict[str, str], reason: str) -> PendingRecord:
-    """The record in the dead letters; without the reason where both do not fit."""
-    properties[names.DELAY] = "0"
+    bare, retry = _bare(record), retry_topic(group)
+    named = {names.RETRY_TOPIC: record.topic, **bare}
+    full = {**bare, names.WAIT: "false"}
+    full.setdefault(names.RETRY_TOPIC, record.topic)
+    full.setdefault(names.ORIGIN_MESSAGE_ID, encode_message_id(record.store_host, record.commitlog_offset))
     times = record.reconsume_times + 1
+    if delay_level < 0 or record.reconsume_times >= retries_max:
+        return _first_that_fits(record, _as_dead_letter(dlq_topic(group), [full, named, bare], reason), times)
+    timer = {names.TIMER_OUT_MS: str(now_ms + delay_ms)} if delay_ms else {}
+    if delay_ms:
+        delay_level = timer_level(delay_ms)
+    at_once = [_Way(retry, 0, full), _Way(retry, 0, named), _Way(retry, 0, bare)]
+    if delay_level == 0 or delay_ms == 0:
+        return _first_that_fits(record, at_once, times)
+    level = min(delay_level, len(DELAYS_MS))
+    timer |= {names.DELAY: str(level), names.REAL_TOPIC: retry, names.REAL_QID: "0"}
+    delayed = [_Way(SCHEDULE_TOPIC, level - 1, {**kept, **timer}) for kept in (full, named)]
+    return _first_that_fits(record, delayed + at_once, times)
+
+
+class _Way(NamedTuple):
+    """Where a copy may go, and with which properties."""
+
+    topic: str
+    queue_id: int
+    properties: dict[str, str]
+
+
+def _as_dead_letter(topic: str, kept: list[dict[str, str]], reason: str) -> list[_Way]:
+    """The ways into the dead letters, with the reason first."""
+    full, *_ = kept = [{**properties, names.DELAY: "0"} for properties in kept[:-1]] + kept[-1:]
     if reason := " ".join(_NOT_IN_A_PROPERTY.sub(" ", reason).split())[:_REASON_SIZE]:
-        try:
-            return _copy(record, dlq_topic(group), 0, {**properties, WHY: reason}, times)
-        except MessageRejected:
-            pass
-    return _copy(record, dlq_topic(group), 0, properties, times)
+        kept = [{**full, WHY: reason}, *kept]
+    return [_Way(topic, 0, properties) for properties in kept]
+
+
+def _first_that_fits(record: Record, ways: Sequence[_Way], reconsume_times: int) -> PendingRecord:
+    """The copy by the first way for whose properties a record has room; the last way adds none."""
+    *before, last = ways
+    for way in before:
+        with contextlib.suppress(MessageRejected):
+            return _copy(record, *way, reconsume_times)
+    return _copy(record, *last, reconsume_times)
 
 
 def due(record: Record, now_ms: int, delays_ms: Sequence[int] = tuple(DELAYS_MS)) -> PendingRecord:
@@ -108,9 +127,9 @@ def due(record: Record, now_ms: int, delays_ms: Sequence[int] = tuple(DELAYS_MS)
 
 def resent(record: Record, group: str) -> PendingRecord:
     """A dead letter that goes to its group again, with all its retries before it."""
-    properties = _bare(record)
-    properties.setdefault(names.RETRY_TOPIC, properties.get(names.DLQ_ORIGIN_TOPIC, record.topic))
-    return _copy(record, retry_topic(group), 0, properties, 0)
+    bare, retry = _bare(record), retry_topic(group)
+    named = {**bare, names.RETRY_TOPIC: bare.get(names.RETRY_TOPIC) or bare.get(names.DLQ_ORIGIN_TOPIC, record.topic)}
+    return _first_that_fits(record, [_Way(retry, 0, named), _Way(retry, 0, bare)], 0)
 
 
 def _bare(record: Record) -> dict[str, str]:

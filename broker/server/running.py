@@ -345,8 +345,8 @@ class Server:
                 positions.keep(clients.clustered)
                 self.context.meet_siblings()
                 self._leftovers.finish()
-                self._schedule.deliver(store.writer.clock.now_ms())
                 positions.table.exchange.export()
+                self._schedule.deliver(store.writer.clock.now_ms())
             except Exception as error:  # noqa: BLE001 - whatever it is, the next time may do
                 self.context.failed("background work", error)
                 self._is_stopping.wait(_LOOK_S)

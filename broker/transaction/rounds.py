@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 
-from broker.errors import AlreadyEnded
+from broker.errors import AlreadyEnded, CorruptStore
 from broker.format import properties as names
 from broker.transaction.service import CheckListener, Half, LocalTransactionState, TransactionalMessageService
 
@@ -44,10 +44,14 @@ class Rounds:
         listener: CheckListener,
         now_ms: int,
     ) -> int:
-        """One round; two threads never ask at the same time. What a listener raises means UNKNOW: it asks again."""
+        """One round; two threads never ask at the same time. What a listener raises means UNKNOW: it asks again.
+
+        A half message that cannot be read is raised once the others had their turn.
+        """
+        damaged: list[CorruptStore] = []
         with self._lock:
             parked, asked, left = service.parked(), 0, {}
-            for half in service.in_doubt():
+            for half in service.in_doubt(damaged=damaged):
                 before = self._asked.get(half.commitlog_offset, 0)
                 left[half.commitlog_offset] = before
                 if half.commitlog_offset in parked or not is_due(half, timeout_ms, now_ms):
@@ -59,7 +63,9 @@ class Rounds:
                 left[half.commitlog_offset] = before + 1
                 _settle(service, half, _answer(service, half, listener))
             self._asked = left
-            return asked
+        if damaged:
+            raise damaged[0]
+        return asked
 
 
 def _answer(service: TransactionalMessageService, half: Half, listener: CheckListener) -> LocalTransactionState:

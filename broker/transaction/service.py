@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
+from broker.errors import CorruptStore
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.java import Host, encode_message_id
@@ -331,12 +332,14 @@ class TransactionalMessageService(HalfMessageService):
         """The message in a half, with its body, as its consumers would get it. Raises as `half`."""
 
     @abc.abstractmethod
-    def in_doubt(self, *, after_slot: int = -1, limit: int | None = None) -> Iterator[Half]:
+    def in_doubt(
+        self, *, after_slot: int = -1, limit: int | None = None, damaged: list[CorruptStore] | None = None
+    ) -> Iterator[Half]:
         """The half messages that nobody ended, lowest slot first, parked ones included.
 
         Those with a slot above `after_slot` (-1: all), at most `limit` (None: all). The log is flushed first: a power
         cut could undo what is not durable, and nothing would report it. Raises SyncFailed, and StoreError as `prepare`,
-        at the first one; CorruptRecord for a damaged one.
+        at the first one; CorruptStore for one that cannot be read, or adds that to `damaged` and goes on.
         """
 
     @abc.abstractmethod

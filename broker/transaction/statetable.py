@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 from itertools import islice
 
-from broker.errors import AlreadyEnded, CorruptRecord, MessageRejected, TransactionError
+from broker.errors import AlreadyEnded, CorruptRecord, CorruptStore, MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.statetable import SLOT_SIZE, Slot
@@ -43,9 +43,7 @@ from broker.transaction.service import (
 
 _PREPARED = int(TransactionType.PREPARED)
 _COMMIT = TransactionType.COMMIT
-_TAIL, _DISPATCHED, _SLOTS, _GENERATION = (
-    int(word) for word in (Word.TAIL, Word.DISPATCHED, Word.SLOTS, Word.GENERATION)
-)
+_TAIL, _DISPATCHED, _SLOTS, _GENERATION = map(int, (Word.TAIL, Word.DISPATCHED, Word.SLOTS, Word.GENERATION))
 
 _unpack_slot = Slot.STRUCT.unpack_from
 
@@ -310,19 +308,25 @@ class StateTableService(TransactionalMessageService):
             raise TransactionError(f"there is no half message at CommitLog offset {commitlog_offset}")
         return found
 
-    def in_doubt(self, *, after_slot: int = -1, limit: int | None = None) -> Iterator[Half]:
+    def in_doubt(
+        self, *, after_slot: int = -1, limit: int | None = None, damaged: list[CorruptStore] | None = None
+    ) -> Iterator[Half]:
         """See TransactionalMessageService."""
-        return islice(self._in_doubt(after_slot), limit)
+        return islice(self._in_doubt(after_slot, damaged), limit)
 
-    def _in_doubt(self, after_slot: int) -> Iterator[Half]:
-        slots = self.in_doubt_slots()
+    def _in_doubt(self, after_slot: int, damaged: list[CorruptStore] | None) -> Iterator[Half]:
+        slots = [slot for slot in self.in_doubt_slots() if slot > after_slot]
         self._writer.settle(self._writer.control.words[_TAIL])
-        for slot in slots:
-            if slot > after_slot:
-                found = self._dispatcher.slot(slot)
+        for found in map(self._dispatcher.slot, slots):
+            try:
                 record = None if found.state != _PREPARED else self._store.record(found.commitlog_offset)
-                if record is not None:  # else it was settled meanwhile
-                    yield Half.of(record)
+            except CorruptStore as error:
+                if damaged is None:
+                    raise
+                damaged.append(error)
+                continue
+            if record is not None:  # else it was settled meanwhile
+                yield Half.of(record)
 
     def in_doubt_slots(self) -> list[int]:
         """See TransactionalMessageService."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from broker.enlisting.ledger_key import LEDGER_KEY
-from broker.errors import AlreadyEnded, BrokerError, TransactionError
+from broker.errors import AlreadyEnded, BrokerError, CorruptStore, TransactionError
 from broker.format.java import decode_message_id
 from broker.live import LiveStore
 from broker.transaction.events import BY, WHY, TransactionState
@@ -66,16 +66,18 @@ class ParkedTransaction:
 def find(store: LiveStore, ids: Sequence[str]) -> list[Half]:
     """The half messages that are meant: by CommitLog offset, offset message id or unique key.
 
-    Raises TransactionError for an id that names none in doubt.
+    Raises TransactionError for an id that names none in doubt; CorruptStore if it may be of one that cannot be read.
     """
-    service = store.transactions
-    in_doubt = {half.commitlog_offset: half for half in service.in_doubt()}
+    damaged: list[CorruptStore] = []
+    in_doubt = {half.commitlog_offset: half for half in store.transactions.in_doubt(damaged=damaged)}
     by_key: dict[str, list[Half]] = {}
     for half in in_doubt.values():
         by_key.setdefault(half.unique_key or "", []).append(half)
     found: dict[int, Half] = {}
     for one in ids:
         named = [in_doubt[at]] if (at := _offset(one)) in in_doubt else by_key.get(one, [])
+        if not named and damaged:
+            raise damaged[0]
         if not named:
             raise TransactionError(f"{one}: no half message in doubt is named so. See: checkback pending {store.path}")
         found.update((half.commitlog_offset, half) for half in named)

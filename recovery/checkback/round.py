@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from broker import observing
 from broker.enlisting.ledger_key import LEDGER_KEY
-from broker.errors import AlreadyEnded, BrokerError
+from broker.errors import AlreadyEnded, BrokerError, CorruptStore
 from broker.format import properties as names
 from broker.live import LiveStore
 from broker.transaction.events import BY, WHY
@@ -86,7 +86,7 @@ class RoundReport:
     """Of a dry run: what it would check. JSON objects with message_id, commitlog_offset, topic, producer_group, checks
     and at_limit."""
     errors: list[str] = field(default_factory=list)
-    """The first 20 ends that the store did not take: message id and reason."""
+    """The first 20 half messages that cannot be read, and ends that the store did not take."""
     not_asked: dict[str, int] = field(default_factory=dict)
     """How many, by the reason; the first 20 reasons."""
     refusals: dict[str, int] = field(default_factory=dict)
@@ -138,9 +138,9 @@ class CheckBack:
     def round(self, now_ms: int, *, dry_run: bool = False) -> RoundReport:
         """Look at everything in doubt, check what is due, end what is known. A dry run changes and asks nothing.
 
-        `now_ms`: milliseconds since 1970, see `now_ms()`. What the store does not take is in `errors`, and is tried
-        again. Raises BrokerError when the catalog cannot be used, StoreError (SyncFailed, CorruptRecord) when the store
-        cannot be read or flushed.
+        `now_ms`: milliseconds since 1970, see `now_ms()`. A half message that cannot be read, and an end that the store
+        does not take, are in `errors`, and are tried again. Raises BrokerError when the catalog cannot be used,
+        StoreError (SyncFailed) when the store cannot be read or flushed.
         """
         started = time.monotonic()
         report = RoundReport(is_dry_run=dry_run)
@@ -192,7 +192,7 @@ class CheckBack:
                 standing = Standing(attempt.stored_ms, None, attempt.checks, attempt.next_ms)
                 self._judge(standing, attempt.topic, commitlog_offset, now_ms, due, report)
         for commitlog_offset in _spread(new, max(self._limit * _READ_FACTOR, _CHUNK)):
-            half = self._half(commitlog_offset)
+            half = self._half(commitlog_offset, report)
             if half is not None:
                 immunity = half.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS)
                 standing = Standing(half.store_timestamp_ms, immunity)
@@ -223,16 +223,19 @@ class CheckBack:
         if decision.verdict is Verdict.WAIT:
             report.waiting += 1
             return
-        found = self._half(half) if isinstance(half, int) else half
+        found = self._half(half, report) if isinstance(half, int) else half
         if found is not None:
             due.append(_Due(found, standing.checks, decision.due_ms, decision.verdict is Verdict.LIMIT))
 
-    def _half(self, commitlog_offset: int) -> Half | None:
-        """A half message; None when it was just now ended and its segment is gone."""
+    def _half(self, commitlog_offset: int, report: RoundReport) -> Half | None:
+        """A half message; None when it was just now ended and its segment is gone, or it cannot be read."""
         try:
             return self._service.half(commitlog_offset)
+        except CorruptStore as error:
+            _note(report, str(error))
         except BrokerError:
-            return None
+            pass
+        return None
 
     # Ask, and do as the answer says
 
@@ -268,8 +271,7 @@ class CheckBack:
             return None
         except BrokerError as error:
             answer = Answer(Outcome.DOWN, f"the store did not take the end: {error}")
-            if len(report.errors) < _ERRORS_KEPT:
-                report.errors.append(f"{one.half.message_id}: {error}")
+            _note(report, f"{one.half.message_id}: {error}")
         assert answer is not None  # without one it is at its limit
         return self._put_off(one, answer, now_ms, report)
 
@@ -312,6 +314,11 @@ class CheckBack:
             next_ms = now_ms
         place = (half.commitlog_offset, half.message_id, half.topic, half.producer_group, half.store_timestamp_ms)
         return Attempt(*place, checks, now_ms, next_ms, answer.outcome.value, answer.why[:_WHY_SIZE])
+
+
+def _note(report: RoundReport, error: str) -> None:
+    if len(report.errors) < _ERRORS_KEPT:
+        report.errors.append(error)
 
 
 def _count_reason(answer: Answer, report: RoundReport) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import broker
-from broker.errors import CorruptRecord, TransactionError
+from broker.errors import CorruptRecord, CorruptStore, TransactionError
 from broker.format.config import TopicConfig
 from broker.format.java import decode_message_id
 from broker.format.sysflag import TransactionType
@@ -226,7 +226,8 @@ def find_half(store: broker.LiveStore, name: str) -> broker.Half:
     """The half message of a CommitLog offset, a unique key, or an offset message id. Raises TransactionError."""
     if name.isascii() and name.isdigit() and len(name) < 20:
         return store.transactions.half(int(name))
-    for half in store.transactions.in_doubt():
+    damaged: list[CorruptStore] = []  # the others can be ended all the same
+    for half in store.transactions.in_doubt(damaged=damaged):
         if half.unique_key == name:
             return half
     for topic in store.topic_configs().topics:
@@ -236,6 +237,8 @@ def find_half(store: broker.LiveStore, name: str) -> broker.Half:
     try:
         _, commitlog_offset = decode_message_id(name)
     except CorruptRecord:
+        if damaged:
+            raise damaged[0] from None
         text = f"{name!r} is not a CommitLog offset, and no half message has it as unique key or message id"
         raise TransactionError(f"{text}. List what is in doubt: checkback pending {store.path}") from None
     return store.transactions.half(commitlog_offset)

@@ -123,7 +123,7 @@ def carried(
         text = f"the properties of the message at CommitLog offset {record.commitlog_offset} are too long to be carried"
         raise StoreError(f"{text}: they get {names.SIZE_MAX} bytes with {ORIGIN} and what a broker adds")
     return CarriedMessage(
-        topic, queue_id, record.body, record.plain_body, properties, record.born_timestamp_ms, record.flag,
+        topic, queue_id, record.body, record.delivered_body, properties, record.born_timestamp_ms, record.flag,
         record.sys_flag & _BODY_FLAGS, record.reconsume_times, record.commitlog_offset, due_ms, is_half,
     )  # fmt: skip
 

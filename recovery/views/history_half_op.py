@@ -94,7 +94,7 @@ def prepared(half: Record) -> dict[str, Any]:
         "topic": target_topic(half.topic, properties),
         "keys": names.keys(properties),
         "unique_key": properties.get(names.UNIQ_KEY),
-        "bytes": len(half.plain_body),
+        "bytes": len(half.delivered_body),
     }
     return {"what": "prepared", **when(half), **facts}
 

@@ -16,10 +16,12 @@ from broker.store.disk.paths import Paths
 from broker.transaction.events import BY, WHY, TransactionState
 from broker.transaction.service import Half
 from recovery.checkback.catalog import Catalog, attempts_of
+from recovery.checkback.manual import find
 from recovery.checkback.policy import AtLimit, Policy, Rule
 from recovery.checkback.protocol import Answer, Outcome, Question
 from recovery.checkback.round import CheckBack, RoundReport
 from tests.checkback.shop import open_store
+from tests.transaction.opened import damage
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -121,6 +123,20 @@ def test_an_attempt_writes_no_byte_of_the_commitlog(room: Room) -> None:
         assert room.round(second * 1000).unknown == 3
     room.store.sync_now()
     assert room.store.visible_end == before
+
+
+def test_a_half_message_that_cannot_be_read_keeps_a_round_from_no_other(room: Room) -> None:
+    """It is named in the report, and the others can be resolved by a person, too."""
+    first, second = room.prepare(count=2)
+    damage(room.store, first)
+    room.told.outcomes[second.commitlog_offset] = Outcome.COMMITTED
+    report = room.round(10 * MINUTE)
+    assert (report.in_doubt, report.committed, len(report.errors)) == (2, 1, 1)
+    assert f"offset {first.commitlog_offset}" in report.errors[0]
+    (third,) = room.prepare()
+    assert find(room.store, [str(third.commitlog_offset)]) == [third]
+    with pytest.raises(broker.CorruptStore):
+        find(room.store, [str(first.commitlog_offset)])
 
 
 def test_who_could_not_be_asked_was_not_checked(room: Room) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import broker
 from broker.consumer import Consumer
-from broker.consuming.redelivery import sent_back
+from broker.consuming.redelivery import resent, sent_back
 from broker.format.commitlog import decode, encode, make_record
 from broker.format.java import Host
 from broker.format.sysflag import BORN_IPV6, COMPRESSED, TransactionType
@@ -115,6 +115,81 @@ def test_the_copy_has_our_address_and_the_bodys_compression(checkback_store: Liv
     record = decode(encode(made))
     copy = decode(sent_back(record, "billing").raw, check_crc=False)
     assert (copy.sys_flag, copy.body, copy.born_host.is_ipv6) == (COMPRESSED, b"zipped", False)
+
+
+def full_message(store: LiveStore, topic: str, body: bytes) -> None:
+    """A message whose properties take all the room that a record has."""
+    for size in range(32_800, 32_600, -1):
+        try:
+            store.producer("shop").send(broker.Message(topic, body, properties={"x": "y" * size}))
+        except broker.MessageRejected:
+            continue
+        return
+    raise AssertionError("no size fits")
+
+
+def test_a_message_whose_properties_leave_no_room_is_sent_back_with_less(checkback_store: LiveStore) -> None:
+    """It comes at once, in the end as a dead letter, and goes to its group from there."""
+    full_message(checkback_store, "orders", b"full")
+    with checkback_store.consumer("billing", "orders", max_retries=2) as consumer:
+        for times in range(3):
+            message = next_of(consumer)
+            assert (message.body, message.reconsume_times) == (b"full", times)
+            assert consumer.retry(message, reason="no room")
+        assert consumer.receive(0) is None
+        (record,) = [one for one in checkback_store.records() if one.topic == "%DLQ%billing"]
+        checkback_store.writer.append([resent(record, "billing")])
+        assert next_of(consumer).body == b"full"
+
+
+def test_what_fits_besides_the_properties_of_a_message_is_kept(checkback_store: LiveStore) -> None:
+    """The place of the first message goes first, then the delay; the topic last."""
+    for free, kept in ((300, "delay, place"), (80, "delay"), (25, "topic"), (5, "")):
+        texts = b"x\x01" + b"y" * (32_741 - free) + b"\x02"
+        host = Host(bytes(4), 1)
+        places = {"born_host": host, "store_host": host, "born_timestamp_ms": 0, "store_timestamp_ms": 0}
+        record = decode(encode(make_record("orders", b"x", properties=texts, **places)))  # type: ignore[arg-type]
+        made = decode(sent_back(record, "billing").raw, check_crc=False)
+        found = {
+            "delay": made.topic == SCHEDULE_TOPIC,
+            "place": "ORIGIN_MESSAGE_ID" in made.property_map,
+            "topic": made.topic == "%RETRY%billing" and made.property_map.get("RETRY_TOPIC") == "orders",
+        }
+        assert ", ".join(name for name, is_there in found.items() if is_there) == kept
+
+
+def test_an_overdue_message_that_cannot_be_read_holds_up_no_other(
+    checkback_store: LiveStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits for a repair; it is said once."""
+    places = [checkback_store.append(broker.Message("orders", body)) for body in (b"a", b"b")]
+    with checkback_store.consumer("billing", "orders", ack_timeout_s=0.3, retry_delay_level=0) as consumer:
+        assert [next_of(consumer).body for _ in places] == [b"a", b"b"]
+        view, at = checkback_store.writer.appender.log.at(places[0].end - 40)
+        view[at] ^= 0xFF
+        again = next_of(consumer)
+        assert (again.body, again.reconsume_times) == (b"b", 1)
+        assert consumer.ack(again)
+        assert consumer.receive(0.3) is None
+    assert [one.levelname for one in caplog.records if "waits" in one.getMessage()] == ["ERROR"]
+
+
+def test_a_damaged_delayed_message_holds_up_no_consumer(
+    checkback_store: LiveStore, checkback_clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither what is sent now nor what is due on other levels."""
+    producer = checkback_store.producer("shop")
+    for level in (1, 2):
+        producer.send(broker.Message("orders", b"%d" % level), delay_level=level)
+    damaged = next(record for record in checkback_store.records() if record.body == b"1")
+    view, at = checkback_store.writer.appender.log.at(damaged.commitlog_offset + damaged.total_size - 40)
+    view[at] ^= 0xFF
+    with checkback_store.consumer("billing", "orders") as consumer:
+        checkback_clock.advance(60)
+        assert next_of(consumer).body == b"2"
+        checkback_store.append(broker.Message("orders", b"now"))
+        assert next_of(consumer).body == b"now"
+    assert [one.levelname for one in caplog.records if "waits" in one.getMessage()] == ["ERROR"]
 
 
 def test_what_is_being_sent_back_cannot_be_acknowledged(checkback_store: LiveStore) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,20 @@ from broker.database.ledger_binding import LEDGER_BINDING
 from broker.errors import ClusterError, StoreError, StoreLocked
 from broker.format import properties as names
 from broker.format.commitlog import make_record
+from broker.format.sysflag import COMPRESSED, TransactionType
+from broker.message import ReceivedMessage
 from broker.remoting.bodies import MessageQueue
 from broker.store.write.pending_record import LOCAL_HOST
 from broker.transaction.events import BY, WHY
 from recovery.answering.group_answering import answering, bind
 from recovery.moving import sending
 from recovery.moving.catalog import MoveCatalog, QueueProgress
-from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage, due_of
+from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage, carried, difference, due_of
 from recovery.moving.mover import move, plan_move
 from recovery.moving.read_back import GroupPlaces
 from recovery.moving.report import MoveReport
 from recovery.moving.target import MoveTarget
+from recovery.views.history_half_op import prepared
 from tests.cli.command import command
 from tests.cluster.waiting import awaited
 from tests.moving.shops import GROUP, TOPIC, Shop, filled
@@ -344,3 +348,16 @@ def test_a_time_of_delivery_that_is_not_a_number_is_that_of_its_level(text: str)
         store_timestamp_ms=7, queue_id=1,
     )  # fmt: skip
     assert due_of(record, [1000, 5000]) == 7 + 5000
+
+
+def test_a_body_that_only_begins_as_a_compressed_one_is_carried_and_told_as_it_is() -> None:
+    """Its consumers get it so, before the move and behind it."""
+    record = make_record(
+        TOPIC, b"x\x9cnot zlib's", born_host=LOCAL_HOST, store_host=LOCAL_HOST, born_timestamp_ms=1,
+        store_timestamp_ms=7, sys_flag=COMPRESSED | TransactionType.PREPARED,
+    )  # fmt: skip
+    sent = carried(record, "here")
+    assert (sent.body, sent.plain_body) == (record.body, record.body)
+    found = ReceivedMessage.of(replace(record, properties=names.encode(dict(sent.properties))))
+    assert difference(sent, found) == ""
+    assert prepared(record)["bytes"] == len(record.body)

@@ -18,6 +18,7 @@ from broker.server import connection
 from recovery.verify.verifier import verify
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient, sending
+from tests.transaction.opened import damage
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -338,6 +339,20 @@ def test_a_half_message_that_cannot_be_parked_is_said_once_and_the_others_are_ch
         time.sleep(0.5)
     said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert ["cannot be checked" in text for text in said] == [True]
+
+
+def test_a_half_message_that_cannot_be_read_is_said_once_and_the_others_are_checked(
+    serve: Serve, connect: Connect, store: broker.LiveStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(serve(**SOON))
+    prepare(client, b"lost")
+    (half,) = store.transactions.in_doubt()
+    damage(store, half)
+    client.heartbeat(producer="shop")
+    for number in range(3):
+        prepare(client, b"%d" % number)
+        asked_keys(client, {f"U-{number}"})
+    assert ["cannot be read" in one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == [True]
 
 
 def _is_taken(client: WireClient, group: str) -> bool:

@@ -16,3 +16,11 @@ def message(text: str = "body", topic: str = "orders") -> broker.Message:
 
 def opened(path: Path, **options: object) -> broker.LiveStore:
     return broker.open(path / "store", layout=SMALL, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def damage(store: broker.LiveStore, half: broker.Half) -> None:
+    """Flip bits in the properties of a half message."""
+    record = store.record(half.commitlog_offset)
+    assert record is not None
+    view, at = store.writer.appender.log.at(record.commitlog_offset + record.total_size - 40)
+    view[at] ^= 0xFF

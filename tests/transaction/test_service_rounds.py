@@ -15,7 +15,7 @@ from broker.transaction.rounds import is_due
 from broker.transaction.service import CheckListener
 from broker.transaction.statetable import StateTableService
 from recovery.verify.verifier import verify
-from tests.transaction.opened import message, opened
+from tests.transaction.opened import damage, message, opened
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -59,6 +59,20 @@ def test_what_is_never_answered_is_parked(tmp_path: Path) -> None:
         assert store.writer.appender.control.words[8] == end
         store.transactions.commit(half)
     assert verify(tmp_path / "store").ok
+
+
+def test_a_half_message_that_cannot_be_read_is_raised_once_the_others_were_checked(tmp_path: Path) -> None:
+    """It can be read by nobody; the list of all in doubt says so at once, unless its caller collects the damage."""
+    with opened(tmp_path, sync="os") as store:
+        halves = [store.transactions.prepare(message(text), "shop") for text in ("lost", "yes", "no")]
+        damage(store, halves[0])
+        with pytest.raises(broker.CorruptStore):
+            store.transactions.check(0, 15, Answers(yes=COMMIT, no=ROLLBACK))
+        assert [store.transactions.state(half).name for half in halves[1:]] == ["COMMITTED", "ROLLED_BACK"]
+        with pytest.raises(broker.CorruptStore):
+            list(store.transactions.in_doubt())
+        damaged: list[broker.CorruptStore] = []
+        assert (list(store.transactions.in_doubt(damaged=damaged)), len(damaged)) == ([], 1)
 
 
 def test_an_attempt_writes_nothing(tmp_path: Path) -> None:

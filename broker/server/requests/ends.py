@@ -102,6 +102,7 @@ class ProducerChecks:
     def __init__(self, context: ServerContext, resolver: Resolver | None, is_stopping: Callable[[], bool]) -> None:
         self._context, self._resolver, self._is_stopping = context, resolver, is_stopping
         self._failed: set[int] = set()  # half messages that cannot be checked, by CommitLog offset
+        self._damaged: set[str] = set()  # what was wrong with those that the last round could not read
         self._slow: set[Peer] = set()  # who takes no more checks in this round
 
     def round(self) -> int:
@@ -112,10 +113,10 @@ class ProducerChecks:
         """
         context, asked = self._context, 0
         service, timeout_ms = context.store.transactions, int(context.settings.transaction_timeout_s * 1000)
-        parked, in_doubt = service.parked(), set[int]()
+        parked, in_doubt, damaged = service.parked(), set[int](), list[CorruptStore]()
         self._slow.clear()
         now_ms = context.store.writer.clock.now_ms()
-        for half in service.in_doubt():
+        for half in service.in_doubt(damaged=damaged):
             if self._is_stopping():
                 return asked
             in_doubt.add(half.commitlog_offset)
@@ -124,7 +125,17 @@ class ProducerChecks:
         for ended in [at for at in list(context.checks) if at not in in_doubt]:
             context.checks.pop(ended, None)
         self._failed &= in_doubt
+        self._report(damaged)
         return asked
+
+    def _report(self, damaged: list[CorruptStore]) -> None:
+        """Log what cannot be read, once."""
+        texts, store = [str(error) for error in damaged], self._context.store.path
+        for text in texts:
+            if text not in self._damaged:
+                sentence = "a half message cannot be read, and waits for a repair (checkback verify %s): %s"
+                log.error(sentence, store, text, extra=event("check-failed", store=store))
+        self._damaged = set(texts)
 
     def _checked(self, half: Half) -> bool:
         """Whether a check of one half message was sent. What is wrong with it is said once, and the others go on."""
