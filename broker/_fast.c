@@ -13,6 +13,7 @@
 #include "_fast_files.h"
 #include "_fast_index_items.h"
 #include "_fast_message.h"
+#include "_fast_request.h"
 #include "_fast_scan.h"
 #include "_fast_sent.h"
 #include "_fast_strings.h"
@@ -145,6 +146,7 @@ static PyMethodDef methods[] = {
     {"draft", (PyCFunction)(void (*)(void))fast_draft, METH_FASTCALL, "A new record, or None."},
     {"message", (PyCFunction)(void (*)(void))fast_message, METH_FASTCALL, "Check a message: True, or None."},
     {"stored_properties", (PyCFunction)(void (*)(void))fast_stored_properties, METH_FASTCALL, "Those of a record."},
+    {"request_message", (PyCFunction)(void (*)(void))fast_request_message, METH_FASTCALL, request_message_doc},
     {"index_codes", (PyCFunction)(void (*)(void))fast_index_codes, METH_FASTCALL, "What the index holds, or None."},
 #ifdef CHECKBACK_STEPS
     {"watch", fast_watch, METH_O, "Call this behind each step of an append, with its name."},
@@ -176,6 +178,11 @@ static int intern_names(void)
         if (!*all[at].at)
             *all[at].at = PyUnicode_InternFromString(all[at].name);
         if (!*all[at].at)
+            return -1;
+    }
+    for (int at = 0; at < LETTERS; at++) {
+        char letter[2] = {(char)('a' + at), 0};
+        if (!n_letters[at] && !(n_letters[at] = PyUnicode_InternFromString(letter)))
             return -1;
     }
     return 0;

@@ -24,6 +24,7 @@ SOURCES = (
     "broker/_fast_message.h",
     "broker/_fast_numbers.h",
     "broker/_fast_record.h",
+    "broker/_fast_request.h",
     "broker/_fast_scan.h",
     "broker/_fast_sent.h",
     "broker/_fast_stored.h",

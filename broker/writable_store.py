@@ -23,7 +23,7 @@ from broker.store.read.store import Store
 from broker.store.shared.control import Word
 from broker.store.shared.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.admission import DELAYS, Admission
-from broker.store.write.compose import Origin, compose, compose_batch
+from broker.store.write.compose import Origin, Statement, compose, compose_batch, compose_stated
 from broker.store.write.pending_record import Appended
 from broker.store.writer import StoreWriter, open_writer
 from broker.transaction.backpressure import InDoubtLimit
@@ -136,6 +136,20 @@ class WritableStore(Store):
         size_max = self.writer.layout.record_bytes_max
         composed = compose(
             message, self._admission, queue_id=queue_id, size_max=size_max, extra=extra_properties, origin=origin
+        )
+        return self.writer.append_at_once(composed.record)
+
+    def append_stated_at_once(
+        self, topic: str, body: bytes, properties: dict[str, str], *, queue_id: int, origin: Origin
+    ) -> Appended | None:
+        """`append_at_once` of a checked message whose record will have exactly these properties, none of which delays.
+
+        None, and nothing stored, where it would have to wait. Raises what `append` raises.
+        """
+        statement = Statement(properties, 0, time.time_ns() // 1_000_000)
+        size_max, admission = self.writer.layout.record_bytes_max, self._admission
+        composed = compose_stated(
+            topic, body, statement, admission, queue_id=queue_id, size_max=size_max, origin=origin
         )
         return self.writer.append_at_once(composed.record)
 

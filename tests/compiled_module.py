@@ -24,6 +24,7 @@ PLACES = {
     "broker.store.write.presence._fast_stand": "stand",
     "broker.store.disk.maps._start_write": "start_write",
     "broker.server.requests.records._sent_records": "sent_records",
+    "broker.server.requests.plain_sends._read": "request_message",
 }
 
 

@@ -31,6 +31,12 @@ _WRITE_HIGH = 4 << 20
 log = logging.getLogger("broker.server")
 
 
+class Encodable(Protocol):
+    """An answer: a command, or what makes the bytes of one."""
+
+    def encode(self) -> bytes: ...
+
+
 class ConnectionOwner(Protocol):
     """What a connection needs of its server."""
 
@@ -155,7 +161,7 @@ class Connection(asyncio.Protocol):
         self._balance()
         self._server.handle(self, command)
 
-    def answered(self, request: RemotingCommand, answer: RemotingCommand | None) -> None:
+    def answered(self, request: RemotingCommand, answer: Encodable | None) -> None:
         """A request is done; one-way requests get no answer, whatever became of them."""
         self._unanswered -= 1
         if answer is not None and not request.is_oneway:

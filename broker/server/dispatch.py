@@ -19,7 +19,20 @@ from broker.remoting.command import RemotingCommand
 from broker.server import acl
 from broker.server.clients import Peer
 from broker.server.context import Refused, Request, ServerContext
-from broker.server.requests import admin, ends, naming, presence, pulls, queues, relay, rights, sends, stats, tuning
+from broker.server.requests import (
+    admin,
+    ends,
+    naming,
+    plain_sends,
+    presence,
+    pulls,
+    queues,
+    relay,
+    rights,
+    sends,
+    stats,
+    tuning,
+)
 
 log = logging.getLogger("broker.server")
 
@@ -58,7 +71,7 @@ _OPEN, _MANAGE, _DANGEROUS = Level.OPEN, Level.MANAGE, Level.DANGEROUS
 
 ROUTES: dict[int, Route] = {
     Code.SEND_MESSAGE: Route(sends.send_message, Lane.STORE, _OPEN, rights.to_send, sends.send_at_once),
-    Code.SEND_MESSAGE_V2: Route(sends.send_message, Lane.STORE, _OPEN, rights.to_send, sends.send_at_once),
+    Code.SEND_MESSAGE_V2: Route(sends.send_message, Lane.STORE, _OPEN, rights.to_send, plain_sends.send_at_once),
     Code.SEND_BATCH_MESSAGE: Route(sends.send_batch, Lane.STORE, _OPEN, rights.to_send),
     Code.CONSUMER_SEND_MSG_BACK: Route(sends.send_back, Lane.STORE, _OPEN, rights.to_send_back),
     Code.END_TRANSACTION: Route(ends.end_transaction, Lane.STORE, at_once=ends.end_at_once),

@@ -108,6 +108,17 @@ class Chance(random.Random):
             setattr(made, self.choice(list(PendingRecord.__slots__)), bad)
         return self.thing() if self.one_in(50) else made
 
+    def letters(self) -> dict[Any, Any]:
+        """The fields of a send, now and then with nonsense."""
+        items = [f"{self.choice(TEXTS)}\x01{self.choice(TEXTS)}" for _ in range(self.choice([0, 1, 5]))]
+        made: dict[Any, Any] = dict.fromkeys("abcdefghijklmn", "0")
+        made["i"] = self.choice(["\x02", "\x02\x02", "\x01"]).join(["UNIQ_KEY\x01k", *items])
+        for _ in range(self.choice([0, 0, 1, 3])):
+            made[self.choice("abcdefghijklmnz")] = self.choice([self.thing(), self.text(), "9" * self.randrange(30)])
+        if self.one_in(4):
+            made.pop(self.choice("abcdefghijklmn"))
+        return made
+
     def appender(self, module: ModuleType, lock: Any) -> Any:
         """An appender on memory with a half message in slot 0, at CommitLog offset 5; now and then with nonsense."""
         words = memoryview(bytearray(8 * 30)).cast("Q")
@@ -163,6 +174,7 @@ def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, fil
                 *extra,
             ],
             "message": [{}, chance.text(), chance.raw(), chance.text(), [chance.text()], properties, len, RESERVED],
+            "request_message": [chance.letters(), frozenset(("POP_CK",)), {"a": chance.text()}, *extra],
             "stand": [tuple((chance.raw(), chance.number(), chance.number()) for _ in range(chance.choice([1, 17])))],
             "sent_records": chance.pull(log),
             "start_write": [chance.choice([-1, file, chance.number()]), chance.number(), chance.number()],

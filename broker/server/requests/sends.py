@@ -48,13 +48,13 @@ from broker.transaction.service import Half
 REGION = "DefaultRegion"
 AUTO_CREATE_QUEUES = 8  # RocketMQ: defaultTopicQueueNums of a broker
 _SHORT = {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
-_OWN = (names.CRC32, "POP_CK", HALF_DELAY)
+OWN = (names.CRC32, "POP_CK", HALF_DELAY)
 # What a half message of a client does not say: what counts or decides is the broker's word. Java's client drops DELAY;
 # a broker of RocketMQ would lose the message.
 _NOT_OF_A_HALF = frozenset((names.DELAY, names.TRANSACTION_CHECK_TIMES, names.TRAN_PREPARED_QUEUE_OFFSET, WHY, BY))
 _FITTING = names.SIZE_MAX // 4  # so many characters fit, whatever they are
 _check_name = lru_cache(maxsize=4096)(check_topic_name)  # what it raises is not remembered
-_ADDED = {"MSG_REGION": REGION, "TRACE_ON": "true"}
+ADDED = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 
 class _Incoming(NamedTuple):
@@ -112,7 +112,7 @@ def _stored(context: ServerContext, request: Request, sent: _Incoming, made: App
     message_id = encode_message_id(context.host, made.commitlog_offset)
     context.counters.add("TOPIC_PUT_NUMS", sent.topic)
     answer = SendMessageResponseHeader(message_id, sent.queue_id, made.queue_offset, unique_key)
-    return Stored(request.answer({**answer.encode(), **_ADDED}), made.end, _waits(properties))
+    return Stored(request.answer({**answer.encode(), **ADDED}), made.end, waits(properties))
 
 
 def _is_half(sent: _Incoming) -> bool:
@@ -145,10 +145,10 @@ def _half_stored(context: ServerContext, request: Request, sent: _Incoming, half
     """The answer to a half message: its queue offset is its slot, by which its end finds it."""
     context.counters.add("TOPIC_PUT_NUMS", sent.topic)
     answer = SendMessageResponseHeader(half.message_id, sent.queue_id, half.slot, half.unique_key)
-    return Stored(request.answer({**answer.encode(), **_ADDED}), half.end, _waits(sent.properties))
+    return Stored(request.answer({**answer.encode(), **ADDED}), half.end, waits(sent.properties))
 
 
-def _waits(properties: Mapping[str, str]) -> bool:
+def waits(properties: Mapping[str, str]) -> bool:
     """Whether a message is to be acknowledged by a slave, too, where the server asks for that."""
     return properties.get(names.WAIT) != "false"
 
@@ -171,7 +171,7 @@ def send_batch(context: ServerContext, request: Request) -> Stored:
     ids = ",".join(encode_message_id(context.host, one.commitlog_offset) for one in made)
     unique_key = sent.properties.get(names.UNIQ_KEY)
     answer = SendMessageResponseHeader(ids, sent.queue_id, made[0].queue_offset, unique_key)
-    return Stored(request.answer({**answer.encode(), **_ADDED}), made[-1].end)
+    return Stored(request.answer({**answer.encode(), **ADDED}), made[-1].end)
 
 
 def send_back(context: ServerContext, request: Request) -> Stored:
@@ -222,7 +222,7 @@ def _admitted(context: ServerContext, request: Request, header: SendMessageReque
         raise Refused(ResponseCode.INVALID_PARAMETER, f"{text}, producer: {request.connection.address}")
     origin = Origin(
         header.born_timestamp_ms,
-        _host(request.connection.address),
+        host(request.connection.address),
         context.host,
         header.flag,
         header.sys_flag & KEPT_FLAGS,
@@ -233,10 +233,15 @@ def _admitted(context: ServerContext, request: Request, header: SendMessageReque
 
 def _kept(context: ServerContext, properties: dict[str, str]) -> dict[str, str]:
     """The properties as they are stored: what the broker adds, and without what is its own. Changes them."""
-    for name in _OWN:
+    for name in OWN:
         properties.pop(name, None)
-    properties |= {names.CLUSTER: context.settings.cluster, names.MSG_REGION: REGION, names.TRACE_ON: "true"}
+    properties |= added(context)
     return properties
+
+
+def added(context: ServerContext) -> dict[str, str]:
+    """The properties that a broker adds to each message."""
+    return {names.CLUSTER: context.settings.cluster, names.MSG_REGION: REGION, names.TRACE_ON: "true"}
 
 
 def _retried(context: ServerContext, header: SendMessageRequestHeader) -> tuple[str, int]:
@@ -305,7 +310,7 @@ def check_body(body: bytes, sys_flag: int = 0) -> None:
 
 
 @lru_cache(maxsize=4096)  # a client sends many messages
-def _host(address: str) -> Host:
+def host(address: str) -> Host:
     """The client's address as records hold it."""
     try:
         return Host.parse(address)

@@ -107,11 +107,27 @@ def compose(
     A delayed message goes to the schedule topic at once. Raises MessageRejected, NotPermitted.
     RocketMQ: CommitLog.asyncPutMessage, HookUtils.transformDelayLevelMessage (5.3.3).
     """
-    properties, level, now_ms = statement_of(message, queue_id=queue_id, extra=extra, is_local=origin is None)
-    topic = message.topic
+    statement = statement_of(message, queue_id=queue_id, extra=extra, is_local=origin is None)
+    return compose_stated(
+        message.topic, message.body, statement, admission, queue_id=queue_id, size_max=size_max, origin=origin
+    )
+
+
+def compose_stated(
+    topic: str,
+    body: bytes,
+    statement: Statement,
+    admission: Admission,
+    *,
+    queue_id: int,
+    size_max: int,
+    origin: Origin | None = None,
+) -> Composed:
+    """The same of a message of which it is known what its record will say; it must have been checked."""
+    properties, level, now_ms = statement
     record = draft(
         SCHEDULE_TOPIC if level else topic,
-        message.body,
+        body,
         properties,
         queue_id=level - 1 if level else queue_id,
         **_sender(origin, now_ms),

@@ -1,0 +1,107 @@
+"""The common send in fewer steps: a plain SEND_MESSAGE_V2 to a topic that is there, stored in the event loop.
+
+The same record and the same answer as by `sends`, which does everything that is not common, and all of it without the C
+module. Kept equal: tests/server/test_plain_sends.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from struct import Struct
+from typing import Any, NamedTuple
+
+from broker import compiled
+from broker.errors import MessageRejected
+from broker.format import properties as names
+from broker.format.commitlog import MESSAGE_SIZE_MAX
+from broker.format.config import PERM_WRITE
+from broker.format.java import Host, encode_message_id
+from broker.format.topics import DLQ_PREFIX, RETRY_PREFIX, check_send_topic
+from broker.remoting.codes import VERSION, ResponseCode
+from broker.remoting.command import RESPONSE, RemotingCommand
+from broker.remoting.message_headers import SendMessageResponseHeader
+from broker.server.context import Request, ServerContext
+from broker.server.requests import sends
+from broker.server.store_thread import Stored
+from broker.store.write.admission import DELAYS
+from broker.store.write.compose import Origin
+
+_read: Callable[..., tuple[str, int, int, int, str, dict[str, str]] | None] | None = (
+    compiled.fast.request_message if compiled.fast else None
+)
+_UNCOMMON = frozenset((*sends.OWN, *DELAYS, names.TRAN_MSG))
+_MARKS = Struct(">ii")
+_ANSWER = (
+    b'{"code":0,"extFields":{"msgId":"%b","queueId":"%d","queueOffset":"%d","transactionId":"%b",'
+    b'"MSG_REGION":"DefaultRegion","TRACE_ON":"true"},"flag":%d,"language":"PYTHON","opaque":%d,'
+    b'"serializeTypeCurrentRPC":"JSON","version":%d}'
+)
+
+
+def send_at_once(context: ServerContext, request: Request) -> Stored | None:
+    """SEND_MESSAGE_V2 for the event loop, which waits for no lock; None where the thread of the store is to do it."""
+    return _sent(context, request) or sends.send_at_once(context, request)
+
+
+def _sent(context: ServerContext, request: Request) -> Stored | None:
+    """None, and nothing stored, where the message is not of the common kind."""
+    command = request.command
+    read = _read(command.ext, _UNCOMMON, sends.added(context)) if _read is not None else None
+    if read is None or not 0 < len(command.body) <= MESSAGE_SIZE_MAX:
+        return None
+    topic, queue_id, born_ms, flag, unique_key, properties = read
+    config = context.store.topic(topic) if _is_common(topic) else None
+    if config is None or not config.perm & PERM_WRITE or queue_id >= config.write_queue_count:
+        return None
+    origin = Origin(born_ms, sends.host(request.connection.address), context.host, flag)
+    made = context.store.append_stated_at_once(topic, command.body, properties, queue_id=queue_id, origin=origin)
+    if made is None:
+        return None
+    context.counters.add("TOPIC_PUT_NUMS", topic)
+    answer = PlainAnswer(command.opaque, context.host, made.commitlog_offset, queue_id, made.queue_offset, unique_key)
+    return Stored(answer, made.end, sends.waits(properties))
+
+
+@lru_cache(maxsize=4096)
+def _is_common(topic: str) -> bool:
+    try:
+        check_send_topic(topic)
+    except MessageRejected:
+        return False
+    return not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+class PlainAnswer(NamedTuple):
+    """The answer to a message that was stored; what it is made of."""
+
+    opaque: int
+    host: Host
+    commitlog_offset: int
+    queue_id: int
+    queue_offset: int
+    unique_key: str
+
+    def command(self) -> RemotingCommand:
+        """The answer as any other."""
+        message_id = encode_message_id(self.host, self.commitlog_offset)
+        header = SendMessageResponseHeader(message_id, self.queue_id, self.queue_offset, self.unique_key)
+        ext: dict[str, Any] = {**header.encode(), **sends.ADDED}
+        return RemotingCommand(int(ResponseCode.SUCCESS), self.opaque, RESPONSE, ext)
+
+    def encode(self) -> bytes:
+        """Its frame: the bytes of `command().encode()`."""
+        if not (self.unique_key.isascii() and self.unique_key.isalnum()):  # JSON may have to escape it
+            return self.command().encode()
+        _, host, commitlog_offset, queue_id, queue_offset, unique_key = self
+        message_id = b"%b%016X" % (_hex(host), commitlog_offset)
+        raw = _ANSWER % (
+            message_id, queue_id, queue_offset, unique_key.encode(), RESPONSE, self.opaque, VERSION,
+        )  # fmt: skip
+        return _MARKS.pack(4 + len(raw), len(raw)) + raw
+
+
+@lru_cache(maxsize=16)
+def _hex(host: Host) -> bytes:
+    """The front of a message id."""
+    return encode_message_id(host, 0)[:-16].encode()
