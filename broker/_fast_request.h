@@ -1,4 +1,4 @@
-/* What a common SEND_MESSAGE_V2 says: a plain message, neither compressed nor sent again. The Python:
+/* What a common SEND_MESSAGE_V2 says: a message, also a half one, neither compressed nor sent again. The Python:
  * broker/server/requests/plain_sends.py, which leaves anything else to sends.py.
  */
 #ifndef CHECKBACK_FAST_REQUEST_H
@@ -9,14 +9,15 @@
 enum { LETTERS = 14, LETTER_B = 1, LETTER_E = 4, LETTER_G = 6, LETTER_H = 7, LETTER_I = 8, TEXT_MAX = 8191 };
 
 /* By letter a ... n: how many digits a number has at most that always fits, or one of these. */
-enum { ANY_TEXT = 0, ANY = -1, ZERO = -2, OPTIONAL_ZERO = -3 };
-static const int letter_kinds[LETTERS] = {ANY_TEXT, ANY_TEXT, ANY_TEXT, 9, 9, ZERO, 18, 9, ANY_TEXT, OPTIONAL_ZERO, ANY,
+enum { ANY_TEXT = 0, ANY = -1, SYS_FLAG = -2, OPTIONAL_ZERO = -3 };
+static const int letter_kinds[LETTERS] = {ANY_TEXT, ANY_TEXT, ANY_TEXT, 9, 9, SYS_FLAG, 18, 9, ANY_TEXT, OPTIONAL_ZERO, ANY,
                                           9, ANY, ANY};
 static PyObject *n_letters[LETTERS];
 
 static const char request_message_doc[] =
     "request_message(extension fields, names that are not common, properties that are added)\n\n"
-    "-> (topic, queue id, born timestamp in ms, flag, unique key, properties as they are stored), or None.";
+    "-> (producer group, topic, queue id, born timestamp in ms, flag, unique key, properties as they are stored), or\n"
+    "None. Of a half message, for its engine to add what is its own.";
 
 /* A number in ASCII digits, at most so many; 1, or 0 for anything else. */
 static int digits_of(Text text, int most, long long *number)
@@ -46,7 +47,7 @@ static int read_letters(PyObject *ext, PyObject **fields, long long *numbers)
         }
         if (!PyUnicode_CheckExact(fields[at]) || !text_of(fields[at], &text)
             || (kind > 0 && !digits_of(text, kind, numbers + at))
-            || ((kind == ZERO || kind == OPTIONAL_ZERO) && (text.size != 1 || text.text[0] != '0')))
+            || (kind < ANY && (text.size != 1 || (text.text[0] != '0' && (kind != SYS_FLAG || text.text[0] != '4')))))
             return 0;
     }
     return 1;
@@ -110,8 +111,8 @@ static PyObject *fast_request_message(PyObject *module, PyObject *const *args, P
     if (unique_key)
         stored = stored_texts(found, args[2], unique_key);
     PyObject *answer = stored
-        ? Py_BuildValue("(OLLLOO)", fields[LETTER_B], numbers[LETTER_E], numbers[LETTER_G], numbers[LETTER_H], unique_key,
-                        stored)
+        ? Py_BuildValue("(OOLLLOO)", fields[0], fields[LETTER_B], numbers[LETTER_E], numbers[LETTER_G], numbers[LETTER_H],
+                        unique_key, stored)
         : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     Py_XDECREF(stored);
     Py_XDECREF(found);

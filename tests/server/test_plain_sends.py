@@ -19,6 +19,7 @@ from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.java import Host
 from broker.format.record.recordcrc import RECORD_CRC_SIZE
+from broker.format.topics import HALF_TOPIC
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.command import RemotingCommand
 from broker.server.context import Request, ServerContext
@@ -26,6 +27,7 @@ from broker.server.requests import plain_sends, sends
 from broker.server.requests.plain_sends import PlainAnswer
 from broker.server.store_thread import Stored
 from broker.store.read.layout import StoreLayout
+from broker.transaction.service import Half
 
 with_c = pytest.mark.skipif(compiled.fast is None, reason="there is no C module")
 COMMON = {
@@ -47,20 +49,24 @@ PROPERTIES = st.one_of(
     ),
     st.text(st.sampled_from("\x01\x02aUNIQ_KEY"), max_size=30),
     st.just("UNIQ_KEY\x01K\x02x\x01" + "y" * 9000),
+    st.sampled_from(["", "PGROUP\x01own\x02", "WAIT\x01false\x02", "REAL_TOPIC\x01x\x02", "DELAY\x011\x02"]).map(
+        lambda more: f"UNIQ_KEY\x01K3\x02{more}TRAN_MSG\x01true\x02"
+    ),
 )
 
 
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerContext]:
+@pytest.fixture(scope="module", params=["state-table", "half-op"])
+def context(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServerContext]:
     path: Path = tmp_path_factory.mktemp("plain")
     layout = StoreLayout(segment_bytes=64 << 20)
-    with broker.open(path / "store", layout=layout, sync="os") as store:
+    with broker.open(path / "store", layout=layout, sync="os", transactions=request.param) as store:
         store.create_topic("orders", queues=4, message_type="")
         store.create_topic("closed", queues=4, message_type="", perm=4)
         store.create_topic("typed", queues=4, message_type="FIFO")
         for topic in ("orders", "typed"):
             for queue_id in range(4):
                 store.append(broker.Message(topic, b"x"), queue_id=queue_id, extra_properties=fifo(topic))
+        store.transactions.rollback(store.transactions.prepare(broker.Message("orders", b"x"), "shop"))
         with broker.serve(store, "127.0.0.1:0") as server:
             yield server.context
 
@@ -69,7 +75,7 @@ def fifo(topic: str) -> dict[str, str] | None:
     return {names.SHARDING_KEY: "k"} if topic == "typed" else None
 
 
-def request(ext: dict[str, str], body: bytes) -> Request:
+def send_request(ext: dict[str, str], body: bytes) -> Request:
     peer: Any = SimpleNamespace(address="127.0.0.1:5555", host="127.0.0.1")
     return Request(RemotingCommand(int(Code.SEND_MESSAGE_V2), 77, 0, ext, body), peer, None)
 
@@ -86,6 +92,8 @@ def stored(context: ServerContext, result: Stored | None) -> tuple[Record, dict[
     assert result.end == record.commitlog_offset + record.total_size
     assert answer.ext["queueOffset"] == str(record.queue_offset)
     said = {key: value for key, value in answer.ext.items() if key not in ("msgId", "queueOffset")}
+    if record.topic == HALF_TOPIC:
+        context.store.transactions.rollback(Half.of(record))
     return same, said | {"waits": str(result.waits_for_slave)}
 
 
@@ -112,7 +120,7 @@ def test_what_it_stores_and_answers_is_what_the_general_one_does(
 ) -> None:
     """And where it does nothing, nothing is stored."""
     ext = {**COMMON, "b": topic, "i": properties, **changes}
-    asked = request({key: value for key, value in ext.items() if value is not None}, body)
+    asked = send_request({key: value for key, value in ext.items() if value is not None}, body)
     end = context.store.visible_end
     plain = outcome(context, plain_sends._sent, asked)
     if plain is None or isinstance(plain, str):
@@ -124,21 +132,23 @@ def test_what_it_stores_and_answers_is_what_the_general_one_does(
 @with_c
 @pytest.mark.parametrize("left_out", ["", "j", "k", "l", "m", "n", "jklmn"])
 def test_what_clients_send_is_common(context: ServerContext, left_out: str) -> None:
-    asked = request({key: value for key, value in COMMON.items() if key not in left_out}, b"x")
-    assert plain_sends._sent(context, asked) is not None
+    for ext in (COMMON, COMMON | {"f": "4", "i": COMMON["i"] + "TRAN_MSG\x01true\x02PGROUP\x01shop\x02"}):
+        asked = send_request({key: value for key, value in ext.items() if key not in left_out}, b"x")
+        found = [plain_sends._sent(context, asked) for _ in range(5)]  # the upkeep of the store takes the lock, too
+        assert any(one is not None for one in found)
 
 
 @with_c
 @pytest.mark.parametrize(
     "changes",
     [
-        {"b": "closed"}, {"b": "nothing"}, {"b": "%RETRY%shop"}, {"e": "4"}, {"e": "-1"}, {"f": "1"}, {"f": "4"},
+        {"b": "closed"}, {"b": "nothing"}, {"b": "%RETRY%shop"}, {"e": "4"}, {"e": "-1"}, {"f": "1"}, {"f": "8"},
         {"g": "x"}, {"h": "9999999999"}, {"j": "1"}, {"i": "TAGS\x01t\x02"}, {"i": COMMON["i"] + "DELAY\x011\x02"},
-        {"i": COMMON["i"] + "TRAN_MSG\x01true\x02"}, {"i": COMMON["i"] + "a\x01b\x01c\x02"},
+        {"i": COMMON["i"] + "TRAN_MSG\x01True\x02"}, {"i": COMMON["i"] + "a\x01b\x01c\x02"},
     ],
 )  # fmt: skip
 def test_what_is_not_common_is_left_alone(context: ServerContext, changes: dict[str, str]) -> None:
-    assert plain_sends._sent(context, request(COMMON | changes, b"x")) is None
+    assert plain_sends._sent(context, send_request(COMMON | changes, b"x")) is None
 
 
 @given(

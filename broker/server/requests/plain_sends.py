@@ -1,4 +1,4 @@
-"""The common send in fewer steps: a plain SEND_MESSAGE_V2 to a topic that is there, stored in the event loop.
+"""The common send in fewer steps: a SEND_MESSAGE_V2 to a topic that is there, stored in the event loop.
 
 The same record and the same answer as by `sends`, which does everything that is not common, and all of it without the C
 module. Kept equal: tests/server/test_plain_sends.py.
@@ -18,6 +18,7 @@ from broker.format.commitlog import MESSAGE_SIZE_MAX
 from broker.format.config import PERM_WRITE
 from broker.format.java import Host, encode_message_id
 from broker.format.topics import DLQ_PREFIX, RETRY_PREFIX, check_send_topic
+from broker.message import Message
 from broker.remoting.codes import VERSION, ResponseCode
 from broker.remoting.command import RESPONSE, RemotingCommand
 from broker.remoting.message_headers import SendMessageResponseHeader
@@ -26,11 +27,13 @@ from broker.server.requests import sends
 from broker.server.store_thread import Stored
 from broker.store.write.admission import DELAYS
 from broker.store.write.compose import Origin
+from broker.store.write.pending_record import Appended
+from broker.transaction.service import Half
 
-_read: Callable[..., tuple[str, int, int, int, str, dict[str, str]] | None] | None = (
+_read: Callable[..., tuple[str, str, int, int, int, str, dict[str, str]] | None] | None = (
     compiled.fast.request_message if compiled.fast else None
 )
-_UNCOMMON = frozenset((*sends.OWN, *DELAYS, names.TRAN_MSG))
+_UNCOMMON = frozenset((*sends.OWN, *DELAYS))
 _MARKS = Struct(">ii")
 _ANSWER = (
     b'{"code":0,"extFields":{"msgId":"%b","queueId":"%d","queueOffset":"%d","transactionId":"%b",'
@@ -50,17 +53,32 @@ def _sent(context: ServerContext, request: Request) -> Stored | None:
     read = _read(command.ext, _UNCOMMON, sends.added(context)) if _read is not None else None
     if read is None or not 0 < len(command.body) <= MESSAGE_SIZE_MAX:
         return None
-    topic, queue_id, born_ms, flag, unique_key, properties = read
+    group, topic, queue_id, born_ms, flag, unique_key, properties = read
     config = context.store.topic(topic) if _is_common(topic) else None
     if config is None or not config.perm & PERM_WRITE or queue_id >= config.write_queue_count:
         return None
     origin = Origin(born_ms, sends.host(request.connection.address), context.host, flag)
-    made = context.store.append_stated_at_once(topic, command.body, properties, queue_id=queue_id, origin=origin)
+    made: Appended | Half | None
+    if names.TRAN_MSG not in properties:
+        made = context.store.append_stated_at_once(topic, command.body, properties, queue_id=queue_id, origin=origin)
+    elif properties[names.TRAN_MSG] == "true":
+        made = _prepared(context, Message(topic, command.body), group, queue_id, properties, origin)
+    else:
+        return None
     if made is None:
         return None
     context.counters.add("TOPIC_PUT_NUMS", topic)
-    answer = PlainAnswer(command.opaque, context.host, made.commitlog_offset, queue_id, made.queue_offset, unique_key)
+    place = made.slot if isinstance(made, Half) else made.queue_offset
+    answer = PlainAnswer(command.opaque, context.host, made.commitlog_offset, queue_id, place, unique_key)
     return Stored(answer, made.end, sends.waits(properties))
+
+
+def _prepared(
+    context: ServerContext, message: Message, group: str, queue_id: int, properties: dict[str, str], origin: Origin
+) -> Half | None:
+    group = sends.as_half(properties, group, message.topic, queue_id)
+    prepare = context.store.transactions.prepare_at_once
+    return prepare(message, group, queue_id=queue_id, extra_properties=properties, origin=origin)
 
 
 @lru_cache(maxsize=4096)
@@ -73,7 +91,7 @@ def _is_common(topic: str) -> bool:
 
 
 class PlainAnswer(NamedTuple):
-    """The answer to a message that was stored; what it is made of."""
+    """The answer to a message that was stored; what it is made of. Of a half message `queue_offset` is its slot."""
 
     opaque: int
     host: Host

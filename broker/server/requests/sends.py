@@ -93,7 +93,8 @@ def _send(
     sent = _received(context, request, header)
     message, properties = Message(sent.topic, request.command.body), sent.properties
     if names.TRAN_MSG in properties and _is_half(sent):
-        half = prepare(message, _as_half(sent), queue_id=sent.queue_id, extra_properties=properties, origin=sent.origin)
+        group = as_half(properties, sent.header.producer_group, sent.topic, sent.queue_id)
+        half = prepare(message, group, queue_id=sent.queue_id, extra_properties=properties, origin=sent.origin)
         return None if half is None else _half_stored(context, request, sent, half)
     made = append(message, queue_id=sent.queue_id, extra_properties=properties, origin=sent.origin)
     return None if made is None else _stored(context, request, sent, made)
@@ -127,16 +128,15 @@ def _is_half(sent: _Incoming) -> bool:
     return sent.properties[names.TRAN_MSG].lower() == "true"
 
 
-def _as_half(sent: _Incoming) -> str:
+def as_half(properties: dict[str, str], producer_group: str, topic: str, queue_id: int) -> str:
     """Give a message the properties of a half message; returns its producer group."""
-    properties = sent.properties
     if not _NOT_OF_A_HALF.isdisjoint(properties):
         for name in _NOT_OF_A_HALF:
             properties.pop(name, None)
-    group = properties.setdefault(names.PGROUP, sent.header.producer_group)
+    group = properties.setdefault(names.PGROUP, producer_group)
     properties |= {
-        names.TRAN_MSG: "true", names.TRANSACTION_ID: properties[names.UNIQ_KEY], names.REAL_TOPIC: sent.topic,
-        names.REAL_QID: str(sent.queue_id),
+        names.TRAN_MSG: "true", names.TRANSACTION_ID: properties[names.UNIQ_KEY], names.REAL_TOPIC: topic,
+        names.REAL_QID: str(queue_id),
     }  # fmt: skip
     return group
 
