@@ -184,6 +184,17 @@ class Clients:
         found = self.consumers(group)
         return [] if found is None else sorted({channel.client_id for channel in found.channels.values()})
 
+    def groups_of(self, peer: Peer) -> tuple[set[str], dict[str, tuple[str, tuple[SubscriptionData, ...]]]]:
+        """The producer groups of a connection, and by name its consumer groups: message model and subscriptions."""
+        with self._lock:
+            producers = {name for name, channels in self._producers.items() if peer in channels}
+            consumers = {
+                group.name: (group.message_model, tuple(group.subscriptions.values()))
+                for group in self._consumers.values()
+                if peer in group.channels
+            }
+        return producers, consumers
+
     def ids_by_group(self) -> dict[str, list[str]]:
         """The clients of each consumer group whose queues they share out."""
         return {group: self.client_ids(group) for group in self.clustered()}

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from broker.consuming.group.consumer_table import UNSET, MemberKind
+from broker.consuming.group.consumer_table import UNSET
+from broker.consuming.group.members import MemberKind
 from broker.consuming.group.membership import Membership, client_id
 from broker.consuming.group.positions import Positions
 from broker.errors import StoreError
@@ -62,9 +63,14 @@ class GroupPositions:
         """Consume for a group's clients. Raises StoreError while consumers with the store open ask for other topics."""
         with self._lock:
             if group not in self._members:
-                self._members[group] = Membership(self.table.cells, group, sorted(topics), kind=self._kind)
+                self._members[group] = Membership(
+                    self.table.cells, group, sorted(topics), kind=self._kind, has_topic=self._has_topic
+                )
             else:
                 self._members[group].see(sorted(topics))
+
+    def _has_topic(self, topic: str) -> bool:
+        return self._store.topic(topic) is not None
 
     def consumer_ids(self, group: str) -> list[str]:
         """The client ids of a group's consumers in processes that have the store open."""

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from broker.consuming.group.consumer_table import MemberKind
+from broker.consuming.group.members import MemberKind
 from broker.consuming.group.membership import Membership
 from broker.consuming.group.offset_export import SCHEDULE_GROUP
 from broker.consuming.reading import Leftovers

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import broker
-from broker.consuming.group.consumer_table import MemberKind
+from broker.consuming.group.members import MemberKind
 from broker.consuming.group.membership import client_id, share, share_with_clients
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer

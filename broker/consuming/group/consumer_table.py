@@ -10,16 +10,20 @@ skips nothing.
 Every number is a native word, stored with one move instruction: a process that is killed leaves each old or new. A cell
 is written whole before it is counted. After a machine crash each is checked by its CRC: when one fails, all are thrown
 away and made again from the export.
+
+A cell in which a server's clients were seen, and whose group has no position in the topic, gets another name when they
+left and the table is full. Each process reads the names again when the head says that one changed.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
-from enum import IntEnum
-from typing import NamedTuple
 from zlib import crc32
 
+from broker.consuming.group.members import MemberEntry, MemberKind
 from broker.errors import StoreError
 from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk
@@ -35,10 +39,14 @@ _AT_ONCE = 64  # cells for which the disk gives blocks together
 _CELLS_AT = _HEAD_BYTES + MEMBERS * _MEMBER_BYTES
 _FILE_BYTES = _CELLS_AT + CELLS * _CELL_BYTES
 UNSET = (1 << 64) - 1  # a position that nobody gave yet
+_LEFT = UNSET - 1  # in its place: a server's clients were there, and left
+_NAMELESS = 1 << 32  # in place of a CRC: the cell was given back
+_SILENT_MS = 60_000  # after which a server is gone that did not say so
+_SWEEP_S = 1.0  # between two searches for cells to be given back, when there were none
 
 # Words of the head
 (_HEAD_MAGIC, _HEAD_VERSION, BOOT, _BOOT_LOW, _COUNT, _LAST_MEMBER, _CHANGES, EXPORTED_OFFSETS, EXPORTED_DELAYS,
- EXPORTED_MS) = range(10)  # fmt: skip
+ EXPORTED_MS, _RENAMED) = range(11)  # fmt: skip
 # Words of a member
 _ID, _BEAT_MS, _GROUP_CELL, _TOPICS, _KIND = range(5)
 # Words of a cell; the name follows at byte 128
@@ -49,27 +57,6 @@ _NAME_BYTES = _CELL_BYTES - _NAME_AT
 _MASK = (1 << 64) - 1
 
 Name = tuple[str, str, int]  # group, topic, queue id; a queue id of -1 stands for something about all queues
-
-
-class MemberKind(IntEnum):
-    """What a member of a group is."""
-
-    LOCAL = 0
-    """A consumer in a process that has the store open: it has leases of queues."""
-    SERVER = 1
-    """A server with clients of the group, who have queues without a lease."""
-    REGISTERED = 2
-    """A server whose clients also have queues of brokers elsewhere, which are not known here."""
-
-
-class MemberEntry(NamedTuple):
-    """What the table says of a member."""
-
-    number: int  # 0: the place is free
-    beat_ms: int  # of its last heartbeat, by the clock of this boot
-    group_cell: int
-    topics: int  # hash of their names
-    kind: int  # MemberKind
 
 
 class ConsumerTable:
@@ -86,8 +73,11 @@ class ConsumerTable:
             disk.allocate_head(path, _FILE_BYTES, _CELLS_AT + _AT_ONCE * _CELL_BYTES)
             self._map = disk.open_map(path, _FILE_BYTES)
             self._words = self._map.words
+            self._reading = threading.Lock()
             self._known: dict[Name, int] = {}
-            self._read = 0  # cells whose names are known
+            self._read, self._renamed_then = 0, self._words[_RENAMED]  # cells whose names are known, and since when
+            self._nameless: list[int] = []
+            self._swept_s = float("-inf")
             self._begin(boot, repair)
 
     def _begin(self, boot: tuple[int, int], repair: Callable[[ConsumerTable], None]) -> None:
@@ -109,7 +99,9 @@ class ConsumerTable:
 
     def _is_whole(self) -> bool:
         count = self._words[_COUNT]
-        return count <= CELLS and all(self._crc(cell) == self._words[self._at(cell) + _CRC] for cell in range(count))
+        return count <= CELLS and all(
+            self._words[self._at(cell) + _CRC] in (self._crc(cell), _NAMELESS) for cell in range(count)
+        )
 
     def _forget_members(self) -> None:
         for member in range(MEMBERS):
@@ -132,18 +124,31 @@ class ConsumerTable:
         topic_end = group_end + self._words[at + _TOPIC_SIZE]
         view = self._map.view
         return (
-            bytes(view[start:group_end]).decode(),
-            bytes(view[group_end:topic_end]).decode(),
+            bytes(view[start:group_end]).decode(errors="replace"),  # another process may be changing it
+            bytes(view[group_end:topic_end]).decode(errors="replace"),
             self._words[at + _QUEUE] - 1,
         )
 
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The cell with this name, if it was ever made."""
-        count = len(self)
-        while self._read < count:  # what other processes made; two threads may read one twice, which changes nothing
-            self._known[self.name(self._read)] = self._read
-            self._read += 1
+        """The cell with this name, if it was ever made. A queue's stays; any other only under the lock."""
+        if self._read != self._words[_COUNT] or self._renamed_then != self._words[_RENAMED]:
+            self._read_names()
         return self._known.get((group, topic, queue_id))
+
+    def _read_names(self) -> None:
+        """What other processes made, and all again when a cell got another name."""
+        with self._reading:
+            renamed, count = self.renamed, len(self)
+            known, read = (self._known, self._read) if renamed == self._renamed_then else ({}, 0)
+            for cell in range(read, count):
+                if self._words[self._at(cell) + _CRC] != _NAMELESS:
+                    known[self.name(cell)] = cell
+            self._known, self._read, self._renamed_then = known, count, renamed
+
+    @property
+    def renamed(self) -> int:
+        """Grows whenever a cell is given back or gets another name."""
+        return self._words[_RENAMED]
 
     def make(self, group: str, topic: str, queue_id: int, position: int = UNSET) -> int:
         """The cell with this name, made with a position when it is not there. Under the lock.
@@ -153,27 +158,101 @@ class ConsumerTable:
         found = self.find(group, topic, queue_id)
         if found is not None:
             return found
-        cell, raw_group, raw_topic = len(self), group.encode(), topic.encode()
-        if cell >= CELLS:
-            raise StoreError(f"{self._map.path}: a store has room for {CELLS} queues of groups, and all are taken")
+        raw_group, raw_topic = group.encode(), topic.encode()
         if len(raw_group) + len(raw_topic) > _NAME_BYTES:
             raise StoreError(f"the names of group {group:.40} and topic {topic:.40} are too long together")
-        if cell % _AT_ONCE == 0:
+        count, words = len(self), self._words
+        cell = self._given_back() if count >= CELLS else count
+        if cell is None:
+            raise StoreError(f"{self._map.path}: a store has room for {CELLS} queues of groups, and all are taken")
+        if cell == count and cell % _AT_ONCE == 0:
             self.disk.reserve(self._map.path, _CELLS_AT + (cell + _AT_ONCE) * _CELL_BYTES)
-        at, words = self._at(cell), self._words
-        values = (position, 0, 0, 0, queue_id + 1, len(raw_group), len(raw_topic), 0, 0, 0)
+        at = self._at(cell)
+        values = (position, 0, 0, 0, queue_id + 1, len(raw_group), len(raw_topic), _NAMELESS, 0, 0)
         for word, value in enumerate(values):
             words[at + word] = value
         start = at * 8 + _NAME_AT
         self._map.view[start : start + len(raw_group) + len(raw_topic)] = raw_group + raw_topic
         words[at + _CRC] = self._crc(cell)
-        words[_COUNT] = cell + 1
+        if cell == count:
+            words[_COUNT] = cell + 1
+            return cell
+        with self._reading:  # this process knows all other names: nobody else changes one now
+            words[_RENAMED] += 1
+            self._known[group, topic, queue_id] = cell
+            self._renamed_then = words[_RENAMED]
         return cell
+
+    def _given_back(self) -> int | None:
+        """A cell that may get another name; None when there is none. Under the lock."""
+        for look in (self._nameless_cells, self._sweep):
+            while self._nameless:
+                cell = self._nameless.pop()
+                if self._words[self._at(cell) + _CRC] == _NAMELESS:  # else another process took it
+                    return cell
+            look()
+        return self._nameless.pop() if self._nameless else None
+
+    def _nameless_cells(self) -> None:
+        start, step = self._at(0) + _CRC, _CELL_BYTES // 8
+        crcs = self._words[start : start + (CELLS - 1) * step + 1 : step].tolist()
+        self._nameless = [cell for cell, crc in enumerate(crcs) if crc == _NAMELESS]
+
+    def _sweep(self) -> None:
+        """Give back the cells of clients that left, and those of groups without a member."""
+        if time.monotonic() - self._swept_s < _SWEEP_S:
+            return
+        groups = {self.member(place).group_cell for place in self.members()}
+        cells = list(self.all())
+        read = {(group, topic) for _, (group, topic, queue_id) in cells if queue_id >= 0}
+        for cell, (group, topic, queue_id) in cells:
+            is_left = queue_id < 0 and (group, topic) not in read and self._is_left(cell)
+            if is_left if topic else cell not in groups:
+                self._words[self._at(cell) + _CRC] = _NAMELESS
+        self._nameless_cells()
+        if self._nameless:
+            self._words[_RENAMED] += 1
+            self._read_names()
+        else:
+            self._swept_s = time.monotonic()
+
+    def _is_left(self, cell: int) -> bool:
+        idle_ms = self.idle_ms(cell, time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
+        is_gone = idle_ms is not None and idle_ms > _SILENT_MS
+        return self.position(cell) == _LEFT or (self.position(cell) == UNSET and is_gone)
+
+    # Cells that say where a server's clients are
+
+    def subscribe(self, group: str, topic: str, now_ms: int, monotonic_ms: int) -> int:
+        """The cell in which a server's clients of a group are seen at a topic. Under the lock. Raises as `make`.
+
+        It may be given back when they left, or are silent for a minute: ask again when `renamed` grew.
+        """
+        cell = self.make(group, topic, -1)
+        if self.position(cell) == _LEFT:
+            self.put(cell, UNSET)
+        self.see(cell, now_ms, monotonic_ms)
+        return cell
+
+    def unsubscribe(self, group: str, topic: str) -> None:
+        """Say that the last of them left. Under the lock."""
+        cell = self.find(group, topic, -1)
+        if cell is not None and self.position(cell) == UNSET:
+            self.put(cell, _LEFT)
+            self._swept_s = float("-inf")
+
+    def keep(self, group: str, topic: str) -> bool:
+        """Whether there is a cell of a group at a topic; from now on it is not given back. Under the lock."""
+        cell = self.find(group, topic, -1)
+        if cell is not None and self.position(cell) in (UNSET, _LEFT):
+            self.put(cell, 0)
+        return cell is not None
 
     def all(self) -> Iterator[tuple[int, Name]]:
         """Every cell with its name."""
         for cell in range(len(self)):
-            yield cell, self.name(cell)
+            if self._words[self._at(cell) + _CRC] != _NAMELESS:
+                yield cell, self.name(cell)
 
     # Positions and leases
 

@@ -13,10 +13,11 @@ import fcntl
 import os
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
-from broker.consuming.group.consumer_table import MEMBERS, ConsumerTable, MemberEntry, MemberKind
+from broker.consuming.group.consumer_table import MEMBERS, ConsumerTable
+from broker.consuming.group.members import MemberEntry, MemberKind
 from broker.errors import StoreError
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import Paths
@@ -36,21 +37,30 @@ class Membership:
     """One consumer's place in its group, from join to leave."""
 
     def __init__(
-        self, cells: ConsumerTable, group: str, topics: Sequence[str], *, kind: MemberKind = MemberKind.LOCAL
-    ) -> None:
+        self, cells: ConsumerTable, group: str, topics: Sequence[str], *, kind: MemberKind = MemberKind.LOCAL,
+        has_topic: Callable[[str], bool] = lambda _: True,
+    ) -> None:  # fmt: skip
         """Raises StoreError when a living member of the group consumes other topics.
 
         A server is a member for all its clients of the group; they and consumers of this machine divide the queues.
+        It is seen at the topics that `has_topic` knows: clients may ask for any number of others.
         """
-        self._cells, self.group, self._kind = cells, group, kind
+        self._cells, self.group, self._kind, self._has_topic = cells, group, kind, has_topic
         self._directory = os.path.join(cells.directory, "members")
         if cells.disk.entry(self._directory) is None:
             cells.disk.create_directory(self._directory)
+        self._topics, self._subscribed, self._renamed = list[str](), list[int](), 0
+        known = list(filter(has_topic, topics))
         with cells.lock:
-            self._group = cells.make(group, "", -1, 0)
+            self._group = cells.find(group, "", -1)
             self._check_topics(topics)
-            self._subscribed = [cells.make(group, topic, -1, 0) for topic in topics]
-            self.place, self._descriptor = self._take_place()
+            self._be_at(known)
+            try:
+                self._group = cells.make(group, "", -1, 0)  # last: without a member it may be given back
+                self.place, self._descriptor = self._take_place()
+            except BaseException:
+                self._be_at(())
+                raise
             self.number = cells.join(self.place, self._group, _hash_of(topics), monotonic_ms(), kind)
         self._seen_ms = -SEEN_EVERY_MS
         self.beat()
@@ -88,10 +98,36 @@ class Membership:
             return None
         return descriptor
 
+    def _be_at(self, topics: Sequence[str]) -> None:
+        """Take the cells of topics, and give back those of others. Under the lock. Raises StoreError, StoreFull."""
+        cells, now_ms, wall_ms = self._cells, monotonic_ms(), time.time_ns() // 1_000_000
+        before, taken = self._topics, list[int]()
+        if self._kind is MemberKind.LOCAL:
+            taken = [cells.make(self.group, topic, -1, 0) for topic in topics]
+        else:
+            try:
+                for topic in topics:
+                    taken.append(cells.subscribe(self.group, topic, wall_ms, now_ms))
+            except StoreError:
+                self._leave_topics(set(topics) - set(before))
+                raise
+            self._leave_topics(set(before) - set(topics))
+        self._topics, self._subscribed, self._renamed = list(topics), taken, cells.renamed
+
+    def _leave_topics(self, topics: Iterable[str]) -> None:
+        if topics and self._kind is not MemberKind.LOCAL and not self._others():
+            for topic in topics:
+                self._cells.unsubscribe(self.group, topic)
+
     def beat(self) -> None:
         """Say that this member lives."""
         now_ms = monotonic_ms()
         self._cells.beat(self.place, now_ms)
+        if self._cells.renamed != self._renamed and self._kind is not MemberKind.LOCAL:
+            with self._cells.lock, contextlib.suppress(StoreError):  # one may have been given back; tried again
+                found = [self._cells.find(self.group, topic, -1) for topic in self._topics]
+                self._subscribed = [cell for cell in found if cell is not None]
+                self._be_at(self._topics)
         if now_ms - self._seen_ms >= SEEN_EVERY_MS:
             self._seen_ms, wall_ms = now_ms, time.time_ns() // 1_000_000
             for cell in self._subscribed:
@@ -128,9 +164,10 @@ class Membership:
 
     def see(self, topics: Sequence[str]) -> None:
         """Be at these topics, of which a server's clients may change. Raises StoreError as a join."""
+        known = list(filter(self._has_topic, topics))
         with self._cells.lock:
             self._check_topics(topics)
-            self._subscribed = [self._cells.make(self.group, topic, -1, 0) for topic in topics]
+            self._be_at(known)
             self._cells.set_topics(self.place, _hash_of(topics))
 
     def announce(self) -> None:
@@ -157,6 +194,7 @@ class Membership:
         if self._descriptor >= 0:
             with self._cells.lock:
                 self._cells.leave(self.place, self.number)
+                self._leave_topics(self._topics)
             self._let_go()
 
     def _let_go(self) -> None:

@@ -82,9 +82,9 @@ class Positions:
 
         A queue that appears later begins with its first message, whatever `start` says: nothing is skipped.
         """
-        if self.cells.find(group, topic, -1) is not None:
-            return
         with self.cells.lock:
+            if self.cells.keep(group, topic):
+                return
             exported = self.exchange.offsets().positions.get((topic, group))
             for queue_id in self.queues(topic) if exported is None else sorted(exported):
                 position = (

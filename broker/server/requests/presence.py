@@ -23,6 +23,7 @@ from broker.server.context import Refused, Request, ServerContext
 from broker.server.group_positions import check_local
 from broker.server.requests.pulls import parse
 from broker.server.requests.sends import ensure_topic
+from broker.server.requests.shares import check_share
 
 
 def heart_beat(context: ServerContext, request: Request) -> RemotingCommand:
@@ -42,6 +43,7 @@ def heart_beat(context: ServerContext, request: Request) -> RemotingCommand:
 
 def _joined(context: ServerContext, request: Request, data: HeartbeatData) -> list[Peer]:
     """The peers that must divide their queues again, once the client is in its groups."""
+    check_share(context, request.connection, data)
     for one in data.consumers:
         context.groups.ensure(one.group)
         topics = {subscription.topic for subscription in one.subscriptions} | {retry_topic(one.group)}

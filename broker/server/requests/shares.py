@@ -1,0 +1,49 @@
+"""What one connection may take of what all share: groups, places in the table of consumers, memory.
+
+A heartbeat beyond that is refused. What a client was in before stays as it is, and is given back when it leaves.
+"""
+
+from __future__ import annotations
+
+from broker.format.topics import retry_topic
+from broker.remoting.bodies import GROUPS_MAX, HeartbeatData, SubscriptionData
+from broker.remoting.codes import ResponseCode
+from broker.remoting.fastjson import BODY_BYTES_MAX
+from broker.server.clients import CLUSTERING, Peer
+from broker.server.context import Refused, ServerContext
+
+CELLS_MAX = 512  # of the 4,096 of the consumers' table, for groups and for the topics that they subscribe to
+GROUP_NAME_MAX = 255  # characters. RocketMQ: Validators.CHARACTER_MAX_LENGTH (4.9.8)
+SUBSCRIBED_MAX = BODY_BYTES_MAX  # characters of all subscriptions
+
+
+def check_share(context: ServerContext, peer: Peer, data: HeartbeatData) -> None:
+    """Raises Refused for a heartbeat after which a connection would have more than its share."""
+    for name in (*data.producer_groups, *(one.group for one in data.consumers)):
+        if len(name) > GROUP_NAME_MAX:
+            raise _refused(f"a group has at most {GROUP_NAME_MAX} characters, not {len(name)}")
+    producers, consumers = context.clients.groups_of(peer)
+    producers |= set(data.producer_groups)
+    consumers |= {one.group: (one.message_model, one.subscriptions) for one in data.consumers}
+    for kind, number in (("producer", len(producers)), ("consumer", len(consumers))):
+        if number > GROUPS_MAX:
+            raise _refused(f"a connection is in at most {GROUPS_MAX} {kind} groups, and this one would be in {number}")
+    size = sum(_size(one) for _, subscriptions in consumers.values() for one in subscriptions)
+    if size > SUBSCRIBED_MAX:
+        raise _refused(f"the subscriptions of a connection have at most {SUBSCRIBED_MAX} characters, not {size}")
+    cells = 0
+    for group, (model, subscriptions) in consumers.items():
+        if model == CLUSTERING:
+            topics = {one.topic for one in subscriptions} - {retry_topic(group)}
+            cells += 2 + sum(context.store.topic(topic) is not None for topic in topics)
+    if cells > CELLS_MAX:
+        text = f"a connection has at most {CELLS_MAX} consumer groups, retry topics and topics of them together"
+        raise _refused(f"{text}, and this one would have {cells}: divide its groups among several clients")
+
+
+def _size(one: SubscriptionData) -> int:
+    return len(one.topic) + len(one.expression) + sum(map(len, one.tags)) + 8 * (len(one.tags) + len(one.codes))
+
+
+def _refused(text: str) -> Refused:
+    return Refused(ResponseCode.NO_PERMISSION, text)
