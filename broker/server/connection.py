@@ -6,10 +6,12 @@ RocketMQ: NettyRemotingServer, NettyRemotingAbstract.processMessageReceived (5.3
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, cast
@@ -24,7 +26,8 @@ from broker.server.tls import HANDSHAKE, TlsLayer
 
 UNANSWERED_MAX = 1024  # requests of one connection; more are not read until some are answered
 UNSENT_BYTES_MAX = 64 << 20  # answers that the peer does not read; then the connection is closed
-HELD_BYTES_MAX = 512 << 20  # unfinished frames of all connections together
+HELD_BYTES_MAX = 512 << 20  # unfinished frames and unread answers of all connections together
+FAIR_BYTES = 1 << 19  # of these a connection may have so many, whatever others have
 _FRAME_S = 30.0  # how long a frame may take to arrive
 _WRITE_HIGH = 4 << 20
 
@@ -40,7 +43,7 @@ class Encodable(Protocol):
 class ConnectionOwner(Protocol):
     """What a connection needs of its server."""
 
-    held_bytes: int  # unfinished frames of all connections
+    held_bytes: int  # unfinished frames and unread answers of all connections
     tls: ssl.SSLContext | None
 
     @property
@@ -64,8 +67,9 @@ class Connection(asyncio.Protocol):
         self._splitter = FrameSplitter()
         self._tls: TlsLayer | None = None
         self._transport: asyncio.Transport | None = None
+        self._frames: deque[bytes] = deque()  # that came, and wait until the peer reads its answers
         self._out: list[bytes] = []
-        self._unanswered = 0
+        self._out_bytes = self._unanswered = 0
         self._is_paused = self._is_choked = False
         self._opaque = itertools.count()
         self._asked: dict[int, Callable[[RemotingCommand | None], None]] = {}
@@ -88,6 +92,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio says so
         self.is_closed = True
+        self._out.clear()
+        self._frames.clear()
+        self._out_bytes = 0
         self._report(0)
         asked, self._asked = self._asked, {}
         for answer in asked.values():
@@ -107,6 +114,8 @@ class Connection(asyncio.Protocol):
 
     def check(self, now_s: float, idle_s: float) -> None:
         """Close a connection on which nothing happens, or whose frame does not end."""
+        with contextlib.suppress(ProtocolError):  # it is closed when it adds to it
+            self._report(self._held_bytes())
         if now_s - self.active_s > idle_s and not self._unanswered:
             self._close(f"nothing came for {idle_s:g} s")
         elif self._splitter.held_bytes and not self._is_paused and now_s - self._frame_since_s > _FRAME_S:
@@ -127,13 +136,18 @@ class Connection(asyncio.Protocol):
             frames = self._splitter.feed(data)
             if frames:  # what is held now is another one
                 self._frame_since_s = self.active_s
-            self._report(self._splitter.held_bytes)
-            for frame in frames:
-                self._receive(remoting.decode(frame))
+            self._frames.extend(frames)
+            self._go_on()
+            self._report(self._held_bytes())
         except ProtocolError as error:
             self._close(str(error))
         except ssl.SSLError as error:
             self._close(f"TLS: {error.reason or 'the handshake failed'}")
+
+    def _go_on(self) -> None:
+        """Work on what came, as long as the peer reads its answers. Raises ProtocolError."""
+        while self._frames and not self._is_choked and not self._is_closing():
+            self._receive(remoting.decode(self._frames.popleft()))
 
     def _begin(self, first: int) -> None:
         self._begun = True
@@ -145,11 +159,23 @@ class Connection(asyncio.Protocol):
         elif context is not None and self._server.settings.tls_only:
             raise ProtocolError("the client does not speak TLS")
 
+    def _is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def _held_bytes(self) -> int:
+        """What this connection keeps in memory."""
+        if self.is_closed:
+            return 0
+        return self._splitter.held_bytes + sum(map(len, self._frames)) + self._unsent_bytes()
+
+    def _unsent_bytes(self) -> int:
+        return self._out_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
     def _report(self, held_bytes: int) -> None:
         self._server.held_bytes += held_bytes - self._reported
         self._reported = held_bytes
-        if held_bytes and self._server.held_bytes > HELD_BYTES_MAX:
-            raise ProtocolError("unfinished frames take too much memory")
+        if held_bytes > FAIR_BYTES and self._server.held_bytes > HELD_BYTES_MAX:
+            raise ProtocolError("unfinished frames and unread answers take too much memory")
 
     def _receive(self, command: RemotingCommand) -> None:
         if command.is_response:
@@ -177,11 +203,15 @@ class Connection(asyncio.Protocol):
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(frame)
+        self._out_bytes += len(frame)
+        if self._out_bytes > _WRITE_HIGH:  # many in one round: the transport says when it is too much
+            self._flush()
 
     def _flush(self) -> None:
         if self._out and not self.is_closed:
             data = b"".join(self._out)
             self._out.clear()
+            self._out_bytes = 0
             if self._tls is not None:
                 self._tls.send(data)
                 data = self._tls.outgoing()
@@ -193,6 +223,11 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
         if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             self._close("it does not read its answers")
+        elif self._is_choked or self._reported:
+            try:
+                self._report(self._held_bytes())
+            except ProtocolError as error:
+                self._close(str(error))
 
     def notify(self, command: RemotingCommand) -> None:
         """Send a request of ours that needs no answer; any thread may."""
@@ -212,7 +247,7 @@ class Connection(asyncio.Protocol):
 
     def _offer(self, command: RemotingCommand, taken: Future[bool]) -> None:
         if taken.set_running_or_notify_cancel():
-            keeps_up = not self._is_choked and self._transport is not None and not self._transport.is_closing()
+            keeps_up = not self._is_choked and not self._is_closing()
             if keeps_up:
                 self._notify(command)
                 self._flush()
@@ -240,6 +275,14 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_choked = False
+        self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        try:
+            self._go_on()
+            self._report(self._held_bytes())
+        except ProtocolError as error:
+            self._close(str(error))
         self._balance()
 
     def _balance(self) -> None:

@@ -298,6 +298,7 @@ def test_a_reset_wakes_a_pull_that_is_held(serve: Serve, connect: Connect) -> No
 def test_members_hear_of_each_other_and_lock_queues(serve: Serve, connect: Connect) -> None:
     server = serve()
     first, second = connect(server, client_id="a"), connect(server, client_id="b")
+    first.publish("orders", b"x")
     first.heartbeat(consumer="billing", topics={"orders": "*"})
     first.next_asked(Code.NOTIFY_CONSUMER_IDS_CHANGED)
     second.heartbeat(consumer="billing", topics={"orders": "*"})

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import time
+import zlib
+from pathlib import Path
 
 import pytest
 
 import broker
 from broker.consuming.group import consumer_table
+from broker.format import config
+from broker.format.record import body as bodies
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
-from broker.server.requests import shares
+from broker.remoting.command import RemotingCommand
+from broker.server import connection
+from broker.server.requests import pulls, shares
 from tests.server.conftest import Connect, Serve
-from tests.server.processes import await_true
-from tests.server.wire_client import WireClient
+from tests.server.processes import await_true, lock
+from tests.server.wire_client import WireClient, records_of
 
 
 def goes_on(client: WireClient, store: broker.LiveStore, name: str) -> None:
@@ -76,8 +85,15 @@ def test_the_groups_of_a_connection_are_bounded(serve: Serve, connect: Connect) 
         body = {"clientID": "c", "producerDataSet": names}
         answer = client.request(Code.HEART_BEAT, body=json.dumps(body).encode())
         assert answer.code == (Answer.NO_PERMISSION if turn else Answer.SUCCESS)
-    answer = client.heartbeat(producer="p" * 256)
+    client.client_id = "c" * 256
+    answer = client.heartbeat(producer="shop")
     assert (answer.code, "at most 255 characters" in (answer.remark or "")) == (Answer.NO_PERMISSION, True)
+    one, codes = connect(serve()), list[int]()
+    for first in ("a", "b"):
+        names = [{"groupName": f"{first}{number}".ljust(20_000)} for number in range(120)]
+        body = {"clientID": "c", "producerDataSet": names}
+        codes.append(one.request(Code.HEART_BEAT, body=json.dumps(body).encode()).code)
+    assert codes == [Answer.SUCCESS, Answer.NO_PERMISSION]
     assert connect(serve(), client_id="d").heartbeat(producer="shop").code == Answer.SUCCESS
 
 
@@ -86,3 +102,109 @@ def test_the_subscriptions_of_a_connection_are_bounded(serve: Serve, connect: Co
     for number in range(5):
         codes.append(client.heartbeat(consumer=f"g{number}", topics={"orders": "x" * (1 << 20)}).code)
     assert codes == [Answer.SUCCESS] * 3 + [Answer.NO_PERMISSION] * 2
+
+
+def test_a_query_decompresses_nothing_and_its_answer_is_bounded(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, decompressed = connect(serve()), list[int]()
+    for _ in range(4):
+        client.publish("orders", zlib.compress(bytes(20 << 20), 9), sys_flag=1, KEYS="small")
+        client.publish("orders", os.urandom(1 << 20), KEYS="large")
+    monkeypatch.setattr(bodies, "decompress", lambda stored, *_: decompressed.append(len(stored)) or stored)
+    asked = {"topic": "orders", "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 1 << 62}
+    answer = client.request(Code.QUERY_MESSAGE, asked | {"key": "small"})
+    assert (answer.code, len(records_of(answer.body)), decompressed) == (Answer.SUCCESS, 4, [])
+    newest = records_of(client.request(Code.QUERY_MESSAGE, asked | {"key": "large"}).body)
+    assert [record.queue_offset for record in newest] == [7, 5, 3]
+    assert client.request(Code.QUERY_MESSAGE, asked | {"key": "none"}).code == Answer.QUERY_NOT_FOUND
+
+
+def pulls_of(number: int) -> bytes:
+    """Many pulls of the first messages, side by side."""
+    ext = {"consumerGroup": "billing", "topic": "orders", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
+           "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*"}  # fmt: skip
+    return b"".join(
+        RemotingCommand(int(Code.PULL_MESSAGE), 1_000 + one, ext=dict(ext)).encode() for one in range(number)
+    )
+
+
+def test_a_client_that_reads_late_gets_all_answers(serve: Serve, connect: Connect) -> None:
+    """What came waits for the answers before it to be read: 96 MB of them are not held, and nothing is closed."""
+    server = serve()
+    client = connect(server)
+    for _ in range(2):
+        client.publish("orders", os.urandom(120_000))
+    client.pulled("billing", "orders")
+    client.socket.sendall(pulls_of(400))
+    time.sleep(0.5)
+    assert server.held_bytes < 16 << 20
+    for number in range(400):
+        assert len(client.answer(1_000 + number).body) > 240_000
+    await_true(lambda: server.held_bytes == 0)
+
+
+def test_unread_answers_of_all_connections_are_bounded(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HELD_BYTES_MAX", 6 << 20)
+    server = serve()
+    honest, greedy = connect(server), [connect(server) for _ in range(3)]
+    for _ in range(2):
+        honest.publish("orders", os.urandom(120_000))
+    honest.pulled("billing", "orders")
+    for client in greedy:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.socket.sendall(pulls_of(200))
+    await_true(lambda: len(server._connections) == 2)
+    assert server.held_bytes < 6 << 20
+    assert honest.pulled("billing", "orders")[0] == Answer.SUCCESS
+    for client in greedy:
+        client.socket.close()
+    await_true(lambda: len(server._connections) == 1 and server.held_bytes == 0)
+
+
+def test_a_connection_has_its_share_of_the_pulls_that_wait(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulls, "HELD_OF_CONNECTION_MAX", 10, raising=False)
+    monkeypatch.setattr(pulls, "HELD_MAX", 15)
+    server = serve()
+    greedy, honest = connect(server), connect(server)
+    honest.publish("orders", b"x")
+    honest.pulled("billing", "orders")
+    asked = [greedy.pull("billing", "orders", 1, hold_ms=20_000) for _ in range(20)]
+    for opaque in asked[10:]:
+        assert greedy.answer(opaque).code == Answer.PULL_NOT_FOUND
+    waits = honest.pull("billing", "orders", 1, hold_ms=20_000)
+    await_true(lambda: len(server.held) == 11)
+    honest.publish("orders", b"y")
+    assert honest.answer(waits).code == Answer.SUCCESS
+    greedy.socket.close()
+    await_true(lambda: not len(server.held))
+
+
+def test_queues_that_are_missing_are_not_locked(serve: Serve, connect: Connect, store: broker.LiveStore) -> None:
+    client = connect(serve())
+    assert lock(client, "a", 0) == []
+    store.create_topic("orders", queues=4)
+    assert lock(client, "a", 0, 3, 4, -1) == [0, 3]
+    assert set(json.loads(Path(store.writer.paths.queue_locks).read_text(encoding="utf-8"))) == {
+        "billing orders 0",
+        "billing orders 3",
+    }
+    body = {"consumerGroup": "b" * 256, "clientId": "a", "mqSet": []}
+    assert client.request(Code.LOCK_BATCH_MQ, body=json.dumps(body).encode()).code == Answer.NO_PERMISSION
+
+
+@pytest.mark.parametrize("one", [b"[],", b'"",', b"1 ", b'"\\n', b"-"])
+def test_a_body_of_many_values_is_refused_unread(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, one: bytes
+) -> None:
+    """Reading one took half a second, in which no other client was answered."""
+    client, read = connect(serve()), list[int]()
+    assert client.heartbeat(producer="shop").code == Answer.SUCCESS
+    monkeypatch.setattr(config, "loads", lambda body: read.append(len(body)))
+    body = b'{"clientID":"x","a":[' + one * (4_000_000 // len(one)) + b"[]]}"
+    answer = client.request(Code.HEART_BEAT, body=body)
+    assert (answer.code, "at most" in (answer.remark or ""), read) == (Answer.SYSTEM_ERROR, True, [])

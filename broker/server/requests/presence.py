@@ -23,7 +23,7 @@ from broker.server.context import Refused, Request, ServerContext
 from broker.server.group_positions import check_local
 from broker.server.requests.pulls import parse
 from broker.server.requests.sends import ensure_topic
-from broker.server.requests.shares import check_share
+from broker.server.requests.shares import check_names, check_share
 
 
 def heart_beat(context: ServerContext, request: Request) -> RemotingCommand:
@@ -84,10 +84,14 @@ def check_client_config(context: ServerContext, request: Request) -> RemotingCom
 
 
 def lock_batch(context: ServerContext, request: Request) -> RemotingCommand:
-    """LOCK_BATCH_MQ: queues of orderly consumers, each for one client at a time."""
+    """LOCK_BATCH_MQ: queues of orderly consumers, each for one client at a time; one that is not there for nobody."""
     asked = decode_lock_batch(request.command.body)
+    check_names(asked)
+    topics = {queue.topic for queue in asked.queues}
+    known = {topic: context.positions.table.queues(topic) for topic in topics if context.store.topic(topic) is not None}
+    queues = [queue for queue in asked.queues if queue.queue_id in known.get(queue.topic, ())]
     is_leased = partial(context.positions.is_leased, asked.group)
-    given = context.locks.lock(asked.group, asked.client_id, asked.queues, is_leased)
+    given = context.locks.lock(asked.group, asked.client_id, queues, is_leased)
     name = context.settings.broker_name
     return request.answer(body=dumps({"lockOKMQSet": [queue.as_json(name) for queue in given]}))
 

@@ -42,7 +42,7 @@ from broker.store.disk.read_file import NotCached
 MESSAGES_MAX, BYTES_MAX = 32, 256 << 10  # RocketMQ: maxTransferCountOnMessageInMemory, -BytesOnMessageInMemory
 _UNITS = 1024  # looked at in one go, however few of them match
 _HOLD_MAX_S = 60.0
-HELD_MAX = 20_000
+HELD_MAX, HELD_OF_CONNECTION_MAX = 20_000, 4096
 EXPRESSION_MAX = 64 << 10  # characters
 _SHORT = 1024  # characters that the event loop parses, once
 _LEASED = 1 << 63  # in place of the end that was seen: another has the queue, whatever comes into it
@@ -287,22 +287,25 @@ class HeldPulls:
         self._context, self._again = context, again
         self._queues: dict[tuple[str, int], list[Held]] = defaultdict(list)
         self._counts: Counter[Any] = Counter()
+        self._total = 0
         self._readable = -1
         self._checked_s = self._took_s = 0.0
 
     def __len__(self) -> int:
-        return self._counts.total()
+        return self._total
 
     def count_of(self, connection: Any) -> int:
         """How many pulls of one connection wait."""
         return self._counts[connection]
 
     def hold(self, held: Held) -> bool:
-        """Let a pull wait; False when too many do."""
-        if len(self) >= HELD_MAX:
+        """Let a pull wait; False when too many do, of all or of its connection."""
+        connection = held.request.connection
+        if self._total >= HELD_MAX or self._counts[connection] >= HELD_OF_CONNECTION_MAX:
             return False
         self._queues[held.header.topic, held.header.queue_id].append(held)
-        self._counts[held.request.connection] += 1
+        self._counts[connection] += 1
+        self._total += 1
         self._readable = -1  # what came while it was looked at
         return True
 
@@ -320,10 +323,15 @@ class HeldPulls:
         for name in list(self._queues):
             end = self._context.store.writer.queue_end(*name)
             waiting = self._queues[name]
-            due = [one for one in waiting if end > one.seen_end or now_s >= one.until_s]
-            if positions.has_resets:
-                due += [one for one in waiting if one not in due and positions.is_reset(*_queue(one))]
-            due += [one for one in waiting if one.seen_end == _LEASED and one not in due and self._is_free(one)]
+            has_resets = positions.has_resets
+            due = [
+                one
+                for one in waiting
+                if end > one.seen_end
+                or now_s >= one.until_s
+                or (has_resets and positions.is_reset(*_queue(one)))
+                or (one.seen_end == _LEASED and self._is_free(one))
+            ]
             for held in due:
                 self._release(name, held)
         self._took_s = time.monotonic() - now_s
@@ -341,6 +349,7 @@ class HeldPulls:
             del self._queues[name]
         connection = held.request.connection
         self._counts[connection] -= 1
+        self._total -= 1
         if not self._counts[connection]:
             del self._counts[connection]
         if not connection.is_closed:
@@ -353,7 +362,7 @@ class HeldPulls:
                 self._queues[name] = [held for held in waiting if held.request.connection is not connection]
                 if not self._queues[name]:
                     del self._queues[name]
-        del self._counts[connection]
+        self._total -= self._counts.pop(connection, 0)
 
     def release_all(self) -> None:
         """At the end: answer all of them now."""

@@ -6,10 +6,14 @@ RocketMQ: AdminBrokerProcessor, ConsumerManageProcessor, QueryMessageProcessor (
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.consuming.reading import readable_end
 from broker.errors import CorruptRecord
+from broker.format import properties as names
+from broker.format.commitlog import Record
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.remoting.fastjson import dumps
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from broker.store.read.consumequeue import ConsumeQueue
 
 _FOUND_MAX = 64  # RocketMQ: defaultQueryMaxNum is 32, and a client asks for more
+_FOUND_BYTES_MAX = 4 << 20  # of one answer, or a single record
+_LOOKED_AT_MAX = 1024  # records that the index names for a key, also where another key has its hash
+_TIME_MAX_MS = 1 << 62
 _NOT_FOUND = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
 
 
@@ -145,24 +152,38 @@ def view_message(context: ServerContext, request: Request) -> RemotingCommand:
 
 
 def query_message(context: ServerContext, request: Request) -> RemotingCommand:
-    """The records that the index has for a key, newest first."""
+    """The records that the index has for a key, newest first; their bodies are not decompressed."""
     header = QueryMessageRequestHeader.decode(request.command.ext)
-    store, topic = context.store, header.topic
-    end_ms = min(header.end_timestamp_ms, (1 << 62) - 1) + 1
-    if header.is_unique_key:
-        found = store.by_unique_key(topic, header.key)
-    else:
-        found = store.by_key(topic, header.key, max(header.begin_timestamp_ms, 0), end_ms)
-    visible = readable_end(store)
-    offsets = dict.fromkeys(one.commitlog_offset for one in found if one.commitlog_offset < visible)
-    limit = max(1, min(header.max_num, _FOUND_MAX))
-    raws = [raw for at in list(offsets)[:limit] if (raw := _raw(context, at)) is not None]
+    limit, size = max(1, min(header.max_num, _FOUND_MAX)), 0
+    newest_ms, last, raws = 0, 0, list[bytes]()
+    for record in islice(_keyed(context.store, header), limit):
+        size += record.total_size
+        if raws and size > _FOUND_BYTES_MAX:
+            break
+        if (raw := _raw(context, record.commitlog_offset)) is not None:
+            raws.append(raw)
+            newest_ms, last = max(newest_ms, record.store_timestamp_ms), max(last, record.commitlog_offset)
     if not raws:
         ext = QueryMessageResponseHeader(0, 0).encode()
         text = "can not find message, maybe time range not correct"
         return request.command.answer(ResponseCode.QUERY_NOT_FOUND, text, ext)
-    newest = max(one.store_timestamp_ms for one in found)
-    return request.answer(QueryMessageResponseHeader(newest, max(offsets)).encode(), b"".join(raws))
+    return request.answer(QueryMessageResponseHeader(newest_ms, last).encode(), b"".join(raws))
+
+
+def _keyed(store: LiveStore, header: QueryMessageRequestHeader) -> Iterator[Record]:
+    """The readable records of a topic that carry a key, newest first, each once."""
+    begin_ms = 0 if header.is_unique_key else max(header.begin_timestamp_ms, 0)
+    end_ms = _TIME_MAX_MS if header.is_unique_key else min(header.end_timestamp_ms, _TIME_MAX_MS - 1) + 1
+    visible = readable_end(store)
+    named = islice(store.index.find(header.topic, header.key, begin_ms, end_ms), _LOOKED_AT_MAX)
+    for commitlog_offset in dict.fromkeys(named):
+        record = store.commitlog.read(commitlog_offset) if commitlog_offset < visible else None
+        if record is None or record.topic != header.topic or not begin_ms <= record.store_timestamp_ms < end_ms:
+            continue
+        properties = record.property_map
+        keys = (properties.get(names.UNIQ_KEY),) if header.is_unique_key else names.keys(properties)
+        if header.key in keys:
+            yield record
 
 
 def _raw(context: ServerContext, commitlog_offset: int) -> bytes | None:
