@@ -186,6 +186,10 @@ class WritableStore(Store):
         """
         return self._admission.topics.get(name, time.time_ns() // 1_000_000)
 
+    def topics_are_current(self) -> bool:
+        """Whether `topic` now answers without reading a file again, which an event loop does not wait for."""
+        return self._admission.topics.is_current(time.time_ns() // 1_000_000)
+
     def create_topic(
         self,
         name: str,

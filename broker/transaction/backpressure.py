@@ -27,10 +27,18 @@ class InDoubtLimit:
         self._counted, self._since = most, 0  # so that the first one is counted
         self._counted_s = float("-inf")
 
-    def check(self) -> None:
-        """Let one more half message in. Raises NotPermitted at the limit."""
-        with self._lock:
+    def check(self, *, at_once: bool = False) -> bool:
+        """Let one more half message in. Raises NotPermitted at the limit.
+
+        With `at_once`, for an event loop, False and nothing changed where that takes a count, which reads and may wait
+        for another process.
+        """
+        if not self._lock.acquire(blocking=not at_once):
+            return False
+        try:
             if self._counted + self._since >= self._most and time.monotonic() - self._counted_s >= _RECOUNT_S:
+                if at_once:
+                    return False
                 self._counted, self._since = self._count(), 0
                 self._counted_s = time.monotonic()
             if self._counted >= self._most:
@@ -38,3 +46,6 @@ class InDoubtLimit:
                 step = f"check-back does not keep up: run `checkback check-back {self._path}`, and look at its ledger"
                 raise NotPermitted(f"{text} (in_doubt_max): the message was not stored; {step}", code="SYSTEM_BUSY")
             self._since += 1
+            return True
+        finally:
+            self._lock.release()

@@ -262,7 +262,8 @@ class TransactionalMessageService(HalfMessageService):
         extra_properties: Mapping[str, str],  # noqa: ARG002
         origin: Origin,  # noqa: ARG002
     ) -> Half | None:
-        """`prepare` for an event loop, without `wait`: None, and nothing stored, where it would wait for a lock.
+        """`prepare` for an event loop, without `wait`: None, and nothing stored, where it would wait for a lock or
+        count what is in doubt.
 
         Raises what `prepare` raises.
         """

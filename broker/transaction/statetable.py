@@ -125,6 +125,7 @@ class StateTableService(TransactionalMessageService):
         origin: Origin | None = None,
     ) -> Half:
         """A half message in the log; nobody has waited for the disk."""
+        self._admission.check_transactions()
         statement = self._statement(message, group, queue_id, extra, origin)
         if (half := self._compiled(message, group, queue_id, statement, origin)) is not None:
             return half
@@ -138,7 +139,6 @@ class StateTableService(TransactionalMessageService):
     def _statement(
         self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
     ) -> Statement:
-        self._admission.check_transactions()
         if not group:
             raise MessageRejected("a half message needs a producer group: it says whom to ask how it ended")
         return statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
@@ -166,6 +166,8 @@ class StateTableService(TransactionalMessageService):
         origin: Origin,
     ) -> Half | None:  # fmt: skip
         """See TransactionalMessageService."""
+        if not self._admission.check_transactions(at_once=True):
+            return None
         statement = self._statement(message, producer_group, queue_id, extra_properties, origin)
         return self._compiled(message, producer_group, queue_id, statement, origin)
 

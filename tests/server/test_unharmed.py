@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,9 @@ from broker.remoting.command import RemotingCommand
 from broker.server import connection as connections
 from broker.server.group_positions import GroupPositions
 from broker.server.requests import pulls
-from tests.server.conftest import Connect, Serve
+from broker.store.shared import group_file, topicfile
+from broker.transaction.backpressure import InDoubtLimit
+from tests.server.conftest import LAYOUT, Connect, Serve
 from tests.server.processes import await_true
 from tests.server.wire_client import sending
 
@@ -161,3 +166,62 @@ def test_a_change_of_a_topic_without_attributes_keeps_its_type(
     held = store.topic("typed")
     assert held is not None
     assert held.message_type == "DELAY"
+
+
+def by_thread(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    """The threads that call something from now on."""
+    threads, real = list[str](), getattr(owner, name)
+
+    def called(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, called)
+    return threads
+
+
+def test_what_is_in_doubt_is_counted_beside_the_event_loop(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A count reads, and waits for a process that is inside an append."""
+    threads, stored = list[str](), list[int]()
+    begin = InDoubtLimit.__init__
+
+    def counted(self: InDoubtLimit, most: int, count: Any, path: str) -> None:
+        begin(self, most, lambda: (threads.append(threading.current_thread().name), count())[1], path)
+
+    monkeypatch.setattr(InDoubtLimit, "__init__", counted)
+    with (
+        broker.open(tmp_path / "limited", sync="os", layout=LAYOUT, in_doubt_max=5) as store,
+        broker.serve(store, "127.0.0.1:0") as server,
+    ):
+        client = connect(server)
+        for number in range(8):
+            fields = sending("orders", 1, sys_flag=4, TRAN_MSG="true", PGROUP="shop", UNIQ_KEY=f"U-{number}")
+            stored.append(client.request(Code.SEND_MESSAGE_V2, fields, b"x").code)
+            time.sleep(0.03)
+    assert stored == [Answer.SUCCESS] * 5 + [Answer.SYSTEM_BUSY] * 3
+    assert set(threads) == {"checkback-serve-append"}
+
+
+def test_files_that_changed_are_read_beside_the_event_loop(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of groups, or of topics, take a tenth of a second, in which no client would be answered."""
+    client = connect(serve())
+    client.publish("orders", b"x")
+    client.pulled("billing", "orders")
+    read = by_thread(monkeypatch, group_file, "read_subscription_groups")
+    read_too = by_thread(monkeypatch, topicfile, "read_topics")
+    for turn in range(2):
+        for name in ("topics.json", "subscriptionGroup.json"):
+            path = Path(store.path) / "config" / name
+            (path.parent / "new").write_text(path.read_text(encoding="utf-8").replace("6", "4"), encoding="utf-8")
+            os.replace(path.parent / "new", path)
+        deadline_s = time.monotonic() + 5
+        while len(read) <= turn or len(read_too) <= turn:
+            assert time.monotonic() < deadline_s
+            sent, pulled = client.publish("orders", b"x").code, client.pulled("billing", "orders")[0]
+            time.sleep(0.02)
+    assert (sent, pulled) == (Answer.NO_PERMISSION, Answer.SUCCESS)
+    assert not {"checkback-serve-loop", "MainThread"} & {*read, *read_too}

@@ -98,6 +98,8 @@ def pull_message(context: ServerContext, request: Request) -> RemotingCommand | 
 def pull_at_once(context: ServerContext, request: Request) -> RemotingCommand | Held | None:
     """The same for the event loop, which waits for no disk and no lock; None when a reader thread is to do it."""
     header = PullMessageRequestHeader.decode(request.command.ext)
+    if not (context.groups.is_current() and context.store.topics_are_current()):
+        return None
     if context.groups.get(header.consumer_group) is None:  # it will be made, and written
         return None
     _check(context, header)

@@ -77,7 +77,9 @@ def send_message(context: ServerContext, request: Request) -> Stored:
 def send_at_once(context: ServerContext, request: Request) -> Stored | None:
     """The same for the event loop, which waits for no lock; None where the thread of the store is to do it."""
     store, header = context.store, header_of(request)
-    if header.topic.startswith(RETRY_PREFIX) or store.topic(header.topic) is None:  # it may have to be made
+    if header.topic.startswith(RETRY_PREFIX) or not store.topics_are_current():
+        return None
+    if store.topic(header.topic) is None:  # it may have to be made
         return None
     return _send(context, request, header, store.append_at_once, store.transactions.prepare_at_once)
 

@@ -91,7 +91,7 @@ def timer_level(left_ms: int, delays_ms: Sequence[int] = tuple(parse_delay_level
 class HalfLimit(Protocol):
     """May refuse a half message for now."""
 
-    def check(self) -> None: ...
+    def check(self, *, at_once: bool = False) -> bool: ...
 
 
 class Admission:
@@ -112,13 +112,15 @@ class Admission:
             text = "this store was opened as a slave, which only reads: send to the master, or open it as one"
             raise NotPermitted(text, code="SLAVE_NOT_AVAILABLE")
 
-    def check_transactions(self) -> None:
-        """Raises NotPermitted where half messages are refused, always or now. RocketMQ: rejectTransactionMessage."""
+    def check_transactions(self, *, at_once: bool = False) -> bool:
+        """Raises NotPermitted where half messages are refused, always or now; with `at_once` False where it would wait.
+
+        RocketMQ: rejectTransactionMessage.
+        """
         if self._reject_transactions:
             text = "this store takes no transactional messages: it was opened with reject_transactions=True"
             raise NotPermitted(text)
-        if self.limit is not None:
-            self.limit.check()
+        return self.limit is None or self.limit.check(at_once=at_once)
 
     def admit(
         self,
