@@ -36,6 +36,7 @@ EVENTS = MappingProxyType({
     "check-failed": "A half message cannot be checked; the others are.",
     "retention": "Old messages were removed, or could not be.",
     "serving": "A server begins to answer.",
+    "few-files": "A server may not open as many files as its connections need.",
     "background-failed": "A server's background work failed, and is tried again.",
     "connection-closed": "A client's connection was closed.",
     "request-failed": "A request could not be answered.",

@@ -40,6 +40,8 @@ class Counters:
     def recent(self, name: str, key: str = "", span_s: float = 60.0) -> tuple[int, float]:
         """(how many, how many a second) over about the last `span_s` seconds."""
         now = time.monotonic()
-        at, counts = next((one for one in reversed(self._samples) if now - one[0] >= span_s), self._samples[0])
+        with self._lock:  # the event loop adds to them
+            samples = tuple(self._samples)
+        at, counts = next((one for one in reversed(samples) if now - one[0] >= span_s), samples[0])
         count = self._counts[name, key] - counts[name, key]
         return count, count / max(now - at, 1.0)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,9 +19,11 @@ SOON_S = 2.0
 
 
 @contextmanager
-def server_process(path: Path, sync: str = "os", *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and its address; killed at the end."""
-    words = [sys.executable, "-m", "recovery.cli", "serve", str(path), "--listen", "127.0.0.1:0", "--sync", sync]
+def server_process(
+    path: Path, sync: str = "os", *options: str, before: Sequence[str] = (sys.executable,)
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its address; killed at the end. `before` is the command that runs it."""
+    words = [*before, "-m", "recovery.cli", "serve", str(path), "--listen", "127.0.0.1:0", "--sync", sync]
     with subprocess.Popen([*words, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+import resource
 import signal
 import threading
 import time
 from typing import Annotated, Any
 
+from broker.log_fields import event
 from recovery.cli.declaration import Option, VerbGroup
 from recovery.cli.shared import LogOrNone, Store, examples, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show, show_now
+
+_OTHER_FILES = 512  # of the store, and the server's own
+
+log = logging.getLogger("recovery.serve")
 
 Listen = Annotated[
     str, Option(metavar="HOST:PORT", help="The IPv4 address and port to listen on; port 0 takes a free one.")
@@ -98,9 +106,9 @@ def serve(
         insecure=insecure, admin=admin, auto_create=auto_create, sql92=sql92, broker_name=broker_name, cluster=cluster,
         check_interval_s=check_interval_s, transaction_timeout_s=transaction_timeout_s, check_max=check_max,
         connections_max=connections_max, loop=loop, metrics_port=metrics_port,
-        ha=f"127.0.0.1:{ha}" if ha.isdecimal() else ha, ha_sync=ha_sync,
-        name_servers=tuple(name_servers or ()), **options,
+        ha=f"127.0.0.1:{ha}" if ha.isdecimal() else ha, ha_sync=ha_sync, name_servers=name_servers or (), **options,
     )  # fmt: skip
+    _allow_files(connections_max + _OTHER_FILES, store)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
@@ -112,6 +120,26 @@ def serve(
         while not stopped.wait(min(1.0, max(0.0, until_s - time.monotonic()))) and time.monotonic() < until_s:
             if server.wait(0):  # its event loop ended
                 raise BrokerError("the server stopped because of an error, see the log. Start it again")
+
+
+def _allow_files(needed: int, store: str) -> None:
+    """Raise this process's soft limit of open files to its hard one, and warn where that is less than what is needed.
+
+    The verb does this, not `broker.serve`: a library leaves the limits of its process alone.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    has_end = hard != resource.RLIM_INFINITY
+    wanted = hard if has_end else max(soft, needed)
+    if soft not in (wanted, resource.RLIM_INFINITY):
+        with contextlib.suppress(OSError, ValueError):  # it stays as it is
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        log.warning(
+            "this process may have %d files open, and --connections asks for %d: raise the hard limit (ulimit -Hn, or"
+            " LimitNOFILE of systemd), or give a smaller --connections", soft, needed,
+            extra=event("few-files", store=store),
+        )  # fmt: skip
 
 
 def metrics(store: Store) -> None:
