@@ -20,6 +20,7 @@ from broker.remoting.command import RemotingCommand
 from broker.server import connection as connections
 from broker.server.group_positions import GroupPositions
 from broker.server.requests import pulls
+from broker.server.store_thread import Stored, StoreThread
 from broker.store.shared import group_file, topicfile
 from broker.transaction.backpressure import InDoubtLimit
 from tests.server.conftest import LAYOUT, Connect, Serve
@@ -225,3 +226,71 @@ def test_files_that_changed_are_read_beside_the_event_loop(
             time.sleep(0.02)
     assert (sent, pulled) == (Answer.NO_PERMISSION, Answer.SUCCESS)
     assert not {"checkback-serve-loop", "MainThread"} & {*read, *read_too}
+
+
+def test_an_expensive_expression_is_checked_beside_the_event_loop(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    client, other, goes_on = connect(server), connect(server), threading.Event()
+    text = " OR ".join(f"a = {number}" for number in range(300))
+    parse = pulls.Expression.parse
+    monkeypatch.setattr(pulls.Expression, "parse", lambda text: (goes_on.wait(10), parse(text))[1])
+    asked = {"subscriptionData": {"topic": "orders", "subString": text, "expressionType": "SQL92"}}
+    opaque = client.send(Code.CHECK_CLIENT_CONFIG, body=json.dumps(asked).encode())
+    assert other.request(Code.GET_BROKER_CLUSTER_INFO, timeout_s=5).code == Answer.SUCCESS
+    assert other.publish("orders", b"x").code == Answer.SUCCESS
+    assert other.pulled("billing", "orders")[0] == Answer.SUCCESS
+    assert not goes_on.is_set()
+    goes_on.set()
+    assert client.answer(opaque).code == Answer.SUCCESS
+
+
+def test_the_thread_that_waits_for_the_disk_goes_on_after_a_defect() -> None:
+    """All who waited get an answer, and so do those after them."""
+    begun, goes_on, ends = threading.Event(), threading.Event(), list[int]()
+
+    def settle(end: int) -> None:
+        ends.append(end)
+        begun.set()
+        assert goes_on.wait(10)
+        if end < 5:
+            raise ValueError("nobody expected this")
+
+    results: dict[str, Any] = {}
+    thread = StoreThread(settle, lambda done: [one(result) for one, result in done], waits=True)
+    for name, end in (("a", 1), ("b", 2), ("c", 3), ("d", 9)):
+        if name == "d":
+            goes_on.set()
+            await_true(lambda: len(results) == 3)
+        thread.submit(lambda end=end: Stored(end, end), lambda result, name=name: results.setdefault(name, result))
+        assert begun.wait(5)
+    await_true(lambda: len(results) == 4)
+    thread.close()
+    assert [type(results[name]) for name in "abc"] == [ValueError] * 3
+    assert (results["d"], ends[-1]) == (9, 9)
+
+
+def test_an_fsync_that_fails_unexpectedly_is_answered(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with broker.open(tmp_path / "synced", sync="group", layout=LAYOUT) as store:
+        store.create_topic("orders", queues=4)
+        settle, failing = store.writer.settle, threading.Event()
+
+        def settled(end: int) -> None:
+            if failing.is_set():
+                raise ValueError("nobody expected this")
+            settle(end)
+
+        monkeypatch.setattr(store.writer, "settle", settled)
+        with broker.serve(store, "127.0.0.1:0") as server:
+            clients = [connect(server) for _ in range(3)]
+            failing.set()
+            sent = [client.send(Code.SEND_MESSAGE_V2, sending("orders"), b"x") for client in clients]
+            answers = [client.answer(opaque) for client, opaque in zip(clients, sent, strict=True)]
+            assert [(one.code, "a defect here: ValueError" in (one.remark or "")) for one in answers] == [
+                (Answer.SYSTEM_ERROR, True)
+            ] * 3
+            failing.clear()
+            assert clients[0].publish("orders", b"x").code == Answer.SUCCESS
