@@ -16,7 +16,7 @@ def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
             import uvloop
         except ImportError:
             if kind == "uvloop":
-                text = "the event loop uvloop is not installed: pip install 'checkback[fast]'"
+                text = "the event loop uvloop is not installed: install checkback with its extra 'fast'"
                 raise BrokerError(f"{text}, or leave the choice to the server with --loop auto") from None
         else:
             return uvloop.new_event_loop()

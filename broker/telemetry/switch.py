@@ -85,7 +85,7 @@ def switch_on(tracer_provider: AnyProvider | None = None) -> None:
 
         from broker.telemetry.spans import Spans
     except ModuleNotFoundError as error:
-        raise BrokerError(f"telemetry needs {error.name}: pip install 'checkback[telemetry]'") from None
+        raise BrokerError(f"telemetry needs {error.name}: install checkback with its extra 'telemetry'") from None
     _tracing = Tracing(Spans(trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)))
     observing.observe(_tracing)
 
@@ -135,7 +135,7 @@ def _provider(url: str, service: str) -> TracerProvider:
         from opentelemetry.sdk.trace import TracerProvider as Provider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        raise BrokerError(f"telemetry needs {error.name}: pip install 'checkback[telemetry]'") from None
+        raise BrokerError(f"telemetry needs {error.name}: install checkback with its extra 'telemetry'") from None
     provider = Provider(resource=Resource.create({"service.name": service}))
     exporter: Any = OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))

@@ -119,7 +119,7 @@ def lose_the_commit(engine: Engine, *, committed: bool) -> Iterator[None]:
         lost.append(True)
         real(connection) if committed else dialect.do_rollback(connection)
         error = getattr(dialect.loaded_dbapi, "OperationalError")  # noqa: B009 - every driver has it
-        raise error("the connection was lost during COMMIT (broker.testing.crash_disk.lose_the_commit)")
+        raise error("the connection was lost during COMMIT (broker.testing.fixtures.lose_the_commit)")
 
     with mock.patch.object(dialect, "do_commit", do_commit):
         yield

@@ -59,7 +59,7 @@ class HttpResolver:
         try:
             import httpx
         except ImportError:
-            raise BrokerError("asking over HTTP needs httpx: pip install 'checkback[http]'") from None
+            raise BrokerError("asking over HTTP needs httpx: install checkback with its extra 'http'") from None
         with httpx.Client(timeout=self._limit.seconds) as client:
             return self._all(client, questions)
 

@@ -31,7 +31,7 @@ def check_config(contents: Inventory, *, without_config: bool) -> None:
         return
     place = os.path.join(contents.store, "config", names[0])
     text = f"{place} is a RocksDB that holds {_held(names)}, which salvage cannot copy. Nothing was written. "
-    text += f"{INSTALL} reads topics, groups and positions. " if missing_extra() else ""
+    text += f"{INSTALL} to read topics, groups and positions. " if missing_extra() else ""
     text += "Give --without-config to copy the messages alone, and keep the old store for the rest"
     raise NotUnderstood(text, path=place)
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
-_INSTALL = 'Run: pip install "checkback[spark]"'
 _SECRET = re.compile("secret|password|token|access.?key", re.IGNORECASE)  # Spark: spark.redaction.regex
 _SOCKETS = "/tmp"  # noqa: S108 - a socket's path has at most 107 bytes, and Java's own temporary directory may be longer
 
@@ -43,7 +42,7 @@ def check_installation() -> str:
         stated = version("pyspark")
         from pyspark import __version__ as found
     except (PackageNotFoundError, ImportError) as error:
-        raise SparkNotReady(f"pyspark is not installed. {_INSTALL}") from error
+        raise SparkNotReady("pyspark is not installed: install checkback with its extra 'spark'") from error
     if found != stated:
         raise SparkNotReady(
             f"pyspark is damaged: its metadata says {stated}, its files are of {found}. Another distribution "

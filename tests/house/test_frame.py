@@ -101,6 +101,15 @@ def test_pyspark_is_never_overwritten() -> None:
     assert not [line for line in PYPROJECT["project"]["optional-dependencies"]["airflow"] if "spark" in line]
 
 
+def test_messages_name_extras_that_exist_and_no_index() -> None:
+    """checkback is on no index yet: `pip install checkback[...]` would fail, or install another project's package."""
+    code = {path: text for path, text in texts() if path.suffix == ".py" and path.parts[0] in ("broker", "recovery")}
+    named = {name for text in code.values() for name in re.findall(r"nstall checkback with its extra '(\w+)'", text)}
+    assert {"airflow", "fast", "http", "page", "rocksdb", "spark", "telemetry"} <= named
+    assert named <= set(PYPROJECT["project"]["optional-dependencies"])
+    assert not [path for path, text in code.items() if re.search(r"pip install ['\"]?checkback", text)]
+
+
 def test_each_release_says_what_changes_on_disk() -> None:
     """CHANGELOG.md has this version, and a line "On disk:" for each."""
     _, *releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")

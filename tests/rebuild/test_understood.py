@@ -256,7 +256,7 @@ def test_salvage_says_what_it_leaves_behind(
     ran = command(capsys, "salvage", path, out)
     assert ran.code == 2
     assert f"{path}/config/topics is a RocksDB that holds the topics, the groups, the consumers' positions" in ran.err
-    assert "pip install 'checkback[rocksdb]'" in ran.err
+    assert "Install checkback with its extra 'rocksdb'" in ran.err
     assert "--without-config" in ran.err
     assert not out.exists()
     ran = command(capsys, "salvage", path, out, "--without-config")

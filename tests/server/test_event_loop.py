@@ -29,7 +29,7 @@ def test_each_loop_serves_and_is_named_in_the_log(
 
 def test_a_loop_that_is_not_there_is_refused(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    with pytest.raises(broker.BrokerError, match="not installed"):
+    with pytest.raises(broker.BrokerError, match="install checkback with its extra 'fast'"):
         serve(loop="uvloop")
     with pytest.raises(broker.BrokerError, match="auto, asyncio, uvloop"):
         serve(loop="trio")

@@ -83,7 +83,7 @@ def test_without_opentelemetry_there_is_one_sentence(tmp_path: Path) -> None:
         "except Exception as error: print(type(error).__name__, error)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "BrokerError telemetry needs opentelemetry: pip install 'checkback[telemetry]'\n"
+    assert done.stdout == "BrokerError telemetry needs opentelemetry: install checkback with its extra 'telemetry'\n"
 
 
 def test_an_address_that_is_none() -> None:

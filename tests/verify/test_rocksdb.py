@@ -194,7 +194,7 @@ def test_without_the_extra_it_is_not_judged(
     ran = command(capsys, "verify", path)
     assert ran.code == 0
     assert f"{path}/consumequeue (a RocksDB of queues): reading it takes the package rocksdict" in ran.out
-    assert ran.out.count("pip install 'checkback[rocksdb]'") == 4
+    assert ran.out.count("Install checkback with its extra 'rocksdb'") == 4
     assert command(capsys, "info", path).code == 0
 
 

@@ -19,8 +19,8 @@ class NotHere(BrokerError):
 def check_airflow() -> None:
     """Raises NotHere without Airflow."""
     if importlib.util.find_spec("airflow") is None:
-        text = "Airflow is not installed: pip install 'checkback[airflow]'. Without it the same work is done manually:"
-        raise NotHere(f"{text} checkback check-back, recover, verify, rebuild")
+        text = "Airflow is not installed: install checkback with its extra 'airflow'. Without it the same work is"
+        raise NotHere(f"{text} done manually: checkback check-back, recover, verify, rebuild")
 
 
 def check_port(port: int) -> None:

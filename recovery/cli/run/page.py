@@ -54,7 +54,7 @@ def page(
     try:
         from recovery.page.serving import bound, check_token, is_loopback, new_token, serve
     except ModuleNotFoundError as error:
-        raise BrokerError(f"the page needs {error.name}: pip install 'checkback[page]'") from None
+        raise BrokerError(f"the page needs {error.name}: install checkback with its extra 'page'") from None
 
     shown = [*_given(stores or [], ledger), *_configured(settings)]
     if not shown:

@@ -1,4 +1,4 @@
-"""What the command line shows to people: tables and lines. It prints nothing; `recovery.cli.app` does.
+"""What the command line shows to people: tables and lines. It prints nothing; `output.py` does.
 
 A line (`str`) is printed as it is, whatever its length: another program may read it. Tables are for what has few
 columns and short cells. Everything that comes from a store goes through `printable`.

@@ -1,4 +1,4 @@
-"""What `dlq`, `consumer`, `retain` and `demo` show to people. It prints nothing; the verbs do."""
+"""What `dlq`, `consumer`, `retain` and `demo` show to people. It prints nothing; `output.py` does."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from broker.errors import CorruptStore, StoreError
 from broker.store.disk.files import Disk, Missing
 
 MARK = "CURRENT"  # every RocksDB has it, and no other directory of a store
-INSTALL = "pip install 'checkback[rocksdb]'"
+INSTALL = "Install checkback with its extra 'rocksdb'"
 _LINKED = re.compile(r"\d+\.(sst|blob)")
 _COPIED_FIRST = re.compile(r"CURRENT|IDENTITY|(MANIFEST|OPTIONS)-\d+")
 _COPIED_LAST = re.compile(r"\d+\.log")
@@ -120,7 +120,7 @@ def missing_extra() -> str:
     try:
         import rocksdict  # noqa: F401
     except ImportError:
-        return f"reading it takes the package rocksdict. Run: {INSTALL}"
+        return f"reading it takes the package rocksdict. {INSTALL}"
     return ""
 
 
