@@ -75,7 +75,7 @@ def _note_in(message: ReceivedMessage) -> ParkNote:
     """What a record of the park topic says; a copy that RocketMQ wrote does not name its half message: -1."""
     properties = message.properties
     number = properties.get(PARKED_OFFSET, "")
-    is_ours = number.isascii() and number.isdigit()
+    is_ours = number.isascii() and number.isdigit() and len(number) < 19  # a client of a broker may state any text
     return ParkNote(
         half_offset=int(number) if is_ours else -1,
         parks=not is_ours or properties.get(PARKED) != _FALSE,

@@ -141,7 +141,7 @@ def made_unique_key(store_id: str, commitlog_offset: int) -> str:
 def origin_of(message: ReceivedMessage, store_id: str) -> int | None:
     """The CommitLog offset in the store of which a message of the cluster was carried; None for any other."""
     of, _, at = message.properties.get(ORIGIN, "").partition(":")
-    return int(at) if of == store_id and at.isascii() and at.isdigit() else None
+    return int(at) if of == store_id and at.isascii() and at.isdigit() and len(at) < 19 else None
 
 
 def difference(sent: CarriedMessage, found: ReceivedMessage) -> str:

@@ -176,8 +176,9 @@ class _LogDump:
                 what = {"half_queue_offsets": list(opmessage.decode(record.body))}
             except CorruptRecord as error:
                 what = {"damage": error.reason}
-        elif kind is EventKind.PARKED and properties.get(PARKED_OFFSET, "").isdecimal():
-            what = {"half_offset": int(properties[PARKED_OFFSET])}
+        elif kind is EventKind.PARKED:
+            number = properties.get(PARKED_OFFSET, "")
+            what = {"half_offset": int(number)} if number.isascii() and number.isdigit() and len(number) < 19 else {}
         return kind.name.lower(), what
 
     def _is_redelivery(self, record: Record) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from recovery.answering.group_answering import answering, bind
 from recovery.moving import sending
 from recovery.moving.catalog import MoveCatalog, QueueProgress
 from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage, carried, difference, due_of
+from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage, due_of, origin_of
 from recovery.moving.mover import move, plan_move
 from recovery.moving.read_back import GroupPlaces
 from recovery.moving.report import MoveReport
@@ -337,6 +339,13 @@ def test_a_delay_is_kept_or_longer_and_never_shorter() -> None:
     assert new.delay_of(15_001, 10_000) == {names.TIMER_DELIVER_MS: "15001"}
     with pytest.raises(StoreError, match="at most"):
         old.delay_of(70_001, 10_000)
+
+
+@pytest.mark.parametrize(("text", "offset"), [("s:7", 7), ("s:" + "9" * 5000, None), ("s:\u0665", None), ("t:7", None)])
+def test_an_origin_that_is_no_offset_is_none(text: str, offset: int | None) -> None:
+    """A client of the cluster may state any text."""
+    message = SimpleNamespace(properties={ORIGIN: text})
+    assert origin_of(message, "s") == offset  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "\u0665", "soon"])

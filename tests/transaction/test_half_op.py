@@ -13,17 +13,21 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker.format import properties as names
 from broker.format.statetable import RENEWED
-from broker.format.topics import CHECK_GROUP, HALF_TOPIC, OP_TOPIC
+from broker.format.topics import CHECK_GROUP, HALF_TOPIC, OP_TOPIC, PARK_TOPIC
 from broker.store.engines import replay_watch
 from broker.store.read.index import Index
 from broker.store.shared.control import Word
+from broker.store.write.pending_record import draft
+from broker.transaction.events import PARKED_OFFSET
 from recovery.rebuild.rebuilder import rebuild
 from recovery.repair import crash
 from recovery.torture.second_reader import COMMIT, assert_one_truth, records
 from recovery.torture.second_reader import HALF_TOPIC as HALVES
 from recovery.torture.second_reader import OP_TOPIC as OPS
 from recovery.verify.verifier import verify
+from tests.cli.command import command
 from tests.golden.unpack import unpack
 from tests.scan.effort import EFFORT
 from tests.transaction.opened import message, opened
@@ -173,6 +177,21 @@ def forget_where_it_ended(path: Path) -> None:
     for name in ("checkpoint", "control", "durable"):
         (path / "checkback" / name).unlink(missing_ok=True)
     (path / "abort").touch()
+
+
+@pytest.mark.parametrize("number", ["\u00b2", "\u0665", "9" * 5000])
+def test_a_copy_that_a_broker_parked_states_any_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str
+) -> None:
+    """With the properties of a client's half message: what is no place in the log names no half message."""
+    said = {names.UNIQ_KEY: "U-1", names.PGROUP: "shop", names.REAL_TOPIC: "orders", PARKED_OFFSET: number}
+    with opened(tmp_path, sync="each", transactions=HALF_OP) as store:
+        half = store.transactions.prepare(message(), "shop")
+        store.writer.append([draft(PARK_TOPIC, b"x", said, queue_id=0, born_timestamp_ms=1)])
+        assert store.transactions.parked() == {}
+    assert command(capsys, "dump", tmp_path / "store").code == 0
+    with opened(tmp_path) as store:
+        assert [one.commitlog_offset for one in store.transactions.in_doubt()] == [half.commitlog_offset]
 
 
 @pytest.mark.parametrize("level", ["\u00b2", "\u0665", "-1", "9" * 5000])

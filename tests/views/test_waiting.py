@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from broker.format import properties as names
+from broker.format.commitlog import make_record
 from broker.format.kinds.timer import TimerCheck, TimerSlot, TimerUnit
+from broker.format.topics import TIMER_TOPIC
+from broker.store.write.pending_record import LOCAL_HOST
 from recovery.verify.verifier import verify
 from recovery.views.info import look
+from recovery.views.messages import waiting as waiting_messages
 from recovery.views.messages.waiting import popped, timers
 from tests.cli.command import command
 from tests.spark.inline import comparable, verify_inline
@@ -38,6 +43,17 @@ def test_what_is_due_when(timed: Path, capsys: pytest.CaptureFixture[str]) -> No
     ran = command(capsys, "dump", timed, "timers", "--json", "--limit", "3")
     assert [one["due_ms"] for one in json.loads(ran.out)] == [one.due_ms for one in waiting[:3]]
     assert command(capsys, "info", timed).out.count("timers        16 messages, due 2026-11-22 06:10:55.000") == 1
+
+
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 5000])
+def test_a_time_that_is_not_a_number_counts_as_none(timed: Path, monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    """A client may state any text."""
+    said = names.encode({names.TIMER_OUT_MS: number, names.REAL_QID: number, names.REAL_TOPIC: "orders"})
+    record = make_record(
+        TIMER_TOPIC, b"x", said, born_host=LOCAL_HOST, store_host=LOCAL_HOST, born_timestamp_ms=1, store_timestamp_ms=7
+    )
+    monkeypatch.setattr(waiting_messages, "_timed_records", lambda _store: iter([(False, record)]))
+    assert [(one.due_ms, one.topic, one.queue_id) for one in timers(str(timed))] == [(0, "orders", 0)]
 
 
 def test_what_was_popped_and_not_acknowledged(
