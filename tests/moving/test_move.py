@@ -34,8 +34,7 @@ from broker.transaction.events import BY, WHY
 from recovery.answering.group_answering import answering, bind
 from recovery.moving import sending
 from recovery.moving.catalog import MoveCatalog, QueueProgress
-from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage, carried, difference, due_of
-from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage, due_of, origin_of
+from recovery.moving.conversion import ORIGIN, BrokerAbility, CarriedMessage, carried, difference, due_of, origin_of
 from recovery.moving.mover import move, plan_move
 from recovery.moving.read_back import GroupPlaces
 from recovery.moving.report import MoveReport
