@@ -41,8 +41,7 @@ from broker.transaction.service import (
     TransactionalMessageService,
 )
 
-_PREPARED = int(TransactionType.PREPARED)
-_COMMIT = TransactionType.COMMIT
+_PREPARED, _COMMIT = int(TransactionType.PREPARED), TransactionType.COMMIT
 _TAIL, _DISPATCHED, _SLOTS, _GENERATION = map(int, (Word.TAIL, Word.DISPATCHED, Word.SLOTS, Word.GENERATION))
 
 _unpack_slot = Slot.STRUCT.unpack_from
@@ -326,7 +325,7 @@ class StateTableService(TransactionalMessageService):
                 if damaged is None:
                     raise
                 damaged.append(error)
-                continue
+                record = None
             if record is not None:  # else it was settled meanwhile
                 yield Half.of(record)
 

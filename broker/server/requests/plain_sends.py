@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from struct import Struct
 from typing import Any, NamedTuple
 
 from broker import compiled
@@ -34,7 +33,6 @@ _read: Callable[..., tuple[str, str, int, int, int, str, dict[str, str]] | None]
     compiled.fast.request_message if compiled.fast else None
 )
 _UNCOMMON = frozenset((*sends.OWN, *DELAYS))
-_MARKS = Struct(">ii")
 _ANSWER = (
     b'{"code":0,"extFields":{"msgId":"%b","queueId":"%d","queueOffset":"%d","transactionId":"%b",'
     b'"MSG_REGION":"DefaultRegion","TRACE_ON":"true"},"flag":%d,"language":"PYTHON","opaque":%d,'
@@ -116,7 +114,7 @@ class PlainAnswer(NamedTuple):
         raw = _ANSWER % (
             message_id, queue_id, queue_offset, unique_key.encode(), RESPONSE, self.opaque, VERSION,
         )  # fmt: skip
-        return _MARKS.pack(4 + len(raw), len(raw)) + raw
+        return (4 + len(raw)).to_bytes(4, "big") + len(raw).to_bytes(4, "big") + raw
 
 
 @lru_cache(maxsize=16)
