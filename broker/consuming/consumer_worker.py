@@ -95,7 +95,7 @@ class ConsumerWorker:
         self._schedule.deliver(self._store.writer.clock.now_ms())
 
     def _do(self, step: Callable[[], object]) -> None:
-        """Do one thing. A message that cannot be read or stored holds up neither the other steps nor other groups."""
+        """Do one thing. A message that cannot be read or stored holds up neither the other steps nor other levels."""
         try:
             step()
         except StoreFull:  # tried again at the next tick
@@ -103,5 +103,8 @@ class ConsumerWorker:
         except (CorruptStore, MessageRejected) as error:
             if str(error) not in self._said:
                 self._said.append(str(error))
-                text, store = "a message waits, and is tried again and again; others go on: %s", self._store.path
-                _log.error(text, error, extra=event("delayed-waits", store=store, group=self._group))
+                text = (
+                    "a delayed or overdue message cannot be delivered, and those behind it in its delay level wait: %s."
+                )
+                text, store = f"{text} It is tried again; look for damage with `checkback verify %s`", self._store.path
+                _log.error(text, error, store, extra=event("delayed-waits", store=store, group=self._group))

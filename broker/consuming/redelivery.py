@@ -60,7 +60,9 @@ def sent_back(
     full.setdefault(names.ORIGIN_MESSAGE_ID, encode_message_id(record.store_host, record.commitlog_offset))
     times = record.reconsume_times + 1
     if delay_level < 0 or record.reconsume_times >= retries_max:
-        return _first_that_fits(record, _as_dead_letter(dlq_topic(group), [full, named, bare], reason), times)
+        dead = {**full, names.DELAY: "0"}
+        kept = [{**dead, **_why(reason)}, dead, {**named, names.DELAY: "0"}, bare]
+        return _first_that_fits(record, [_Way(dlq_topic(group), 0, properties) for properties in kept], times)
     timer = {names.TIMER_OUT_MS: str(now_ms + delay_ms)} if delay_ms else {}
     if delay_ms:
         delay_level = timer_level(delay_ms)
@@ -81,12 +83,10 @@ class _Way(NamedTuple):
     properties: dict[str, str]
 
 
-def _as_dead_letter(topic: str, kept: list[dict[str, str]], reason: str) -> list[_Way]:
-    """The ways into the dead letters, with the reason first."""
-    full, *_ = kept = [{**properties, names.DELAY: "0"} for properties in kept[:-1]] + kept[-1:]
-    if reason := " ".join(_NOT_IN_A_PROPERTY.sub(" ", reason).split())[:_REASON_SIZE]:
-        kept = [{**full, WHY: reason}, *kept]
-    return [_Way(topic, 0, properties) for properties in kept]
+def _why(reason: str) -> dict[str, str]:
+    """The property that states a reason; none for an empty one."""
+    text = " ".join(_NOT_IN_A_PROPERTY.sub(" ", reason).split())[:_REASON_SIZE]
+    return {WHY: text} if text else {}
 
 
 def _first_that_fits(record: Record, ways: Sequence[_Way], reconsume_times: int) -> PendingRecord:

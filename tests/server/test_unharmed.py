@@ -205,8 +205,13 @@ def test_what_is_in_doubt_is_counted_beside_the_event_loop(
     assert set(threads) == {"checkback-serve-append"}
 
 
+@pytest.mark.parametrize("properties", [{}, {"UNIQ_KEY": "K"}], ids=["uncommon", "common"])
 def test_files_that_changed_are_read_beside_the_event_loop(
-    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+    serve: Serve,
+    connect: Connect,
+    store: broker.LiveStore,
+    monkeypatch: pytest.MonkeyPatch,
+    properties: dict[str, str],
 ) -> None:
     """Thousands of groups, or of topics, take a tenth of a second, in which no client would be answered."""
     client = connect(serve())
@@ -222,7 +227,8 @@ def test_files_that_changed_are_read_beside_the_event_loop(
         deadline_s = time.monotonic() + 5
         while len(read) <= turn or len(read_too) <= turn:
             assert time.monotonic() < deadline_s
-            sent, pulled = client.publish("orders", b"x").code, client.pulled("billing", "orders")[0]
+            sent = client.publish("orders", b"x", **properties).code
+            pulled = client.pulled("billing", "orders")[0]
             time.sleep(0.02)
     assert (sent, pulled) == (Answer.NO_PERMISSION, Answer.SUCCESS)
     assert not {"checkback-serve-loop", "MainThread"} & {*read, *read_too}

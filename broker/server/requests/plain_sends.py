@@ -42,41 +42,57 @@ _ANSWER = (
 
 def send_at_once(context: ServerContext, request: Request) -> Stored | None:
     """SEND_MESSAGE_V2 for the event loop, which waits for no lock; None where the thread of the store is to do it."""
-    return _sent(context, request) or sends.send_at_once(context, request)
+    if not context.store.topics_are_current():
+        return None
+    common = read_common(context, request)
+    return sends.send_at_once(context, request) if common is None else store_common(context, request, common)
 
 
-def _sent(context: ServerContext, request: Request) -> Stored | None:
-    """None, and nothing stored, where the message is not of the common kind."""
+class CommonSend(NamedTuple):
+    """What a common request says."""
+
+    producer_group: str
+    topic: str
+    queue_id: int
+    born_timestamp_ms: int
+    flag: int
+    unique_key: str
+    properties: dict[str, str]  # as they are stored; of a half message its engine adds more
+
+
+def read_common(context: ServerContext, request: Request) -> CommonSend | None:
+    """None for a message that is not of the common kind."""
     command = request.command
     read = _read(command.ext, _UNCOMMON, sends.added(context)) if _read is not None else None
     if read is None or not 0 < len(command.body) <= MESSAGE_SIZE_MAX:
         return None
-    group, topic, queue_id, born_ms, flag, unique_key, properties = read
-    config = context.store.topic(topic) if _is_common(topic) else None
-    if config is None or not config.perm & PERM_WRITE or queue_id >= config.write_queue_count:
+    common = CommonSend(*read)
+    config = context.store.topic(common.topic) if _is_common(common.topic) else None
+    if config is None or not config.perm & PERM_WRITE or common.queue_id >= config.write_queue_count:
         return None
+    return common if common.properties.get(names.TRAN_MSG, "true") == "true" else None
+
+
+def store_common(context: ServerContext, request: Request, common: CommonSend) -> Stored | None:
+    """Store it, and say so; None, and nothing stored, where that would wait."""
+    group, topic, queue_id, born_ms, flag, unique_key, properties = common
+    body, store = request.command.body, context.store
     origin = Origin(born_ms, sends.host(request.connection.address), context.host, flag)
     made: Appended | Half | None
-    if names.TRAN_MSG not in properties:
-        made = context.store.append_stated_at_once(topic, command.body, properties, queue_id=queue_id, origin=origin)
-    elif properties[names.TRAN_MSG] == "true":
-        made = _prepared(context, Message(topic, command.body), group, queue_id, properties, origin)
+    if names.TRAN_MSG in properties:
+        group = sends.as_half(properties, group, topic, queue_id)
+        prepare = store.transactions.prepare_at_once
+        made = prepare(Message(topic, body), group, queue_id=queue_id, extra_properties=properties, origin=origin)
     else:
-        return None
+        made = store.append_stated_at_once(topic, body, properties, queue_id=queue_id, origin=origin)
     if made is None:
         return None
     context.counters.add("TOPIC_PUT_NUMS", topic)
     place = made.slot if isinstance(made, Half) else made.queue_offset
-    answer = PlainAnswer(command.opaque, context.host, made.commitlog_offset, queue_id, place, unique_key)
+    answer = PlainAnswer(
+        request.command.opaque, context.host, made.commitlog_offset, queue_id, place, unique_key
+    )  # fmt: skip
     return Stored(answer, made.end, sends.waits(properties))
-
-
-def _prepared(
-    context: ServerContext, message: Message, group: str, queue_id: int, properties: dict[str, str], origin: Origin
-) -> Half | None:
-    group = sends.as_half(properties, group, message.topic, queue_id)
-    prepare = context.store.transactions.prepare_at_once
-    return prepare(message, group, queue_id=queue_id, extra_properties=properties, origin=origin)
 
 
 @lru_cache(maxsize=4096)
