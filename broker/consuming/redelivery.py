@@ -107,14 +107,15 @@ def due(record: Record, now_ms: int, delays_ms: Sequence[int] = tuple(DELAYS_MS)
     properties, added = dict(record.property_map), dict[str, str]()
     for name in (names.CRC32, names.TRAN_MSG):
         properties.pop(name, None)
-    topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "0")
-    if not topic or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10):
+    topic, stated = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "0")
+    queue_id = names.decimal(stated, 9)
+    if not topic or queue_id is None:
         reason = f"a delayed message without a place to go: {names.REAL_TOPIC} {topic!r}, {names.REAL_QID} "
-        raise CorruptRecord(f"{reason}{queue_id!r:.40}", commitlog_offset=record.commitlog_offset)
-    place, due_ms = (topic, int(queue_id)), properties.get(names.TIMER_OUT_MS, "")
-    if due_ms.isascii() and due_ms.isdigit() and len(due_ms) < 19:
-        if int(due_ms) > now_ms:
-            level = timer_level(int(due_ms) - now_ms, delays_ms)
+        raise CorruptRecord(f"{reason}{stated!r:.40}", commitlog_offset=record.commitlog_offset)
+    place, due_ms = (topic, queue_id), names.decimal(properties.get(names.TIMER_OUT_MS, ""))
+    if due_ms is not None:
+        if due_ms > now_ms:
+            level = timer_level(due_ms - now_ms, delays_ms)
             place, added = (SCHEDULE_TOPIC, level - 1), {names.DELAY: str(level)}
         else:
             properties.pop(names.DELAY, None)

@@ -103,6 +103,14 @@ def decode_text(text: str) -> dict[str, str]:
     return found
 
 
+def decimal(text: str, digits: int = 18) -> int | None:
+    """The number that a property states in ASCII digits; None for any other text, which a client may state.
+
+    18 digits always fit in 64 bits. More than some thousands Python would refuse to read.
+    """
+    return int(text) if len(text) <= digits and text.isascii() and text.isdigit() else None
+
+
 def decode_3_0(raw: bytes) -> dict[str, str]:
     """The properties by name as RocketMQ before 4.9.1 reads them: an item counts when it has exactly two parts.
 

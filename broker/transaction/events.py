@@ -168,8 +168,7 @@ def target_topic(topic: str, properties: dict[str, str]) -> str:
 
 def checks(properties: dict[str, str]) -> int:
     """How often RocketMQ checked this half message, as the half itself says."""
-    text = properties.get(names.TRANSACTION_CHECK_TIMES, "0")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+    return names.decimal(properties.get(names.TRANSACTION_CHECK_TIMES, "")) or 0
 
 
 class GenerationEvidence(NamedTuple):

@@ -74,12 +74,11 @@ def _messages_from(store: Store, queue_offset: int) -> Iterator[ReceivedMessage]
 def _note_in(message: ReceivedMessage) -> ParkNote:
     """What a record of the park topic says; a copy that RocketMQ wrote does not name its half message: -1."""
     properties = message.properties
-    number = properties.get(PARKED_OFFSET, "")
-    is_ours = number.isascii() and number.isdigit() and len(number) < 19  # a client of a broker may state any text
+    number = names.decimal(properties.get(PARKED_OFFSET, ""))
     return ParkNote(
-        half_offset=int(number) if is_ours else -1,
-        parks=not is_ours or properties.get(PARKED) != _FALSE,
-        why=properties.get(WHY, "") if is_ours else GIVEN_UP,
+        half_offset=-1 if number is None else number,
+        parks=number is None or properties.get(PARKED) != _FALSE,
+        why=properties.get(WHY, "") if number is not None else GIVEN_UP,
         by=properties.get(BY, ""),
         commitlog_offset=message.commitlog_offset,
         stored_ms=message.store_timestamp_ms,

@@ -14,8 +14,6 @@ from broker.errors import AlreadyEnded, CorruptStore
 from broker.format import properties as names
 from broker.transaction.service import CheckListener, Half, LocalTransactionState, TransactionalMessageService
 
-_DIGITS_MAX = 18  # of a number that Java reads as a long, whichever it is
-
 
 def is_due(half: Half, timeout_ms: int, now_ms: int) -> bool:
     """Whether it is time to ask: the producer's own immunity comes before the time-out.
@@ -23,10 +21,9 @@ def is_due(half: Half, timeout_ms: int, now_ms: int) -> bool:
     RocketMQ: TransactionalMessageServiceImpl.getImmunityTime (5.3.3); what is not a number, or -1, means no immunity.
     One that is born in the future, as by a producer whose clock is wrong, counts from when it was stored.
     """
-    immunity = half.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
-    is_number = immunity.isascii() and immunity.isdigit() and len(immunity) <= _DIGITS_MAX
+    immunity_s = names.decimal(half.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, ""))
     since_ms = min(half.born_timestamp_ms, half.store_timestamp_ms)
-    return now_ms - since_ms >= (int(immunity) * 1000 if is_number else timeout_ms)
+    return now_ms - since_ms >= (timeout_ms if immunity_s is None else immunity_s * 1000)
 
 
 class Rounds:

@@ -89,9 +89,9 @@ class BrokerAbility:
 
 def due_of(record: Record, delays_ms: Sequence[int]) -> int:
     """When a record of the schedule topic is delivered, in milliseconds."""
-    due_ms = record.property_map.get(names.TIMER_OUT_MS, "")
-    if due_ms.isascii() and due_ms.isdigit() and len(due_ms) < 19:
-        return int(due_ms)
+    due_ms = names.decimal(record.property_map.get(names.TIMER_OUT_MS, ""))
+    if due_ms is not None:
+        return due_ms
     return deliver_time_ms(record.queue_id + 1, record.store_timestamp_ms, list(delays_ms))
 
 
@@ -141,7 +141,7 @@ def made_unique_key(store_id: str, commitlog_offset: int) -> str:
 def origin_of(message: ReceivedMessage, store_id: str) -> int | None:
     """The CommitLog offset in the store of which a message of the cluster was carried; None for any other."""
     of, _, at = message.properties.get(ORIGIN, "").partition(":")
-    return int(at) if of == store_id and at.isascii() and at.isdigit() and len(at) < 19 else None
+    return names.decimal(at) if of == store_id else None
 
 
 def difference(sent: CarriedMessage, found: ReceivedMessage) -> str:

@@ -177,8 +177,8 @@ class _LogDump:
             except CorruptRecord as error:
                 what = {"damage": error.reason}
         elif kind is EventKind.PARKED:
-            number = properties.get(PARKED_OFFSET, "")
-            what = {"half_offset": int(number)} if number.isascii() and number.isdigit() and len(number) < 19 else {}
+            half_offset = names.decimal(properties.get(PARKED_OFFSET, ""))
+            what = {} if half_offset is None else {"half_offset": half_offset}
         return kind.name.lower(), what
 
     def _is_redelivery(self, record: Record) -> bool:

@@ -170,16 +170,15 @@ def _ended(body: bytes) -> tuple[int, ...]:
 
 def _target(properties: Mapping[str, str]) -> DeliveryTarget | None:
     """Where a half message belongs; None for any other record of the half topic."""
-    topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "")
-    if not topic or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10):
+    topic, queue_id = properties.get(names.REAL_TOPIC), names.decimal(properties.get(names.REAL_QID, ""), 9)
+    if not topic or queue_id is None:
         return None
-    return DeliveryTarget(topic, int(queue_id), _codes(topic, properties), _delay_level(properties))
+    return DeliveryTarget(topic, queue_id, _codes(topic, properties), _delay_level(properties))
 
 
 def _delay_level(properties: Mapping[str, str]) -> int:
     """Anything but a level means none: a store may hold any text there, and must open."""
-    level = properties.get(HALF_DELAY, "")
-    return min(int(level), _LEVELS) if level.isascii() and level.isdigit() and len(level) < 10 else 0
+    return min(names.decimal(properties.get(HALF_DELAY, ""), 9) or 0, _LEVELS)
 
 
 def _codes(topic: str, properties: Mapping[str, str]) -> tuple[int, ...]:

@@ -52,12 +52,13 @@ def delay_level(properties: Mapping[str, str]) -> int:
 
     Raises MessageRejected for what is not a level. RocketMQ: HookUtils.transformDelayLevelMessage (5.3.3).
     """
-    level = properties.get(names.DELAY)
-    if level is None:
+    said = properties.get(names.DELAY)
+    if said is None:
         return 0
-    if not (level.isascii() and level.isdigit() and len(level) < 10):
-        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {level!r:.40}")
-    return min(int(level), len(parse_delay_levels()))
+    level = names.decimal(said, 9)
+    if level is None:
+        raise MessageRejected(f"{names.DELAY} is a level from 1 to {len(parse_delay_levels())}, not {said!r:.40}")
+    return min(level, len(parse_delay_levels()))
 
 
 def deliver_at_ms(properties: Mapping[str, str], now_ms: int, max_ms: int = TIMER_MAX_MS) -> int | None:
@@ -70,9 +71,10 @@ def deliver_at_ms(properties: Mapping[str, str], now_ms: int, max_ms: int = TIME
         said = properties.get(name)
         if said is None:
             continue
-        if not (said.isascii() and said.isdigit() and len(said) < 19):
+        number = names.decimal(said)
+        if number is None:
             raise MessageRejected(f"{name} is a number, not {said!r:.40}")
-        due_ms = int(said) * unit_ms + (now_ms if begin_ms is None else begin_ms)
+        due_ms = number * unit_ms + (now_ms if begin_ms is None else begin_ms)
         if due_ms > now_ms + max_ms:
             raise MessageRejected(f"{name} {said} is more than {max_ms // 86_400_000} days from now")
         return due_ms

@@ -289,10 +289,10 @@ def _delay_queue(half_properties: dict[str, str]) -> int:
     RocketMQ delays no transaction, whatever DELAY says. One that is to be delayed names the topic it is meant for
     besides, as only ours do.
     """
-    level = half_properties[_DELAY]
-    if names.REAL_TOPIC not in half_properties or not (level.isascii() and level.isdigit() and len(level) < 10):
+    level = names.decimal(half_properties[_DELAY], 9)
+    if level is None or names.REAL_TOPIC not in half_properties:
         return -1
-    return min(int(level), _LEVELS) - 1
+    return min(level, _LEVELS) - 1
 
 
 def end_draft(half: PendingRecord, half_offset: int, slot: int, kind: TransactionType) -> PendingRecord:

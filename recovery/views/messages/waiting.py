@@ -151,15 +151,10 @@ def _timed(store: broker.Store) -> Iterator[WaitingMessage | None]:
         properties = record.property_map
         due, queue_id = properties.get(names.TIMER_OUT_MS, ""), properties.get(names.REAL_QID, "")
         yield WaitingMessage(
-            _number(due), _real_topic(record), _number(queue_id),
+            names.decimal(due) or 0, _real_topic(record), names.decimal(queue_id) or 0,
             properties.get(names.UNIQ_KEY, ""), properties.get(names.KEYS, ""), properties.get(names.TAGS, ""),
             record.commitlog_offset, is_rolled,
         )  # fmt: skip
-
-
-def _number(text: str) -> int:
-    """A decimal number of a property; 0 for any other text, which a client may state."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
 def _timed_records(store: broker.Store) -> Iterator[tuple[bool, Record]]:
