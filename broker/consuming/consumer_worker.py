@@ -104,7 +104,6 @@ class ConsumerWorker:
             if str(error) not in self._said:
                 self._said.append(str(error))
                 text = (
-                    "a delayed or overdue message cannot be delivered, and those behind it in its delay level wait: %s."
+                    "a delayed or overdue message cannot be delivered, and those behind it in its delay level wait: %s"
                 )
-                text, store = f"{text} It is tried again; look for damage with `checkback verify %s`", self._store.path
-                _log.error(text, error, store, extra=event("delayed-waits", store=store, group=self._group))
+                _log.error(text, error, extra=event("delayed-waits", store=self._store.path, group=self._group))

@@ -133,8 +133,11 @@ class ProducerChecks:
         texts, store = [str(error) for error in damaged], self._context.store.path
         for text in texts:
             if text not in self._damaged:
-                sentence = "a half message cannot be read, and waits for a repair (checkback verify %s): %s"
-                log.error(sentence, store, text, extra=event("check-failed", store=store))
+                log.error(
+                    "a half message cannot be read, and stays in doubt: %s",
+                    text,
+                    extra=event("check-failed", store=store),
+                )
         self._damaged = set(texts)
 
     def _checked(self, half: Half) -> bool:
