@@ -140,8 +140,7 @@ def test_what_it_stores_and_answers_is_what_the_general_one_does(
 def test_what_clients_send_is_common(context: ServerContext, left_out: str) -> None:
     for ext in (COMMON, COMMON | {"f": "4", "i": COMMON["i"] + "TRAN_MSG\x01true\x02PGROUP\x01shop\x02"}):
         asked = send_request({key: value for key, value in ext.items() if key not in left_out}, b"x")
-        found = [sent(context, asked) for _ in range(5)]  # the upkeep of the store takes the lock, too
-        assert any(one is not None for one in found)
+        assert plain_sends.read_common(context, asked) is not None
 
 
 @with_c
