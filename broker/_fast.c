@@ -147,6 +147,7 @@ static PyMethodDef methods[] = {
     {"message", (PyCFunction)(void (*)(void))fast_message, METH_FASTCALL, "Check a message: True, or None."},
     {"stored_properties", (PyCFunction)(void (*)(void))fast_stored_properties, METH_FASTCALL, "Those of a record."},
     {"request_message", (PyCFunction)(void (*)(void))fast_request_message, METH_FASTCALL, request_message_doc},
+    {"request_end", fast_request_end, METH_O, request_end_doc},
     {"index_codes", (PyCFunction)(void (*)(void))fast_index_codes, METH_FASTCALL, "What the index holds, or None."},
 #ifdef CHECKBACK_STEPS
     {"watch", fast_watch, METH_O, "Call this behind each step of an append, with its name."},
@@ -183,6 +184,10 @@ static int intern_names(void)
     for (int at = 0; at < LETTERS; at++) {
         char letter[2] = {(char)('a' + at), 0};
         if (!n_letters[at] && !(n_letters[at] = PyUnicode_InternFromString(letter)))
+            return -1;
+    }
+    for (int at = 0; at < END_FIELDS; at++) {
+        if (!n_end_fields[at] && !(n_end_fields[at] = PyUnicode_InternFromString(end_fields[at])))
             return -1;
     }
     return 0;

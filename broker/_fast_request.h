@@ -1,11 +1,13 @@
-/* What a common SEND_MESSAGE_V2 says: a message, also a half one, neither compressed nor sent again. The Python:
- * broker/server/requests/plain_sends.py, which leaves anything else to sends.py.
+/* What the two requests say that a transaction consists of, where they are common: a SEND_MESSAGE_V2 of a message, also a
+ * half one, neither compressed nor sent again, and an END_TRANSACTION. The Python: broker/server/requests/plain_sends.py
+ * and ends.py, which do anything else.
  */
 #ifndef CHECKBACK_FAST_REQUEST_H
 #define CHECKBACK_FAST_REQUEST_H
 
 #include "_fast_record.h"
 
+enum { END_FIELDS = 4 };
 enum { LETTERS = 14, LETTER_B = 1, LETTER_E = 4, LETTER_G = 6, LETTER_H = 7, LETTER_I = 8, TEXT_MAX = 8191 };
 
 /* By letter a ... n: how many digits a number has at most that always fits, or one of these. */
@@ -13,6 +15,9 @@ enum { ANY_TEXT = 0, ANY = -1, SYS_FLAG = -2, OPTIONAL_ZERO = -3 };
 static const int letter_kinds[LETTERS] = {ANY_TEXT, ANY_TEXT, ANY_TEXT, 9, 9, SYS_FLAG, 18, 9, ANY_TEXT, OPTIONAL_ZERO, ANY,
                                           9, ANY, ANY};
 static PyObject *n_letters[LETTERS];
+static PyObject *n_end_fields[END_FIELDS];
+static const char *const end_fields[END_FIELDS] = {
+    "commitLogOffset", "tranStateTableOffset", "producerGroup", "commitOrRollback"};
 
 static const char request_message_doc[] =
     "request_message(extension fields, names that are not common, properties that are added)\n\n"
@@ -117,6 +122,29 @@ static PyObject *fast_request_message(PyObject *module, PyObject *const *args, P
     Py_XDECREF(stored);
     Py_XDECREF(found);
     return answer;
+}
+
+static const char request_end_doc[] =
+    "request_end(extension fields)\n\n"
+    "-> (CommitLog offset, slot, producer group, decision: 8 for a commit or 12 for a rollback), or None.";
+
+static PyObject *fast_request_end(PyObject *module, PyObject *ext)
+{
+    (void)module;
+    PyObject *fields[END_FIELDS];
+    long long offset, slot, decision;
+    if (!PyDict_CheckExact(ext))
+        return PyErr_Format(PyExc_TypeError, "request_end takes a dict");
+    Text texts[END_FIELDS];
+    for (int at = 0; at < END_FIELDS; at++) {
+        fields[at] = PyDict_GetItemWithError(ext, n_end_fields[at]);
+        if (!fields[at] || !PyUnicode_CheckExact(fields[at]) || !text_of(fields[at], texts + at))
+            return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    if (!digits_of(texts[0], 18, &offset) || !digits_of(texts[1], 18, &slot) || !digits_of(texts[3], 9, &decision)
+        || (decision != TYPE_COMMIT && decision != TYPE_ROLLBACK))
+        Py_RETURN_NONE;
+    return Py_BuildValue("(LLOi)", offset, slot, fields[2], (int)decision);
 }
 
 #endif

@@ -25,6 +25,7 @@ PLACES = {
     "broker.store.disk.maps._start_write": "start_write",
     "broker.server.requests.records._sent_records": "sent_records",
     "broker.server.requests.plain_sends._read": "request_message",
+    "broker.server.requests.ends._read": "request_end",
 }
 
 

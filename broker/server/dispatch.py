@@ -17,7 +17,6 @@ from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode
 from broker.remoting.command import RemotingCommand
 from broker.server import acl
-from broker.server.clients import Peer
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests import (
     admin,
@@ -142,26 +141,28 @@ ROUTES: dict[int, Route] = {
 }
 
 
-def admitted(
-    context: ServerContext, control: acl.AccessControl | None, connection: Peer, command: RemotingCommand
-) -> tuple[Route, Request]:
-    """What answers a request, once it is sure that its sender may ask. Raises Refused, ProtocolError."""
+def admitted(context: ServerContext, control: acl.AccessControl | None, request: Request) -> tuple[Route, Request]:
+    """What answers a request, and the request with its account, once it is sure that its sender may ask.
+
+    Raises Refused, ProtocolError.
+    """
+    command = request.command
     route = ROUTES.get(command.code)
     if route is None:
         text = f" request type {command.code} not supported"
         raise Refused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
-    if route.level is Level.DANGEROUS and not context.settings.admin:
+    if route.level is _DANGEROUS and not context.settings.admin:
         text = f"{Code(command.code).name} is refused: start the server with --admin to allow it"
         raise Refused(ResponseCode.NO_PERMISSION, text)
-    account = None
-    if control is not None:
-        try:
-            account = control.account(command.ext, command.body, connection.host)
-        except acl.Denied as error:
-            raise Refused(ResponseCode.NO_PERMISSION, str(error)) from None
-        if account is not None and not account.is_admin:
-            route = _restricted(route, command)
-    return route, Request(command, connection, account)
+    if control is None:
+        return route, request
+    try:
+        account = control.account(command.ext, command.body, request.connection.host)
+    except acl.Denied as error:
+        raise Refused(ResponseCode.NO_PERMISSION, str(error)) from None
+    if account is not None and not account.is_admin:
+        route = _restricted(route, command)
+    return route, request._replace(account=account)
 
 
 def _restricted(route: Route, command: RemotingCommand) -> Route:

@@ -270,29 +270,29 @@ class Server:
                 raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the server stops")
             if self._working > WAITING_MAX:
                 raise Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD] too many requests wait")
-            route, request = admitted(self.context, self._control, connection, command)
-            work = partial(route.handler, self.context, request)
-            if route.lane is Lane.LOOP:
-                self._finish(request, work())
-            elif route.lane is Lane.STORE:
-                self._store(request, work, route)
+            route, request = admitted(self.context, self._control, request)
+            if route.lane is Lane.STORE:
+                self._store(request, route)
+            elif route.lane is Lane.LOOP:
+                self._finish(request, route.handler(self.context, request))
             elif route.at_once is not None and (done := route.at_once(self.context, request)) is not None:
                 self._finish(request, done)
             else:
+                work = partial(route.handler, self.context, request)
                 self._submit(self._group_thread if route.lane is Lane.GROUP else self._readers, work, request)
         except Exception as error:  # noqa: BLE001 - it is the answer to this request
             self._finish(request, error)
 
-    def _store(self, request: Request, work: Callable[[], Any], route: Route) -> None:
+    def _store(self, request: Request, route: Route) -> None:
         """Have something stored, and where sends wait for slaves, answered when one has it."""
         replication = self.replication if self.settings.ha_sync else None
         finish: Callable[[Any], None] = partial(self._finish, request)
         if replication is not None:
-            work, finish = replication.waiting(work, finish)
+            self._store_thread.submit(*replication.waiting(partial(route.handler, self.context, request), finish))
         elif route.at_once is not None:
-            self._store_thread.do(work, finish, partial(route.at_once, self.context, request))
-            return
-        self._store_thread.submit(work, finish)
+            self._store_thread.do(route.handler, finish, route.at_once, self.context, request)
+        else:
+            self._store_thread.submit(partial(route.handler, self.context, request), finish)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], Any], request: Request) -> None:
         def run() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from broker import compiled
@@ -85,34 +86,37 @@ class StoreThread:
         self._submitted += 1
         self._work.put((work, done))
 
-    def do(self, work: Work, done: Done, at_once: Work) -> None:
-        """The same; in the caller's thread where `at_once` does it, which returns None where `work` would wait.
+    def do(self, work: Callable[..., Any], done: Done, at_once: Callable[..., Any], *arguments: Any) -> None:
+        """The same with `work(*arguments)`; in the caller's thread where `at_once(*arguments)` does it.
 
-        What was submitted is not overtaken. When the memory of the store's files was slow to write, as with a disk that
-        cannot keep up, the work of a while goes to the thread.
+        That returns None, and has done nothing, where `work` would wait. What was submitted is not overtaken. When the
+        memory of the store's files was slow to write, as with a disk that cannot keep up, the work of a while goes to
+        the thread.
         """
-        if not self._does_at_once(at_once, done):
-            self.submit(work, done)
+        result = self._at_once(at_once, *arguments)
+        if result is None:
+            self.submit(partial(work, *arguments), done)
+        elif not isinstance(result, Stored):
+            done(result)
+        elif self._waits:
+            self._appended.put([(done, result)])
+        else:
+            done(result.value)
 
-    def _does_at_once(self, work: Work, done: Done) -> bool:
+    def _at_once(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What it returns or raises; None when it is to be submitted."""
         begun_s = time.monotonic()
         if compiled.fast is None or self._submitted != self._finished or begun_s < self._slow_until_s:
-            return False  # only the C module stores without waiting
+            return None  # only the C module stores without waiting
         result: Any
         try:
-            result = work()
+            result = work(*arguments)
         except Exception as error:  # noqa: BLE001 - it is the answer to this request
             result = error
         now_s = time.monotonic()
         if now_s - begun_s > _SLOW_S:
             self._slow_until_s = now_s + _AVOIDED * (now_s - begun_s)
-        if result is None:
-            return False
-        if isinstance(result, Stored) and self._waits:
-            self._appended.put([(done, result)])
-        else:
-            done(result.value if isinstance(result, Stored) else result)
-        return True
+        return result
 
     def close(self) -> None:
         """Finish what was submitted, and end."""

@@ -109,6 +109,21 @@ def test_a_batch_is_all_or_none(tmp_path: Path) -> None:
         assert end(store) == before
 
 
+def test_a_topic_without_a_queue_to_write_to_is_refused(tmp_path: Path) -> None:
+    """One that another program made so."""
+    with opened(tmp_path) as store:
+        store.create_topic("orders", message_type="")
+    topics = tmp_path / "store" / "config" / "topics.json"
+    topics.write_bytes(topics.read_bytes().replace(b'"writeQueueNums":4', b'"writeQueueNums":0'))
+    with opened(tmp_path) as store:
+        reason = r"may not be written: its writeQueueNums in config/topics\.json is 0"
+        with pytest.raises(broker.NotPermitted, match=reason):
+            store.append(broker.Message("orders", b"x"))
+        with pytest.raises(broker.NotPermitted, match=reason):
+            store.transactions.prepare(broker.Message("orders", b"x"), "shop")
+        assert end(store) == 0
+
+
 def test_what_rocketmq_refuses_is_refused(tmp_path: Path) -> None:
     """Before anything is written."""
     with opened(tmp_path) as store:

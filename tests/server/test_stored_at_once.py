@@ -207,11 +207,11 @@ def test_what_was_submitted_is_not_overtaken() -> None:
 @with_c
 def test_after_a_slow_write_the_thread_works_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the disk does not keep up, and each page has to wait for it: others of the event loop do not."""
-    done, times = Done(), iter([0.0, 0.03, 0.1, 0.17, 0.19, 0.19])
+    times = iter([0.0, 0.03, 0.1, 0.17, 0.19, 0.19])
     monkeypatch.setattr("broker.server.store_thread.time", SimpleNamespace(monotonic=lambda: next(times)))
     thread = StoreThread(lambda _end: None, deliver, waits=False)
-    results = [thread._does_at_once(lambda: "done", done) for _ in range(4)]
-    assert results == [True, False, False, True]  # 30 ms, then 150 ms by the thread
+    results = [thread._at_once(lambda: "done") for _ in range(4)]
+    assert results == ["done", None, None, "done"]  # 30 ms, then 150 ms by the thread
     thread.close()
 
 

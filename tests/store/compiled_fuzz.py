@@ -119,6 +119,17 @@ class Chance(random.Random):
             made.pop(self.choice("abcdefghijklmn"))
         return made
 
+    def end(self) -> dict[Any, Any]:
+        """The fields of the end of a transaction, now and then with nonsense."""
+        made: dict[Any, Any] = {
+            "commitLogOffset": "5", "tranStateTableOffset": "0", "producerGroup": "g", "commitOrRollback": "8",
+        }  # fmt: skip
+        if self.one_in(2):
+            made[self.choice(list(made))] = self.choice([self.thing(), self.text(), "12", "9" * self.randrange(30)])
+        if self.one_in(8):
+            made.pop(self.choice(list(made)))
+        return made
+
     def appender(self, module: ModuleType, lock: Any) -> Any:
         """An appender on memory with a half message in slot 0, at CommitLog offset 5; now and then with nonsense."""
         words = memoryview(bytearray(8 * 30)).cast("Q")
@@ -175,6 +186,7 @@ def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, fil
             ],
             "message": [{}, chance.text(), chance.raw(), chance.text(), [chance.text()], properties, len, RESERVED],
             "request_message": [chance.letters(), frozenset(("POP_CK",)), {"a": chance.text()}, *extra],
+            "request_end": [chance.end(), *extra],
             "stand": [tuple((chance.raw(), chance.number(), chance.number()) for _ in range(chance.choice([1, 17])))],
             "sent_records": chance.pull(log),
             "start_write": [chance.choice([-1, file, chance.number()]), chance.number(), chance.number()],

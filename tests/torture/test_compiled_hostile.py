@@ -34,5 +34,7 @@ def test_no_argument_crashes_the_interpreter(tmp_path: Path, seed: int) -> None:
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     made = ast.literal_eval(done.stdout)
-    names = ["append", "end", "draft", "index_codes", "message", "crc32", "sent_records", "request_message"]
+    names = [
+        "append", "end", "draft", "index_codes", "message", "crc32", "sent_records", "request_message", "request_end",
+    ]  # fmt: skip
     assert min(made[f"{name} did"] for name in names) > 50, made

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from broker import compiled
 from broker.errors import BrokerError, CorruptStore, MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import encode
@@ -34,6 +35,9 @@ from broker.transaction.service import Half, HalfReference, LocalTransactionStat
 NOT, COMMIT, ROLLBACK = 0, 8, 12
 _DECISIONS = {COMMIT: TransactionType.COMMIT, ROLLBACK: TransactionType.ROLLBACK}
 _PATIENCE_S, _PAUSE_S = 2.0, 0.01  # for a producer that does not read what it is sent
+_read: Callable[[dict[str, str]], tuple[int, int, str, int] | None] | None = (
+    compiled.fast.request_end if compiled.fast else None
+)
 Resolver = Callable[[Half, ReceivedMessage], LocalTransactionState]
 
 log = logging.getLogger("broker.server")
@@ -65,14 +69,13 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
 
 def end_at_once(context: ServerContext, request: Request) -> RemotingCommand | None:
     """The same for the event loop, which waits for no lock; None where the thread of the store is to do it."""
-    header = EndTransactionRequestHeader.decode(request.command.ext)
-    offset, decision = header.commit_log_offset, _DECISIONS.get(header.commit_or_rollback)
-    if decision is None or request.account is not None or context.checks.get(offset):
+    end = None if _read is None else _read(request.command.ext)
+    if end is None or request.account is not None or context.checks.get(end[0]):
         return None
-    reference = HalfReference(offset, header.tran_state_table_offset, header.producer_group)
-    if context.store.transactions.end_at_once(reference, decision) is None:
+    offset, slot, producer_group, decision = end
+    reference = HalfReference(offset, slot, producer_group)
+    if context.store.transactions.end_at_once(reference, _DECISIONS[decision]) is None:
         return None
-    context.checks.pop(offset, None)
     return request.answer()
 
 

@@ -146,8 +146,11 @@ class Admission:
             accepts = rules.message_type
             if accepts and accepts != "MIXED" and accepts not in _types(properties, prepared=prepared):
                 raise MessageRejected(_wrong_type(topic, accepts, message_type(properties, prepared=prepared)))
-        if not rules.may_write:
-            raise NotPermitted(f"the topic {topic} may not be written: its perm in config/topics.json lacks 2")
+        if not rules.may_write or rules.write_queues < 1:
+            lacks = (
+                "writeQueueNums in config/topics.json is 0" if rules.may_write else "perm in config/topics.json lacks 2"
+            )
+            raise NotPermitted(f"the topic {topic} may not be written: its {lacks}")
         if not 0 <= queue_id < rules.write_queues:
             reason = f"queues 0 to {rules.write_queues - 1}, and no queue {queue_id}"
             raise MessageRejected(f"the topic {topic} has {reason}")
