@@ -34,7 +34,7 @@ _read: Callable[..., tuple[str, str, int, int, int, str, dict[str, str]] | None]
 )
 _UNCOMMON = frozenset((*sends.OWN, *DELAYS))
 _ANSWER = (
-    b'{"code":0,"extFields":{"msgId":"%b","queueId":"%d","queueOffset":"%d","transactionId":"%b",'
+    b'{"code":0,"extFields":{"msgId":"%b%016X","queueId":"%d","queueOffset":"%d","transactionId":"%b",'
     b'"MSG_REGION":"DefaultRegion","TRACE_ON":"true"},"flag":%d,"language":"PYTHON","opaque":%d,'
     b'"serializeTypeCurrentRPC":"JSON","version":%d}'
 )
@@ -125,12 +125,11 @@ class PlainAnswer(NamedTuple):
         """Its frame: the bytes of `command().encode()`."""
         if not (self.unique_key.isascii() and self.unique_key.isalnum()):  # JSON may have to escape it
             return self.command().encode()
-        _, host, commitlog_offset, queue_id, queue_offset, unique_key = self
-        message_id = b"%b%016X" % (_hex(host), commitlog_offset)
+        opaque, host, commitlog_offset, queue_id, queue_offset, unique_key = self
         raw = _ANSWER % (
-            message_id, queue_id, queue_offset, unique_key.encode(), RESPONSE, self.opaque, VERSION,
+            _hex(host), commitlog_offset, queue_id, queue_offset, unique_key.encode(), RESPONSE, opaque, VERSION,
         )  # fmt: skip
-        return (4 + len(raw)).to_bytes(4, "big") + len(raw).to_bytes(4, "big") + raw
+        return b"%b%b%b" % ((4 + len(raw)).to_bytes(4, "big"), len(raw).to_bytes(4, "big"), raw)
 
 
 @lru_cache(maxsize=16)
