@@ -43,13 +43,16 @@ def test_a_broker_that_fails_is_avoided(two: TwoBrokers, ledger: broker.Ledger, 
     producer = two.client.producer("shop", topics=["orders"], ledger=ledger)
     for number in range(8):
         buy(producer, number)
-    assert [len(delivered(one)) for one in two.stores] == [4, 4]
+    first, second = (len(delivered(one)) for one in two.stores)
+    assert first + second == 8
+    assert min(first, second) > 0  # 4 each, unless one is slow, which is avoided for a while, too
     two.servers[0].close()
     for number in range(8, 16):
         buy(producer, number)
-    assert len(delivered(two.stores[1])) == 12
+    kept = second + 8
+    assert len(delivered(two.stores[1])) == kept
     with two.client.consumer("billing", "orders") as consumer:  # what broker-b has
-        assert len({one.body for _ in range(12) if (one := consumer.receive(5.0))}) == 12
+        assert len({one.body for _ in range(kept) if (one := consumer.receive(5.0))}) == kept
 
 
 def test_a_broker_that_is_gone_keeps_nobody_from_the_others(two: TwoBrokers) -> None:
