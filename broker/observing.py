@@ -2,14 +2,14 @@
 
 An observer is asked once, when a producer, a consumer or a round of check-back is made, and puts something of its own
 around it. So a process without one runs the same instructions for each message as if there were no telemetry. Besides
-it is asked at each answer to a check of a cluster's broker, which comes for few messages.
+it is asked at each answer to a check of a cluster's broker, which comes for few messages, and by a server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from broker.message import ReceivedMessage
@@ -40,6 +40,23 @@ class MessageObserver(Protocol):
 
     def handling(self, run: Run, consumer_group: str) -> Run:
         """Around what processes one message of an application's group."""
+
+    def stored(self, message: StoredForClient) -> None:
+        """After a server answered a client that sent a message."""
+
+
+class StoredForClient(NamedTuple):
+    """A message of a client of a server: what its request says of it, and what became of it."""
+
+    topic: str
+    queue_id: int
+    producer_group: str
+    properties: Mapping[str, str]
+    body_size: int
+    begun_ns: int
+    """When the request came: nanoseconds since 1970."""
+    error: str
+    """Why it was refused; empty when it is stored."""
 
 
 _current: MessageObserver | None = None
@@ -79,3 +96,9 @@ def receiver(kind: type[_Receiver]) -> type[_Receiver]:
 def handling(run: Run, consumer_group: str) -> Run:
     """See MessageObserver."""
     return run if _current is None else _current.handling(run, consumer_group)
+
+
+def stored(message: StoredForClient) -> None:
+    """See MessageObserver."""
+    if _current is not None:
+        _current.stored(message)

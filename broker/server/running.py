@@ -47,6 +47,7 @@ from broker.server.replication.master import ReplicationMaster
 from broker.server.requests.ends import ProducerChecks, Resolver
 from broker.server.requests.pulls import Held, HeldPulls, look
 from broker.server.requests.relay import TIMEOUT_S, Passed
+from broker.server.requests.sends import observed
 from broker.server.settings import ServerSettings, host_and_port, store_host
 from broker.server.siblings.queue_locks import QueueLocks
 from broker.server.siblings.registry import SiblingRegistry
@@ -285,10 +286,9 @@ class Server:
 
     def _store(self, request: Request, route: Route) -> None:
         """Have something stored, and where sends wait for slaves, answered when one has it."""
-        replication = self.replication if self.settings.ha_sync else None
-        finish: Callable[[Any], None] = partial(self._finish, request)
-        if replication is not None:
-            self._store_thread.submit(*replication.waiting(partial(route.handler, self.context, request), finish))
+        finish = observed(request, partial(self._finish, request))
+        if self.replication is not None and self.settings.ha_sync:
+            self._store_thread.submit(*self.replication.waiting(partial(route.handler, self.context, request), finish))
         elif route.at_once is not None:
             self._store_thread.do(route.handler, finish, route.at_once, self.context, request)
         else:

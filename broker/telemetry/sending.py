@@ -10,6 +10,7 @@ from typing import Any
 from broker.database.bound_ledger import BoundLedger
 from broker.format import properties as names
 from broker.message import Message
+from broker.observing import StoredForClient
 from broker.producing.destination import Destination, SendResult
 from broker.telemetry.spans import (
     COMMIT,
@@ -18,6 +19,7 @@ from broker.telemetry.spans import (
     ROLLBACK,
     SEND,
     SEND_ON,
+    STORE,
     TRACEPARENT,
     SpanOperation,
     Spans,
@@ -134,6 +136,22 @@ def span_of_answer(
     if operation is None:
         return contextlib.nullcontext()
     return spans.settling(operation, half.topic, half.properties, _of_half(half, {BY: _BY_CHECK}))
+
+
+def span_of_store(message: StoredForClient, spans: Spans) -> None:
+    """The span of what a server did for a message that a traced client sent; none for a message without a context."""
+    created = creation(message.properties)
+    if created is None:
+        return
+    attributes = {
+        "messaging.message.id": message.properties.get(names.UNIQ_KEY, ""),
+        "messaging.destination.partition.id": str(message.queue_id),
+        "messaging.message.body.size": message.body_size,
+        "messaging.rocketmq.message.tag": message.properties.get(names.TAGS, ""),
+        "messaging.rocketmq.message.keys": tuple(message.properties.get(names.KEYS, "").split()),
+        "checkback.producer_group": message.producer_group,
+    }
+    spans.past(STORE, message.topic, attributes, (), message.begun_ns, parent=created, error=message.error)
 
 
 def _of(message: Message) -> tuple[SpanOperation, list[Any]]:

@@ -6,6 +6,7 @@ commit orders       CLIENT    the current span, else `send`     send           a
 receive orders      CLIENT    the current span                  send
 process orders      CONSUMER  send                              send
 ack orders          CLIENT    the current span, else `send`     send           also retry
+store orders        SERVER    send                              -              in a server, of a client's message
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ SEND_ON = SpanOperation("send", "send", SpanKind.CLIENT)  # of messages that hav
 COMMIT = SpanOperation("commit", "settle", SpanKind.CLIENT)
 ROLLBACK = SpanOperation("rollback", "settle", SpanKind.CLIENT)
 PARK = SpanOperation("park", "settle", SpanKind.CLIENT)
+STORE = SpanOperation("store", "store", SpanKind.SERVER)
 RECEIVE = SpanOperation("receive", "receive", SpanKind.CLIENT)
 PROCESS = SpanOperation("process", "process", SpanKind.CONSUMER)
 ACK = SpanOperation("ack", "settle", SpanKind.CLIENT)
@@ -89,12 +91,17 @@ class Spans:
         attributes: Mapping[str, Any],
         links: Sequence[SpanContext],
         begun_ns: int,
+        *,
+        parent: SpanContext | None = None,
+        error: str = "",
     ) -> None:
-        """A span of something that is over."""
+        """A span of something that is over, and failed if there is an error."""
         span = self._tracer.start_span(
-            f"{operation.name} {topic}", None, operation.kind, _attributes(operation, topic, attributes),
-            [Link(one) for one in links], start_time=begun_ns,
+            f"{operation.name} {topic}", None if parent is None else _context(parent), operation.kind,
+            _attributes(operation, topic, attributes), [Link(one) for one in links], start_time=begun_ns,
         )  # fmt: skip
+        if error:
+            span.set_status(Status(StatusCode.ERROR, error))
         span.end()
 
     @contextlib.contextmanager

@@ -55,6 +55,11 @@ class Tracing:
             self._kinds[kind] = known
         return cast("type[_Receiver]", known)
 
+    def stored(self, message: observing.StoredForClient) -> None:
+        from broker.telemetry.sending import span_of_store
+
+        span_of_store(message, self._spans)
+
     def handling(self, run: observing.Run, consumer_group: str) -> observing.Run:
         def observed(message: ReceivedMessage) -> None:
             with self.processing(message, consumer_group):

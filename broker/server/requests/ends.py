@@ -12,8 +12,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from broker import compiled
+from broker import compiled, observing
 from broker.errors import BrokerError, CorruptStore, MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import encode
@@ -30,7 +31,7 @@ from broker.server.acl import PUB, may
 from broker.server.clients import Peer
 from broker.server.context import Refused, Request, ServerContext
 from broker.transaction.rounds import is_due
-from broker.transaction.service import Half, HalfReference, LocalTransactionState
+from broker.transaction.service import Half, HalfReference, LocalTransactionState, TransactionalMessageService
 
 NOT, COMMIT, ROLLBACK = 0, 8, 12
 _DECISIONS = {COMMIT: TransactionType.COMMIT, ROLLBACK: TransactionType.ROLLBACK}
@@ -48,12 +49,9 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
     header = EndTransactionRequestHeader.decode(request.command.ext)
     if header.commit_or_rollback not in (COMMIT, ROLLBACK):
         return None
-    reference = HalfReference(header.commit_log_offset, header.tran_state_table_offset, header.producer_group)
-    service = context.store.transactions
     _check_right(context, request, header)
-    decide = service.commit if header.commit_or_rollback == COMMIT else service.rollback
     try:
-        decide(reference, extra_properties=_checks(context, header.commit_log_offset))
+        _decide(context, header)
     except TransactionError as error:
         log.warning(
             "%s: END_TRANSACTION of %s: %s",
@@ -67,10 +65,22 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
     return request.answer()
 
 
+def _decide(context: ServerContext, header: EndTransactionRequestHeader) -> None:
+    """Commit or roll back. Raises TransactionError."""
+    service: Any = context.store.transactions
+    half: Any = HalfReference(header.commit_log_offset, header.tran_state_table_offset, header.producer_group)
+    extra = _checks(context, header.commit_log_offset)
+    if observing.is_observed():  # its span says more than the request; what the request says is still what counts
+        known = service.half(half.commitlog_offset)
+        half = replace(known, slot=half.slot, producer_group=half.producer_group)
+        service = observing.ending(service)
+    (service.commit if header.commit_or_rollback == COMMIT else service.rollback)(half, extra_properties=extra)
+
+
 def end_at_once(context: ServerContext, request: Request) -> RemotingCommand | None:
     """The same for the event loop, which waits for no lock; None where the thread of the store is to do it."""
     end = None if _read is None else _read(request.command.ext)
-    if end is None or request.account is not None or context.checks.get(end[0]):
+    if end is None or request.account is not None or context.checks.get(end[0]) or observing.is_observed():
         return None
     offset, slot, producer_group, decision = end
     reference = HalfReference(offset, slot, producer_group)
@@ -115,7 +125,7 @@ class ProducerChecks:
         Raises StoreError.
         """
         context, asked = self._context, 0
-        service, timeout_ms = context.store.transactions, int(context.settings.transaction_timeout_s * 1000)
+        service, timeout_ms = self._service(), int(context.settings.transaction_timeout_s * 1000)
         parked, in_doubt, damaged = service.parked(), set[int](), list[CorruptStore]()
         self._slow.clear()
         now_ms = context.store.writer.clock.now_ms()
@@ -130,6 +140,9 @@ class ProducerChecks:
         self._failed &= in_doubt
         self._report(damaged)
         return asked
+
+    def _service(self) -> TransactionalMessageService:
+        return observing.ending(self._context.store.transactions)
 
     def _report(self, damaged: list[CorruptStore]) -> None:
         """Log what cannot be read, once."""
@@ -160,14 +173,14 @@ class ProducerChecks:
             return False
         if before < self._context.settings.check_max:
             return self._ask(half, before + 1)
-        self._context.store.transactions.park(half, f"{before} producers of the group were asked, and none knew")
+        self._service().park(half, f"{before} producers of the group were asked, and none knew")
         return False
 
     def _resolved(self, half: Half) -> bool:
         """Whether a resolver knows, and the transaction is ended by its word."""
         if self._resolver is None:
             return False
-        service = self._context.store.transactions
+        service = self._service()
         try:
             decision = self._resolver(half, service.message(half))
         except Exception:

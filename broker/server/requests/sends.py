@@ -5,13 +5,16 @@ RocketMQ: SendMessageProcessor, AbstractSendMessageProcessor.msgCheck (5.3.3).
 
 from __future__ import annotations
 
+import contextlib
 import random
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+from broker import observing
 from broker.consuming.redelivery import sent_back
-from broker.errors import CorruptRecord, MessageRejected
+from broker.errors import CorruptRecord, MessageRejected, ProtocolError
 from broker.format import properties as names
 from broker.format.commitlog import MESSAGE_SIZE_MAX
 from broker.format.config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
@@ -55,6 +58,26 @@ _NOT_OF_A_HALF = frozenset((names.DELAY, names.TRANSACTION_CHECK_TIMES, names.TR
 _FITTING = names.SIZE_MAX // 4  # so many characters fit, whatever they are
 _check_name = lru_cache(maxsize=4096)(check_topic_name)  # what it raises is not remembered
 ADDED = {"MSG_REGION": REGION, "TRACE_ON": "true"}
+
+
+def observed(request: Request, finish: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What finishes a request; where there is an observer, it sees a message that was sent, once that is answered."""
+    code = request.command.code
+    if not observing.is_observed() or code not in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2):
+        return finish
+    begun_ns = time.time_ns()
+
+    def finish_seen(result: Any) -> None:
+        finish(result)
+        with contextlib.suppress(ProtocolError):  # a request that says nothing was refused
+            header, error = header_of(request), str(result) if isinstance(result, BaseException) else ""
+            seen = observing.StoredForClient(
+                header.topic, header.queue_id, header.producer_group, names.decode_text(header.properties or ""),
+                len(request.command.body), begun_ns, error,
+            )  # fmt: skip
+            observing.stored(seen)
+
+    return finish_seen
 
 
 class _Incoming(NamedTuple):

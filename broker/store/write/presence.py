@@ -2,8 +2,9 @@
 
 A file that is deleted lives on in the processes that map it: stores and fsyncs still work, on what nobody will ever
 open again. So whenever the log was flushed, and twice a second besides, each file is compared with what stands at its
-path: the same number (inode), the same size. It costs four calls for each fsync, none for a
-message; the C module asks without the files' times, see docs/decisions/0046. What does not fit stops the appends of every process (Word.POISON) before anything more is acknowledged.
+path: the same number (inode), the same size. It costs four calls for each fsync, none for a message; the C module asks
+without the files' times, see docs/decisions/0046. What does not fit stops the appends of every process (Word.POISON)
+before anything more is acknowledged.
 
 A truncated file cannot be detected in time: a process that stores beyond its new end is killed by SIGBUS, and has
 acknowledged nothing. Retention may remove segments, but only the oldest, and never the one that is written to.

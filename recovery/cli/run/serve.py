@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 from broker.log_fields import event
 from recovery.cli.declaration import Option, VerbGroup
-from recovery.cli.shared import LogOrNone, Store, examples, listing
+from recovery.cli.shared import LogOrNone, Otlp, Store, examples, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show, show_now
+from recovery.cli.terminal.traces import traced
 
 _OTHER_FILES = 512  # of the store, and the server's own
 
@@ -86,6 +87,7 @@ def serve(
     ha: Ha = "",
     ha_sync: HaSync = False,
     name_servers: Register = None,
+    otlp: Otlp = None,
     log: LogOrNone = None,
     seconds: Annotated[float | None, Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
 ) -> None:
@@ -112,7 +114,10 @@ def serve(
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    with broker.open(store, sync=_sync(sync), create=create) as opened, start(opened, settings) as server:
+    with (
+        traced(otlp, "serve"), broker.open(store, sync=_sync(sync), create=create) as opened,
+        start(opened, settings) as server,
+    ):  # fmt: skip
         show_now(f"Serving {store} on {server.address}: name server and broker. Ctrl-C stops it.")
         if server.ha_address:
             show_now(f"RocketMQ slaves copy it from {server.ha_address} (haMasterAddress).")
