@@ -16,7 +16,9 @@ from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
 from broker.transaction.service import LocalTransactionState
+from tests.server.processes import server_process
 from tests.server.wire_client import WireClient, sending
+from tests.telemetry.collector import Collector
 from tests.telemetry.spans_in_memory import SpansInMemory, links, traced
 
 TRACE, SENT = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
@@ -122,3 +124,16 @@ def test_what_the_server_decides_itself_has_its_span(tmp_path: Path, spans: Span
             time.sleep(0.01)
     span = spans.one("commit orders")
     assert (span.context.trace_id, links(span)) == (TRACE, [SENT])
+
+
+def test_the_verb_sends_its_spans_to_a_collector(tmp_path: Path) -> None:
+    with (
+        Collector() as collector,
+        server_process(tmp_path / "store", "os", "--create", "--otlp", collector.url) as (process, address),
+        WireClient(address) as client,
+    ):
+        assert client.publish("orders", b"x", traceparent=CONTEXT).code == Answer.SUCCESS
+        process.terminate()
+        assert process.wait(30) == 0
+        (span,) = collector.named("store orders")
+    assert (span.service, span.trace_id, span.parent_id) == ("serve", f"{TRACE:032x}", f"{SENT:016x}")
