@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import broker
+from broker.consuming.group.served_clients import served_clients
 from broker.errors import BrokerError
 from broker.format.topics import HALF_TOPIC, OP_TOPIC
 from broker.store.disk.files import Disk
@@ -25,6 +26,7 @@ from recovery.views.dead_letters import dead_letters, groups
 from recovery.views.overview import overview, story
 
 LISTED = 200
+CLIENTS_LISTED = 20
 FINDINGS_LISTED = 20
 UNREADABLE = (BrokerError, OSError)
 _OF_BROKERS = (HALF_TOPIC, OP_TOPIC)  # their consumer is the broker: what is unread there is in doubt, or ended
@@ -60,6 +62,7 @@ def store_of(name: str, path: str) -> dict[str, Any]:
     with broker.open(path, read_only=True) as store:
         dead = groups(store)
     facts = {"consumers": _consumers(path), "dead_letters": dead, "crashed": bool(crashed(path)), "copy": _copy(path)}
+    facts["clients"] = _clients(path)
     return {
         "name": name,
         "path": path,
@@ -105,6 +108,12 @@ def _consumers(path: str) -> list[dict[str, Any]]:
     with broker.open(path, read_only=True) as store:
         found = list(_by_topic(one for one in positions(store) if one.topic not in _OF_BROKERS))
     return sorted(found, key=lambda one: -one["lag"])[:LISTED]
+
+
+def _clients(path: str) -> list[dict[str, Any]]:
+    """Each group with consumers at a server of the store: how many, and the ids of the first ones."""
+    found = sorted(served_clients(path).items())[:LISTED]
+    return [{"group": group, "count": len(ids), "ids": ids[:CLIENTS_LISTED]} for group, ids in found]
 
 
 def _by_topic(queues: Iterable[GroupPosition]) -> Iterable[dict[str, Any]]:

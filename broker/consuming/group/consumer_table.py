@@ -32,11 +32,11 @@ _MAGIC = 0x534E4F43_4B424B43  # native order: a page of another byte order is no
 _VERSION = 1
 _HEAD_BYTES = 4096
 MEMBERS = 1024
-_MEMBER_BYTES = 64
+MEMBER_BYTES = 64
 CELLS = 4096
 _CELL_BYTES = 1024
 _AT_ONCE = 64  # cells for which the disk gives blocks together
-_CELLS_AT = _HEAD_BYTES + MEMBERS * _MEMBER_BYTES
+_CELLS_AT = _HEAD_BYTES + MEMBERS * MEMBER_BYTES
 _FILE_BYTES = _CELLS_AT + CELLS * _CELL_BYTES
 UNSET = (1 << 64) - 1  # a position that nobody gave yet
 _LEFT = UNSET - 1  # in its place: a server's clients were there, and left
@@ -105,7 +105,7 @@ class ConsumerTable:
 
     def _forget_members(self) -> None:
         for member in range(MEMBERS):
-            self._words[_member_at(member) + _ID] = 0
+            self._words[member_at(member) + _ID] = 0
 
     def close(self) -> None:
         self._map.close()
@@ -328,7 +328,7 @@ class ConsumerTable:
 
     def join(self, member: int, group_cell: int, topics: int, now_ms: int, kind: MemberKind = MemberKind.LOCAL) -> int:
         """Put a member in its place; returns its number, which no other ever had. Under the lock."""
-        words, at = self._words, _member_at(member)
+        words, at = self._words, member_at(member)
         number = words[_LAST_MEMBER] + 1
         words[_LAST_MEMBER] = number
         words[at + _BEAT_MS], words[at + _GROUP_CELL], words[at + _TOPICS] = now_ms, group_cell, topics
@@ -339,13 +339,13 @@ class ConsumerTable:
 
     def leave(self, member: int, number: int) -> None:
         """Take a member out. Under the lock."""
-        if self._words[_member_at(member) + _ID] == number:
-            self._words[_member_at(member) + _ID] = 0
+        if self._words[member_at(member) + _ID] == number:
+            self._words[member_at(member) + _ID] = 0
             self._words[_CHANGES] += 1
 
     def set_topics(self, member: int, topics: int) -> None:
         """Say that a member is at other topics now. Under the lock."""
-        self._words[_member_at(member) + _TOPICS] = topics
+        self._words[member_at(member) + _TOPICS] = topics
 
     def announce(self) -> None:
         """Have all members look again at who is in their groups. Under the lock."""
@@ -353,7 +353,7 @@ class ConsumerTable:
 
     def member(self, member: int) -> MemberEntry:
         """What the table says of a member at a place."""
-        at = _member_at(member)
+        at = member_at(member)
         words = self._words
         return MemberEntry(
             words[at + _ID], words[at + _BEAT_MS], words[at + _GROUP_CELL], words[at + _TOPICS], words[at + _KIND]
@@ -361,13 +361,13 @@ class ConsumerTable:
 
     def members(self) -> list[int]:
         """The places that are taken, by the living and the dead."""
-        step, start = _MEMBER_BYTES // 8, _member_at(0)
+        step, start = MEMBER_BYTES // 8, member_at(0)
         numbers = self._words[start : start + MEMBERS * step : step].tolist()
         return [place for place, number in enumerate(numbers) if number]
 
     def beat(self, member: int, now_ms: int) -> None:
         """Say that a member lives."""
-        self._words[_member_at(member) + _BEAT_MS] = now_ms
+        self._words[member_at(member) + _BEAT_MS] = now_ms
 
     @property
     def changes(self) -> int:
@@ -396,5 +396,5 @@ class ConsumerTable:
         return crc32(sizes + bytes(self._map.view[start : start + size]))
 
 
-def _member_at(member: int) -> int:
-    return (_HEAD_BYTES + member * _MEMBER_BYTES) // 8
+def member_at(member: int) -> int:  # a word; its words are the fields of MemberEntry, in their order
+    return (_HEAD_BYTES + member * MEMBER_BYTES) // 8

@@ -33,6 +33,24 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def is_locked(disk: Disk, directory: str, place: int) -> bool:
+    """Whether the process of a member lives.
+
+    Two that ask at one moment may both get yes; the next time they get the right answer.
+    """
+    try:
+        descriptor = disk.open_lock(os.path.join(directory, str(place)), write=False)
+    except Missing:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class Membership:
     """One consumer's place in its group, from join to leave."""
 
@@ -139,20 +157,6 @@ class Membership:
             return False
         return number == self.number or self._is_there(place)
 
-    def _is_locked(self, place: int) -> bool:
-        """Two that ask at one moment may both get yes; the next time they get the right answer."""
-        try:
-            descriptor = self._cells.disk.open_lock(os.path.join(self._directory, str(place)), write=False)
-        except Missing:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
-
     def numbers(self) -> list[int]:
         """The numbers of all living consumers of the group in processes that have the store open, in order of age."""
         own = [self.number] if self._kind is MemberKind.LOCAL else []
@@ -187,7 +191,7 @@ class Membership:
 
     def _is_there(self, place: int) -> bool:
         beat_ms = self._cells.member(place).beat_ms
-        return monotonic_ms() - beat_ms < SILENT_MS and self._is_locked(place)
+        return monotonic_ms() - beat_ms < SILENT_MS and is_locked(self._cells.disk, self._directory, place)
 
     def leave(self) -> None:
         """Give the place back."""

@@ -40,6 +40,11 @@ class PublishedClients:
         with self._lock:
             return list(self._others.get(group, ()))
 
+    def groups(self) -> dict[str, list[str]]:
+        """All of these, by group."""
+        with self._lock:
+            return {group: list(ids) for group, ids in self._others.items()}
+
     def refresh(self) -> set[str]:
         """Read what other servers published; the groups whose clients there changed. Raises StoreError."""
         found: dict[str, set[str]] = {}

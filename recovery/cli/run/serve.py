@@ -9,7 +9,7 @@ import resource
 import signal
 import threading
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from broker.log_fields import event
 from recovery.cli.declaration import Option, VerbGroup
@@ -17,6 +17,9 @@ from recovery.cli.shared import LogOrNone, Otlp, Store, examples, listing
 from recovery.cli.terminal.log_lines import log_to_stderr
 from recovery.cli.terminal.output import show, show_now
 from recovery.cli.terminal.traces import traced
+
+if TYPE_CHECKING:
+    from broker.server.running import Server
 
 _OTHER_FILES = 512  # of the store, and the server's own
 
@@ -96,7 +99,6 @@ def serve(
     It listens on this machine only, unless there is an ACL. Ctrl-C or SIGTERM stops it: what was accepted is answered.
     """
     import broker
-    from broker.errors import BrokerError
 
     log_to_stderr(log)
     from broker.server.running import start
@@ -121,10 +123,17 @@ def serve(
         show_now(f"Serving {store} on {server.address}: name server and broker. Ctrl-C stops it.")
         if server.ha_address:
             show_now(f"RocketMQ slaves copy it from {server.ha_address} (haMasterAddress).")
-        until_s = math.inf if seconds is None else time.monotonic() + seconds
-        while not stopped.wait(min(1.0, max(0.0, until_s - time.monotonic()))) and time.monotonic() < until_s:
-            if server.wait(0):  # its event loop ended
-                raise BrokerError("the server stopped because of an error, see the log. Start it again")
+        _stay(server, stopped, seconds)
+
+
+def _stay(server: Server, stopped: threading.Event, seconds: float | None) -> None:
+    """Until a signal comes, or the time is over. Raises BrokerError when the server ends by itself."""
+    from broker.errors import BrokerError
+
+    until_s = math.inf if seconds is None else time.monotonic() + seconds
+    while not stopped.wait(min(1.0, max(0.0, until_s - time.monotonic()))) and time.monotonic() < until_s:
+        if server.wait(0):  # its event loop ended
+            raise BrokerError("the server stopped because of an error, see the log. Start it again")
 
 
 def _allow_files(needed: int, store: str) -> None:

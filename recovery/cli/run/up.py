@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,13 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from recovery.cli.declaration import Argument, Exit, Option, VerbGroup
+from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbGroup
 from recovery.cli.shared import DEFECT, FINDINGS, USAGE, AsJson, examples, fail, listing, secret
 from recovery.cli.terminal.output import others_to_stderr, print_json, show, show_now
 
 if TYPE_CHECKING:
     from recovery.airflow.local.demo import Sale
     from recovery.airflow.local.rest import Rest
+    from recovery.airflow.local.served import ServedStore
     from recovery.airflow.local.standalone import Standalone
     from recovery.airflow.settings import StoreSettings
 
@@ -44,6 +46,9 @@ def up(
     resolver: Annotated[
         str | None, Option(metavar="NAME", help="Instead of a ledger: module:function, or a URL.")
     ] = None,
+    serve: Annotated[
+        str | None, Option(metavar="HOST:PORT", help="Also serve the store to RocketMQ clients, at this address.")
+    ] = None,
     seconds: Annotated[float | None, Option(min=1, metavar="N", help="Stop after N seconds.")] = None,
 ) -> None:
     """Start Airflow with check-back, recovery, rebuild, verification and retention here, and show their runs.
@@ -55,6 +60,7 @@ def up(
     from recovery.airflow.local.standalone import Standalone
 
     surroundings.check_airflow()
+    _check_serve(serve, stores)
     directory = os.path.abspath(os.path.expanduser(home))
     os.makedirs(directory, exist_ok=True)
     surroundings.check_disk(directory)
@@ -68,19 +74,42 @@ def up(
     )
     signal.signal(signal.SIGTERM, _interrupt)
     until = None if seconds is None else time.monotonic() + seconds
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(airflow.stop)
         sale = Sale(os.path.join(directory, time.strftime("demo-%Y%m%d-%H%M%S")), airflow) if demo else None
         if sale is not None:
             sale.start()
+        server = None
         if stores is None:
             asked = {"ledger": ledger, "resolver": resolver}
-            _write_settings(
-                airflow.stores, sale.settings() if sale is not None else _one_store(directory, store, asked)
-            )
+            of_store = sale.settings() if sale is not None else _one_store(directory, store, asked)
+            _write_settings(airflow.stores, of_store)
+            server = _served(airflow, of_store["path"], serve, stack)
         airflow.start()
-        _stay(airflow, sale, until)
-    finally:
-        airflow.stop()
+        _stay(airflow, sale, until, server)
+
+
+def _check_serve(serve: str | None, stores: str | None) -> None:
+    """Refuse what cannot be served before anything starts. Raises BrokerError."""
+    from broker.server.settings import ServerSettings
+
+    if serve is not None and stores is not None:
+        text = "--serve is for one store, and --stores names a file of several: run `checkback serve STORE` for each"
+        raise BadParameter(f"{text} that clients use")
+    if serve is not None:
+        ServerSettings(serve)
+
+
+def _served(airflow: Standalone, path: str, serve: str | None, stack: contextlib.ExitStack) -> ServedStore | None:
+    """The server of the store, if one is wanted; it stops before Airflow does."""
+    from recovery.airflow.local.served import ServedStore
+
+    if serve is None:
+        return None
+    server = ServedStore(airflow, path, serve)
+    stack.callback(server.stop)
+    server.start()
+    return server
 
 
 def settings(
@@ -169,7 +198,7 @@ def _write_settings(named: str, settings: Mapping[str, Any]) -> None:
         file.write(json.dumps({"stores": {name: settings}}, indent=2))
 
 
-def _stay(airflow: Standalone, sale: Sale | None, until: float | None) -> None:
+def _stay(airflow: Standalone, sale: Sale | None, until: float | None, server: ServedStore | None) -> None:
     """From the start to Ctrl-C."""
     from recovery.airflow.local.rest import Rest
     from recovery.airflow.settings import read_stores
@@ -184,10 +213,14 @@ def _stay(airflow: Standalone, sale: Sale | None, until: float | None) -> None:
     show_now(f"Ready after {time.monotonic() - began:.0f} s")
     show_now(f"  Airflow   {airflow.url}" + (f"   user {login[0]}, password {login[1]}" if login else ""))
     show_now(f"  Stores    {airflow.url}/plugin/checkback")
+    if server is not None:
+        show_now(f"  RocketMQ  {server.address}   its log is {server.log}")
     show_now("  Ctrl-C stops all of it")
     while until is None or time.monotonic() < until:
         if airflow.has_ended():
             fail(f"Airflow ended by itself; its log says why: {airflow.log}", DEFECT)
+        if server is not None and server.has_ended():
+            fail(f"the server ended by itself; its log says why: {server.log}", DEFECT)
         if sale is not None and (result := sale.result()):
             show_now(result)
             _verify(rest, looked_after)
@@ -244,7 +277,12 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-_EPILOG = examples("up shop.store", "up shop.store --ledger postgresql+psycopg:///shop", "up --demo")
+_EPILOG = examples(
+    "up shop.store",
+    "up shop.store --ledger postgresql+psycopg:///shop",
+    "up shop.store --serve 127.0.0.1:10911",
+    "up --demo",
+)
 
 
 def register(app: VerbGroup) -> None:
