@@ -29,8 +29,8 @@ class MessageObserver(Protocol):
     def destination(self, inner: Destination, producer_group: str) -> Destination:
         """Around what a producer stores in, and what ends its half messages."""
 
-    def ending(self, inner: _Service) -> _Service:
-        """Around what ends half messages for others: check-back."""
+    def ending(self, inner: _Service, *, for_client: bool) -> _Service:
+        """Around what ends half messages for others: check-back, or a server at a client's request."""
 
     def answering(self, half: Half, decision: LocalTransactionState) -> AbstractContextManager[object]:
         """Around the answer to a broker's check, which ends a half message unless it is "unknown"."""
@@ -78,9 +78,9 @@ def destination(inner: Destination, producer_group: str) -> Destination:
     return inner if _current is None else _current.destination(inner, producer_group)
 
 
-def ending(inner: _Service) -> _Service:
+def ending(inner: _Service, *, for_client: bool = False) -> _Service:
     """See MessageObserver."""
-    return inner if _current is None else _current.ending(inner)
+    return inner if _current is None else _current.ending(inner, for_client=for_client)
 
 
 def answering(half: Half, decision: LocalTransactionState) -> AbstractContextManager[object]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from opentelemetry.trace import SpanKind
+
 from broker.database.bound_ledger import BoundLedger
 from broker.format import properties as names
 from broker.message import Message
@@ -106,6 +108,8 @@ class ObservedDestination(Destination):
 class ObservedEnds(HalfMessageService):
     """Another service, with a span around each end. What it has besides is the other's."""
 
+    kind = SpanKind.CLIENT
+
     def __init__(self, inner: HalfMessageService, spans: Spans) -> None:
         self._inner, self._spans = inner, spans
 
@@ -116,16 +120,28 @@ class ObservedEnds(HalfMessageService):
         self._inner.wait_durable(half)
 
     def commit(self, half: Half, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
-        with self._spans.settling(COMMIT, half.topic, half.properties, _of_half(half, extra_properties)):
+        with self._span(COMMIT, half, extra_properties):
             return self._inner.commit(half, extra_properties=extra_properties)
 
     def rollback(self, half: Half, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
-        with self._spans.settling(ROLLBACK, half.topic, half.properties, _of_half(half, extra_properties)):
+        with self._span(ROLLBACK, half, extra_properties):
             return self._inner.rollback(half, extra_properties=extra_properties)
 
     def park(self, half: Half, why: str) -> bool:
-        with self._spans.settling(PARK, half.topic, half.properties, _of_half(half, {})):
+        with self._span(PARK, half, {}):
             return self._inner.park(half, why)
+
+    def _span(
+        self, operation: SpanOperation, half: Half, extra: Mapping[str, str] | None
+    ) -> contextlib.AbstractContextManager[object]:
+        operation = operation._replace(kind=self.kind)
+        return self._spans.settling(operation, half.topic, half.properties, _of_half(half, extra))
+
+
+class ServedEnds(ObservedEnds):
+    """Those that a server makes at the requests of clients, which have spans of their own around them."""
+
+    kind = SpanKind.SERVER
 
 
 def span_of_answer(

@@ -2,7 +2,8 @@
 
 span                kind      parent                            link
 send orders         PRODUCER  the current span                  -              its context goes with the message
-commit orders       CLIENT    the current span, else `send`     send           also rollback, park
+commit orders       CLIENT    the current span, else `send`     send           also rollback, park; SERVER
+                                                                               where a server does it for a client
 receive orders      CLIENT    the current span                  send
 process orders      CONSUMER  send                              send
 ack orders          CLIENT    the current span, else `send`     send           also retry

@@ -36,10 +36,10 @@ class Tracing:
 
         return ObservedDestination(inner, producer_group, self._spans)
 
-    def ending(self, inner: _Service) -> _Service:
-        from broker.telemetry.sending import ObservedEnds
+    def ending(self, inner: _Service, *, for_client: bool) -> _Service:
+        from broker.telemetry.sending import ObservedEnds, ServedEnds
 
-        return cast(_Service, ObservedEnds(inner, self._spans))
+        return cast(_Service, (ServedEnds if for_client else ObservedEnds)(inner, self._spans))
 
     def answering(self, half: Half, decision: LocalTransactionState) -> contextlib.AbstractContextManager[object]:
         from broker.telemetry.sending import span_of_answer

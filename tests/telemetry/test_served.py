@@ -94,7 +94,7 @@ def test_an_end_is_in_the_trace_of_its_half(client: WireClient, spans: SpansInMe
     half = prepared(client, traceparent=CONTEXT)
     assert end(client, half, decision).code == Answer.SUCCESS
     span = spans.one(f"{name} orders")
-    assert (span.context.trace_id, links(span)) == (TRACE, [SENT])
+    assert (span.context.trace_id, links(span), span.kind) == (TRACE, [SENT], SpanKind.SERVER)
     assert attributes(span)["checkback.producer_group"] == "shop"
     assert end(client, half, 20 - decision).code == Answer.SYSTEM_ERROR  # the first decision wins
 
@@ -123,7 +123,7 @@ def test_what_the_server_decides_itself_has_its_span(tmp_path: Path, spans: Span
         while not spans.named("commit orders") and time.monotonic() < deadline:
             time.sleep(0.01)
     span = spans.one("commit orders")
-    assert (span.context.trace_id, links(span)) == (TRACE, [SENT])
+    assert (span.context.trace_id, links(span), span.kind) == (TRACE, [SENT], SpanKind.CLIENT)
 
 
 def test_the_verb_sends_its_spans_to_a_collector(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def _decide(context: ServerContext, header: EndTransactionRequestHeader) -> None
     if observing.is_observed():  # its span says more than the request; what the request says is still what counts
         known = service.half(half.commitlog_offset)
         half = replace(known, slot=half.slot, producer_group=half.producer_group)
-        service = observing.ending(service)
+        service = observing.ending(service, for_client=True)
     (service.commit if header.commit_or_rollback == COMMIT else service.rollback)(half, extra_properties=extra)
 
 
