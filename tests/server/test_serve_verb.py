@@ -87,3 +87,11 @@ def test_rates_are_read_while_a_sample_is_taken() -> None:
 
     counters._samples.append((Late(), counters._samples[0][1]))
     assert counters.recent("TOPIC_PUT_NUMS")[0] == 0
+
+
+def test_where_nothing_is_it_names_the_option_that_makes_a_store(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "recovery.cli", "serve", str(tmp_path / "store"), "--seconds", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("or let --create make a store there")
+    assert not (tmp_path / "store").exists()

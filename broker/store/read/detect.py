@@ -37,7 +37,8 @@ def check_place(path: str, disk: Disk, *, create: bool) -> None:
 def _fault(path: str, disk: Disk) -> str | None:
     found = disk.entry(path)
     if found is None:
-        return f"{path}: there is no such directory. {_where_it_ends(path, disk)}"
+        text = f"{path}: there is no such directory. {_where_it_ends(path, disk)}"
+        return f"{text}. Correct the path, or mount the volume"
     if not found.is_directory:
         return f"{path} is {_kind(found)}, and a store is a directory that holds commitlog/. Give that directory"
     entries = disk.entries(path)

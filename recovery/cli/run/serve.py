@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import resource
 import signal
 import threading
@@ -19,6 +20,7 @@ from recovery.cli.terminal.output import show, show_now
 from recovery.cli.terminal.traces import traced
 
 if TYPE_CHECKING:
+    from broker.live import LiveStore
     from broker.server.running import Server
 
 _OTHER_FILES = 512  # of the store, and the server's own
@@ -98,8 +100,6 @@ def serve(
 
     It listens on this machine only, unless there is an ACL. Ctrl-C or SIGTERM stops it: what was accepted is answered.
     """
-    import broker
-
     log_to_stderr(log)
     from broker.server.running import start
     from broker.server.settings import ServerSettings
@@ -117,13 +117,27 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     with (
-        traced(otlp, "serve"), broker.open(store, sync=_sync(sync), create=create) as opened,
+        traced(otlp, "serve"), _opened(store, sync, create) as opened,
         start(opened, settings) as server,
     ):  # fmt: skip
         show_now(f"Serving {store} on {server.address}: name server and broker. Ctrl-C stops it.")
         if server.ha_address:
             show_now(f"RocketMQ slaves copy it from {server.ha_address} (haMasterAddress).")
         _stay(server, stopped, seconds)
+
+
+def _opened(store: str, sync: str, create: bool) -> LiveStore:
+    """The store, open for writing. Raises what `broker.open` does, and names --create where nothing is at the path."""
+    import broker
+    from broker.errors import NotAStore
+
+    mode: Any = sync  # refused by `broker.open` if it is unknown
+    try:
+        return broker.open(store, sync=mode, create=create)
+    except NotAStore as error:
+        if create or os.path.lexists(store):
+            raise
+        raise NotAStore(f"{error}; or let --create make a store there", path=store) from error
 
 
 def _stay(server: Server, stopped: threading.Event, seconds: float | None) -> None:
@@ -169,11 +183,6 @@ def metrics(store: Store) -> None:
     with broker.open(store, create=False) as opened:
         text = exposition(samples(opened, time.time_ns() // 1_000_000))
     show(text.splitlines())
-
-
-def _sync(mode: str) -> Any:
-    """The sync mode; `broker.open` refuses one that is unknown."""
-    return mode
 
 
 def register(app: VerbGroup) -> None:
