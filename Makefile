@@ -14,7 +14,7 @@ ROCKETMQ ?= 5.3.3
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run judge docs test lint format airflow-matrix compat torture wheel bench oldest lock clean
+.PHONY: help setup run judge docs test lint format airflow-matrix compat torture wheel wheels bench oldest lock clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,21 @@ wheel: setup ## Build a wheel for this platform, with the C module, in dist/
 	@$(BIN)/python -m zipfile --list dist/*.whl | grep 'broker/_fast.abi3' >/dev/null || { echo "the wheel has no C module: a C compiler and the headers of Python are needed" >&2; exit 1; }
 	@ls dist/*.whl
 
+# The compiler of Zig has the system's headers and libraries of each target; the limited API is the same for all of them.
+wheels: setup ## Build wheels with the C module for Linux (glibc 2.28) on x86_64 and on 64-bit ARM, in dist/
+	@test -x build/zig/bin/python || $(PYTHON) -m venv build/zig
+	@build/zig/bin/python -m pip install --quiet --require-hashes -r wheels.lock
+	@for machine in x86_64 aarch64; do \
+		rm -rf build/lib* build/bdist* build/temp*; \
+		cc="build/zig/bin/python -m ziglang cc -target $$machine-linux-gnu.2.28"; \
+		CC="$$cc" LDSHARED="$$cc -shared -s" _PYTHON_HOST_PLATFORM="linux-$$machine" $(BIN)/uv build --quiet --wheel \
+			--no-build-isolation --python $(BIN)/python --out-dir dist \
+			--config-setting=--build-option=--plat-name=manylinux_2_28_$$machine . || exit 1; \
+		$(BIN)/python -m zipfile --list dist/*manylinux_2_28_$$machine.whl | grep 'broker/_fast.abi3.so' >/dev/null || { echo "the wheel for $$machine has no C module" >&2; exit 1; }; \
+	done
+	@rm -rf build/lib* build/bdist* build/temp*
+	@ls dist/*manylinux*.whl
+
 bench: setup ## Measure speed and memory: the figures in the README
 	$(BIN)/python -m tests.bench.starting
 	$(BIN)/python -m tests.bench.run
@@ -108,6 +123,8 @@ lock: setup ## Write requirements.lock, constraints.txt and docker/requirements.
 		$(EXTRAS:%=--extra %) pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --upgrade --no-header --no-annotate --constraint requirements.lock \
 		$(EXTRAS:%=--extra %) pyproject.toml -o constraints.txt
+	printf 'ziglang\n' > build/wheels.in
+	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes build/wheels.in -o wheels.lock
 	printf 'psycopg[binary]\nsetuptools==84.2.1\n' > build/image.in
 	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes \
 		--constraint requirements.lock $(IMAGE:%=--extra %) pyproject.toml build/image.in -o docker/requirements.lock

@@ -20,6 +20,7 @@ static const char sent_records_doc[] =
     "The file has the bytes base ... end - 1 of the CommitLog; `units` are whole ones. None when the Python has to do\n"
     "it: a record is not in the system's cache, lies elsewhere, or is none of the common kind.";
 
+#ifdef RWF_NOWAIT
 /* The record without its CRC, moved to `to`, which may be `from`; its new size, 0 when it is not of the common kind. */
 static uint32_t sent_one(const uint8_t *from, uint32_t size, long long offset, uint8_t *to)
 {
@@ -43,6 +44,7 @@ static uint32_t sent_one(const uint8_t *from, uint32_t size, long long offset, u
     to[length_at + 1] = (uint8_t)(left - length_at - 2);
     return left;
 }
+#endif
 
 static PyObject *fast_sent_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {

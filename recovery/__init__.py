@@ -1,4 +1,16 @@
-"""Whole-store work, by command, by DAG or by Spark. The rooms, each may import only those below it:
+"""Whole-store work, by command, by DAG or by Spark. The rooms of a line may import only those of the lines below:
 
-cli airflow jobs spark repair rebuild views verify transactions demo checkback scan
+cli
+airflow
+page
+jobs
+spark
+pipeline
+repair, metrics
+rebuild, views, following, moving, torture
+verify
+demo
+transactions, answering, work
+checkback
+scan
 """

@@ -2,7 +2,7 @@
 
 body does not decode ──► dead letters
 handler raises       ──► rolled back; again after a delay, or dead letters
-database is away     ──► kept in hand, and tried again: an outage uses up no retries
+database is away     ──► kept in hand, and tried again: eight minutes of it use up no retry
 handler returns      ──► committed with the note that it was processed; acknowledged
 """
 

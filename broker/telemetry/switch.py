@@ -79,7 +79,7 @@ _tracing: Tracing | None = None
 
 
 def switch_on(tracer_provider: AnyProvider | None = None) -> None:
-    """Give producers, consumers and check-backs that are made from now on their spans.
+    """Give producers, consumers and check-backs that are made from now on their spans, and the requests of servers.
 
     `tracer_provider` is the application's; by default the one that it set globally. Switching on twice changes nothing
     but the provider. Raises BrokerError when OpenTelemetry is not installed.

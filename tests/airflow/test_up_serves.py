@@ -22,7 +22,8 @@ from tests.server.wire_client import WireClient
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["store", "--serve", "192.0.2.7:10911"], "192.0.2.7"),
+        (["store", "--serve", "192.0.2.7:10911"], "--serve listens on this machine alone, not on 192.0.2.7:10911"),
+        (["store", "--serve", "0.0.0.0:10911"], "--serve listens on this machine alone"),
         (["store", "--serve", "nonsense"], "an IPv4 address and a port, such as"),
         (["--stores", "stores.toml", "--serve", "127.0.0.1:0"], "--serve is for one store"),
     ],

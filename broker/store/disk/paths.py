@@ -124,7 +124,7 @@ class Paths:
 
     @property
     def beginnings(self) -> str:
-        """Files of units that have no unit yet: see broker.store.write.mapped.UnitQueue."""
+        """Queue files with a first unit that have no name in their queue yet: broker.store.write.mapped.UnitQueue."""
         return self._join("checkback", "begun")
 
     def begun(self, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import signal
@@ -91,13 +92,16 @@ def up(
 
 def _check_serve(serve: str | None, stores: str | None) -> None:
     """Refuse what cannot be served before anything starts. Raises BrokerError."""
-    from broker.server.settings import ServerSettings
+    from broker.server.settings import host_and_port
 
     if serve is not None and stores is not None:
         text = "--serve is for one store, and --stores names a file of several: run `checkback serve STORE` for each"
         raise BadParameter(f"{text} that clients use")
     if serve is not None:
-        ServerSettings(serve)
+        host, _ = host_and_port("--serve", serve)
+        if not ipaddress.ip_address(host).is_loopback:
+            text = f"--serve listens on this machine alone, not on {serve}: give 127.0.0.1:PORT here"
+            raise BadParameter(f"{text}, or run `checkback serve STORE --listen {serve} --acl FILE` beside it")
 
 
 def _served(airflow: Standalone, path: str, serve: str | None, stack: contextlib.ExitStack) -> ServedStore | None:
