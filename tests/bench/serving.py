@@ -4,8 +4,9 @@
 
 Plain and transactional sends of 1 KiB with 1, 8 and 32 threads, then a push consumer (`java/ServingLoad.java`). Of
 several turns, ours and theirs by turns, the best counts for each. Requests per second of the server's CPU (a
-transaction is two requests), its largest resident memory. Sync mode `os` is RocketMQ's ASYNC_FLUSH, `group` its
-SYNC_FLUSH. Measures, and never fails a build.
+transaction is two requests), its largest resident memory, and its own memory at the end: without the pages of mapped
+files, which the system takes back when it needs them. Sync mode `os` is RocketMQ's ASYNC_FLUSH, `group` its SYNC_FLUSH.
+Measures, and never fails a build.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Turn(NamedTuple):
     """All loads on one server."""
 
     figures: dict[tuple[str, int], Figure]  # by kind and threads
-    memory_bytes: int  # the largest
+    memory_bytes: int  # the largest resident
+    own_bytes: int  # without pages of files, at the end
 
 
 class FullSpeed(Installation):
@@ -72,9 +74,9 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def memory_bytes(pid: int) -> int:
-    """The largest resident memory of a process."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+def memory_bytes(pid: int, field: str) -> int:
+    """Memory of a process, by the name of a line of its status: VmHWM is the largest resident, RssAnon its own now."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found
     return int(found[1]) << 10
 
@@ -149,7 +151,7 @@ def turn(name: str, directory: Path, sync: str, load: list[str], count: int) -> 
             watchdog.cancel()
             if program.wait():
                 raise BrokerFailed(f"the load ended with {program.returncode} against {name}, or took {TIMEOUT_S} s")
-        return Turn(figures, memory_bytes(pid))
+        return Turn(figures, memory_bytes(pid, "VmHWM"), memory_bytes(pid, "RssAnon"))
 
 
 def _rank(figure: Figure) -> tuple[int, float]:
@@ -176,7 +178,8 @@ def compare(sync: str, count: int, turns: int) -> None:
             )
         print(f"  {'':13} {'':10}  {best[OURS].rate / best[THEIRS].rate:.2f} of {THEIRS}")
     for name in SERVERS:
-        print(f"  memory of {name}: {max(one.memory_bytes for one in found[name]) >> 20} MiB")
+        most, own = (max(sizes) >> 20 for sizes in zip(*(one[1:] for one in found[name]), strict=True))
+        print(f"  memory of {name}: {most} MiB, its own {own} MiB")
 
 
 def main() -> None:
