@@ -58,10 +58,9 @@ from broker.store.shared.group_file import GroupFile
 if TYPE_CHECKING:
     from broker.live import LiveStore
 
-WAITING_MAX = 20_000  # requests that wait for a thread; more are answered with SYSTEM_BUSY
+WAITING_MAX, WAITING_BYTES_MAX = 20_000, 1 << 30  # requests at work; more are answered with SYSTEM_BUSY
 _POLL_S, _TICK_S, _LOOK_S = 0.002, 0.05, 1.0
-_READERS, _METRICS_HOST = 2, "127.0.0.1"
-_STOP_S = 10.0
+_READERS, _METRICS_HOST, _STOP_S = 2, "127.0.0.1", 10.0
 
 log = logging.getLogger("broker.server")
 
@@ -82,7 +81,7 @@ class Server:
             self.tls = server_context(settings.certificate, settings.private_key)
         self._loop, self._looked_s = new_event_loop(settings.loop), time.monotonic()
         self._connections: set[Connection] = set()
-        self._working = self.held_bytes = 0
+        self._working = self.held_bytes = self.working_bytes = 0
         self._is_ready, self._is_stopping, self._is_closed = threading.Event(), threading.Event(), False
         self._metrics: asyncio.Server | None = None
         self._registration: Registration | None = None
@@ -269,7 +268,7 @@ class Server:
         try:
             if self._is_stopping.is_set():
                 raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the server stops")
-            if self._working > WAITING_MAX:
+            if self._working > WAITING_MAX or self.working_bytes > WAITING_BYTES_MAX:
                 raise Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD] too many requests wait")
             route, request = admitted(self.context, self._control, request)
             if route.lane is Lane.STORE:
@@ -319,6 +318,7 @@ class Server:
         if isinstance(result, Held):
             if not self._is_stopping.is_set() and not request.connection.is_closed and self.held.hold(result):
                 self._working -= 1
+                request.connection.waits(request.command)
                 return
             result.until_s = 0.0
             self._look_again(result, counted=True)
