@@ -14,6 +14,8 @@ from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
 from broker.server import connection, running
 from broker.server.requests import pulls
+from broker.store.write import pending_record
+from broker.transaction import statetable
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
 from tests.server.wire_client import WireClient, sending
@@ -131,3 +133,39 @@ def test_large_requests_beyond_those_of_all_connections_are_refused(
     assert client.answer(100).code == Answer.SUCCESS
     await_true(lambda: server.working_bytes == 0)
     assert honest.publish("orders", b"y").code == Answer.SUCCESS
+
+
+def remembered(module: Any) -> int:
+    """How many texts the caches of a module hold."""
+    return sum(one.cache_info().currsize for one in vars(module).values() if hasattr(one, "cache_info"))
+
+
+@pytest.mark.parametrize("name", ["TAGS", "PGROUP", "KEYS"])
+def test_long_texts_of_messages_are_not_remembered(serve: Serve, connect: Connect, name: str) -> None:
+    """Texts that are not ASCII, and many keys, go the longer way. 4,096 tags of 32 KiB took half a gigabyte."""
+    client = connect(serve())
+    for turn in range(5):
+        if turn == 1:
+            before = remembered(pending_record)
+        long = f"{turn}-" + "x" * 20_000 + (" k" * 50 if name == "KEYS" else "\U0001f600")
+        more = {"UNIQ_KEY": "K", "TRAN_MSG": "true", "TAGS": "ü", name: long}
+        assert client.publish("orders", b"x", **more).code == Answer.SUCCESS
+    assert remembered(pending_record) == before
+
+
+def test_a_long_producer_group_of_an_end_is_not_remembered(
+    serve: Serve, connect: Connect, store: broker.LiveStore
+) -> None:
+    client = connect(serve())
+    half = {"UNIQ_KEY": "K", "TRAN_MSG": "true", "PGROUP": "g" * 300, "TAGS": "ü"}
+    stored = client.publish("orders", b"x", **half)
+    end = {"commitLogOffset": int(stored.ext["msgId"][16:], 16), "tranStateTableOffset": stored.ext["queueOffset"],
+           "commitOrRollback": 8}  # fmt: skip
+    before = statetable._group_item.cache_info().currsize
+    for turn in range(3):
+        other = end | {"producerGroup": f"{turn}" + "x" * 200_000}
+        answer = client.request(Code.END_TRANSACTION, other)
+        assert (answer.code, len(answer.remark or "") < 1000) == (Answer.SYSTEM_ERROR, True)
+    assert client.request(Code.END_TRANSACTION, end | {"producerGroup": "g" * 300}).code == Answer.SUCCESS
+    assert statetable._group_item.cache_info().currsize == before
+    assert not store.transactions.in_doubt_slots()
