@@ -300,3 +300,19 @@ def test_an_fsync_that_fails_unexpectedly_is_answered(
             ] * 3
             failing.clear()
             assert clients[0].publish("orders", b"x").code == Answer.SUCCESS
+
+
+def test_groups_beyond_those_that_fit_are_refused_unread(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read thousands of groups under the append lock: a send of another client took half a second."""
+    monkeypatch.setattr(group_file, "GROUPS_MAX", 3)
+    client = connect(serve())
+    client.publish("orders", b"x")
+    for number in range(3):
+        assert client.pulled(f"g{number}", "orders")[0] == Answer.SUCCESS
+    read = by_thread(monkeypatch, group_file, "read_subscription_groups")
+    for number in range(5):
+        answer = client.answer(client.pull(f"more-{number}", "orders"))
+        assert (answer.code, "room for 3 consumer groups" in (answer.remark or "")) == (Answer.MESSAGE_ILLEGAL, True)
+    assert (client.pulled("g1", "orders")[0], read) == (Answer.SUCCESS, [])
