@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import broker
+from broker.errors import StoreFull
 from broker.remoting import command as remoting
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
@@ -316,3 +317,23 @@ def test_groups_beyond_those_that_fit_are_refused_unread(
         answer = client.answer(client.pull(f"more-{number}", "orders"))
         assert (answer.code, "room for 3 consumer groups" in (answer.remark or "")) == (Answer.MESSAGE_ILLEGAL, True)
     assert (client.pulled("g1", "orders")[0], read) == (Answer.SUCCESS, [])
+
+
+def test_a_change_of_a_group_that_cannot_be_written_is_none(
+    store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was so in this process, and in no other."""
+    groups = group_file.GroupFile(store.path, store.writer.disk, store.writer.append_lock)
+    groups.ensure("billing")
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFull("no space left on the device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.writer.disk, "write_file", full)
+        for change in (lambda: groups.pause("billing"), lambda: groups.ensure("new")):
+            with pytest.raises(StoreFull):
+                change()
+    assert (groups.is_paused("billing"), groups.get("new")) == (False, None)
+    groups.pause("billing")
+    assert groups.is_paused("billing")

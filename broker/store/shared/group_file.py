@@ -106,13 +106,14 @@ class GroupFile:
                 raise _full()
             self._looked_s = float("-inf")
             version = DataVersion(found.version.counter + 1, time.time_ns() // 1_000_000, found.version.state_version)
-            self._held = replace(found, groups=groups, version=version)
+            changed = replace(found, groups=groups, version=version)
             if disk.entry(paths.config("")) is None:
                 disk.create_directory(paths.config(""))
             path = paths.config(_NAME)
             if disk.entry(path) is not None:
                 disk.write_file(f"{path}.bak", disk.read(path))
-            disk.write_file(path, encode_subscription_groups(self._held))
+            disk.write_file(path, encode_subscription_groups(changed))
+            self._held = changed  # last: what could not be written is not so
             self._seen, self._looked_s = self._mark(), time.monotonic()  # under the lock: what is there is ours
 
 
