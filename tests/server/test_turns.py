@@ -1,0 +1,70 @@
+"""Threads work for connections by turns: who asks for much waits for it, and others do not."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from broker.remoting.codes import RequestCode as Code
+from broker.remoting.codes import ResponseCode as Answer
+from broker.server.requests import presence, queues
+from broker.server.turns import TurnThreads
+from tests.server.conftest import Connect, Serve
+from tests.server.processes import await_true
+
+QUERY = {"topic": "orders", "key": "k", "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 1 << 62}
+PLACE = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
+
+
+@pytest.mark.parametrize("lane", ["read", "group"])
+def test_many_slow_requests_of_one_client_delay_no_other(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, lane: str
+) -> None:
+    """300 queries delayed each other client's by 1.4 s, and 100 long heartbeats its heartbeat by 5 s."""
+    server = serve()
+    greedy, honest = connect(server), connect(server)
+    honest.publish("orders", b"x")
+    decode = presence.decode_heartbeat
+    monkeypatch.setattr(presence, "decode_heartbeat", lambda body: (time.sleep(0.05), decode(body))[1])
+    monkeypatch.setattr(queues, "_keyed", lambda *_: (time.sleep(0.05), iter(()))[1])
+    body = json.dumps({"clientID": "c", "producerDataSet": [{"groupName": "shop"}]}).encode()
+    if lane == "read":
+        asked = [greedy.send(Code.QUERY_MESSAGE, QUERY) for _ in range(80)]
+    else:
+        asked = [greedy.send(Code.HEART_BEAT, body=body) for _ in range(40)]
+    await_true(lambda: server._working > 30)
+    begun_s = time.monotonic()
+    assert honest.request(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}).code == Answer.SUCCESS
+    assert honest.request(Code.QUERY_CONSUMER_OFFSET, PLACE).ext == {"offset": "0"}
+    assert time.monotonic() - begun_s < 0.7
+    codes = {greedy.answer(opaque).code for opaque in asked}
+    assert codes == {Answer.QUERY_NOT_FOUND if lane == "read" else Answer.SUCCESS}
+    await_true(lambda: not server._working)
+    assert not server._readers._inside | server._group_thread._inside
+
+
+def test_each_has_its_turn_in_its_order() -> None:
+    """Also after one that raises."""
+    results, delivered, goes_on = list[Any](), list[Any](), threading.Event()
+    threads = TurnThreads(1, "test-turns", 1, delivered.extend)
+
+    def work(value: Any) -> Any:
+        goes_on.wait(10)
+        if value == "a1":
+            raise ValueError(value)
+        return value
+
+    for value in ("a0", "a1", "a2", "b0", "b1"):
+        threads.submit(value[0], lambda value=value: work(value), results.append)
+    goes_on.set()
+    while len(results) < 5:
+        await_true(lambda: bool(delivered))
+        done, result = delivered.pop(0)
+        done(result)
+    threads.pool.shutdown()
+    assert [str(result) for result in results] == ["a0", "b0", "a1", "b1", "a2"]
+    assert (len(threads._inside), threads._outside) == (0, {})
