@@ -20,6 +20,7 @@ from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
 from broker.server import connection
 from broker.server.requests import pulls, shares
+from broker.server.siblings import queue_locks
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true, lock
 from tests.server.wire_client import WireClient, records_of
@@ -195,6 +196,29 @@ def test_queues_that_are_missing_are_not_locked(serve: Serve, connect: Connect, 
     }
     body = {"consumerGroup": "b" * 256, "clientId": "a", "mqSet": []}
     assert client.request(Code.LOCK_BATCH_MQ, body=json.dumps(body).encode()).code == Answer.NO_PERMISSION
+
+
+def test_a_connection_has_its_share_of_the_locks(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever groups it names: the file of locks is written at each request, under the lock of all consumers."""
+    monkeypatch.setattr(queue_locks, "LOCKS_MAX", 6, raising=False)
+    store.create_topic("orders", queues=4)
+    server = serve()
+    greedy, honest = connect(server), connect(server)
+    assert [lock(greedy, "a", *range(4), group=f"g{number}") for number in range(4)] == [[0, 1, 2, 3], [0, 1], [], []]
+    assert lock(greedy, "a", *range(4), group="g1") == [0, 1]
+    assert lock(greedy, "a", *range(4), group="g0") == [0, 1, 2, 3]
+    assert lock(honest, "b", *range(4), group="g1") == [2, 3]
+    queues = [{"topic": "orders", "brokerName": "broker-a", "queueId": queue_id} for queue_id in range(4)]
+    for client_id in ("b", "a"):  # only its own
+        body = {"consumerGroup": "g0", "clientId": client_id, "mqSet": queues}
+        greedy.request(Code.UNLOCK_BATCH_MQ, body=json.dumps(body).encode())
+        assert lock(greedy, "a", *range(4), group="g2") == ([] if client_id == "b" else [0, 1, 2, 3])
+    now_ms = queue_locks.monotonic_ms()
+    monkeypatch.setattr(queue_locks, "monotonic_ms", lambda: now_ms + 61_000)
+    assert lock(greedy, "a", *range(4), group="g3") == [0, 1, 2, 3]
+    assert len(json.loads(Path(store.writer.paths.queue_locks).read_text(encoding="utf-8"))) == 4
 
 
 @pytest.mark.parametrize("one", [b"[],", b'"",', b"1 ", b'"\\n', b"-"])
