@@ -37,6 +37,7 @@ from broker.remoting.message_headers import (
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.queues import queue_range
 from broker.server.requests.records import cached_records, read_records
+from broker.server.requests.shares import check_place
 from broker.store.disk.read_file import NotCached
 
 MESSAGES_MAX, BYTES_MAX = 32, 256 << 10  # RocketMQ: maxTransferCountOnMessageInMemory, -BytesOnMessageInMemory
@@ -95,6 +96,7 @@ def pull_message(context: ServerContext, request: Request) -> RemotingCommand | 
     text, kind = _subscription(context, header)
     wanted = parse(text, kind, sql92=context.settings.sql92)
     if _commits(header):
+        check_place(context, request.connection, header.consumer_group, header.topic, header.queue_id)
         context.positions.commit(*_committed(header))
     return look(context, _begun(request, header, wanted, len(text)))
 
