@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 WAITING_MAX, WAITING_BYTES_MAX = 20_000, 1 << 30  # requests at work; more are answered with SYSTEM_BUSY
 _POLL_S, _TICK_S, _LOOK_S = 0.002, 0.05, 1.0
-_READERS, _EACH, _METRICS_HOST, _STOP_S = 2, 4, "127.0.0.1", 10.0
+_READERS, _METRICS_HOST, _STOP_S = 2, "127.0.0.1", 10.0
 
 log = logging.getLogger("broker.server")
 
@@ -163,8 +163,8 @@ class Server:
         self._checks = ProducerChecks(self.context, resolver, self._is_stopping.is_set)
         writer = store.writer
         self._store_thread = StoreThread(writer.settle, self._deliver, waits=writer.sync != "os")
-        self._group_thread = TurnThreads(1, "checkback-serve-group", 1, self._deliver)
-        self._readers = TurnThreads(_READERS, "checkback-serve-read", _EACH, self._deliver)
+        self._group_thread = TurnThreads(1, "checkback-serve-group", self._deliver)
+        self._readers = TurnThreads(_READERS, "checkback-serve-read", self._deliver)
         self._threads = [
             threading.Thread(target=target, name=f"checkback-serve-{name}", daemon=True)
             for name, target in (("loop", self._run), ("tick", self._tick), ("check", self._check))

@@ -11,6 +11,7 @@ import pytest
 
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
+from broker.server import turns
 from broker.server.requests import presence, queues
 from broker.server.turns import TurnThreads
 from tests.server.conftest import Connect, Serve
@@ -44,13 +45,15 @@ def test_many_slow_requests_of_one_client_delay_no_other(
     codes = {greedy.answer(opaque).code for opaque in asked}
     assert codes == {Answer.QUERY_NOT_FOUND if lane == "read" else Answer.SUCCESS}
     await_true(lambda: not server._working)
-    assert not server._readers._inside | server._group_thread._inside
+    assert not server._readers._turns | server._group_thread._turns
 
 
-def test_each_has_its_turn_in_its_order() -> None:
+@pytest.mark.parametrize("turn_s", [10.0, 0.0])
+def test_each_has_its_turn_in_its_order(monkeypatch: pytest.MonkeyPatch, turn_s: float) -> None:
     """Also after one that raises."""
+    monkeypatch.setattr(turns, "_TURN", 2)
     results, delivered, goes_on = list[Any](), list[Any](), threading.Event()
-    threads = TurnThreads(1, "test-turns", 1, delivered.extend)
+    threads = TurnThreads(1, "test-turns", delivered.extend)
 
     def work(value: Any) -> Any:
         goes_on.wait(10)
@@ -58,13 +61,15 @@ def test_each_has_its_turn_in_its_order() -> None:
             raise ValueError(value)
         return value
 
-    for value in ("a0", "a1", "a2", "b0", "b1"):
+    monkeypatch.setattr(turns, "_TURN_S", turn_s)
+    for value in ("a0", "a1", "a2", "a3", "b0", "b1"):
         threads.submit(value[0], lambda value=value: work(value), results.append)
     goes_on.set()
-    while len(results) < 5:
+    while len(results) < 6 or threads._turns:
         await_true(lambda: bool(delivered))
         done, result = delivered.pop(0)
         done(result)
     threads.pool.shutdown()
-    assert [str(result) for result in results] == ["a0", "b0", "a1", "b1", "a2"]
-    assert (len(threads._inside), threads._outside) == (0, {})
+    in_turns = ["a0", "b0", "a1", "a2", "b1", "a3"] if turn_s else ["a0", "b0", "a1", "b1", "a2", "a3"]
+    assert [str(result) for result in results] == in_turns
+    assert (len(threads._turns), threads._waiting) == (0, {})
