@@ -288,11 +288,14 @@ class Server:
         """Have something stored, and where sends wait for slaves, answered when one has it."""
         finish = observed(request, partial(self._finish, request))
         if self.replication is not None and self.settings.ha_sync:
-            self._store_thread.submit(*self.replication.waiting(partial(route.handler, self.context, request), finish))
+            work, finish = self.replication.waiting(partial(route.handler, self.context, request), finish)
+            self._store_thread.submit(work, finish, of=request.connection)
         elif route.at_once is not None:
-            self._store_thread.do(route.handler, finish, route.at_once, self.context, request)
+            do = self._store_thread.do
+            do(route.handler, finish, route.at_once, self.context, request, of=request.connection)
         else:
-            self._store_thread.submit(partial(route.handler, self.context, request), finish)
+            work = partial(route.handler, self.context, request)
+            self._store_thread.submit(work, finish, of=request.connection)
 
     def _deliver(self, results: list[tuple[Callable[[Any], None], Any]]) -> None:
         """Take results into the event loop; any thread may."""

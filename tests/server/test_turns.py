@@ -11,11 +11,13 @@ import pytest
 
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
-from broker.server import turns
-from broker.server.requests import presence, queues
+from broker.server import store_thread, turns
+from broker.server.requests import presence, queues, sends
+from broker.server.store_thread import StoreThread
 from broker.server.turns import TurnThreads
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
+from tests.server.wire_client import sending
 
 QUERY = {"topic": "orders", "key": "k", "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 1 << 62}
 PLACE = {"consumerGroup": "billing", "topic": "orders", "queueId": 0}
@@ -73,3 +75,34 @@ def test_each_has_its_turn_in_its_order(monkeypatch: pytest.MonkeyPatch, turn_s:
     in_turns = ["a0", "b0", "a1", "a2", "b1", "a3"] if turn_s else ["a0", "b0", "a1", "b1", "a2", "a3"]
     assert [str(result) for result in results] == in_turns
     assert (len(threads._turns), threads._waiting) == (0, {})
+
+
+@pytest.mark.parametrize("batch_s", [10.0, 0.0])
+def test_what_is_stored_has_its_turn_in_its_order(monkeypatch: pytest.MonkeyPatch, batch_s: float) -> None:
+    """Also what comes while a piece of work of another takes its time."""
+    monkeypatch.setattr(store_thread, "_BATCH", 3)
+    monkeypatch.setattr(store_thread, "_BATCH_S", batch_s)
+    results, goes_on = list[Any](), threading.Event()
+    thread = StoreThread(lambda _end: None, lambda done: results.extend(result for _, result in done), waits=False)
+    thread.submit(lambda: goes_on.wait(10) and "first", results.append, of="z")
+    for value in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        thread.submit(lambda value=value: value, results.append, of=value[0])
+    assert len(thread) in (6, 7)
+    goes_on.set()
+    thread.close()
+    assert results == ["first", "a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_sends_to_new_topics_delay_no_other(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each makes its topic in the file of all topics: 200 of them delayed the send of another client by 17 s."""
+    server = serve()
+    greedy, honest = connect(server), connect(server)
+    honest.publish("orders", b"x")
+    created = sends._created
+    monkeypatch.setattr(sends, "_created", lambda *arguments: (time.sleep(0.05), created(*arguments))[1])
+    asked = [greedy.send(Code.SEND_MESSAGE_V2, sending(f"t{number}"), b"x") for number in range(30)]
+    await_true(lambda: server._working > 20)
+    begun_s = time.monotonic()
+    assert honest.publish("orders", b"y").code == Answer.SUCCESS
+    assert time.monotonic() - begun_s < 0.7
+    assert {greedy.answer(opaque).code for opaque in asked} == {Answer.SUCCESS}
