@@ -1,8 +1,8 @@
 """A server in a thread of its own: listens, hands requests to their threads, answers, and stops gracefully.
 
     event loop      connections, and what needs no waiting
-    append, fsync   what writes to the store                (store_thread.py)
-    group           heartbeats, positions, locks, in order  (turns.py: by turns for all connections)
+    append, fsync   what writes to the store                (threads/store_thread.py)
+    group           heartbeats, positions, locks, in order         (threads/turns.py)
     read            pulls, queries, statistics
     tick            signs of life, delayed messages that are due, positions for RocketMQ
     check           transactions without an end
@@ -50,9 +50,9 @@ from broker.server.requests.sends import observed
 from broker.server.settings import ServerSettings, host_and_port, store_host
 from broker.server.siblings.queue_locks import QueueLocks
 from broker.server.siblings.registry import SiblingRegistry
-from broker.server.store_thread import StoreThread
+from broker.server.threads.store_thread import StoreThread
+from broker.server.threads.turns import TurnThreads
 from broker.server.tls import server_context
-from broker.server.turns import TurnThreads
 from broker.store.shared.group_file import GroupFile
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pytest
 
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
-from broker.server import store_thread, turns
 from broker.server.requests import presence, queues, sends
-from broker.server.store_thread import StoreThread
-from broker.server.turns import TurnThreads
+from broker.server.threads import store_thread, turns
+from broker.server.threads.store_thread import StoreThread
+from broker.server.threads.turns import TurnThreads
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
 from tests.server.wire_client import sending

@@ -21,7 +21,7 @@ from broker.remoting.command import RemotingCommand
 from broker.server import connection as connections
 from broker.server.group_positions import GroupPositions
 from broker.server.requests import pulls
-from broker.server.store_thread import Stored, StoreThread
+from broker.server.threads.store_thread import Stored, StoreThread
 from broker.store.shared import group_file, topicfile
 from broker.transaction.backpressure import InDoubtLimit
 from tests.server.conftest import LAYOUT, Connect, Serve
