@@ -176,7 +176,8 @@ class StoreThread:
 
     def close(self) -> None:
         """Finish what was submitted, and end."""
-        for inbox, thread in zip((self._work, self._appended), self._threads, strict=True):
+        inboxes: tuple[_Turns | _Inbox, ...] = self._work, self._appended
+        for inbox, thread in zip(inboxes, self._threads, strict=True):
             inbox.end()
             thread.join()
 
