@@ -14,6 +14,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from broker.errors import CorruptRecord
 
+REMEMBERED = 256
+"""Characters of a text that is remembered: clients choose it, and thousands of longer ones would take much memory."""
 _PORT_AND_OFFSET = struct.Struct(">iq")
 _UNIQUE_TAIL = struct.Struct(">HIIH")  # pid, loader hash, ms of the month, counter
 
@@ -29,6 +31,14 @@ def string_hash(text: str) -> int:
         for (unit,) in struct.iter_unpack(">H", wide):
             code = (31 * code + unit) & 0xFFFFFFFF
     return code - 0x100000000 if code & 0x80000000 else code
+
+
+_remembered_hash = lru_cache(maxsize=4096)(string_hash)
+
+
+def short_hash(text: str) -> int:
+    """The same of a text that comes again and again, such as a tag."""
+    return _remembered_hash(text) if len(text) <= REMEMBERED else string_hash(text)
 
 
 def properties_bucket_order(names: Iterable[str], capacity: int = 128) -> list[str]:

@@ -38,6 +38,9 @@ class Peer(Protocol):
     def answered(self, request: RemotingCommand, answer: RemotingCommand | None) -> None:
         """A request is done."""
 
+    def waits(self, request: RemotingCommand) -> None:
+        """A request is answered later, and what it said is not needed for that."""
+
     def ask(self, command: RemotingCommand, answer: Answer, timeout_s: float) -> None:
         """Send a request of ours; `answer` gets the response, None when none comes in time."""
 

@@ -28,6 +28,8 @@ UNANSWERED_MAX = 1024  # requests of one connection; more are not read until som
 UNSENT_BYTES_MAX = 64 << 20  # answers that the peer does not read; then the connection is closed
 HELD_BYTES_MAX = 512 << 20  # unfinished frames and unread answers of all connections together
 FAIR_BYTES = 1 << 19  # of these a connection may have so many, whatever others have
+WORK_BYTES_MAX = 32 << 20  # large requests of one connection that are not answered; more are not read until some are
+_LARGE = 4096  # bytes of a frame; with smaller ones UNANSWERED_MAX is the bound
 _FRAME_S = 30.0  # how long a frame may take to arrive
 _WRITE_HIGH = 4 << 20
 
@@ -44,6 +46,7 @@ class ConnectionOwner(Protocol):
     """What a connection needs of its server."""
 
     held_bytes: int  # unfinished frames and unread answers of all connections
+    working_bytes: int  # large requests of all connections that are not answered
     tls: ssl.SSLContext | None
 
     @property
@@ -69,7 +72,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._frames: deque[bytes] = deque()  # that came, and wait until the peer reads its answers
         self._out: list[bytes] = []
-        self._out_bytes = self._unanswered = 0
+        self._out_bytes = self._unanswered = self._large_bytes = 0
+        self._large: dict[int, int] = {}  # bytes of the frame of each large request that is not answered, by its id()
         self._is_paused = self._is_choked = False
         self._opaque = itertools.count()
         self._asked: dict[int, Callable[[RemotingCommand | None], None]] = {}
@@ -147,7 +151,8 @@ class Connection(asyncio.Protocol):
     def _go_on(self) -> None:
         """Work on what came, as long as the peer reads its answers. Raises ProtocolError."""
         while self._frames and not self._is_choked and not self._is_closing():
-            self._receive(remoting.decode(self._frames.popleft()))
+            frame = self._frames.popleft()
+            self._receive(remoting.decode(frame), len(frame))
 
     def _begin(self, first: int) -> None:
         self._begun = True
@@ -177,19 +182,34 @@ class Connection(asyncio.Protocol):
         if held_bytes > FAIR_BYTES and self._server.held_bytes > HELD_BYTES_MAX:
             raise ProtocolError("unfinished frames and unread answers take too much memory")
 
-    def _receive(self, command: RemotingCommand) -> None:
+    def _receive(self, command: RemotingCommand, size: int) -> None:
         if command.is_response:
             answer = self._asked.pop(command.opaque, None)
             if answer is not None:
                 answer(command)
             return
         self._unanswered += 1
+        if size > _LARGE:
+            self._large[id(command)] = size
+            self._count_large(size)
         self._balance()
         self._server.handle(self, command)
+
+    def _count_large(self, size: int) -> None:
+        self._large_bytes += size
+        self._server.working_bytes += size
+
+    def waits(self, request: RemotingCommand) -> None:
+        """A request is answered when something happens: of what it said nothing is needed any more, or kept."""
+        request.ext, request.body = {}, b""
+        self._count_large(-self._large.pop(id(request), 0))
+        self._balance()
 
     def answered(self, request: RemotingCommand, answer: Encodable | None) -> None:
         """A request is done; one-way requests get no answer, whatever became of them."""
         self._unanswered -= 1
+        if self._large:
+            self._count_large(-self._large.pop(id(request), 0))
         if answer is not None and not request.is_oneway:
             self.send(answer.encode())
         self._balance()
@@ -287,12 +307,17 @@ class Connection(asyncio.Protocol):
 
     def _balance(self) -> None:
         """Read on, or not."""
-        if not self._is_paused and not self._is_choked and self._unanswered < UNANSWERED_MAX:
+        is_full = self._large_bytes > FAIR_BYTES and self._has_its_share()
+        if not self._is_paused and not self._is_choked and not is_full and self._unanswered < UNANSWERED_MAX:
             return
         if self._transport is None or self._transport.is_closing():
             return
-        wanted = self._is_choked or self._unanswered >= UNANSWERED_MAX + self._server.held_pulls(self)
+        wanted = self._is_choked or is_full or self._unanswered >= UNANSWERED_MAX + self._server.held_pulls(self)
         if wanted != self._is_paused:
             self._is_paused = wanted
             self._frame_since_s = time.monotonic()  # nothing can come while it is paused
             (self._transport.pause_reading if wanted else self._transport.resume_reading)()
+
+    def _has_its_share(self) -> bool:
+        """Whether its large requests are as many bytes as it may have at a time."""
+        return self._large_bytes >= WORK_BYTES_MAX or self._server.working_bytes > HELD_BYTES_MAX

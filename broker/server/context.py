@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from broker.errors import BrokerError
 from broker.format.java import Host
@@ -63,6 +64,7 @@ class ServerContext:
     locks: QueueLocks
     properties: dict[str, dict[str, str]] = field(default_factory=dict)  # of the name server, by namespace and key
     checks: dict[int, int] = field(default_factory=dict)  # how often a half message was checked, by its offset
+    places: WeakKeyDictionary[Peer, int] = field(default_factory=WeakKeyDictionary)  # cells that a connection took
     is_wiped: bool = False  # no topic is offered for writing. RocketMQ: wipeWritePerm
     started_ms: int = 0
 

@@ -1,8 +1,8 @@
 """A server in a thread of its own: listens, hands requests to their threads, answers, and stops gracefully.
 
     event loop      connections, and what needs no waiting
-    append, fsync   what writes to the store                (store_thread.py)
-    group           heartbeats, positions, locks, in order
+    append, fsync   what writes to the store                (threads/store_thread.py)
+    group           heartbeats, positions, locks, in order         (threads/turns.py)
     read            pulls, queries, statistics
     tick            signs of life, delayed messages that are due, positions for RocketMQ
     check           transactions without an end
@@ -19,7 +19,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -51,17 +50,17 @@ from broker.server.requests.sends import observed
 from broker.server.settings import ServerSettings, host_and_port, store_host
 from broker.server.siblings.queue_locks import QueueLocks
 from broker.server.siblings.registry import SiblingRegistry
-from broker.server.store_thread import StoreThread
+from broker.server.threads.store_thread import StoreThread
+from broker.server.threads.turns import TurnThreads
 from broker.server.tls import server_context
 from broker.store.shared.group_file import GroupFile
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
 
-WAITING_MAX = 20_000  # requests that wait for a thread; more are answered with SYSTEM_BUSY
+WAITING_MAX, WAITING_BYTES_MAX = 20_000, 1 << 30  # requests at work; more are answered with SYSTEM_BUSY
 _POLL_S, _TICK_S, _LOOK_S = 0.002, 0.05, 1.0
-_READERS, _METRICS_HOST = 2, "127.0.0.1"
-_STOP_S = 10.0
+_READERS, _METRICS_HOST, _STOP_S = 2, "127.0.0.1", 10.0
 
 log = logging.getLogger("broker.server")
 
@@ -82,7 +81,7 @@ class Server:
             self.tls = server_context(settings.certificate, settings.private_key)
         self._loop, self._looked_s = new_event_loop(settings.loop), time.monotonic()
         self._connections: set[Connection] = set()
-        self._working = self.held_bytes = 0
+        self._working = self.held_bytes = self.working_bytes = 0
         self._is_ready, self._is_stopping, self._is_closed = threading.Event(), threading.Event(), False
         self._metrics: asyncio.Server | None = None
         self._registration: Registration | None = None
@@ -112,7 +111,7 @@ class Server:
 
     async def _listen_for_metrics(self, port: int) -> asyncio.Server:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            run = partial(self._loop.run_in_executor, self._readers)
+            run = partial(self._loop.run_in_executor, self._readers.pool)
             await MetricsPage(self.context, run, self._counted).answer(reader, writer)
 
         return await asyncio.start_server(answer, _METRICS_HOST, port, start_serving=False)
@@ -164,8 +163,8 @@ class Server:
         self._checks = ProducerChecks(self.context, resolver, self._is_stopping.is_set)
         writer = store.writer
         self._store_thread = StoreThread(writer.settle, self._deliver, waits=writer.sync != "os")
-        self._group_thread = ThreadPoolExecutor(1, "checkback-serve-group")
-        self._readers = ThreadPoolExecutor(_READERS, "checkback-serve-read")
+        self._group_thread = TurnThreads(1, "checkback-serve-group", self._deliver)
+        self._readers = TurnThreads(_READERS, "checkback-serve-read", self._deliver)
         self._threads = [
             threading.Thread(target=target, name=f"checkback-serve-{name}", daemon=True)
             for name, target in (("loop", self._run), ("tick", self._tick), ("check", self._check))
@@ -269,7 +268,7 @@ class Server:
         try:
             if self._is_stopping.is_set():
                 raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the server stops")
-            if self._working > WAITING_MAX:
+            if self._working > WAITING_MAX or self.working_bytes > WAITING_BYTES_MAX:
                 raise Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD] too many requests wait")
             route, request = admitted(self.context, self._control, request)
             if route.lane is Lane.STORE:
@@ -280,7 +279,8 @@ class Server:
                 self._finish(request, done)
             else:
                 work = partial(route.handler, self.context, request)
-                self._submit(self._group_thread if route.lane is Lane.GROUP else self._readers, work, request)
+                threads = self._group_thread if route.lane is Lane.GROUP else self._readers
+                threads.submit(connection, work, partial(self._finish, request))
         except Exception as error:  # noqa: BLE001 - it is the answer to this request
             self._finish(request, error)
 
@@ -288,21 +288,14 @@ class Server:
         """Have something stored, and where sends wait for slaves, answered when one has it."""
         finish = observed(request, partial(self._finish, request))
         if self.replication is not None and self.settings.ha_sync:
-            self._store_thread.submit(*self.replication.waiting(partial(route.handler, self.context, request), finish))
+            work, finish = self.replication.waiting(partial(route.handler, self.context, request), finish)
+            self._store_thread.submit(work, finish, of=request.connection)
         elif route.at_once is not None:
-            self._store_thread.do(route.handler, finish, route.at_once, self.context, request)
+            do = self._store_thread.do
+            do(route.handler, finish, route.at_once, self.context, request, of=request.connection)
         else:
-            self._store_thread.submit(partial(route.handler, self.context, request), finish)
-
-    def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], Any], request: Request) -> None:
-        def run() -> None:
-            try:
-                result = work()
-            except Exception as error:  # noqa: BLE001 - it is the answer to this request
-                result = error
-            self._deliver([(lambda value: self._finish(request, value), result)])
-
-        threads.submit(run)
+            work = partial(route.handler, self.context, request)
+            self._store_thread.submit(work, finish, of=request.connection)
 
     def _deliver(self, results: list[tuple[Callable[[Any], None], Any]]) -> None:
         """Take results into the event loop; any thread may."""
@@ -319,6 +312,7 @@ class Server:
         if isinstance(result, Held):
             if not self._is_stopping.is_set() and not request.connection.is_closed and self.held.hold(result):
                 self._working -= 1
+                request.connection.waits(request.command)
                 return
             result.until_s = 0.0
             self._look_again(result, counted=True)
@@ -332,7 +326,8 @@ class Server:
     def _look_again(self, held: Held, *, counted: bool = False) -> None:
         if not counted:
             self._working += 1
-        self._submit(self._readers, lambda: look(self.context, held), held.request)
+        request = held.request
+        self._readers.submit(request.connection, partial(look, self.context, held), partial(self._finish, request))
 
     # The other threads
 
@@ -371,8 +366,8 @@ class Server:
         for thread in self._threads:
             thread.join()
         self._store_thread.close()
-        self._group_thread.shutdown()
-        self._readers.shutdown(cancel_futures=True)  # what `_stop` waited for in vain
+        self._group_thread.pool.shutdown()
+        self._readers.pool.shutdown(cancel_futures=True)  # what `_stop` waited for in vain
         self._schedule.release()
         self.context.siblings.leave()
         self._member.leave()

@@ -41,7 +41,7 @@ from broker.transaction.service import (
     TransactionalMessageService,
 )
 
-_PREPARED, _COMMIT = int(TransactionType.PREPARED), TransactionType.COMMIT
+_PREPARED, _COMMIT, _GROUP_MAX = int(TransactionType.PREPARED), TransactionType.COMMIT, 255  # a longer one is not kept
 _TAIL, _DISPATCHED, _SLOTS, _GENERATION = map(int, (Word.TAIL, Word.DISPATCHED, Word.SLOTS, Word.GENERATION))
 
 _unpack_slot = Slot.STRUCT.unpack_from
@@ -230,12 +230,12 @@ class StateTableService(TransactionalMessageService):
 
         RocketMQ: EndTransactionProcessor.checkPrepareMessage (5.3.3), and that it is a prepared one at all.
         """
-        known = self._appender.cached_half(half.commitlog_offset, half.slot)
-        if known is not None and known.raw.rfind(_group_item(half.producer_group)) > 0:
+        known, group = self._appender.cached_half(half.commitlog_offset, half.slot), half.producer_group
+        if known is not None and len(group) <= _GROUP_MAX and known.raw.rfind(_group_item(group)) > 0:
             return known
         known, slot, group = self._read_known(half.commitlog_offset)
         if group != half.producer_group:
-            raise wrong_half(half, f"the producer group is {group}, not {half.producer_group}")
+            raise wrong_half(half, f"the producer group is {group}, not {half.producer_group:.255}")
         if slot != half.slot:
             raise wrong_half(half, f"the slot is {slot}, not {half.slot}")
         return known

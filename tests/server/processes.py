@@ -54,9 +54,9 @@ def await_members(client: WireClient, expected: list[str]) -> None:
         time.sleep(0.01)
 
 
-def lock(client: WireClient, client_id: str, *queue_ids: int) -> list[int]:
+def lock(client: WireClient, client_id: str, *queue_ids: int, group: str = "billing") -> list[int]:
     """The queues that a client got."""
     queues = [{"topic": "orders", "brokerName": "broker-a", "queueId": queue_id} for queue_id in queue_ids]
-    body = {"consumerGroup": "billing", "clientId": client_id, "mqSet": queues}
+    body = {"consumerGroup": group, "clientId": client_id, "mqSet": queues}
     answer = client.request(Code.LOCK_BATCH_MQ, body=json.dumps(body).encode())
     return sorted(one["queueId"] for one in json.loads(answer.body)["lockOKMQSet"])

@@ -25,7 +25,7 @@ from broker.remoting.command import RemotingCommand
 from broker.server.context import Request, ServerContext
 from broker.server.requests import plain_sends, sends
 from broker.server.requests.plain_sends import PlainAnswer
-from broker.server.store_thread import Stored
+from broker.server.threads.store_thread import Stored
 from broker.store.read.layout import StoreLayout
 from broker.transaction.service import Half
 

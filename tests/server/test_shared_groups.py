@@ -39,6 +39,32 @@ def append(store: broker.LiveStore, queue_id: int, *bodies: bytes) -> None:
         store.append(broker.Message("orders", body), queue_id=queue_id)
 
 
+@pytest.mark.parametrize("has_position", [False, True])
+def test_clients_that_left_before_the_group_had_a_position_do_not_count(
+    serve: Serve, connect: Connect, store: broker.LiveStore, has_position: bool
+) -> None:
+    """Else the start that a consumer asks for would count only where the table of consumers is full."""
+    server = serve()
+    client, cells = connect(server, client_id="a"), server.context.positions.table.cells
+    store.create_topic("orders", queues=2)
+    for queue_id in range(2):
+        append(store, queue_id, b"one", b"two")
+    assert client.heartbeat(consumer="billing", topics={"orders": "*"}).code == Answer.SUCCESS
+    if has_position:
+        place = {"consumerGroup": "billing", "topic": "orders", "queueId": 0, "commitOffset": 1}
+        assert client.request(Code.UPDATE_CONSUMER_OFFSET, place).code == Answer.SUCCESS
+    client.socket.close()
+    await_true(lambda: "billing" not in server.context.positions._members)
+    for _ in range(2):
+        with store.consumer("billing", "orders", start="last") as consumer:
+            at = consumer.positions()
+            cell = cells.find("billing", "orders", -1)
+            assert cell is not None
+            assert cells.position(cell) == 0
+            await_true(lambda: len(consumer.queues) == 3)
+        assert (at[("orders", 0)], at.get(("orders", 1), 0)) == ((1, 0) if has_position else (2, 2))
+
+
 def test_each_queue_has_one_reader_and_goes_on_where_the_other_stopped(
     serve: Serve, connect: Connect, store: broker.LiveStore
 ) -> None:

@@ -20,6 +20,7 @@ from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
 from broker.server import connection
 from broker.server.requests import pulls, shares
+from broker.server.siblings import queue_locks
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true, lock
 from tests.server.wire_client import WireClient, records_of
@@ -195,6 +196,58 @@ def test_queues_that_are_missing_are_not_locked(serve: Serve, connect: Connect, 
     }
     body = {"consumerGroup": "b" * 256, "clientId": "a", "mqSet": []}
     assert client.request(Code.LOCK_BATCH_MQ, body=json.dumps(body).encode()).code == Answer.NO_PERMISSION
+
+
+@pytest.mark.parametrize("by_pull", [True, False])
+def test_a_connection_gives_its_share_of_first_positions(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, by_pull: bool
+) -> None:
+    """They are kept, so one client filled the table for good: 4,096 of them took it 8 seconds."""
+    monkeypatch.setattr(shares, "PLACES_MAX", 5, raising=False)
+    server = serve()
+    greedy, honest = connect(server), connect(server)
+    for queue_id in range(4):
+        honest.publish("orders", b"x", queue_id=queue_id)
+
+    def commit(client: WireClient, group: str, queue_id: int, offset: int = 1) -> int:
+        place = {"consumerGroup": group, "topic": "orders", "queueId": queue_id, "commitOffset": offset}
+        pull = {"queueOffset": 0, "maxMsgNums": 1, "sysFlag": 5, "suspendTimeoutMillis": 0, "subscription": "*"}
+        return client.request(
+            *(Code.PULL_MESSAGE, place | pull) if by_pull else (Code.UPDATE_CONSUMER_OFFSET, place)
+        ).code
+
+    for group in ("a", "b"):
+        greedy.pulled(group, "orders")
+    if not by_pull:
+        assert commit(greedy, "a", 0, -1) == Answer.SUCCESS
+    assert [commit(greedy, "a", queue_id) for queue_id in range(4)] == [Answer.SUCCESS] * 4
+    assert [commit(greedy, "b", queue_id) for queue_id in range(3)] == [Answer.SUCCESS, *[Answer.NO_PERMISSION] * 2]
+    assert [commit(greedy, "a", 3), commit(greedy, "b", 0)] == [Answer.SUCCESS] * 2
+    assert commit(honest, "b", 1) == Answer.SUCCESS
+    assert commit(greedy, "b", 1) == Answer.SUCCESS
+
+
+def test_a_connection_has_its_share_of_the_locks(
+    serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever groups it names: the file of locks is written at each request, under the lock of all consumers."""
+    monkeypatch.setattr(queue_locks, "LOCKS_MAX", 6, raising=False)
+    store.create_topic("orders", queues=4)
+    server = serve()
+    greedy, honest = connect(server), connect(server)
+    assert [lock(greedy, "a", *range(4), group=f"g{number}") for number in range(4)] == [[0, 1, 2, 3], [0, 1], [], []]
+    assert lock(greedy, "a", *range(4), group="g1") == [0, 1]
+    assert lock(greedy, "a", *range(4), group="g0") == [0, 1, 2, 3]
+    assert lock(honest, "b", *range(4), group="g1") == [2, 3]
+    queues = [{"topic": "orders", "brokerName": "broker-a", "queueId": queue_id} for queue_id in range(4)]
+    for client_id in ("b", "a"):  # only its own
+        body = {"consumerGroup": "g0", "clientId": client_id, "mqSet": queues}
+        greedy.request(Code.UNLOCK_BATCH_MQ, body=json.dumps(body).encode())
+        assert lock(greedy, "a", *range(4), group="g2") == ([] if client_id == "b" else [0, 1, 2, 3])
+    now_ms = queue_locks.monotonic_ms()
+    monkeypatch.setattr(queue_locks, "monotonic_ms", lambda: now_ms + 61_000)
+    assert lock(greedy, "a", *range(4), group="g3") == [0, 1, 2, 3]
+    assert len(json.loads(Path(store.writer.paths.queue_locks).read_text(encoding="utf-8"))) == 4
 
 
 @pytest.mark.parametrize("one", [b"[],", b'"",', b"1 ", b'"\\n', b"-"])

@@ -17,7 +17,7 @@ from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
 from broker.server import dispatch
-from broker.server.store_thread import Stored, StoreThread
+from broker.server.threads.store_thread import Stored, StoreThread
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient, sending
 
@@ -124,7 +124,7 @@ def test_what_is_common_needs_no_thread(
     serve: Serve, connect: Connect, store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But a delay, and an end that comes again or contradicts."""
-    monkeypatch.setattr("broker.server.store_thread._SLOW_S", 60.0)  # other processes may have the processor
+    monkeypatch.setattr("broker.server.threads.store_thread._SLOW_S", 60.0)  # other processes may have the processor
     done = by_thread(monkeypatch)
     store.create_topic("orders", queues=4, message_type="")
     client = connect(serve())
@@ -208,7 +208,7 @@ def test_what_was_submitted_is_not_overtaken() -> None:
 def test_after_a_slow_write_the_thread_works_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the disk does not keep up, and each page has to wait for it: others of the event loop do not."""
     times = iter([0.0, 0.03, 0.1, 0.17, 0.19, 0.19])
-    monkeypatch.setattr("broker.server.store_thread.time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr("broker.server.threads.store_thread.time", SimpleNamespace(monotonic=lambda: next(times)))
     thread = StoreThread(lambda _end: None, deliver, waits=False)
     results = [thread._at_once(lambda: "done") for _ in range(4)]
     assert results == ["done", None, None, "done"]  # 30 ms, then 150 ms by the thread

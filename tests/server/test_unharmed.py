@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import broker
+from broker.errors import StoreFull
 from broker.remoting import command as remoting
 from broker.remoting.codes import RequestCode as Code
 from broker.remoting.codes import ResponseCode as Answer
@@ -20,7 +21,7 @@ from broker.remoting.command import RemotingCommand
 from broker.server import connection as connections
 from broker.server.group_positions import GroupPositions
 from broker.server.requests import pulls
-from broker.server.store_thread import Stored, StoreThread
+from broker.server.threads.store_thread import Stored, StoreThread
 from broker.store.shared import group_file, topicfile
 from broker.transaction.backpressure import InDoubtLimit
 from tests.server.conftest import LAYOUT, Connect, Serve
@@ -300,3 +301,39 @@ def test_an_fsync_that_fails_unexpectedly_is_answered(
             ] * 3
             failing.clear()
             assert clients[0].publish("orders", b"x").code == Answer.SUCCESS
+
+
+def test_groups_beyond_those_that_fit_are_refused_unread(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read thousands of groups under the append lock: a send of another client took half a second."""
+    monkeypatch.setattr(group_file, "GROUPS_MAX", 3)
+    client = connect(serve())
+    client.publish("orders", b"x")
+    for number in range(3):
+        assert client.pulled(f"g{number}", "orders")[0] == Answer.SUCCESS
+    read = by_thread(monkeypatch, group_file, "read_subscription_groups")
+    for number in range(5):
+        answer = client.answer(client.pull(f"more-{number}", "orders"))
+        assert (answer.code, "room for 3 consumer groups" in (answer.remark or "")) == (Answer.MESSAGE_ILLEGAL, True)
+    assert (client.pulled("g1", "orders")[0], read) == (Answer.SUCCESS, [])
+
+
+def test_a_change_of_a_group_that_cannot_be_written_is_none(
+    store: broker.LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was so in this process, and in no other."""
+    groups = group_file.GroupFile(store.path, store.writer.disk, store.writer.append_lock)
+    groups.ensure("billing")
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFull("no space left on the device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.writer.disk, "write_file", full)
+        for change in (lambda: groups.pause("billing"), lambda: groups.ensure("new")):
+            with pytest.raises(StoreFull):
+                change()
+    assert (groups.is_paused("billing"), groups.get("new")) == (False, None)
+    groups.pause("billing")
+    assert groups.is_paused("billing")

@@ -31,8 +31,7 @@ from broker.store.disk.files import Disk
 _MAGIC = 0x534E4F43_4B424B43  # native order: a page of another byte order is not ours
 _VERSION = 1
 _HEAD_BYTES = 4096
-MEMBERS = 1024
-MEMBER_BYTES = 64
+MEMBERS, MEMBER_BYTES = 1024, 64
 CELLS = 4096
 _CELL_BYTES = 1024
 _AT_ONCE = 64  # cells for which the disk gives blocks together
@@ -242,11 +241,12 @@ class ConsumerTable:
             self._swept_s = float("-inf")
 
     def keep(self, group: str, topic: str) -> bool:
-        """Whether there is a cell of a group at a topic; from now on it is not given back. Under the lock."""
+        """Whether a group is at a topic, or has a position there; then its cell is not given back. Under the lock."""
         cell = self.find(group, topic, -1)
-        if cell is not None and self.position(cell) in (UNSET, _LEFT):
+        has_position = any(name[:2] == (group, topic) and name[2] >= 0 for name in self._known)
+        if cell is not None and (has_position or self.position(cell) == UNSET):
             self.put(cell, 0)
-        return cell is not None
+        return cell is not None and self.position(cell) == 0
 
     def all(self) -> Iterator[tuple[int, Name]]:
         """Every cell with its name."""

@@ -92,7 +92,7 @@ class Positions:
                 )
                 end = self._store.queue_end(topic, queue_id)
                 self.cells.make(group, topic, queue_id, min(position, end))
-            self.cells.make(group, topic, -1, 0)
+            self.cells.put(self.cells.make(group, topic, -1, 0), 0)  # last: from now on the group was there
         if start.word != "first":
             self.exchange.export(at_once=True)
 

@@ -30,7 +30,7 @@ from broker.remoting.replication import (
 )
 from broker.server.replication.acknowledgements import Acknowledgements, Done
 from broker.server.settings import host_and_port
-from broker.server.store_thread import Stored
+from broker.server.threads.store_thread import Stored
 from broker.store.read.log_reader import LogReader
 
 if TYPE_CHECKING:

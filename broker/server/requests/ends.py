@@ -56,9 +56,9 @@ def end_transaction(context: ServerContext, request: Request) -> RemotingCommand
         log.warning(
             "%s: END_TRANSACTION of %s: %s",
             request.connection.address,
-            header.producer_group,
+            group := header.producer_group[:255],
             error,
-            extra=event("end-refused", group=header.producer_group),
+            extra=event("end-refused", group=group),
         )
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
     context.checks.pop(header.commit_log_offset, None)

@@ -24,7 +24,7 @@ from broker.remoting.command import RESPONSE, RemotingCommand
 from broker.remoting.message_headers import SendMessageResponseHeader
 from broker.server.context import Request, ServerContext
 from broker.server.requests import sends
-from broker.server.store_thread import Stored
+from broker.server.threads.store_thread import Stored
 from broker.store.write.admission import DELAYS
 from broker.store.write.compose import Origin
 from broker.store.write.pending_record import Appended

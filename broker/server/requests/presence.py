@@ -91,14 +91,14 @@ def lock_batch(context: ServerContext, request: Request) -> RemotingCommand:
     known = {topic: context.positions.table.queues(topic) for topic in topics if context.store.topic(topic) is not None}
     queues = [queue for queue in asked.queues if queue.queue_id in known.get(queue.topic, ())]
     is_leased = partial(context.positions.is_leased, asked.group)
-    given = context.locks.lock(asked.group, asked.client_id, queues, is_leased)
+    given = context.locks.lock(asked.group, asked.client_id, queues, is_leased, request.connection)
     name = context.settings.broker_name
     return request.answer(body=dumps({"lockOKMQSet": [queue.as_json(name) for queue in given]}))
 
 
 def unlock_batch(context: ServerContext, request: Request) -> RemotingCommand:
     asked = decode_lock_batch(request.command.body)
-    context.locks.unlock(asked.group, asked.client_id, asked.queues)
+    context.locks.unlock(asked.group, asked.client_id, asked.queues, request.connection)
     return request.answer()
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -37,14 +37,17 @@ from broker.remoting.message_headers import (
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.queues import queue_range
 from broker.server.requests.records import cached_records, read_records
+from broker.server.requests.shares import check_place
 from broker.store.disk.read_file import NotCached
 
 MESSAGES_MAX, BYTES_MAX = 32, 256 << 10  # RocketMQ: maxTransferCountOnMessageInMemory, -BytesOnMessageInMemory
 _UNITS = 1024  # looked at in one go, however few of them match
 _HOLD_MAX_S = 60.0
 HELD_MAX, HELD_OF_CONNECTION_MAX = 20_000, 4096
+TEXT_MAX, TEXT_OF_CONNECTION_MAX = 16 << 20, 1 << 20  # characters of their expressions, 30 bytes each when parsed
 EXPRESSION_MAX = 64 << 10  # characters
 _SHORT = 1024  # characters that the event loop parses, once
+_KEPT = 64  # characters that a pull keeps of what was parsed
 _LEASED = 1 << 63  # in place of the end that was seen: another has the queue, whatever comes into it
 
 _STATUS = {
@@ -81,6 +84,7 @@ class Held:
     request: Request
     header: PullMessageRequestHeader
     wanted: Wanted
+    size: int  # characters of the expression
     until_s: float  # by the monotonic clock
     seen_end: int
 
@@ -89,10 +93,12 @@ def pull_message(context: ServerContext, request: Request) -> RemotingCommand | 
     """PULL_MESSAGE and LITE_PULL_MESSAGE."""
     header = PullMessageRequestHeader.decode(request.command.ext)
     _check(context, header)
-    wanted = parse(*_subscription(context, header), sql92=context.settings.sql92)
+    text, kind = _subscription(context, header)
+    wanted = parse(text, kind, sql92=context.settings.sql92)
     if _commits(header):
+        check_place(context, request.connection, header.consumer_group, header.topic, header.queue_id)
         context.positions.commit(*_committed(header))
-    return look(context, _begun(request, header, wanted))
+    return look(context, _begun(request, header, wanted, len(text)))
 
 
 def pull_at_once(context: ServerContext, request: Request) -> RemotingCommand | Held | None:
@@ -112,7 +118,7 @@ def pull_at_once(context: ServerContext, request: Request) -> RemotingCommand | 
     try:
         if _commits(header) and not context.positions.commit_at_once(*_committed(header)):
             return None
-        return look(context, _begun(request, header, wanted), cached_only=True)
+        return look(context, _begun(request, header, wanted, len(text)), cached_only=True)
     except NotCached:
         return None
 
@@ -130,9 +136,11 @@ def _committed(header: PullMessageRequestHeader) -> tuple[str, str, int, int]:
     return header.consumer_group, header.topic, header.queue_id, header.commit_offset
 
 
-def _begun(request: Request, header: PullMessageRequestHeader, wanted: Wanted) -> Held:
+def _begun(request: Request, header: PullMessageRequestHeader, wanted: Wanted, size: int) -> Held:
     hold_s = min(header.suspend_timeout_ms / 1000, _HOLD_MAX_S) if header.sys_flag & PULL_SUSPEND else 0.0
-    return Held(request, header, wanted, time.monotonic() + max(hold_s, 0.0), -1)
+    if len(header.subscription or "") + len(header.expression_type or "") > _KEPT:
+        header = replace(header, subscription=None, expression_type=None)
+    return Held(request, header, wanted, size, time.monotonic() + max(hold_s, 0.0), -1)
 
 
 def look(context: ServerContext, held: Held, *, cached_only: bool = False) -> RemotingCommand | Held:
@@ -289,7 +297,8 @@ class HeldPulls:
         self._context, self._again = context, again
         self._queues: dict[tuple[str, int], list[Held]] = defaultdict(list)
         self._counts: Counter[Any] = Counter()
-        self._total = 0
+        self._sizes: Counter[Any] = Counter()  # by connection, characters of expressions
+        self._total = self._total_size = 0
         self._readable = -1
         self._checked_s = self._took_s = 0.0
 
@@ -302,12 +311,15 @@ class HeldPulls:
 
     def hold(self, held: Held) -> bool:
         """Let a pull wait; False when too many do, of all or of its connection."""
-        connection = held.request.connection
+        connection, size = held.request.connection, held.size
         if self._total >= HELD_MAX or self._counts[connection] >= HELD_OF_CONNECTION_MAX:
+            return False
+        if self._total_size + size > TEXT_MAX or self._sizes[connection] + size > TEXT_OF_CONNECTION_MAX:
             return False
         self._queues[held.header.topic, held.header.queue_id].append(held)
         self._counts[connection] += 1
-        self._total += 1
+        self._sizes[connection] += size
+        self._total, self._total_size = self._total + 1, self._total_size + size
         self._readable = -1  # what came while it was looked at
         return True
 
@@ -351,9 +363,10 @@ class HeldPulls:
             del self._queues[name]
         connection = held.request.connection
         self._counts[connection] -= 1
-        self._total -= 1
+        self._sizes[connection] -= held.size
+        self._total, self._total_size = self._total - 1, self._total_size - held.size
         if not self._counts[connection]:
-            del self._counts[connection]
+            del self._counts[connection], self._sizes[connection]
         if not connection.is_closed:
             self._again(held)
 
@@ -365,6 +378,7 @@ class HeldPulls:
                 if not self._queues[name]:
                     del self._queues[name]
         self._total -= self._counts.pop(connection, 0)
+        self._total_size -= self._sizes.pop(connection, 0)
 
     def release_all(self) -> None:
         """At the end: answer all of them now."""

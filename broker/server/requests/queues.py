@@ -31,6 +31,7 @@ from broker.remoting.message_headers import (
 )
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.records import as_sent, record_at
+from broker.server.requests.shares import check_place
 
 if TYPE_CHECKING:
     from broker.live import LiveStore
@@ -135,7 +136,10 @@ def update_consumer_offset(context: ServerContext, request: Request) -> Remoting
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
     if not 0 <= header.queue_id < max(topic.read_queue_count, topic.write_queue_count):
         raise Refused(ResponseCode.INVALID_PARAMETER, f"queueId {header.queue_id} of {header.topic} does not exist")
-    context.positions.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+    place = header.consumer_group, header.topic, header.queue_id
+    if header.commit_offset >= 0:
+        check_place(context, request.connection, *place)
+    context.positions.commit(*place, header.commit_offset)
     return request.answer()
 
 

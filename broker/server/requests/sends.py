@@ -40,7 +40,7 @@ from broker.remoting.message_headers import (
 )
 from broker.server.context import Refused, Request, ServerContext
 from broker.server.requests.records import record_at
-from broker.server.store_thread import Stored
+from broker.server.threads.store_thread import Stored
 from broker.store.engines.half_op import HALF_DELAY
 from broker.store.write.compose import KEPT_FLAGS, Origin
 from broker.store.write.pending_record import Appended

@@ -13,6 +13,7 @@ from broker.server.clients import CLUSTERING, Peer
 from broker.server.context import Refused, ServerContext
 
 CELLS_MAX = 512  # of the 4,096 of the consumers' table, for groups and for the topics that they subscribe to
+PLACES_MAX = 2048  # of these, for positions in queues that had none: they are kept when the client leaves
 NAME_MAX = 255  # characters of a group or a client id. RocketMQ: Validators.CHARACTER_MAX_LENGTH (4.9.8)
 STATED_MAX = BODY_BYTES_MAX  # characters of the names of producer groups and of subscriptions
 
@@ -38,6 +39,17 @@ def check_share(context: ServerContext, peer: Peer, data: HeartbeatData) -> None
     if cells > CELLS_MAX:
         text = f"a connection has at most {CELLS_MAX} consumer groups, retry topics and topics of them together"
         raise _refused(f"{text}, and this one would have {cells}: divide its groups among several clients")
+
+
+def check_place(context: ServerContext, peer: Peer, group: str, topic: str, queue_id: int) -> None:
+    """Raises Refused for a first position of a group in a queue, where its connection gave too many such ones."""
+    if context.positions.table.cells.find(group, topic, queue_id) is not None:
+        return
+    taken = context.places.get(peer, 0)
+    if taken >= PLACES_MAX:
+        text = f"a connection gives at most {PLACES_MAX} queues of groups their first position"
+        raise _refused(f"{text}: divide its groups among several clients, or connect again")
+    context.places[peer] = taken + 1
 
 
 def check_names(asked: LockBatch) -> None:

@@ -85,6 +85,9 @@ class GroupFile:
 
     def put(self, group: SubscriptionGroup) -> SubscriptionGroup:
         """Make a group, or change it."""
+        held = self._look().groups
+        if len(held) >= GROUPS_MAX and group.name not in held:  # at once: to read thousands takes long, under a lock
+            raise _full()
         check_topic_name(retry_topic(group.name))
         if not 0 < len(group.name) <= _GROUP_SIZE_MAX:
             raise MessageRejected(f"a group has from 1 to {_GROUP_SIZE_MAX} characters, not {len(group.name)}")
@@ -100,14 +103,19 @@ class GroupFile:
             found = read_subscription_groups(self._directory)
             groups = {name: group for name, group in {**found.groups, **changes}.items() if group is not None}
             if len(groups) > GROUPS_MAX:
-                raise MessageRejected(f"a store has room for {GROUPS_MAX} consumer groups, and all are taken")
+                raise _full()
             self._looked_s = float("-inf")
             version = DataVersion(found.version.counter + 1, time.time_ns() // 1_000_000, found.version.state_version)
-            self._held = replace(found, groups=groups, version=version)
+            changed = replace(found, groups=groups, version=version)
             if disk.entry(paths.config("")) is None:
                 disk.create_directory(paths.config(""))
             path = paths.config(_NAME)
             if disk.entry(path) is not None:
                 disk.write_file(f"{path}.bak", disk.read(path))
-            disk.write_file(path, encode_subscription_groups(self._held))
+            disk.write_file(path, encode_subscription_groups(changed))
+            self._held = changed  # last: what could not be written is not so
             self._seen, self._looked_s = self._mark(), time.monotonic()  # under the lock: what is there is ours
+
+
+def _full() -> MessageRejected:
+    return MessageRejected(f"a store has room for {GROUPS_MAX} consumer groups, and all are taken")

@@ -30,7 +30,7 @@ from broker.format.commitlog import (
     record_crc_item,
 )
 from broker.format.index import key_hash
-from broker.format.java import Host, string_hash
+from broker.format.java import REMEMBERED, Host, short_hash, string_hash
 from broker.format.record.recordcrc import record_crc_reserve
 from broker.format.sysflag import TransactionType, transaction_type
 from broker.format.topics import SCHEDULE_TOPIC, parse_delay_levels
@@ -67,8 +67,7 @@ _LEVELS = len(parse_delay_levels())
 fast_draft: Callable[..., PendingRecord | None] | None = compiled.fast.draft if compiled.fast else None
 _fast_codes: Callable[..., tuple[int, ...] | None] | None = compiled.fast.index_codes if compiled.fast else None
 
-tag_hash = lru_cache(maxsize=4096)(string_hash)
-group_hash = lru_cache(maxsize=4096)(string_hash)
+tag_hash = group_hash = short_hash
 
 
 @lru_cache(maxsize=4096)
@@ -104,7 +103,7 @@ def index_code(topic: str, key: str) -> int:
     remembered.
     """
     raw = key.encode()
-    if len(raw) != len(key):  # not ASCII
+    if len(raw) != len(key) or len(raw) > REMEMBERED:  # not ASCII, or too long
         return key_hash(topic, key)
     if len(raw) < 4:
         code = _topic_code(topic)
@@ -140,7 +139,7 @@ def index_codes_of_both(
 
 def _index_code_of_both(topic: str, other: str, key: str) -> tuple[int, int]:
     raw = key.encode()
-    if len(raw) < 4 or len(raw) != len(key):
+    if not 4 <= len(raw) <= REMEMBERED or len(raw) != len(key):
         return index_code(topic, key), index_code(other, key)
     code, other_code = _front_codes(topic, other, key[:-4])
     last = ((raw[-4] * 31 + raw[-3]) * 31 + raw[-2]) * 31 + raw[-1]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from broker import compiled
 
 _SLOW_S, _AVOIDED = 0.02, 5  # so such writes keep the event loop at most a sixth of its time
+_BATCH, _BATCH_S = 64, 0.005  # pieces of work that are taken together, and after how long the others wait for a turn
 
 
 class Stored(NamedTuple):
@@ -62,13 +64,62 @@ class _Inbox:
         return len(self._held)
 
 
+class _Turns:
+    """The same of work by who asked for it: a piece of each, by turns."""
+
+    def __init__(self) -> None:
+        self._wake = threading.Condition()
+        self._held: dict[Any, deque[Any]] = {}
+        self._count, self._is_over = 0, False
+
+    def put(self, of: Any, one: Any) -> None:
+        with self._wake:
+            self._held.setdefault(of, deque()).append(one)
+            self._count += 1
+            self._wake.notify()
+
+    def take(self) -> list[tuple[Any, Any]]:
+        """Some of it, each piece with who asked for it."""
+        taken = list[tuple[Any, Any]]()
+        with self._wake:
+            while not (self._count or self._is_over):
+                self._wake.wait()
+            while self._held and len(taken) < _BATCH:
+                of, waiting = next(iter(self._held.items()))
+                taken.append((of, waiting.popleft()))
+                del self._held[of]
+                if waiting:  # behind all others
+                    self._held[of] = waiting
+            self._count -= len(taken)
+        return taken
+
+    def give_back(self, taken: list[tuple[Any, Any]]) -> None:
+        """What was taken last and not done."""
+        with self._wake:
+            for of, one in reversed(taken):
+                self._held.setdefault(of, deque()).appendleft(one)
+            self._held = {of: self._held[of] for of in (*dict(taken), *self._held)}
+            self._count += len(taken)
+
+    def end(self) -> None:
+        with self._wake:
+            self._is_over = True
+            self._wake.notify()
+
+    def __len__(self) -> int:
+        return self._count
+
+
 class StoreThread:
-    """Does work in the order in which it comes. `deliver` gets results, many at once, in one of the two threads."""
+    """Does the work of each who asks in the order in which it comes, and that of several by turns.
+
+    `deliver` gets results, many at once, in one of the two threads.
+    """
 
     def __init__(self, settle: Callable[[int], None], deliver: Deliver, *, waits: bool) -> None:
         """`settle(end)` waits for the disk; without `waits` nothing does (sync mode os)."""
         self._settle, self._deliver, self._waits = settle, deliver, waits
-        self._work, self._appended = _Inbox(), _Inbox()
+        self._work, self._appended = _Turns(), _Inbox()
         self._submitted = self._finished = 0  # each counted by one thread
         self._slow_until_s = 0.0
         self._threads = [
@@ -81,12 +132,17 @@ class StoreThread:
     def __len__(self) -> int:
         return len(self._work) + len(self._appended)
 
-    def submit(self, work: Work, done: Done) -> None:
-        """Do something; `done` gets what it returned, once that is durable, or what it raised. For one thread."""
-        self._submitted += 1
-        self._work.put((work, done))
+    def submit(self, work: Work, done: Done, *, of: Any = None) -> None:
+        """Do something; `done` gets what it returned, once that is durable, or what it raised. For one thread.
 
-    def do(self, work: Callable[..., Any], done: Done, at_once: Callable[..., Any], *arguments: Any) -> None:
+        `of` is who asks for it, such as a connection.
+        """
+        self._submitted += 1
+        self._work.put(of, (work, done))
+
+    def do(
+        self, work: Callable[..., Any], done: Done, at_once: Callable[..., Any], *arguments: Any, of: Any = None
+    ) -> None:
         """The same with `work(*arguments)`; in the caller's thread where `at_once(*arguments)` does it.
 
         That returns None, and has done nothing, where `work` would wait. What was submitted is not overtaken. When the
@@ -95,7 +151,7 @@ class StoreThread:
         """
         result = self._at_once(at_once, *arguments)
         if result is None:
-            self.submit(partial(work, *arguments), done)
+            self.submit(partial(work, *arguments), done, of=of)
         elif not isinstance(result, Stored):
             done(result)
         elif self._waits:
@@ -120,14 +176,15 @@ class StoreThread:
 
     def close(self) -> None:
         """Finish what was submitted, and end."""
-        for inbox, thread in zip((self._work, self._appended), self._threads, strict=True):
+        inboxes: tuple[_Turns | _Inbox, ...] = self._work, self._appended
+        for inbox, thread in zip(inboxes, self._threads, strict=True):
             inbox.end()
             thread.join()
 
     def _append(self) -> None:
         while batch := self._work.take():
-            results, waiting = [], []
-            for work, done in batch:
+            results, waiting, until_s = [], [], time.monotonic() + _BATCH_S
+            for number, (_, (work, done)) in enumerate(batch, 1):
                 try:
                     result = work()
                 except Exception as error:  # noqa: BLE001 - it is the answer to this request, and of no other
@@ -136,7 +193,10 @@ class StoreThread:
                     waiting.append((done, result))
                 else:
                     results.append((done, result.value if isinstance(result, Stored) else result))
-            self._finished += len(batch)
+                if time.monotonic() > until_s:
+                    self._work.give_back(batch[number:])
+                    break
+            self._finished += number
             if waiting:
                 self._appended.put(waiting)
             if results:
