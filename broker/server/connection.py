@@ -110,6 +110,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             log.info("%s: closed: %s", self.address, reason, extra=event("connection-closed", peer=self.address))
             self._transport.abort()
+            self._report(0)  # at once, or others were closed for what this round of the loop gives back
 
     def finish(self) -> None:
         """Send what is to be sent, and close."""
@@ -185,7 +186,7 @@ class Connection(asyncio.Protocol):
 
     def _held_bytes(self) -> int:
         """What this connection keeps in memory."""
-        if self.is_closed:
+        if self._is_closing():
             return 0
         return self._splitter.held_bytes + sum(map(len, self._frames)) + self._unsent_bytes()
 

@@ -24,16 +24,19 @@ def sentence(path: str | Path, error: type[broker.BrokerError] = broker.NotAStor
     return text.replace(f"{path}", "PATH")
 
 
+CORRECT = "Correct the path, or mount the volume"
+
+
 def test_no_directory(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b"
-    assert sentence(path) == f"PATH: there is no such directory. The path exists as far as {tmp_path}"
+    assert sentence(path) == f"PATH: there is no such directory. The path exists as far as {tmp_path}. {CORRECT}"
 
 
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     assert sentence(path) == "PATH is a file, and a store is a directory that holds commitlog/. Give that directory"
-    assert sentence(path / "in it") == f"PATH: there is no such directory. {path} is a file"
+    assert sentence(path / "in it") == f"PATH: there is no such directory. {path} is a file. {CORRECT}"
 
 
 def test_an_empty_directory(tmp_path: Path) -> None:
