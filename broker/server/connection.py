@@ -31,7 +31,7 @@ FAIR_BYTES = 1 << 19  # of these a connection may have so many, whatever others 
 WORK_BYTES_MAX = 32 << 20  # large requests of one connection that are not answered; more are not read until some are
 _LARGE = 4096  # bytes of a frame; with smaller ones UNANSWERED_MAX is the bound
 _FRAME_S = 30.0  # how long a frame may take to arrive
-_TURN_S = 0.002  # for which requests of one connection are worked on, before others have their turn
+_TURN_S = 0.005  # for which requests of one connection are worked on, before others have their turn
 _WRITE_HIGH = 4 << 20
 
 log = logging.getLogger("broker.server")
