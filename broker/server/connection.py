@@ -31,7 +31,6 @@ FAIR_BYTES = 1 << 19  # of these a connection may have so many, whatever others 
 WORK_BYTES_MAX = 32 << 20  # large requests of one connection that are not answered; more are not read until some are
 _LARGE = 4096  # bytes of a frame; with smaller ones UNANSWERED_MAX is the bound
 _FRAME_S = 30.0  # how long a frame may take to arrive
-_TURN_S = 0.005  # for which requests of one connection are worked on, before others have their turn
 _WRITE_HIGH = 4 << 20
 
 log = logging.getLogger("broker.server")
@@ -71,11 +70,11 @@ class Connection(asyncio.Protocol):
         self._splitter = FrameSplitter()
         self._tls: TlsLayer | None = None
         self._transport: asyncio.Transport | None = None
-        self._frames: deque[bytes] = deque()  # that came, and wait for their turn, or until the peer reads its answers
+        self._frames: deque[bytes] = deque()  # that came, and wait until the peer reads its answers
         self._out: list[bytes] = []
         self._out_bytes = self._unanswered = self._large_bytes = 0
         self._large: dict[int, int] = {}  # bytes of the frame of each large request that is not answered, by its id()
-        self._is_paused = self._is_choked = self._has_more = False
+        self._is_paused = self._is_choked = False
         self._opaque = itertools.count()
         self._asked: dict[int, Callable[[RemotingCommand | None], None]] = {}
         self._begun = False
@@ -110,7 +109,6 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             log.info("%s: closed: %s", self.address, reason, extra=event("connection-closed", peer=self.address))
             self._transport.abort()
-            self._report(0)  # at once, or others were closed for what this round of the loop gives back
 
     def finish(self) -> None:
         """Send what is to be sent, and close."""
@@ -143,8 +141,7 @@ class Connection(asyncio.Protocol):
             if frames:  # what is held now is another one
                 self._frame_since_s = self.active_s
             self._frames.extend(frames)
-            if not self._has_more:
-                self._go_on()
+            self._go_on()
             self._report(self._held_bytes())
         except ProtocolError as error:
             self._close(str(error))
@@ -152,24 +149,10 @@ class Connection(asyncio.Protocol):
             self._close(f"TLS: {error.reason or 'the handshake failed'}")
 
     def _go_on(self) -> None:
-        """Work on what came, as long as the peer reads its answers. Raises ProtocolError.
-
-        A turn is short, and nothing is read while more waits for the next one: uvloop reads up to 32 times from one
-        connection before it looks at others, and a flood of small requests had others wait for seconds.
-        """
-        until_s = time.monotonic() + _TURN_S
+        """Work on what came, as long as the peer reads its answers. Raises ProtocolError."""
         while self._frames and not self._is_choked and not self._is_closing():
             frame = self._frames.popleft()
             self._receive(remoting.decode(frame), len(frame))
-            if self._frames and time.monotonic() > until_s:
-                self._has_more = True
-                self._loop.call_soon(self._next_turn)
-                self._balance()
-                return
-
-    def _next_turn(self) -> None:
-        self._has_more = False
-        self._resume()
 
     def _begin(self, first: int) -> None:
         self._begun = True
@@ -186,7 +169,7 @@ class Connection(asyncio.Protocol):
 
     def _held_bytes(self) -> int:
         """What this connection keeps in memory."""
-        if self._is_closing():
+        if self.is_closed:
             return 0
         return self._splitter.held_bytes + sum(map(len, self._frames)) + self._unsent_bytes()
 
@@ -316,8 +299,7 @@ class Connection(asyncio.Protocol):
 
     def _resume(self) -> None:
         try:
-            if not self._has_more:
-                self._go_on()
+            self._go_on()
             self._report(self._held_bytes())
         except ProtocolError as error:
             self._close(str(error))
@@ -325,7 +307,7 @@ class Connection(asyncio.Protocol):
 
     def _balance(self) -> None:
         """Read on, or not."""
-        is_full = self._has_more or (self._large_bytes > FAIR_BYTES and self._has_its_share())
+        is_full = self._large_bytes > FAIR_BYTES and self._has_its_share()
         if not self._is_paused and not self._is_choked and not is_full and self._unanswered < UNANSWERED_MAX:
             return
         if self._transport is None or self._transport.is_closing():
