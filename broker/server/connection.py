@@ -31,6 +31,7 @@ FAIR_BYTES = 1 << 19  # of these a connection may have so many, whatever others 
 WORK_BYTES_MAX = 32 << 20  # large requests of one connection that are not answered; more are not read until some are
 _LARGE = 4096  # bytes of a frame; with smaller ones UNANSWERED_MAX is the bound
 _FRAME_S = 30.0  # how long a frame may take to arrive
+_TURN_S = 0.005  # what came may take so long; then all others have their turn before this connection is read again
 _WRITE_HIGH = 4 << 20
 
 log = logging.getLogger("broker.server")
@@ -74,7 +75,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._out_bytes = self._unanswered = self._large_bytes = 0
         self._large: dict[int, int] = {}  # bytes of the frame of each large request that is not answered, by its id()
-        self._is_paused = self._is_choked = False
+        self._is_paused = self._is_choked = self._had_its_turn = False
         self._opaque = itertools.count()
         self._asked: dict[int, Callable[[RemotingCommand | None], None]] = {}
         self._begun = False
@@ -143,6 +144,8 @@ class Connection(asyncio.Protocol):
             self._frames.extend(frames)
             self._go_on()
             self._report(self._held_bytes())
+            if time.monotonic() - self.active_s > _TURN_S:
+                self._end_turn()
         except ProtocolError as error:
             self._close(str(error))
         except ssl.SSLError as error:
@@ -153,6 +156,16 @@ class Connection(asyncio.Protocol):
         while self._frames and not self._is_choked and not self._is_closing():
             frame = self._frames.popleft()
             self._receive(remoting.decode(frame), len(frame))
+
+    def _end_turn(self) -> None:
+        """Read no more in this round: uvloop reads up to 32 times from a connection before it looks at the next."""
+        self._had_its_turn = True
+        self._balance()
+        self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._had_its_turn = False
+        self._balance()
 
     def _begin(self, first: int) -> None:
         self._begun = True
@@ -308,15 +321,17 @@ class Connection(asyncio.Protocol):
     def _balance(self) -> None:
         """Read on, or not."""
         is_full = self._large_bytes > FAIR_BYTES and self._has_its_share()
-        if not self._is_paused and not self._is_choked and not is_full and self._unanswered < UNANSWERED_MAX:
+        waits = self._is_choked or self._had_its_turn or is_full
+        if not self._is_paused and not waits and self._unanswered < UNANSWERED_MAX:
             return
-        if self._transport is None or self._transport.is_closing():
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return
-        wanted = self._is_choked or is_full or self._unanswered >= UNANSWERED_MAX + self._server.held_pulls(self)
+        wanted = waits or self._unanswered >= UNANSWERED_MAX + self._server.held_pulls(self)
         if wanted != self._is_paused:
             self._is_paused = wanted
             self._frame_since_s = time.monotonic()  # nothing can come while it is paused
-            (self._transport.pause_reading if wanted else self._transport.resume_reading)()
+            (transport.pause_reading if wanted else transport.resume_reading)()
 
     def _has_its_share(self) -> bool:
         """Whether its large requests are as many bytes as it may have at a time."""

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.compat.killed_clients import NAMES, OfficialCrowd, build, missing
-from tests.server.killed_wire import kill, read_records, stop_the_server
+from tests.server.killed_wire import kill, stop_the_server
+from tests.server.wire_tally import read_records
 
 KILLS = int(os.environ.get("CHECKBACK_KILLS", "12"))
 

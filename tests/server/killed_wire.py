@@ -28,7 +28,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import broker
@@ -39,44 +38,11 @@ from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
 from recovery.verify.verifier import verify
 from tests.server.wire_client import WireClient, sending
+from tests.server.wire_tally import Records, WireTally, expected, read_records, tally
 
 TOPIC, GROUP, QUEUES = "orders", "shop", 8
 COMMIT, ROLLBACK = 8, 12
 DONE_S, PROGRESS_S, STOPPED_S = 180.0, 15.0, 60.0
-
-
-@dataclass
-class WireTally:
-    """What came of it."""
-
-    kills: Counter[str]
-    lost: set[str]  # acknowledged or committed, and never delivered
-    invented: set[str]  # rolled back, and delivered
-    contrary: set[str]  # decided otherwise afterwards, and answered with SUCCESS
-    unsettled: int
-    findings: dict[str, int]
-    acknowledged: int
-    transactions: int
-    by_check: int  # transactions that a check settled
-
-    @property
-    def adds_up(self) -> bool:
-        return not (self.lost or self.invented or self.contrary or self.unsettled or self.findings)
-
-
-class Records:
-    """Lines of one process in a file of its own; a kill may leave the beginning of the last one."""
-
-    def __init__(self, directory: Path, kind: str) -> None:
-        self._descriptor = os.open(directory / f"{kind}-{uuid.uuid4().hex}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def add(self, key: str) -> None:
-        os.write(self._descriptor, f"{key}\n".encode())
-
-
-def read_records(directory: Path, kind: str) -> set[str]:
-    lines = [line for file in directory.glob(f"{kind}-*") for line in file.read_text().splitlines(keepends=True)]
-    return {line.rstrip("\n") for line in lines if line.endswith("\n")}
 
 
 def key_of(message: broker.ReceivedMessage) -> str:
@@ -354,7 +320,7 @@ def _reconcile(
         time.sleep(0.5)
     finally:
         crowd.end()
-    return _tally(directory, crowd.kills)
+    return tally(directory, crowd.kills)
 
 
 def _await_progress(directory: Path) -> None:
@@ -373,32 +339,8 @@ def _await_settled(directory: Path, store: Path) -> None:
     deadline = time.monotonic() + DONE_S
     while time.monotonic() < deadline:
         time.sleep(1.0)
-        if not verify(store).transactions["in_doubt"] and _expected(directory) <= read_records(directory, "delivered"):
+        if not verify(store).transactions["in_doubt"] and expected(directory) <= read_records(directory, "delivered"):
             return
-
-
-def _decisions(directory: Path) -> dict[str, str]:
-    return {place.name: place.read_text() for place in (directory / "ledger").iterdir()}
-
-
-def _expected(directory: Path) -> set[str]:
-    """What must be delivered: acknowledged plain sends, and halves that were stored and decided to be committed."""
-    return read_records(directory, "acked") | {key for key, decided in _decisions(directory).items() if decided == "c"}
-
-
-def _tally(directory: Path, kills: Counter[str]) -> WireTally:
-    delivered, decisions, report = (
-        read_records(directory, "delivered"),
-        _decisions(directory),
-        verify(directory / "store"),
-    )
-    return WireTally(
-        kills=kills, lost=_expected(directory) - delivered,
-        invented=delivered & {key for key, decided in decisions.items() if decided == "r"},
-        contrary=read_records(directory, "contrary"), unsettled=report.transactions["in_doubt"],
-        findings=dict(report.findings.counts), acknowledged=len(read_records(directory, "acked")),
-        transactions=report.transactions["total"], by_check=len(read_records(directory, "checked")),
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from tests.server.wire_client import WireClient
 
 CONNECTIONS = 1000
 SLOW, HUGE = 200, 120  # byte by byte; with the largest frame, all but its end
+FLOODING = 10  # with requests of unknown codes, whose answers nobody reads
 SECONDS, ANSWERED_S = 6.0, 5.0
 OWN_BYTES_MAX = 768 << 20  # unfinished frames and unread answers have 512 MiB together
 
@@ -58,6 +59,7 @@ class Crowd:
         slow = [self._connection() for _ in range(SLOW)]
         works: list[Callable[[], None]] = [partial(self._drip, slow)]
         works += [partial(self._huge, self._connection()) for _ in range(HUGE)]
+        works += [partial(self._flood, self._connection()) for _ in range(FLOODING)]
         self._threads = [threading.Thread(target=work) for work in works]
 
     def start(self) -> None:
@@ -89,6 +91,17 @@ class Crowd:
                 return
         self._ended.wait()
 
+    def _flood(self, connection: socket.socket) -> None:
+        frames = memoryview(RemotingCommand(9999).encode() * 256)
+        rest = frames
+        while not self._ended.is_set():
+            try:
+                rest = rest[connection.send(rest) :] or frames
+            except TimeoutError:
+                continue
+            except OSError:  # it does not read its answers
+                return
+
     def close(self) -> None:
         self._ended.set()
         for thread in self._threads:
@@ -100,7 +113,7 @@ def test_a_crowd_takes_bounded_memory_and_others_are_served(tmp_path: Path) -> N
     with server_process(tmp_path / "store", "os", "--create") as (process, address), contextlib.ExitStack() as held:
         good = held.enter_context(WireClient(address))
         assert good.publish("orders", b"x").code == Answer.SUCCESS
-        idle = [held.enter_context(WireClient(address)) for _ in range(CONNECTIONS - 1 - SLOW - HUGE)]
+        idle = [held.enter_context(WireClient(address)) for _ in range(CONNECTIONS - 1 - SLOW - HUGE - FLOODING)]
         too_large = held.enter_context(WireClient(address))
         too_large.socket.sendall((16 << 20).to_bytes(4, "big"))
         assert too_large.is_closed()

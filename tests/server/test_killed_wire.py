@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import broker
-from tests.server.killed_wire import QUEUES, TOPIC, Crowd, kill, read_records, stop_the_server
+from tests.server.killed_wire import QUEUES, TOPIC, Crowd, kill, stop_the_server
 from tests.server.processes import members
 from tests.server.wire_client import WireClient
+from tests.server.wire_tally import read_records
 
 KILLS = 10
 
