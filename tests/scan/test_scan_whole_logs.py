@@ -108,10 +108,11 @@ def test_hostile_bodies_hide_no_record(log: Log, data: st.DataObject) -> None:
     assert all(inside is not None and inside < offset < inside + len(log.records[inside]) for offset in deceived)
 
 
-def hostile_log(kind: str) -> Log:
-    """One record whose body holds a truthful record or blank, and an honest one after it."""
+def hostile_log(*kinds: str) -> Log:
+    """One record whose body holds truthful records and blanks, and an honest one after it."""
     log = Log(4096)
-    log.append(Wanted(chunks=(Chunk("bytes", b"x" * 10), Chunk(kind, b"fake", 0), Chunk("bytes", b"y" * 10))))
+    fakes = [Chunk(kind, b"fake", 0) for kind in kinds]
+    log.append(Wanted(chunks=(Chunk("bytes", b"x" * 10), *fakes, Chunk("bytes", b"y" * 10))))
     log.append(Wanted(chunks=(Chunk("bytes", b"honest"),)))
     return log
 
@@ -121,6 +122,25 @@ def test_a_blank_in_a_body_hides_nothing() -> None:
     with scanned(log) as files:
         for start in range(1, len(log.records[0])):
             assert sorted(found_by(Scan(files.commitlog, start, resync=True, window_bytes=64))) == [len(log.records[0])]
+
+
+def test_a_record_and_a_blank_in_a_body_hide_nothing() -> None:
+    """One who begins in the body believes the record, and not the blank behind it."""
+    log = hostile_log("record", "blank")
+    honest = max(log.records)
+    with scanned(log) as files:
+        for start in range(1, honest):
+            for window_bytes in (64, 1 << 20):
+                assert honest in found_by(Scan(files.commitlog, start, resync=True, window_bytes=window_bytes))
+
+
+def test_a_record_and_a_blank_in_a_body_hide_nothing_where_its_own_record_is_damaged() -> None:
+    log = hostile_log("record", "blank")
+    log.segments[0][4] ^= 1  # the magic
+    with scanned(log) as files:
+        scan = Scan(files.commitlog)
+        assert max(log.records) in found_by(scan)
+    assert {damage.kind for damage in scan.damages} == {"corrupt-region"}
 
 
 def test_a_record_that_begins_where_the_scan_does_may_be_larger_than_its_window() -> None:
