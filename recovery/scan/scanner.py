@@ -92,10 +92,9 @@ class Scan:
 
     def _segment(self, segment: Segment) -> Iterator[Records]:
         """Walk one segment; what follows its last record is verified when it is known whether records follow it."""
-        at: int | None = max(self.start - segment.base, 0)
-        is_sure = not (self.resync and at)  # else a body may have misled it, which no blank in it may end
-        if not is_sure:
-            at = self._search(segment, at, self._end_in(segment))
+        begin = max(self.start - segment.base, 0)
+        is_sure = not (self.resync and begin)  # else it may begin in a body, and a blank there ends nothing
+        at = begin if is_sure else self._search(segment, begin, self._end_in(segment))
         need = self.window_bytes
         while at is not None and at < segment.size and (self.end is None or segment.base + at < self.end):
             step = self._windows.walk(segment, at, self._wanted(segment, at, need))
