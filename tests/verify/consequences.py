@@ -52,7 +52,7 @@ CONSEQUENCES: dict[tuple[str, str], str] = {
     ("topics.json", "number"): "a topic has other settings",
     ("topics.json", "white space"): "nothing",
     ("topics.json", "true or false"): "a topic has other settings",
-    ("topics.json.bak", "any byte"): "read only when the file itself is missing",
+    ("topics.json.bak", "any byte"): "read only when the file itself is missing or empty",
     ("consumerOffset.json", "text"): "a position is kept for another group or topic",
     ("consumerOffset.json", "number"): "a consumer repeats or skips messages",
     ("consumerOffset.json", "white space"): "nothing",
