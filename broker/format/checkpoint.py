@@ -22,8 +22,8 @@ class Checkpoint(Layout, size=48):
     queue_timestamp_ms: i64 = 0  # of the newest record whose ConsumeQueue unit was flushed
     index_timestamp_ms: i64 = 0  # of the newest record in an index file that is full
     master_flushed_offset: i64 = 0  # since 5.0, for replication
-    confirm_commitlog_offset: i64 = 0  # since 5.0; after a recovery, where the last record begins
-    queue_commitlog_offset: i64 = 0  # since 5.5: up to where the ConsumeQueues were written
+    confirm_commitlog_offset: i64 = 0  # since 5.1.1; after a recovery, where the last record begins
+    queue_commitlog_offset: i64 = 0  # since 5.5: where the last record begins whose unit was written
 
     @property
     def recover_from_ms(self) -> int:

@@ -379,7 +379,7 @@ def read_blank(buffer: Any, at: int, remaining: int) -> bool:
 def encode_blank(remaining: int) -> bytes:
     """The eight bytes that end a segment of which `remaining` bytes are left.
 
-    Quirk (3.0): the rest of the segment after them holds scraps of earlier messages; 5.x leaves it alone.
+    Quirk (before 4.9.1): the rest of the segment after them holds scraps of earlier messages.
     """
     if remaining < BLANK_SIZE:
         raise ValueError(f"a blank takes {BLANK_SIZE} bytes, {remaining} are left")

@@ -43,7 +43,7 @@ class IndexHeader(Layout, size=HEADER_SIZE):
     end_timestamp_ms: i64  # of the last
     begin_commitlog_offset: i64
     end_commitlog_offset: i64
-    used_slots: i32  # 3.0 counts items here
+    used_slots: i32  # 3.0 to 4.5.2 count items here
     item_count: i32  # the number of the next item; the first is 1. A fresh file says 0
 
     @property

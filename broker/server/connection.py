@@ -31,7 +31,7 @@ FAIR_BYTES = 1 << 19  # of these a connection may have so many, whatever others 
 WORK_BYTES_MAX = 32 << 20  # large requests of one connection that are not answered; more are not read until some are
 _LARGE = 4096  # bytes of a frame; with smaller ones UNANSWERED_MAX is the bound
 _FRAME_S = 30.0  # how long a frame may take to arrive
-_TURN_S = 0.005  # what came may take so long; then all others have their turn before this connection is read again
+_TURN_S = 0.005  # what comes may take so long; then all others have their turn before this connection is read again
 _WRITE_HIGH = 4 << 20
 
 log = logging.getLogger("broker.server")
@@ -75,10 +75,11 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._out_bytes = self._unanswered = self._large_bytes = 0
         self._large: dict[int, int] = {}  # bytes of the frame of each large request that is not answered, by its id()
-        self._is_paused = self._is_choked = self._had_its_turn = False
+        self._is_paused = self._is_choked = self._is_others_turn = False
         self._opaque = itertools.count()
         self._asked: dict[int, Callable[[RemotingCommand | None], None]] = {}
         self._begun = False
+        self._turn_s = 0.0  # how long it took what came in this turn
         self._reported = 0
         self.is_closed = False
         self.address = ""
@@ -144,8 +145,10 @@ class Connection(asyncio.Protocol):
             self._frames.extend(frames)
             self._go_on()
             self._report(self._held_bytes())
-            if time.monotonic() - self.active_s > _TURN_S:
-                self._end_turn()
+            self._turn_s += time.monotonic() - self.active_s
+            if self._turn_s > _TURN_S:
+                self._give_turn(is_others=True)
+                self._loop.call_soon(self._next_turn)
         except ProtocolError as error:
             self._close(str(error))
         except ssl.SSLError as error:
@@ -157,15 +160,16 @@ class Connection(asyncio.Protocol):
             frame = self._frames.popleft()
             self._receive(remoting.decode(frame), len(frame))
 
-    def _end_turn(self) -> None:
-        """Read no more in this round: uvloop reads up to 32 times from a connection before it looks at the next."""
-        self._had_its_turn = True
-        self._balance()
-        self._loop.call_soon(self._next_turn)
-
     def _next_turn(self) -> None:
-        self._had_its_turn = False
+        self._turn_s = 0.0
+        self._give_turn(is_others=False)
+
+    def _give_turn(self, *, is_others: bool) -> None:
+        """Read no more in this round, or go on: uvloop reads up to 32 times from one before it looks at the next."""
+        frame_since_s = self._frame_since_s  # which a turn does not change: it is one round
+        self._is_others_turn = is_others
         self._balance()
+        self._frame_since_s = frame_since_s
 
     def _begin(self, first: int) -> None:
         self._begun = True
@@ -321,7 +325,7 @@ class Connection(asyncio.Protocol):
     def _balance(self) -> None:
         """Read on, or not."""
         is_full = self._large_bytes > FAIR_BYTES and self._has_its_share()
-        waits = self._is_choked or self._had_its_turn or is_full
+        waits = self._is_choked or self._is_others_turn or is_full
         if not self._is_paused and not waits and self._unanswered < UNANSWERED_MAX:
             return
         transport = self._transport

@@ -92,9 +92,9 @@ class Scan:
 
     def _segment(self, segment: Segment) -> Iterator[Records]:
         """Walk one segment; what follows its last record is verified when it is known whether records follow it."""
-        begin = max(self.start - segment.base, 0)
-        is_sure = not (self.resync and begin)  # else it may begin in a body, and a blank there ends nothing
-        at = begin if is_sure else self._search(segment, begin, self._end_in(segment))
+        at: int | None = max(self.start - segment.base, 0)
+        if self.resync and at:
+            at = self._search(segment, at, segment.size if self.end is None else self.end - segment.base)
         need = self.window_bytes
         while at is not None and at < segment.size and (self.end is None or segment.base + at < self.end):
             step = self._windows.walk(segment, at, self._wanted(segment, at, need))
@@ -111,25 +111,14 @@ class Scan:
                 self.progress(self.end_offset - self.listing.begin)
             if more:
                 continue
-            if step.stop is Stop.FULL or (step.stop is Stop.BLANK and is_sure):
+            if step.stop is Stop.BLANK or step.stop is Stop.FULL:
                 return
-            past = self._past_blank if step.stop is Stop.BLANK else self._past_damage
-            at, need, is_sure = past(segment, at, step.stop), self.window_bytes, False
+            at, need = self._past_damage(segment, at, step.stop), self.window_bytes
 
     def _within(self, records: Records) -> Records:
         if self.end is None or not len(records):
             return records
         return records.take(slice(0, int(np.searchsorted(records.offsets, self.end))))
-
-    def _end_in(self, segment: Segment) -> int:
-        return segment.size if self.end is None else self.end - segment.base
-
-    def _past_blank(self, segment: Segment, at: int, _stop: Stop) -> int | None:
-        """Where records go on after what looks like the segment's blank; None when it is, as none follows."""
-        resume = self._search(segment, at + BLANK_SIZE, self._end_in(segment))
-        if resume is not None:
-            self._add("corrupt-region", segment, at, resume - at, "no record begins here")
-        return resume
 
     def _past_damage(self, segment: Segment, at: int, stop: Stop) -> int | None:
         """Where records go on in this segment after the place `at`, which holds none; None when they do not."""

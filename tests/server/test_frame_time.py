@@ -14,9 +14,6 @@ from tests.server.conftest import Connect, Serve
 FRAME_S, GIVEN_S = 1.0, 6.0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="each end of a turn pauses the connection, and each pause begins the frame's time again"
-)
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_frame_that_drips_is_not_waited_for(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, loop: str

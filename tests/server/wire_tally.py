@@ -10,6 +10,7 @@ from pathlib import Path
 
 from recovery.torture import second_reader
 from recovery.verify.verifier import verify
+from tests.compat import witness
 
 
 @dataclass
@@ -25,7 +26,7 @@ class WireTally:
     acknowledged: int
     transactions: int
     by_check: int  # transactions that a check settled
-    twice: set[int]  # half messages, by offset, of which the log has two commits
+    twice: set[tuple[str, int]]  # requests, by unique key and born time, of which the log has two commits
     sent_again: int  # transactions whose half message a client sent twice, and of which both were committed
 
     @property
@@ -71,10 +72,11 @@ def tally(directory: Path, kills: Counter[str]) -> WireTally:
         contrary=read_records(directory, "contrary"), unsettled=report.transactions["in_doubt"],
         findings=dict(findings), acknowledged=len(read_records(directory, "acked")),
         transactions=report.transactions["total"], by_check=len(read_records(directory, "checked")),
-        twice={half for half, count in commits.items() if count > 1}, sent_again=sent_again,
+        twice={request for request, count in commits.items() if count > 1}, sent_again=sent_again,
     )  # fmt: skip
 
 
-def _commits(store: Path) -> Counter[int]:
-    """How many commits the log has of each half message, by its offset."""
-    return Counter(record.names for record in second_reader.walk(store) if record.kind == second_reader.COMMIT)
+def _commits(store: Path) -> Counter[tuple[str, int]]:
+    """How many commits the log has of each request that sent a half message."""
+    found = (record for record in witness.records(store) if record.kind == second_reader.COMMIT)
+    return Counter((record.properties["UNIQ_KEY"], record.born) for record in found)
