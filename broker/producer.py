@@ -15,6 +15,7 @@ a group is whom check-back asks. RocketMQ: DefaultMQProducer, TransactionMQProdu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -29,20 +30,14 @@ from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
 from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom
 from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
-from broker.errors import TransactionError
+from broker.errors import BrokerError, TransactionError
 from broker.format import properties as names
 from broker.ledger import Ledger
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.log_fields import event, fields_of_half
 from broker.message import Message
 from broker.producing.destination import Destinations, SendResult
-from broker.producing.send_arguments import (
-    SendOptions,
-    check_group,
-    check_message,
-    checked_batch,
-    checked_topics,
-)
+from broker.producing.send_arguments import SendOptions, check_group, check_message, checked_batch, checked_topics
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 
@@ -294,9 +289,12 @@ class Producer:
         joined = self._joined(transaction)
         if joined is not None:
             return self._send_in(message, joined, begun, options)
-        if begun is None and isinstance(cast(object, message), str):
+        try:
+            target = _target_of(cast("LocalTransaction | Target", transaction))
+        except TransactionError as error:
+            self._doom_running(error)
             check_message(message)  # send("topic", b"body")
-        target = _target_of(cast("LocalTransaction | Target", transaction))
+            raise
         if is_async(target):
             text = f"{type(target).__name__} is async: await producer.send_async(message, session)"
             doom(sync_part(cast("AsyncTarget", target)), text)
@@ -308,6 +306,13 @@ class Producer:
         if self.ledger is not None and (found := self.ledger.joinable(transaction)) is not None:
             return found
         return transaction if isinstance(transaction, JoinableTransaction) else None
+
+    def _doom_running(self, error: TransactionError) -> None:
+        """A send that names no session failed: where the ledger knows which transaction is meant, it cannot commit."""
+        with contextlib.suppress(BrokerError):
+            if self.ledger is not None and (running := self.ledger.running_transaction()) is not None:
+                with running.sending():
+                    raise error
 
     def _joinable(self, target: SyncTarget) -> JoinableTransaction:
         """The transaction of a session or a connection. Without its ledger it cannot be committed any more."""

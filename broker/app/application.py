@@ -29,7 +29,7 @@ from broker.app.bodies import BodyCodec, TopicBody
 from broker.app.handlers import Handler, HandlerGroup, groups_of
 from broker.app.outgoing import Outgoing, SendKeywords, outgoing
 from broker.app.retry import Retry
-from broker.app.scope import Scopes
+from broker.app.scope import Scopes, failing_makes_commit_impossible
 from broker.app.sent_keys import SentKeys
 from broker.database.dedup import Processed
 from broker.database.tables import make_tables
@@ -303,33 +303,35 @@ class App:
         declare and a value that the topic does not take; TransactionError outside a transaction, and for a `dedup_key`
         without a database; and what `start`, `Producer.send` and the database raise.
         """
-        event = self._event(topic, value, options)
         session = self._scopes.session() if session is None else session
-        if session is None:
-            self._check_no_database(event.dedup_key)
-            return self._plain().send(event.message, **event.placing)
-        producer = self.producer
-        if event.dedup_key is not None and not hasattr(session, "run_sync"):  # the send refuses an AsyncSession
-            is_new = self.sent_keys.first_time(session, topic, event.dedup_key, event.window_ms)
-            if not is_new:
-                return None
-        return producer.send(event.message, session, **event.placing)
+        with failing_makes_commit_impossible(session):
+            event = self._event(topic, value, options)
+            if session is None:
+                self._check_no_database(event.dedup_key)
+                return self._plain().send(event.message, **event.placing)
+            producer = self.producer
+            if event.dedup_key is not None and not hasattr(session, "run_sync"):  # the send refuses an AsyncSession
+                is_new = self.sent_keys.first_time(session, topic, event.dedup_key, event.window_ms)
+                if not is_new:
+                    return None
+            return producer.send(event.message, session, **event.placing)
 
     async def send_async(
         self, topic: str, value: Any, session: AsyncSession | None = None, **options: Unpack[SendKeywords]
     ) -> SendResult | None:
         """The same without blocking the event loop, for an AsyncSession. Raises what `send` raises."""
-        event = self._event(topic, value, options)
         session = self._scopes.session() if session is None else session
-        if session is None:
-            self._check_no_database(event.dedup_key)
-            return await self._plain().send_async(event.message, **event.placing)
-        producer, key = self.producer, event.dedup_key
-        if key is not None:
-            note = partial(self.sent_keys.first_time, topic=topic, key=key, window_ms=event.window_ms)
-            if not await session.run_sync(note):
-                return None
-        return await producer.send_async(event.message, session, **event.placing)
+        with failing_makes_commit_impossible(session):
+            event = self._event(topic, value, options)
+            if session is None:
+                self._check_no_database(event.dedup_key)
+                return await self._plain().send_async(event.message, **event.placing)
+            producer, key = self.producer, event.dedup_key
+            if key is not None:
+                note = partial(self.sent_keys.first_time, topic=topic, key=key, window_ms=event.window_ms)
+                if not await session.run_sync(note):
+                    return None
+            return await producer.send_async(event.message, session, **event.placing)
 
     def send_now(self, topic: str, value: Any, **options: Unpack[SendKeywords]) -> SendResult:
         """Send a value by itself, whatever becomes of the transaction that the caller is in.

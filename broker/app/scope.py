@@ -10,12 +10,16 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from broker.enlisting.sqlalchemy_join import doom
+from broker.enlisting.targets import is_async, sync_part, target_of
 from broker.errors import TransactionError
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
+
+    from broker.enlisting.targets import AsyncTarget, SyncTarget
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +56,19 @@ class Scopes:
         finally:
             scope.is_over = True
             self._current.reset(token)
+
+
+@contextlib.contextmanager
+def failing_makes_commit_impossible(session: Any) -> Iterator[None]:
+    """Around a send: who catches its error must not commit without the message. `session`: None where there is none."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(TransactionError):  # it is none that can commit
+            target = target_of(session)
+            sync = sync_part(cast("AsyncTarget", target)) if is_async(target) else cast("SyncTarget", target)
+            doom(sync, f"{type(error).__name__}: {error}")
+        raise
 
 
 @contextlib.contextmanager

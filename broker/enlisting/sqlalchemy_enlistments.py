@@ -19,7 +19,7 @@ from broker.ledger import Ledger
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, NestedTransaction, RootTransaction
-    from sqlalchemy.orm import Session
+    from sqlalchemy.orm import Session, SessionTransaction
 
 _T = TypeVar("_T")
 
@@ -63,7 +63,7 @@ class SessionEnlistment(Enlistment):
 
 of_connection: weakref.WeakKeyDictionary[Connection, SessionEnlistment] = weakref.WeakKeyDictionary()
 of_session: weakref.WeakKeyDictionary[Session, list[SessionEnlistment]] = weakref.WeakKeyDictionary()
-_savepoints: weakref.WeakKeyDictionary[NestedTransaction, int] = weakref.WeakKeyDictionary()
+_savepoints: weakref.WeakKeyDictionary[NestedTransaction | SessionTransaction, int] = weakref.WeakKeyDictionary()
 _savepoint_numbers = itertools.count(1)
 
 
@@ -78,7 +78,11 @@ def check_still_open(enlistment: SessionEnlistment, connection: Connection) -> N
 
 def savepoint_of(connection: Connection) -> int | None:
     """What identifies the innermost savepoint of a connection."""
-    nested = connection.get_nested_transaction()
+    return savepoint_number(connection.get_nested_transaction())
+
+
+def savepoint_number(nested: NestedTransaction | SessionTransaction | None) -> int | None:
+    """What identifies a savepoint of a connection, or of a session, which sets it when it first executes something."""
     if nested is None:
         return None
     number = _savepoints.get(nested)

@@ -28,6 +28,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     check_still_open,
     of_connection,
     of_session,
+    savepoint_number,
     savepoint_of,
 )
 from broker.enlisting.sqlalchemy_rows import in_transaction
@@ -91,6 +92,7 @@ def watch_sessions() -> None:
             event.listen(Session, "after_transaction_end", _after_transaction_end)
             event.listen(Session, "after_commit", _after_commit)
             event.listen(Session, "before_commit", _before_commit)
+            event.listen(Session, "after_soft_rollback", _after_soft_rollback)
             _watches_sessions.append(True)
 
 
@@ -210,6 +212,13 @@ def _on_rollback_savepoint(connection: Connection, _name: str, _context: None) -
     savepoint = savepoint_of(connection)
     if enlistment is not None and savepoint is not None:
         enlistment.savepoint_rolled_back(savepoint)
+
+
+def _after_soft_rollback(session: Session, ended: OrmTransaction) -> None:
+    """The same where the failure was the first that happened in the savepoint: no connection had set it yet."""
+    if ended.nested and (savepoint := savepoint_number(ended)) is not None:
+        for one in of_session.get(session, ()):
+            one.savepoint_rolled_back(savepoint)
 
 
 def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
@@ -13,6 +14,7 @@ from broker.enlisting.sqlalchemy_enlistments import (
     is_session,
     of_connection,
     of_session,
+    savepoint_number,
     savepoint_of,
 )
 from broker.enlisting.sqlalchemy_events import watch, watch_sessions
@@ -107,6 +109,7 @@ def _enlist_connection(connection: Connection, ledger: Ledger, known: SessionEnl
         known.leave("its transaction ended unseen")
     is_new = watch(connection.engine)
     if is_new and connection.dialect.name == "sqlite" and connection.in_nested_transaction():
+        connection.invalidate()  # its release would commit, which nobody could refuse
         raise TransactionError(
             "this savepoint was set before checkback knew the engine, and SQLite's driver may have begun no "
             "transaction around it: create the session from the ledger's engine, or send before the first savepoint"
@@ -119,13 +122,19 @@ def _enlist_connection(connection: Connection, ledger: Ledger, known: SessionEnl
 
 
 def doom(target: Session | Connection, reason: str) -> None:
-    """Make the COMMIT of the target's transaction impossible; of the next one, if none has begun."""
+    """Make the COMMIT of the target's transaction impossible. It begins, if it has not, as by a send that succeeds.
+
+    So a rollback ends it. Where it cannot begin here, the next one is meant.
+    """
     watch_sessions()
     if is_session(target):
         _doom_session(target, reason)
         return
     connection = cast("Connection", target)
     watch(connection.engine)
+    if not connection.in_transaction() and not connection.dialect.is_async:  # that would wait, perhaps in no greenlet
+        with contextlib.suppress(Exception):
+            connection.begin()
     known = of_connection.get(connection)
     if known is None or not known.is_open:
         known = of_connection[connection] = SessionEnlistment(connection)
@@ -133,10 +142,14 @@ def doom(target: Session | Connection, reason: str) -> None:
 
 
 def _doom_session(session: Session, reason: str) -> None:
+    if session.autobegin and not session.in_transaction():
+        session.begin()
     enlistments = of_session.setdefault(session, [])
     enlistment = next((one for one in enlistments if one.is_open), None)
     if enlistment is None:
         enlistment = SessionEnlistment(None)
         enlistments.append(enlistment)
-    connection = enlistment.connection
-    enlistment.doom(reason, None if connection is None else savepoint_of(connection))
+    savepoint = savepoint_number(session.get_nested_transaction())
+    if savepoint is None and (connection := enlistment.connection) is not None:
+        savepoint = savepoint_of(connection)
+    enlistment.doom(reason, savepoint)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Engine, String, create_engine, func, select
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import broker
@@ -18,6 +19,7 @@ from broker.message import ReceivedMessage
 from broker.testing.fixtures import SMALL
 
 WAIT_S = 30.0
+ASYNC = {"sqlite": "sqlite+aiosqlite", "mariadb+pymysql": "mariadb+aiomysql"}  # psycopg is both
 
 
 class Base(DeclarativeBase):
@@ -40,6 +42,11 @@ class Charge(Base):
 class Placed:
     order_id: int
     item: str = ""
+
+
+def async_engine_of(url: URL) -> AsyncEngine:
+    """An engine on the same database for an event loop."""
+    return create_async_engine(url.set(drivername=ASYNC.get(url.drivername, url.drivername)))
 
 
 def shop_app(directory: Path, url: URL, **options: Any) -> broker.App:

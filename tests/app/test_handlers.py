@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import URL, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import broker
@@ -22,14 +22,13 @@ from tests.app.shop import (
     Charge,
     Order,
     Placed,
+    async_engine_of,
     charged,
     place,
     received,
     shop_app,
     until,
 )
-
-ASYNC = {"sqlite": "sqlite+aiosqlite", "mariadb+pymysql": "mariadb+aiomysql"}  # psycopg is both
 
 
 def test_handlers_run_once_in_one_transaction_with_what_they_send(tmp_path: Path, url: URL) -> None:
@@ -63,7 +62,7 @@ def test_handlers_run_once_in_one_transaction_with_what_they_send(tmp_path: Path
 
 
 def test_async_handlers(tmp_path: Path, url: URL) -> None:
-    async_engine = create_async_engine(url.set(drivername=ASYNC.get(url.drivername, url.drivername)))
+    async_engine = async_engine_of(url)
     app = shop_app(tmp_path, url, async_engine=async_engine)
     app.topic("invoices", int)
     noted: list[str] = []

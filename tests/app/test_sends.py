@@ -21,6 +21,7 @@ from tests.app.shop import (
     Base,
     Order,
     Placed,
+    async_engine_of,
     count,
     place,
     place_and_fail,
@@ -87,6 +88,42 @@ def test_what_is_refused(app: broker.App, act: Any, error: type[Exception], sent
     with pytest.raises(error, match=sentence):
         act(app)
     assert not received(app)
+
+
+@pytest.mark.parametrize(("topic", "value"), [("orders", "text"), ("ordres", Placed(1)), ("orders", None)])
+def test_who_swallows_that_a_value_is_none_cannot_commit(app: broker.App, topic: str, value: Any) -> None:
+    with pytest.raises(TransactionError, match="cannot commit"), app.transaction() as session:  # noqa: PT012
+        session.add(Order(item="silent"))
+        with pytest.raises(MessageRejected):
+            app.send(topic, value)
+    with Session(app.engine) as session:
+        session.add(Order(item="silent"))
+        with pytest.raises(MessageRejected):
+            app.send(topic, value, session)
+        with pytest.raises(TransactionError, match="cannot commit"):
+            session.commit()
+    assert (count(app.engine, Order), received(app)) == (0, [])
+
+
+def test_who_swallows_that_a_value_is_none_cannot_commit_async(tmp_path: Path, url: URL) -> None:
+    async_engine = async_engine_of(url)
+
+    async def sell() -> None:
+        async with app.transaction_async() as session:
+            session.add(Order(item="silent"))
+            with pytest.raises(MessageRejected):
+                await app.send_async("orders", "text")
+
+    async def run() -> None:
+        with pytest.raises(TransactionError, match="cannot commit"):
+            await sell()
+        await async_engine.dispose()
+
+    with shop_app(tmp_path, url, async_engine=async_engine) as app:
+        asyncio.run(run())
+        assert (count(app.engine, Order), received(app)) == (0, [])
+    assert app.engine is not None
+    app.engine.dispose()
 
 
 def test_a_task_that_outlives_its_block_cannot_send(app: broker.App) -> None:

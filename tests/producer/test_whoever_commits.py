@@ -450,6 +450,65 @@ def _send_to_nowhere(desk: Desk, session: Session) -> None:
         desk.producer.send(desk.message(2, topic="ordres"), session)
 
 
+@cases.there(1)
+def a_send_that_failed_in_a_savepoint_as_the_first_of_all(desk: Desk) -> None:
+    with Session(desk.engine) as session:
+        for _ in range(2):
+            with pytest.raises(TransactionError):
+                _send_to_nowhere(desk, session)
+        desk.buy(session, 1)
+        session.commit()
+
+
+@cases.there(1)
+def a_send_that_failed_in_a_savepoint_in_which_nothing_was_done(desk: Desk) -> None:
+    """SQLAlchemy sets it when something is."""
+    with Session(desk.engine) as session:
+        desk.buy(session, 1)
+        with pytest.raises(TransactionError), session.begin_nested():
+            desk.producer.send(desk.message(2, topic="ordres"), session)
+        session.commit()
+
+
+@cases.there(1)
+def a_send_that_failed_in_a_savepoint_within_another(desk: Desk) -> None:
+    with Session(desk.engine) as session:
+        desk.buy(session, 1)
+        with pytest.raises(TransactionError), session.begin_nested(), session.begin_nested():
+            desk.producer.send(desk.message(2, topic="ordres"), session)
+        session.commit()
+
+
+@cases.there()
+def a_send_that_failed_in_a_savepoint_that_was_kept(desk: Desk) -> None:
+    """Whoever swallows the error inside the savepoint saves its order without the message."""
+    with Session(desk.engine) as session:
+        desk.buy(session, 1)
+        with session.begin_nested():
+            desk.save(session, 2)
+            with pytest.raises(TransactionError):
+                desk.producer.send(desk.message(2, topic="ordres"), session)
+        with pytest.raises(TransactionError, match="cannot commit"):
+            session.commit()
+
+
+@cases.there(1, 2)
+def a_send_that_failed_before_anything_was_done_and_was_rolled_back(desk: Desk) -> None:
+    """As its error advises."""
+    for number, target in ((1, Session(desk.engine)), (2, desk.engine.connect())):
+        with target:
+            with pytest.raises(TransactionError):
+                desk.producer.send(desk.message(number, topic="ordres"), target)
+            target.rollback()
+            desk.buy(target, number)
+            target.commit()
+
+
+@cases.there()
+def a_topic_and_a_body_instead_of_a_message(desk: Desk) -> None:
+    _swallow(desk, "orders", MessageRejected)
+
+
 # COMMIT that goes past the session, or fails
 
 

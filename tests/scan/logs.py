@@ -205,6 +205,8 @@ def logs(draw: st.DrawFn, deltas: st.SearchStrategy[int] = lies, min_size: int =
     for wanted in draw(st.lists(wanted_records(deltas), min_size=min_size, max_size=max_size)):
         if len(wanted.at(0, size)) + BLANK_SIZE <= size:
             log.append(wanted, garbage)
+    while len(log.records) < min_size:  # others were larger than a segment
+        log.append(Wanted(), garbage)
     log.preallocate(draw(st.sampled_from((0, 0, 1, 2))) or (not log.segments))
     return log
 

@@ -270,6 +270,14 @@ class WhatIsRefused(Messages, TransactionTestCase):
                     producer().send(message)
             self.check()
 
+    def test_a_swallowed_error_of_a_send_that_names_a_connection_saves_nothing(self) -> None:
+        """As SQLAlchemy's sessions are named: Django's transaction is found without that."""
+        with pytest.raises(broker.TransactionError, match="nothing was saved"), transaction.atomic():
+            order("phone")
+            with pytest.raises(broker.TransactionError, match="takes an open"):
+                producer().send(broker.Message("orders", b"x"), connection)
+        self.check()
+
     def test_a_send_that_may_fail_stands_in_a_block_of_its_own(self) -> None:
         with transaction.atomic():
             order("phone")
