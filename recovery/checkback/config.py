@@ -30,6 +30,7 @@ from broker.live import LiveStore
 from broker.store.disk.files import Disk
 from recovery.checkback.http_resolver import HttpResolver, read_headers
 from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledgers.engines import engine_of
 from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.policy import Policy, parse_duration, parse_policy
@@ -147,14 +148,8 @@ def _texts(value: str | Sequence[str] | None) -> Sequence[str | None]:
 
 
 def ledgers_of(spec: Spec) -> Iterator[Ledger]:
-    """A ledger for each database and schema that is named."""
-    from sqlalchemy import create_engine
-    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-
-    try:
-        for url in _texts(spec["ledger"]):
-            for schema in _texts(spec.get("schema")):
-                engine = create_engine(str(url), pool_pre_ping=True)
-                yield Ledger(engine, table=spec.get("table", "checkback_ledger"), schema=schema)
-    except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        raise BrokerError(f"the ledger's database cannot be reached: {error}") from None
+    """A ledger for each database and schema that is named. Raises BrokerError for a URL that cannot be used."""
+    for url in _texts(spec["ledger"]):
+        for schema in _texts(spec.get("schema")):
+            engine = engine_of(str(url), pool_pre_ping=True)
+            yield Ledger(engine, table=spec.get("table", "checkback_ledger"), schema=schema)
