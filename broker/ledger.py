@@ -58,6 +58,8 @@ class Ledger(BoundLedger):
     what is.
     """
 
+    making_tables = "ledger.create_all(), or with Alembic by a migration of ledger.metadata"
+
     def __init__(
         self, engine: Engine | AsyncEngine, *, table: str = "checkback_ledger", schema: str | None = None
     ) -> None:
@@ -176,7 +178,8 @@ class Ledger(BoundLedger):
             return self._bind(store_id, _transactions(self._engine))
         except SQLAlchemyError as error:
             cause = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-            raise TransactionError(f"{self!r} cannot be asked whose ledger it is ({cause}). {advice(cause)}") from error
+            step = advice(cause, self.making_tables)
+            raise TransactionError(f"{self!r} cannot be asked whose ledger it is ({cause}). {step}") from error
 
     def look(self, execute: Execute) -> Observed:
         """Which database this is, read by `execute(statement)` on a connection. Raises what the database raises."""

@@ -33,6 +33,7 @@ EVENTS = MappingProxyType({
     "end-postponed": "A message could not be ended now: check-back ends it.",
     "local-transaction-raised": "An application's function for a local transaction raised.",
     "check-round-failed": "A round of check-back failed, and is tried again.",
+    "check-waits": "Another process leads check-back: this one waits until it ends.",
     "check-failed": "A half message cannot be checked; the others are.",
     "retention": "Old messages were removed, or could not be.",
     "serving": "A server begins to answer.",

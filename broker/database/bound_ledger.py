@@ -28,6 +28,9 @@ class BoundLedger(abc.ABC):
     An application makes it, and calls `create_all`; producers and check-back call the rest.
     """
 
+    making_tables: str = "ledger.create_all()"
+    """What makes the tables, for sentences that ask for it."""
+
     def __init__(self) -> None:
         self._bound: dict[str, Binding] = {}  # by store id
         self._known: dict[str, KnownLedgers] = {}
@@ -119,10 +122,8 @@ class BoundLedger(abc.ABC):
         return found
 
 
-def advice(cause: str) -> str:
+def advice(cause: str, making_tables: str = BoundLedger.making_tables) -> str:
     """The next step where a database does not say whose ledger it is."""
     if "locked" in cause:  # SQLite: perhaps by the very transaction that the message is sent in
         return "A transaction holds SQLite's lock: make the producer when the program starts, before any transaction"
-    return (
-        "Are its tables there? ledger.create_all() makes what is missing, with Alembic a migration by ledger.metadata"
-    )
+    return f"Are its tables there? They are made by {making_tables}"

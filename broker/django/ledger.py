@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from broker.transaction.service import HalfMessageService
 
 _VENDORS = ("postgresql", "sqlite")
+_CONNECTIONS = ("django", "psycopg", "psycopg2", "sqlite3")
 _DJANGOS_OPTIONS = {  # of OPTIONS, what Django takes for itself and the driver does not know
     "assume_role", "init_command", "isolation_level", "pool", "prepare_threshold", "server_side_binding",
     "transaction_mode",
@@ -53,6 +54,12 @@ class DjangoLedger(Ledger):
     def __repr__(self) -> str:
         return f"<broker.django.DjangoLedger {self.using!r}: {self._engine.url!r}>"
 
+    @property
+    def making_tables(self) -> str:  # type: ignore[override]
+        """The migration that makes the tables."""
+        database = "" if self.using == DEFAULT_DB_ALIAS else f" --database {self.using}"
+        return f"manage.py migrate checkback{database}"
+
     def binding(self, store_id: str) -> Binding:
         """As `Ledger.binding`. A database in memory that a TestCase has locked gets one that check-back refuses."""
         try:
@@ -66,6 +73,19 @@ class DjangoLedger(Ledger):
     def running_transaction(self) -> JoinableTransaction:
         """The transaction that this thread's connection is in."""
         return DjangoTransaction(connections[self.using], self.using, self._database, self._rows)
+
+    def begin(self, target: Any, producer_group: str, immunity_s: int | None) -> None:  # noqa: ARG002 - see BoundLedger
+        """None for a session of SQLAlchemy. Raises TransactionError for a connection or a cursor."""
+        if _is_of_django(target):
+            text = "with a DjangoLedger transaction.atomic() is the transaction, and there is none to begin"
+            raise TransactionError(f"{text}: producer.send(message) inside it")
+
+    def joinable(self, target: Any) -> None:
+        """None for a session of SQLAlchemy. Raises TransactionError for a connection or a cursor."""
+        if _is_of_django(target):
+            with watch_of(connections[self.using]).failing_makes_commit_impossible():
+                text = "with a DjangoLedger a message joins transaction.atomic() without a session or a connection"
+                raise TransactionError(f"{text}: producer.send(message) inside it")
 
 
 class DjangoTransaction(JoinableTransaction):
@@ -108,6 +128,11 @@ class DjangoTransaction(JoinableTransaction):
                 f"the ledger was made for {self._database!r}, and {where} is {connection.settings_dict['NAME']!r} now"
             )
             raise TransactionError(f"{text}: make the DjangoLedger at first use, in a function, and not at import")
+
+
+def _is_of_django(target: object) -> bool:
+    """Whether it is a connection or a cursor of Django, or that of a driver, and so no session of SQLAlchemy."""
+    return type(target).__module__.partition(".")[0] in _CONNECTIONS
 
 
 def _engine(connection: Any) -> Engine:

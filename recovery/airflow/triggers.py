@@ -160,8 +160,8 @@ class DueTrigger(StoreTrigger):
     `policy` are the rules by topic that check-back follows; None when another process knows them (a connection, a
     catalog in a database): then each transaction in doubt counts as due. While the oldest stays so it is reported
     again after a minute or four looks: a round may have failed. One round does all that is due, so that what becomes
-    due while it waits for a worker needs no other. While a process leads the check-back of the store nothing is
-    reported: that process does it.
+    due while it waits for a worker needs no other. While a process leads the check-back of the store, what it asks
+    for is not reported: that process does it.
 
     The gauges of the store are sent with each look: `recovery.airflow.operating.metrics`.
     """

@@ -27,11 +27,13 @@ from broker.errors import BrokerError
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
 from broker.store.read.layout import read_store_file
+from recovery.checkback.ledgers.engines import engine_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 _RUNS_KEPT = 1000
+_WHAT = "the catalog"
 _DAMAGED = ("not a database", "malformed", "disk image", "unsupported file format")
 
 metadata = MetaData()
@@ -105,7 +107,7 @@ class Catalog:
     def open(cls, store_path: str, store_id: str, url: str | None = None) -> Catalog:
         """The catalog in a database, or by default in the store. A damaged one in the store is set aside."""
         if url is not None:
-            return cls(create_engine(url), store_id)
+            return cls(engine_of(url, _WHAT), store_id)
         path = Paths(store_path).catalog
         try:
             return cls(_sqlite(path), store_id)
@@ -200,7 +202,7 @@ def attempts_of(store_path: str, url: str | None = None) -> dict[int, Attempt]:
     if file is None or (url is None and disk.entry(paths.catalog) is None):
         return {}
     store_id = file.store_id
-    engine = create_engine(url or f"sqlite:///file:{quote(os.path.abspath(paths.catalog))}?mode=ro&uri=true")
+    engine = engine_of(url or f"sqlite:///file:{quote(os.path.abspath(paths.catalog))}?mode=ro&uri=true", _WHAT)
     try:
         with _sentences(engine), engine.connect() as connection:
             columns = [_attempts.c[name] for name in _NAMES]

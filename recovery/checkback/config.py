@@ -17,6 +17,7 @@ call = "shop.orders:was_saved"
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from broker.live import LiveStore
 from broker.store.disk.files import Disk
 from recovery.checkback.http_resolver import HttpResolver, read_headers
 from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledgers.engines import engine_of
 from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.policy import Policy, parse_duration, parse_policy
@@ -56,6 +58,13 @@ class Setup:
     policy: Policy = field(default_factory=Policy)
     resolvers: Mapping[str, Spec] = field(default_factory=dict)  # by producer group
 
+    @property
+    def asks(self) -> dict[str, str] | None:
+        """Who is asked for each producer group, for `LeaderLock`; None: for all."""
+        if EVERY_GROUP in self.resolvers:
+            return None
+        return {group: json.dumps(dict(spec), sort_keys=True) for group, spec in self.resolvers.items()}
+
     @contextmanager
     def open(self, store: LiveStore) -> Iterator[Resolvers]:
         """Those who are asked, each behind a breaker of its own. Raises BrokerError for what cannot be set up."""
@@ -68,7 +77,7 @@ class Setup:
                     ledgers[group] += (LedgerResolver(one, evidence) for one in ledgers_of(spec))
                 asked[group] = Breaker(Bounded(Ledgers(ledgers[group])) if "ledger" in spec else _other(spec))
             default = asked.pop(EVERY_GROUP, None)
-            yield Resolvers(Router(asked, default), ledgers)
+            yield Resolvers(Router(asked, default), ledgers, self.asks)
         finally:
             for ledger in (one for each in ledgers.values() for one in each):
                 ledger.close()
@@ -77,8 +86,10 @@ class Setup:
 class Resolvers:
     """Who is asked; and the ledgers alone, for decisions of persons and for retention."""
 
-    def __init__(self, router: Router, by_group: Mapping[str, Sequence[LedgerResolver]]) -> None:
-        self.router = router
+    def __init__(
+        self, router: Router, by_group: Mapping[str, Sequence[LedgerResolver]], asks: Mapping[str, str] | None
+    ) -> None:
+        self.router, self.asks = router, asks
         self.ledgers = {f"{group}, {one!r}": one for group, each in by_group.items() for one in each}
         self._by_group = {group: Ledgers(each) for group, each in by_group.items()}
 
@@ -137,14 +148,8 @@ def _texts(value: str | Sequence[str] | None) -> Sequence[str | None]:
 
 
 def ledgers_of(spec: Spec) -> Iterator[Ledger]:
-    """A ledger for each database and schema that is named."""
-    from sqlalchemy import create_engine
-    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-
-    try:
-        for url in _texts(spec["ledger"]):
-            for schema in _texts(spec.get("schema")):
-                engine = create_engine(str(url), pool_pre_ping=True)
-                yield Ledger(engine, table=spec.get("table", "checkback_ledger"), schema=schema)
-    except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        raise BrokerError(f"the ledger's database cannot be reached: {error}") from None
+    """A ledger for each database and schema that is named. Raises BrokerError for a URL that cannot be used."""
+    for url in _texts(spec["ledger"]):
+        for schema in _texts(spec.get("schema")):
+            engine = engine_of(str(url), pool_pre_ping=True)
+            yield Ledger(engine, table=spec.get("table", "checkback_ledger"), schema=schema)

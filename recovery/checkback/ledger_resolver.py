@@ -136,7 +136,7 @@ class LedgerResolver:
 
     def trouble(self, error: SQLAlchemyError) -> Answer:
         """What an error of the database means."""
-        return answer(error, self._ledger.engine.url)
+        return answer(error, self._ledger.engine.url, self._ledger.making_tables)
 
     def peek(self, half: Half) -> Answer:
         """What the row of a half message says now; unknown without one. Changes nothing, and so decides nothing."""

@@ -80,6 +80,8 @@ class Answer(NamedTuple):
     """What is known."""
     why: str
     """One sentence, for the catalog and the report."""
+    nobody_named: bool = False
+    """With DOWN: whether nobody is named here who could answer. Another check-back may name somebody."""
 
 
 class Question(NamedTuple):

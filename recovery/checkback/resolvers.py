@@ -120,7 +120,8 @@ class Router:
         for number, question in enumerate(questions):
             group, resolver = question.half.producer_group, self._resolver(question.half)
             if resolver is None:
-                found[number] = Answer(Outcome.DOWN, f"nobody is named who could answer for producer group {group!r}")
+                text = f"nobody is named who could answer for producer group {group!r}"
+                found[number] = Answer(Outcome.DOWN, text, nobody_named=True)
             else:
                 resolvers[id(resolver)] = resolver
                 numbers.setdefault(id(resolver), []).append(number)

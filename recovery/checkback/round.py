@@ -15,7 +15,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -50,6 +50,8 @@ class RoundReport:
     """In doubt before the round, parked ones included."""
     parked: int = 0
     """Of them, before the round."""
+    of_others: int = 0
+    """Of producer groups that this check-back does not ask for: it leaves them alone."""
     waiting: int = 0
     """Not due yet, or not yet durable."""
     due: int = 0
@@ -111,8 +113,9 @@ class CheckBack:
 
     `resolver` says how local transactions ended, `policy` when it is asked (None: `Policy()`), `catalog` remembers in
     between (None: one in the store). `limit` bounds the transactions that a round checks, `per_topic` those of each
-    topic (None: no limit). `by` names this program in ends and park records; by default host and process. `chance`,
-    from 0 to 1, places the jitter. Raises BrokerError for a catalog that cannot be used.
+    topic (None: no limit). `groups` are the producer groups that it asks for, and it leaves the transactions of others
+    alone (None: it asks for all). `by` names this program in ends and park records; by default host and process.
+    `chance`, from 0 to 1, places the jitter. Raises BrokerError for a catalog that cannot be used.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class CheckBack:
         catalog: Catalog | None = None,
         limit: int = LIMIT,
         per_topic: int | None = None,
+        groups: Collection[str] | None = None,
         by: str = "",
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -133,6 +137,8 @@ class CheckBack:
         self.catalog: Catalog = catalog or Catalog.open(store.path, store.store_id)
         """What it remembers between rounds: each attempt, and the last runs."""
         self._limit, self._per_topic, self._chance = limit, per_topic, chance
+        self._groups = groups
+        self._of_others: dict[int, int] = {}  # those that were read, by CommitLog offset: when they were stored
         self._by = by or f"check-back at {myself()}"
 
     def round(self, now_ms: int, *, dry_run: bool = False) -> RoundReport:
@@ -186,17 +192,27 @@ class CheckBack:
                 report.waiting += 1
             elif commitlog_offset in parked:
                 report.parked += 1
+            elif commitlog_offset in self._of_others:
+                self._leave(self._of_others[commitlog_offset], now_ms, report)
             elif (attempt := known.get(commitlog_offset)) is None:
                 new.append(commitlog_offset)
+            elif self._is_of_others(attempt.producer_group):
+                self._leave(attempt.stored_ms, now_ms, report)
             else:
                 standing = Standing(attempt.stored_ms, None, attempt.checks, attempt.next_ms)
                 self._judge(standing, attempt.topic, commitlog_offset, now_ms, due, report)
         for commitlog_offset in _spread(new, max(self._limit * _READ_FACTOR, _CHUNK)):
             half = self._half(commitlog_offset, report)
-            if half is not None:
+            if half is None:
+                continue
+            if self._is_of_others(half.producer_group):
+                self._of_others[commitlog_offset] = half.store_timestamp_ms
+                self._leave(half.store_timestamp_ms, now_ms, report)
+            else:
                 immunity = half.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS)
                 standing = Standing(half.store_timestamp_ms, immunity)
                 self._judge(standing, half.topic, half, now_ms, due, report)
+        self._of_others = {at: stored_ms for at, stored_ms in self._of_others.items() if at in in_doubt}
         report.in_doubt, report.due = len(in_doubt), len(due)
         return due, in_doubt
 
@@ -218,14 +234,21 @@ class CheckBack:
     ) -> None:
         """Add it to what is due, or count it as waiting; a half message is read only when it is due."""
         decision = decide(standing, self._policy.rule(topic), now_ms)
-        age_ms = now_ms - standing.stored_ms
-        report.oldest_ms = age_ms if report.oldest_ms is None else max(report.oldest_ms, age_ms)
+        _note_age(report, now_ms - standing.stored_ms)
         if decision.verdict is Verdict.WAIT:
             report.waiting += 1
             return
         found = self._half(half, report) if isinstance(half, int) else half
         if found is not None:
             due.append(_Due(found, standing.checks, decision.due_ms, decision.verdict is Verdict.LIMIT))
+
+    def _is_of_others(self, producer_group: str) -> bool:
+        return self._groups is not None and producer_group not in self._groups
+
+    def _leave(self, stored_ms: int, now_ms: int, report: RoundReport) -> None:
+        """Leave it to those that ask for its group: it is neither put off nor given up here."""
+        report.of_others += 1
+        _note_age(report, now_ms - stored_ms)
 
     def _half(self, commitlog_offset: int, report: RoundReport) -> Half | None:
         """A half message; None when it was just now ended and its segment is gone, or it cannot be read."""
@@ -310,10 +333,14 @@ class CheckBack:
         _count_reason(answer, report)
         checks = one.checks + counts
         next_ms = next_check(rule, checks if counts else 1, now_ms, self._chance())
-        if answer.outcome is Outcome.REFUSED:  # it does not become right by itself; who names another one is answered
-            next_ms = now_ms
+        if answer.outcome is Outcome.REFUSED or answer.nobody_named:
+            next_ms = now_ms  # it does not become right by itself; who names another one is answered at once
         place = (half.commitlog_offset, half.message_id, half.topic, half.producer_group, half.store_timestamp_ms)
         return Attempt(*place, checks, now_ms, next_ms, answer.outcome.value, answer.why[:_WHY_SIZE])
+
+
+def _note_age(report: RoundReport, age_ms: int) -> None:
+    report.oldest_ms = age_ms if report.oldest_ms is None else max(report.oldest_ms, age_ms)
 
 
 def _note(report: RoundReport, error: str) -> None:

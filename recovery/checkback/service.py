@@ -1,4 +1,4 @@
-"""CheckService: rounds of check-back at an interval, by one process among all that could.
+"""CheckService: rounds of check-back at an interval, by one process among all that would ask the same.
 
     with for_producers(store, [producer]):               # a thread of the application
         serve()
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +26,7 @@ from recovery.checkback.ledger_retention import KEEP_MS, expire_ledger
 from recovery.checkback.ledgers.proof import LedgerEvidence, WrongLedger
 from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.policy import Policy
+from recovery.checkback.protocol import Resolver
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
 from recovery.checkback.round import CheckBack, RoundReport
 from recovery.checkback.time_limit import Bounded
@@ -80,6 +81,7 @@ class CheckService:
         self._check, self._lease, self._interval_s = check, lease, interval_s
         self._housekeeping, self._clock_ms = housekeeping, clock_ms or check.now_ms
         self._kept_house_ms: int | None = None
+        self._said_that_it_waits = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self.status: Status = Status()
@@ -132,7 +134,9 @@ class CheckService:
             now_ms = self._clock_ms()
             self.status.leads = self._lease.try_take()
             if not self.status.leads:
+                self._say_that_it_waits()
                 return None
+            self._said_that_it_waits = False
             report = self._check.round(now_ms)
             self._keep_house(now_ms)
         except Exception as error:  # noqa: BLE001 - a thread that dies would settle nothing any more
@@ -149,6 +153,13 @@ class CheckService:
         self.status.rounds += 1
         self.status.last_round_ms, self.status.last_report = now_ms, report.as_json()
         return report
+
+    def _say_that_it_waits(self) -> None:
+        """Once, until it leads."""
+        leader = self._lease.leader()
+        if leader is not None and not self._said_that_it_waits:
+            self._said_that_it_waits = True
+            _log.info("%s: this process waits until it ends", leader, extra=event("check-waits"))
 
     def _keep_house(self, now_ms: int) -> None:
         if self._housekeeping is None or (self._kept_house_ms is not None and now_ms - self._kept_house_ms < _HOUR_MS):
@@ -167,9 +178,10 @@ def for_producers(
 ) -> CheckService:
     """The service of an application: its transactional producers answer, by their ledger or their resolver.
 
-    Producers of the same group anywhere are answered for, too. `policy` None is `Policy()`, `interval_s` seconds lie
-    between rounds, ledger rows that are older than `keep_ledger_ms` (30 days) are removed once an hour. Start it, or
-    use it in a `with` statement. Raises BrokerError for a catalog that cannot be used, and what `with_engine` of a
+    Producers of the same group anywhere are answered for, too. The transactions of other groups are left to those that
+    ask for them, and of those that ask the same one process leads. `policy` None is `Policy()`, `interval_s` seconds
+    lie between rounds, ledger rows that are older than `keep_ledger_ms` (30 days) are removed once an hour. Start it,
+    or use it in a `with` statement. Raises BrokerError for a catalog that cannot be used, and what `with_engine` of a
     ledger raises.
     """
     evidence = LedgerEvidence(store)
@@ -191,5 +203,14 @@ def for_producers(
                     "old rows of %r stay: %s", ledger, error, extra=event("ledger-rows-stay", store=store.path)
                 )
 
-    check = CheckBack(store, router, policy=policy)
-    return CheckService(check, LeaderLock(store.path), interval_s=interval_s, housekeeping=keep_house)
+    asks = _asks(of_group, asked)
+    check = CheckBack(store, router, policy=policy, groups=asks.keys())
+    return CheckService(check, LeaderLock(store.path, asks=asks), interval_s=interval_s, housekeeping=keep_house)
+
+
+def _asks(ledgers: Mapping[str, Sequence[LedgerResolver]], asked: Mapping[str, Resolver]) -> dict[str, str]:
+    """Who is asked for each producer group, in words. A group may have a ledger for each tenant, in other processes."""
+    said: dict[str, list[str]] = {group: [repr(resolver)] for group, resolver in asked.items()}
+    for group, each in ledgers.items():
+        said.setdefault(group, []).extend(sorted(f"{one!r}, {one.ledger.rows.fullname}" for one in each))
+    return {group: "; ".join(words) for group, words in said.items()}

@@ -17,6 +17,7 @@ import click
 
 from broker.errors import BrokerError, CorruptStore, StoreLocked
 from recovery.cli.declaration import Abort, ClickException, Exit, Option, VerbCommand, VerbGroup, program
+from recovery.cli.extras import missing_extra
 from recovery.cli.shared import (
     ANALYSE,
     CORRUPT,
@@ -210,6 +211,9 @@ def _sentences() -> Iterator[None]:
         place = f"{error.filename}: " if error.filename else ""
         fail(f"{place}{error.strerror or error}", USAGE)
     except Exception as error:  # noqa: BLE001 - the last resort: nobody sees a traceback unasked
+        needed = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+        if needed is not None:
+            fail(needed, USAGE)
         text = f"checkback has a defect here: {type(error).__name__}: {error}. See the details with {DEBUG}=1"
         fail(text, DEFECT)
 

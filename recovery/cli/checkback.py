@@ -13,7 +13,7 @@ from recovery.cli.declaration import Argument, BadParameter, Exit, Option, VerbG
 from recovery.cli.shared import FINDINGS, USAGE, WELL, AsJson, LogOrNone, Otlp, Store, examples, fail, listing, secret
 from recovery.cli.terminal.check_back_round import show_round
 from recovery.cli.terminal.log_lines import log_to_stderr
-from recovery.cli.terminal.output import print_json, show
+from recovery.cli.terminal.output import print_json, show, warn
 from recovery.cli.terminal.traces import traced
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def check_back(
 ) -> None:
     """Query how the transactions in doubt ended, and end them accordingly.
 
-    Runs one round, or with --every repeated rounds while no other process is the leader. A transaction without an
+    Runs one round, or with --every repeated rounds, while no other process that queries the same leads. What has no
     answer is queried again later, and parked at the limit of its policy. A database decides only when it proves that it
     is the ledger of this store. --http sends the token in the environment variable CHECKBACK_HTTP_TOKEN.
 
@@ -112,10 +112,11 @@ def check_back(
         keep_house = _keeper(opened, asked, keep_ms)
         if dry_run:
             return show_round(check.round(check.now_ms(), dry_run=True), as_json)
-        lease = LeaderLock(opened.path)
+        lease = LeaderLock(opened.path, asks=asked.asks)
         try:
             if interval_ms is not None:
                 service = CheckService(check, lease, interval_s=interval_ms / 1000, housekeeping=keep_house)
+                _warn_of_leader(lease)
                 return service.run(lambda report: show_round(report, as_json))
             report = _one_round(check, lease, keep_house, anyway)
         finally:
@@ -123,12 +124,18 @@ def check_back(
     return _finish(report, as_json)
 
 
+def _warn_of_leader(lease: LeaderLock) -> None:
+    """Say why no round is shown, where another process leads."""
+    if not lease.try_take():
+        warn(f"{lease.leader() or 'another process leads'}: this process waits until it ends")
+
+
 def _one_round(
     check: CheckBack, lease: LeaderLock, keep_house: Callable[[int], None], anyway: bool
 ) -> RoundReport | None:
     """None when another process leads."""
     if not anyway and not lease.try_take():
-        show([f"{lease.leader()} leads and asks for all: nothing was done. To ask all the same: --anyway"])
+        show([f"{lease.leader() or 'another process leads'}: nothing was done. To ask all the same: --anyway"])
         return None
     report = check.round(check.now_ms())
     keep_house(check.now_ms())

@@ -116,17 +116,14 @@ def _show_change(change: LedgerChange, nothing: str, dry_run: bool, as_json: boo
 
 def _with_ledger(path: str, url: str, schema: str | None, table: str, work: Callable[[LiveStore, Ledger], _T]) -> _T:
     """Do it with a store that is there, and with the ledger's database. What a database raises becomes a sentence."""
-    from sqlalchemy import create_engine
-    from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+    from sqlalchemy.exc import SQLAlchemyError
 
     import broker
     from recovery.checkback.ledgers.database_errors import answer
+    from recovery.checkback.ledgers.engines import engine_of
 
     broker.open(path, read_only=True).close()
-    try:
-        engine = create_engine(url)
-    except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        raise broker.BrokerError(f"the ledger's database cannot be reached: {error}") from None
+    engine = engine_of(url)
     try:
         with broker.open(path) as opened:
             return work(opened, broker.Ledger(engine, table=table, schema=schema))

@@ -92,8 +92,9 @@ def bind_ledgers(
     and with `again` for a database without a binding, ClusterError, and what the database raises.
     """
     found = []
+    made = list(ledgers_of({"ledger": list(ledgers), **({"schema": list(schemas)} if schemas else {})}))
     with broker.connect(url_of(namesrv), acl=acl, tls=tls, cluster=cluster) as connected:
-        for ledger in ledgers_of({"ledger": list(ledgers), **({"schema": list(schemas)} if schemas else {})}):
+        for ledger in made:
             bound = (rebind if again else bind)(connected, ledger)
             found.append({"store_id": bound.store_id, "binding_id": bound.binding_id, "database": str(bound.identity)})
             ledger.engine.dispose()

@@ -55,30 +55,26 @@ def check_settings(
 def _check_ledgers(spec: Mapping[str, Any]) -> None:
     """Each ledger's database answers, and has the ledger's table."""
     from sqlalchemy import inspect
-    from sqlalchemy.engine import make_url
 
     from recovery.checkback.config import ledgers_of
 
-    urls = spec["ledger"]
-    for url in urls if isinstance(urls, list | tuple) else [urls]:
-        with _sentences("the ledger"):
-            make_url(url)
     for ledger in ledgers_of(spec):
         with _sentences(f"the ledger {ledger.engine.url.render_as_string()}"), ledger.engine.connect() as connection:
             there = inspect(connection).has_table(ledger.rows.name, schema=ledger.rows.schema)
         ledger.engine.dispose()
         if not there:
             text = (
-                f"has no table {ledger.rows.name}: name the application's database, or let it run ledger.create_all()"
+                f"has no table {ledger.rows.name}: name the application's database, or let it run ledger.create_all() "
+                "(Django: manage.py migrate checkback)"
             )
             raise BrokerError(f"the ledger {ledger.engine.url.render_as_string()} {text}")
 
 
 def _check_database(url: str, what: str) -> None:
-    from sqlalchemy import create_engine
+    from recovery.checkback.ledgers.engines import engine_of
 
+    engine = engine_of(url, what)
     with _sentences(what):
-        engine = create_engine(url)
         try:
             engine.connect().close()
         finally:

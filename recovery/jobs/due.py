@@ -7,7 +7,7 @@ A store to which nothing was appended since the last look is not read again: no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,13 @@ import broker
 from broker.format import properties as names
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths
+from recovery.checkback.leader import leaders
 from recovery.checkback.policy import Policy, Standing, Verdict, decide, parse_policy
+from recovery.checkback.protocol import Outcome
 from recovery.jobs.recovering import crashed
 from recovery.views.overview import Overview, attempts_at, overview
 
+_NOT_ASKED = (Outcome.REFUSED.value, Outcome.DOWN.value)
 READ_AT_ONCE = 1_000  # transactions in doubt that one look reads; what is beyond counts as due
 
 
@@ -47,9 +50,11 @@ class DueWatch:
         counts = {name: float(seen.counts.get(name, 0)) for name in ("in_doubt", "parked")}
         oldest_s = seen.oldest_s + late_s if seen.in_doubt else 0.0
         gauges = {**counts, "oldest_in_doubt_s": oldest_s, "crashed": float(is_crashed)}
-        if is_crashed or not seen.in_doubt or not _is_ours(self.path) or _is_led(self.path):
+        led = leaders(self.path)
+        if is_crashed or not seen.in_doubt or not _is_ours(self.path) or any(one.groups is None for one in led):
             return DueNow(None, gauges)
-        due = self._due(seen, now_ms, None if policy is None else parse_policy(policy))
+        served = {group for one in led for group in one.groups or ()}
+        due = self._due(seen, now_ms, None if policy is None else parse_policy(policy), served)
         event = {"due": len(due) + seen.omitted, "commitlog_offset": min(due, default=-1)}
         return DueNow(event if event["due"] else None, gauges)
 
@@ -60,11 +65,19 @@ class DueWatch:
             self._seen, self._end, self._read_ms = overview(self.path, now_ms, limit=READ_AT_ONCE), end, now_ms
         return self._seen
 
-    def _due(self, seen: Overview, now_ms: int, policy: Policy | None) -> list[int]:
-        offsets = {one.commitlog_offset: one for one in seen.in_doubt}
+    def _due(self, seen: Overview, now_ms: int, policy: Policy | None, served: Collection[str]) -> list[int]:
+        """The CommitLog offsets of what is due, without what a leader does: the transactions of the groups `served`.
+
+        It may not know the ledger of all of them, where a group has several: then its last attempt says so.
+        """
+        known, due = attempts_at(self.path), []
+        failed = {at for at, attempt in known.items() if attempt.outcome in _NOT_ASKED}
+        offsets = {
+            one.commitlog_offset: one for one in seen.in_doubt
+            if one.producer_group not in served or one.commitlog_offset in failed
+        }  # fmt: skip
         if policy is None:
             return list(offsets)
-        known, due = attempts_at(self.path), []
         with broker.open(self.path, read_only=True) as store:
             for commitlog_offset, one in offsets.items():
                 if (attempt := known.get(commitlog_offset)) is not None:
@@ -90,10 +103,3 @@ def _immunity(store: broker.Store, commitlog_offset: int) -> str | None:
 
 def _is_ours(path: str) -> bool:
     return Disk().entry(Paths(path).store_json) is not None
-
-
-def _is_led(path: str) -> bool:
-    """Whether a process leads the check-back of the store: it does what is due."""
-    from recovery.checkback.leader import LeaderLock
-
-    return bool(LeaderLock(path).leader())

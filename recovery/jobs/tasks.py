@@ -133,10 +133,10 @@ def check_back(path: str, *, now_ms: int, catalog: str | None = None, **asked: A
     from recovery.checkback.ledgers.proof import WrongLedger
     from recovery.checkback.round import CheckBack
 
-    lease = LeaderLock(path)
     with opened(path, catalog, **asked) as shop:
+        lease = LeaderLock(path, asks=shop.resolvers.asks)
         if not lease.try_take():
-            return {"did": f"{lease.leader()} is asking", **counts}
+            return {"did": f"{lease.leader() or 'another process'} is asking", **counts}
         try:
             service = CheckBack(shop.store, shop.resolvers.router, policy=shop.policy, catalog=shop.catalog)
             report = service.round(now_ms)

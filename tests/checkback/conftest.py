@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import Engine
 
 from broker.ledger import Ledger
+from recovery.cli import checkback as verbs_check
+from recovery.cli.app import SafeVerbs
 from tests.backends.shop import backend_shop
 from tests.checkback.shop import Shop
 from tests.ledger.databases import (
@@ -33,3 +38,17 @@ def shop(tmp_path: Path, engine: Engine, other_engine: Engine, ledger: Ledger) -
     shop = Shop(tmp_path / "store", ledger, Ledger(other_engine))
     yield shop
     shop.close()
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    """`checkback WORDS`: (exit code, JSON or text)."""
+    app = SafeVerbs()
+    verbs_check.register(app)
+
+    def ran(*words: object) -> tuple[int, Any]:
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        text = result.stdout
+        return result.exit_code, json.loads(text) if "--json" in words and text else text + result.stderr
+
+    return ran

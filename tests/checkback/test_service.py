@@ -36,13 +36,15 @@ def lease(directory: str) -> Iterator[LeaderLock]:
 
 def test_one_leads(directory: str, lease: LeaderLock) -> None:
     other = LeaderLock(directory)
-    assert lease.leader() == ""
+    assert lease.leader() is None
     assert lease.try_take()
     assert lease.try_take()  # it leads already
     assert not other.try_take()
-    assert other.leader().endswith(f":{os.getpid()}")
+    leader = other.leader()
+    assert leader is not None
+    assert leader.who.endswith(f":{os.getpid()}")
     lease.release()
-    assert other.leader() == ""
+    assert other.leader() is None
     assert other.try_take()
     other.release()
 
@@ -58,7 +60,9 @@ def test_a_leader_that_is_killed_leaves_the_lead(directory: str, lease: LeaderLo
         assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
         assert not lease.try_take()
-        assert lease.leader().endswith(f":{process.pid}")
+        leader = lease.leader()
+        assert leader is not None
+        assert leader.who.endswith(f":{process.pid}")
         process.kill()
         process.wait()
         assert lease.try_take()

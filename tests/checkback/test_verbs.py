@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from sqlalchemy import URL
 
 import broker
@@ -19,26 +17,11 @@ from recovery.checkback.leader import LeaderLock
 from recovery.checkback.manual import find, resolve
 from recovery.checkback.round import CheckBack
 from recovery.cli import checkback as verbs_check
-from recovery.cli.app import SafeVerbs
 from recovery.cli.shared import FINDINGS, USAGE, WELL
 from tests.backends.shop import raiser
 from tests.checkback.shop import Shop, open_store
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture
-def run() -> Run:
-    """`checkback WORDS`: (exit code, JSON or text)."""
-    app = SafeVerbs()
-    verbs_check.register(app)
-
-    def ran(*words: object) -> tuple[int, Any]:
-        result = CliRunner().invoke(app, [str(word) for word in words])
-        text = result.stdout
-        return result.exit_code, json.loads(text) if "--json" in words and text else text + result.stderr
-
-    return ran
 
 
 def url_text(url: URL) -> str:

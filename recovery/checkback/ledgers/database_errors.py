@@ -16,6 +16,7 @@ from recovery.checkback.protocol import Answer, Outcome
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
+MAKING_TABLES = "ledger.create_all(), or with Django by manage.py migrate checkback"
 _SAID_SIZE = 200
 
 # The statement may succeed when it is done again: somebody holds a lock, or two transactions met.
@@ -33,15 +34,17 @@ _NO_WRITING_NUMBERS = {1044, 1142, 1143, 1227, 1290, 1792, 1836}
 _NO_WRITING_WORDS = ("readonly database", "read-only database")
 
 
-def answer(error: SQLAlchemyError, url: URL) -> Answer:
-    """What an error means, with the database that raised it."""
+def answer(error: SQLAlchemyError, url: URL, making_tables: str = MAKING_TABLES) -> Answer:
+    """What an error means, with the database that raised it; `making_tables` is the next step where it has none."""
     cause, cause_text = _cause(error)
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     if not isinstance(error, DBAPIError) or lost:
         return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {cause_text}")
     if is_missing_table(error):
         text = f"the ledger's database {place(url)} has no table of a ledger: {cause_text}"
-        return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Name the right database, or: ledger.create_all()")
+        return Answer(
+            Outcome.REFUSED, f"nothing was decided: {text}. Name the right database, or make them by {making_tables}"
+        )
     if _is(cause, cause_text, _AGAIN_STATES, _AGAIN_NUMBERS, _AGAIN_WORDS):
         return Answer(Outcome.RUNNING, f"the local transaction still runs, or its database is busy: {cause_text}")
     if _is(cause, cause_text, _NO_WRITING_STATES, _NO_WRITING_NUMBERS, _NO_WRITING_WORDS):

@@ -29,7 +29,10 @@ from recovery.checkback.ledgers.database_errors import place
 from recovery.checkback.ledgers.proof import LedgerEvidence, LedgerFacts, WrongLedger, gather, judge
 
 _GROUP = "checkback-doctor"
-_CREATE = "make the tables: ledger.create_all(), or with Alembic a migration by ledger.metadata"
+_CREATE = (
+    "make the tables: ledger.create_all(), with Alembic a migration of ledger.metadata, with Django manage.py migrate "
+    "checkback"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ def move(
     from recovery.moving.mover import move as carry
     from recovery.moving.mover import plan_move
 
+    made = list(ledgers_of({"ledger": ledger, **({"schema": schema} if schema else {})})) if ledger else []
     settings = ClientSettings(parse_url(url_of(url)), credentials_of(account()), tls_of(ca or tls), cluster)
     if not apply:
         plan = plan_move(store, settings, has_ledgers=bool(ledger))
@@ -54,7 +55,6 @@ def move(
         if not as_json:
             show([f"Nothing was changed. To move: checkback move {printable(store)} {printable(url)} --apply"])
         return
-    made = list(ledgers_of({"ledger": ledger, **({"schema": schema} if schema else {})})) if ledger else []
     with Bar("Moving") as progress:
         report = carry(store, settings, ledgers=made, progress=progress)
     if as_json:

@@ -75,10 +75,14 @@ def page(
 
 
 def _given(paths: Sequence[str], ledger: str | None) -> Iterator[PageStore]:
-    """The stores of the command line. Raises NotAStore."""
+    """The stores of the command line. Raises NotAStore, BrokerError for a ledger's URL that cannot be used."""
     import broker
     from recovery.page.app import PageStore
 
+    if ledger is not None:
+        from recovery.checkback.ledgers.engines import check_url
+
+        check_url(ledger)
     for path in paths:
         broker.open(path, read_only=True).close()
         name = os.path.basename(os.path.abspath(path))

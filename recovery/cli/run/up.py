@@ -62,6 +62,7 @@ def up(
 
     surroundings.check_airflow()
     _check_serve(serve, stores)
+    _check_ledger(ledger)
     directory = os.path.abspath(os.path.expanduser(home))
     os.makedirs(directory, exist_ok=True)
     surroundings.check_disk(directory)
@@ -102,6 +103,14 @@ def _check_serve(serve: str | None, stores: str | None) -> None:
         if not ipaddress.ip_address(host).is_loopback:
             text = f"--serve listens on this machine alone, not on {serve}: give 127.0.0.1:PORT here"
             raise BadParameter(f"{text}, or run `checkback serve STORE --listen {serve} --acl FILE` beside it")
+
+
+def _check_ledger(url: str | None) -> None:
+    """Refuse a ledger's URL that no round could use, before anything starts. Raises BrokerError."""
+    if url is not None:
+        from recovery.checkback.ledgers.engines import check_url
+
+        check_url(url)
 
 
 def _served(airflow: Standalone, path: str, serve: str | None, stack: contextlib.ExitStack) -> ServedStore | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker.consuming.unread import Unread
 from broker.retainer import RetentionReport
 from broker.store.maintain.retention import Retention
 from recovery.cli.terminal.table import Shown, Styled, Table
-from recovery.demo.reconcile import Reconciliation
 from recovery.humanize import count, moment, printable, size, span
 from recovery.views.consumer_lag import GroupPosition
 from recovery.views.dead_letters import DeadLetter
+
+if TYPE_CHECKING:
+    from recovery.demo.reconcile import Reconciliation  # loads SQLAlchemy, which the other verbs do not need
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> Table:

@@ -11,4 +11,8 @@ class Command(BaseCommand):
     help = "Settle the messages that killed workers left in doubt."
 
     def handle(self, **_: object) -> None:
-        for_producers(open_store(), [producer()]).run()
+        try:
+            for_producers(open_store(), [producer()]).run()
+        except KeyboardInterrupt:
+            self.stderr.write("Interrupted.")
+            raise SystemExit(130) from None

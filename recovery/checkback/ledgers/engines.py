@@ -1,0 +1,59 @@
+"""The engine for a database that a person named by its URL: a sentence where the URL cannot be used.
+
+    engine = engine_of("postgresql+psycopg:///shop", pool_pre_ping=True)
+
+Check-back and the verbs run without an event loop, so a driver that needs one is refused before anything connects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import BrokerError
+from recovery.checkback.ledgers.database_errors import place
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+
+LEDGER = "the ledger's database"
+_WITHOUT_LOOP = {
+    "sqlite": "sqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql",
+}  # fmt: skip
+
+
+def check_url(url: str, what: str = LEDGER) -> URL:
+    """The URL of a database, whose driver need not be installed. `what` begins the sentence of an error.
+
+    Raises BrokerError for what is not a URL of SQLAlchemy, and for a driver that needs an event loop.
+    """
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+    try:
+        parsed = make_url(url)
+        dialect = parsed.get_dialect()
+    except NoSuchModuleError as error:
+        raise BrokerError(f"{what} cannot be reached: {error}") from None
+    except (ArgumentError, ValueError):  # for one, a port that is not a number; the text may hold the password
+        raise BrokerError(f"{what} is not a SQLAlchemy URL, as postgresql+psycopg://user@host/database") from None
+    if dialect.is_async:
+        kind = parsed.get_backend_name()
+        instead = f"write {_WITHOUT_LOOP[kind]}:// instead" if kind in _WITHOUT_LOOP else "name another driver"
+        text = f"{parsed.drivername} needs an event loop, and there is none here"
+        raise BrokerError(f"{what} {place(parsed)} cannot be used: {text}. In its URL {instead}")
+    return parsed
+
+
+def engine_of(url: str, what: str = LEDGER, **options: Any) -> Engine:
+    """An engine, which connects at first use; `options` are those of `create_engine`.
+
+    Raises BrokerError as `check_url` does, and for a driver that is not installed.
+    """
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import ArgumentError
+
+    parsed = check_url(url, what)
+    try:
+        return create_engine(parsed, **options)
+    except (ArgumentError, ImportError) as error:
+        raise BrokerError(f"{what} cannot be reached: {error}") from None
