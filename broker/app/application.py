@@ -29,7 +29,7 @@ from broker.app.bodies import BodyCodec, TopicBody
 from broker.app.handlers import Handler, HandlerGroup, groups_of
 from broker.app.outgoing import Outgoing, SendKeywords, outgoing
 from broker.app.retry import Retry
-from broker.app.scope import Scopes, failing_makes_commit_impossible
+from broker.app.scope import Scopes
 from broker.app.sent_keys import SentKeys
 from broker.database.dedup import Processed
 from broker.database.tables import make_tables
@@ -304,7 +304,7 @@ class App:
         without a database; and what `start`, `Producer.send` and the database raise.
         """
         session = self._scopes.session() if session is None else session
-        with failing_makes_commit_impossible(session):
+        with self._scopes.failing_makes_commit_impossible(session):
             event = self._event(topic, value, options)
             if session is None:
                 self._check_no_database(event.dedup_key)
@@ -321,7 +321,7 @@ class App:
     ) -> SendResult | None:
         """The same without blocking the event loop, for an AsyncSession. Raises what `send` raises."""
         session = self._scopes.session() if session is None else session
-        with failing_makes_commit_impossible(session):
+        with self._scopes.failing_makes_commit_impossible(session):
             event = self._event(topic, value, options)
             if session is None:
                 self._check_no_database(event.dedup_key)

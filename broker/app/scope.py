@@ -47,6 +47,20 @@ class Scopes:
         return scope.session
 
     @contextlib.contextmanager
+    def failing_makes_commit_impossible(self, session: Any) -> Iterator[None]:
+        """Around a send: who catches its error must not commit the block or the session without the message.
+
+        `session`: what the send was given; None where it was given none.
+        """
+        try:
+            yield
+        except BaseException as error:
+            scope = self._current.get()
+            if not _doom(session, error) and scope is not None and not scope.is_over:
+                _doom(scope.session, error)
+            raise
+
+    @contextlib.contextmanager
     def entered(self, session: Any) -> Iterator[None]:
         """Within the block, sends join the session's transaction."""
         scope = Scope(session)
@@ -58,17 +72,15 @@ class Scopes:
             self._current.reset(token)
 
 
-@contextlib.contextmanager
-def failing_makes_commit_impossible(session: Any) -> Iterator[None]:
-    """Around a send: who catches its error must not commit without the message. `session`: None where there is none."""
+def _doom(session: Any, error: BaseException) -> bool:
+    """False for what is no session."""
     try:
-        yield
-    except BaseException as error:
-        with contextlib.suppress(TransactionError):  # it is none that can commit
-            target = target_of(session)
-            sync = sync_part(cast("AsyncTarget", target)) if is_async(target) else cast("SyncTarget", target)
-            doom(sync, f"{type(error).__name__}: {error}")
-        raise
+        target = target_of(session)
+        sync = sync_part(cast("AsyncTarget", target)) if is_async(target) else cast("SyncTarget", target)
+    except TransactionError:
+        return False
+    doom(sync, f"{type(error).__name__}: {error}")
+    return True
 
 
 @contextlib.contextmanager

@@ -156,8 +156,8 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
         )
 
     def _doomed(self, error: BaseException) -> None:
-        if self._doom is None and not self._is_over:
-            self._doom = error
+        if not self._is_over:  # each failure: a ROLLBACK TO may have taken the one before back
+            self._doom = self._doom or error
             with contextlib.suppress(Exception):  # a connection that is closed commits nothing
                 self._driver.make_commit_impossible(self._connection)
 

@@ -172,6 +172,10 @@ class Enlistment:
         """Make COMMIT impossible: a send failed, and a caller that catches its error must not commit."""
         self._dooms.append((savepoint, reason))
 
+    def savepoint_released(self, savepoint: Hashable, parent: Hashable | None) -> None:
+        """What failed in the savepoint is a matter of the one around it now, or of the transaction (None)."""
+        self._dooms = [(parent if where == savepoint else where, reason) for where, reason in self._dooms]
+
     def savepoint_rolled_back(self, savepoint: Hashable) -> None:
         """What the savepoint did was undone; its ledger rows went with it, which `seal` sees."""
         self._dooms = [doom for doom in self._dooms if doom[0] != savepoint]

@@ -92,7 +92,6 @@ def watch_sessions() -> None:
             event.listen(Session, "after_transaction_end", _after_transaction_end)
             event.listen(Session, "after_commit", _after_commit)
             event.listen(Session, "before_commit", _before_commit)
-            event.listen(Session, "after_soft_rollback", _after_soft_rollback)
             _watches_sessions.append(True)
 
 
@@ -176,6 +175,11 @@ def _after_commit(session: Session) -> None:
     enlistments = of_session.get(session)
     if not enlistments:
         return
+    if (nested := session.get_nested_transaction()) is not None:  # its savepoint was released
+        around = savepoint_number(_nested_around(nested))
+        for one in enlistments:
+            one.savepoint_released(savepoint_number(nested), around)
+        return
     sealed = [one for one in enlistments if one.stage is Stage.SEALED]
     for one in sealed:
         one.end_turns()
@@ -214,11 +218,12 @@ def _on_rollback_savepoint(connection: Connection, _name: str, _context: None) -
         enlistment.savepoint_rolled_back(savepoint)
 
 
-def _after_soft_rollback(session: Session, ended: OrmTransaction) -> None:
-    """The same where the failure was the first that happened in the savepoint: no connection had set it yet."""
-    if ended.nested and (savepoint := savepoint_number(ended)) is not None:
-        for one in of_session.get(session, ()):
-            one.savepoint_rolled_back(savepoint)
+def _nested_around(nested: OrmTransaction) -> OrmTransaction | None:
+    """The savepoint of a session around another."""
+    around = nested.parent
+    while around is not None and not around.nested:
+        around = around.parent
+    return around
 
 
 def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:
@@ -248,6 +253,9 @@ def _on_statement(
 def _after_transaction_end(session: Session, transaction: OrmTransaction) -> None:
     """The end of a session's transaction, however it came: what is not known by now is left to check-back."""
     if transaction.parent is not None:
+        if transaction.nested:  # rolled back or closed; of one that was released nothing is kept under its number
+            for one in of_session.get(session, ()):
+                one.savepoint_rolled_back(savepoint_number(transaction))
         return
     for one in of_session.pop(session, ()):
         failed = "COMMIT failed" if one.stage is Stage.SEALED else "the transaction ended without COMMIT or ROLLBACK"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from broker.enlisting import sqlalchemy_checks as checks
 from broker.enlisting.enlistment import Branch, JoinableTransaction
@@ -131,7 +131,9 @@ def doom(target: Session | Connection, reason: str) -> None:
         _doom_session(target, reason)
         return
     connection = cast("Connection", target)
-    watch(connection.engine)
+    if watch(connection.engine) and connection.dialect.name == "sqlite" and connection.in_nested_transaction():
+        connection.invalidate()  # the savepoint's release would commit, which nobody could refuse
+        return
     if not connection.in_transaction() and not connection.dialect.is_async:  # that would wait, perhaps in no greenlet
         with contextlib.suppress(Exception):
             connection.begin()
@@ -142,8 +144,12 @@ def doom(target: Session | Connection, reason: str) -> None:
 
 
 def _doom_session(session: Session, reason: str) -> None:
-    if session.autobegin and not session.in_transaction():
-        session.begin()
+    with contextlib.suppress(Exception):  # it was closed for good, or cannot say what it is bound to
+        if session.autobegin and not session.in_transaction():
+            session.begin()
+        if session.in_nested_transaction() and _is_unseen_sqlite(session):
+            session.invalidate()  # as above
+            return
     enlistments = of_session.setdefault(session, [])
     enlistment = next((one for one in enlistments if one.is_open), None)
     if enlistment is None:
@@ -153,3 +159,11 @@ def _doom_session(session: Session, reason: str) -> None:
     if savepoint is None and (connection := enlistment.connection) is not None:
         savepoint = savepoint_of(connection)
     enlistment.doom(reason, savepoint)
+    bind: Any = session.bind
+    if hasattr(bind, "in_transaction") and bind.in_transaction():  # a connection; its transaction may be an outer one
+        doom(cast("Connection", bind), reason)
+
+
+def _is_unseen_sqlite(session: Session) -> bool:
+    bind = session.get_bind()
+    return bind.dialect.name == "sqlite" and watch(bind.engine)

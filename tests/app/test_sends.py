@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine, text
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 import broker
 from broker.app.cloud_events import CONTENT_TYPE, ID, SCHEMA_VERSION, SOURCE, SPEC_VERSION, TIME, TYPE
@@ -102,6 +102,19 @@ def test_who_swallows_that_a_value_is_none_cannot_commit(app: broker.App, topic:
             app.send(topic, value, session)
         with pytest.raises(TransactionError, match="cannot commit"):
             session.commit()
+    assert (count(app.engine, Order), received(app)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "session", [lambda _: "key-7", lambda app: app.engine, lambda app: sessionmaker(app.engine)],
+    ids=["text", "engine", "maker"],
+)  # fmt: skip
+def test_who_swallows_that_a_session_is_none_cannot_commit(app: broker.App, session: Callable[..., Any]) -> None:
+    """The block's own transaction is the one that was meant."""
+    with pytest.raises(TransactionError, match="cannot commit"), app.transaction() as own:  # noqa: PT012
+        own.add(Order(item="silent"))
+        with pytest.raises(TransactionError, match="takes an open"):
+            app.send("orders", Placed(1), session(app))
     assert (count(app.engine, Order), received(app)) == (0, [])
 
 

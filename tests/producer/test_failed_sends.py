@@ -1,0 +1,128 @@
+"""What a send that failed stops: its own transaction or savepoint, in whatever way these are begun and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from broker.errors import TransactionError
+from tests.backends.kinds import backend_of
+from tests.producer.desk import Desk, Kind, database, desk_of
+from tests.producer.plain_desk import PlainDesk, plain_desk_at
+
+BOTH = ("sqlite", "postgres")
+
+
+@pytest.fixture(params=BOTH)
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    with desk_of(Kind(request.param, "embedded"), request, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(params=BOTH)
+def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PlainDesk]:
+    with (
+        database(request.param, request, tmp_path) as url,
+        backend_of("embedded", tmp_path / "place") as backend,
+        plain_desk_at(backend, url) as made,
+    ):
+        yield made
+
+
+only_sqlite = pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+
+
+def send_to_nowhere(desk: Desk, target: object, number: int = 9) -> None:
+    """A send with a typo in its topic, whose error is swallowed."""
+    with pytest.raises(TransactionError):
+        desk.producer.send(desk.message(number, topic="ordres"), target)  # type: ignore[arg-type]
+
+
+def judged(desk: Desk) -> tuple[set[int], set[int]]:
+    gc.collect()
+    return desk.judge()
+
+
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only"])
+def test_who_swallows_the_refusal_of_a_joined_session_cannot_commit_the_outer_transaction(
+    desk: Desk, mode: Any
+) -> None:
+    with contextlib.suppress(TransactionError), desk.engine.begin() as connection:
+        desk.save(connection, 1)
+        with Session(connection, join_transaction_mode=mode) as session:
+            desk.save(session, 2)
+            with pytest.raises(TransactionError, match="outer transaction"):
+                desk.announce(session, 2)
+    assert judged(desk) == (set(), set())
+
+
+@only_sqlite
+@pytest.mark.parametrize("begin", [Session, lambda engine: engine.connect()], ids=["session", "connection"])
+def test_a_failed_send_in_a_savepoint_of_an_engine_that_was_never_seen(desk: Desk, begin: Callable[..., Any]) -> None:
+    with begin(desk.another_engine()) as target:
+        with contextlib.suppress(Exception), target.begin_nested():
+            desk.save(target, 1)
+            send_to_nowhere(desk, target)
+        with contextlib.suppress(Exception):
+            target.commit()
+    assert judged(desk) == (set(), set())
+
+
+@pytest.mark.parametrize("plain", ["postgres"], indirect=True)
+def test_a_second_send_that_fails_after_one_that_was_rolled_back(plain: PlainDesk) -> None:
+    connection = plain.connection()
+    with contextlib.suppress(TransactionError), plain.producer.begin_transaction(connection) as transaction:
+        plain.buy(connection, 1, through=transaction)
+        with pytest.raises(TransactionError), connection.transaction():
+            plain.producer.send(plain.message(2, topic="ordres"), transaction)
+        plain.save(connection, 3)
+        send_to_nowhere(plain, transaction)
+    assert judged(plain) == (set(), set())
+
+
+def test_an_outer_savepoint_is_rolled_back_while_the_inner_one_is_open(desk: Desk) -> None:
+    with Session(desk.engine) as session:
+        desk.buy(session, 1)
+        outer = session.begin_nested()
+        session.begin_nested()
+        desk.save(session, 2)
+        send_to_nowhere(desk, session)
+        outer.rollback()
+        session.commit()
+    assert judged(desk) == ({1}, {1})
+
+
+def test_a_savepoint_that_is_closed(desk: Desk) -> None:
+    with Session(desk.engine) as session:
+        desk.buy(session, 1)
+        savepoint = session.begin_nested()
+        desk.save(session, 2)
+        send_to_nowhere(desk, session)
+        savepoint.close()
+        session.commit()
+    assert judged(desk) == ({1}, {1})
+
+
+def test_a_released_savepoint_in_one_that_is_rolled_back(desk: Desk) -> None:
+    with Session(desk.engine) as target:
+        desk.buy(target, 1)
+        outer = target.begin_nested()
+        with target.begin_nested():
+            desk.save(target, 2)
+            send_to_nowhere(desk, target)
+        outer.rollback()
+        target.commit()
+    assert judged(desk) == ({1}, {1})
+
+
+def test_a_session_that_is_closed_for_good(desk: Desk) -> None:
+    session = Session(desk.engine, close_resets_only=False)
+    session.close()
+    with pytest.raises(TransactionError, match="cannot take part"):
+        desk.announce(session, 1)
