@@ -58,7 +58,8 @@ class Ledger(BoundLedger):
     what is.
     """
 
-    making_tables = "ledger.create_all(), or with Alembic by a migration of ledger.metadata"
+    making_tables: str = "ledger.create_all(), or with Alembic by a migration of ledger.metadata"
+    """What makes the tables, for sentences that name the next step."""
 
     def __init__(
         self, engine: Engine | AsyncEngine, *, table: str = "checkback_ledger", schema: str | None = None

@@ -29,7 +29,7 @@ class BoundLedger(abc.ABC):
     """
 
     making_tables: str = "ledger.create_all()"
-    """What makes the tables, for sentences that ask for it."""
+    """What makes the tables, for sentences that name the next step."""
 
     def __init__(self) -> None:
         self._bound: dict[str, Binding] = {}  # by store id

@@ -17,7 +17,6 @@ import click
 
 from broker.errors import BrokerError, CorruptStore, StoreLocked
 from recovery.cli.declaration import Abort, ClickException, Exit, Option, VerbCommand, VerbGroup, program
-from recovery.cli.extras import missing_extra
 from recovery.cli.shared import (
     ANALYSE,
     CORRUPT,
@@ -33,6 +32,7 @@ from recovery.cli.shared import (
     WELL,
     fail,
 )
+from recovery.cli.terminal.extras import missing_extra
 from recovery.cli.terminal.output import warn
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import broker
-from recovery.cli.extras import EXTRAS
 from recovery.cli.shared import USAGE, WELL
+from recovery.cli.terminal.extras import EXTRAS
 from tests.cli.command import Ran
 from tests.house.tree import ROOT
 

@@ -146,6 +146,7 @@ OUTSIDE = {
         "recovery.checkback.ledgers.doctor": "asks the ledger how it is",
         "recovery.checkback.ledgers.routing": "asks several ledgers",
         "recovery.checkback.ledgers.database_errors": "what an error of the ledger's database means",
+        "recovery.checkback.ledgers.engines": "the engine for a URL of the command line",
         "recovery.checkback.catalog": "the catalog is a database",
         "recovery.checkback.config": "opens the ledger's database",
         "recovery.cli.ledger": "opens the ledger's database",

@@ -61,8 +61,7 @@ def up(
     from recovery.airflow.local.standalone import Standalone
 
     surroundings.check_airflow()
-    _check_serve(serve, stores)
-    _check_ledger(ledger)
+    _check_options(serve, stores, ledger)
     directory = os.path.abspath(os.path.expanduser(home))
     os.makedirs(directory, exist_ok=True)
     surroundings.check_disk(directory)
@@ -91,10 +90,14 @@ def up(
         _stay(airflow, sale, until, server)
 
 
-def _check_serve(serve: str | None, stores: str | None) -> None:
-    """Refuse what cannot be served before anything starts. Raises BrokerError."""
+def _check_options(serve: str | None, stores: str | None, ledger: str | None) -> None:
+    """Refuse what cannot be served, and a URL that no round could use, before anything starts. Raises BrokerError."""
     from broker.server.settings import host_and_port
 
+    if ledger is not None:
+        from recovery.checkback.ledgers.engines import check_url
+
+        check_url(ledger)
     if serve is not None and stores is not None:
         text = "--serve is for one store, and --stores names a file of several: run `checkback serve STORE` for each"
         raise BadParameter(f"{text} that clients use")
@@ -103,14 +106,6 @@ def _check_serve(serve: str | None, stores: str | None) -> None:
         if not ipaddress.ip_address(host).is_loopback:
             text = f"--serve listens on this machine alone, not on {serve}: give 127.0.0.1:PORT here"
             raise BadParameter(f"{text}, or run `checkback serve STORE --listen {serve} --acl FILE` beside it")
-
-
-def _check_ledger(url: str | None) -> None:
-    """Refuse a ledger's URL that no round could use, before anything starts. Raises BrokerError."""
-    if url is not None:
-        from recovery.checkback.ledgers.engines import check_url
-
-        check_url(url)
 
 
 def _served(airflow: Standalone, path: str, serve: str | None, stack: contextlib.ExitStack) -> ServedStore | None:
