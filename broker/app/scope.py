@@ -73,7 +73,7 @@ class Scopes:
 
 
 def _doom(session: Any, error: BaseException) -> bool:
-    """False for what is no session."""
+    """Make the COMMIT of a session impossible; False for anything else."""
     try:
         target = target_of(session)
         sync = sync_part(cast("AsyncTarget", target)) if is_async(target) else cast("SyncTarget", target)

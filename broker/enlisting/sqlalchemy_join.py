@@ -87,7 +87,8 @@ def _enlist_session(
     except checks.invalid_request() as error:
         raise TransactionError(f"the session cannot take part in a transaction now: {error}") from error
     known_here = of_connection.get(connection)
-    if known_here is None or not known_here.is_of(connection.get_transaction()):
+    # Without a ledger it was made for a send that failed, and nothing was checked.
+    if known_here is None or not known_here.ledgers or not known_here.is_of(connection.get_transaction()):
         checks.check_owned(session, connection)
     enlistment = _enlist_connection(connection, ledger, known_here)
     known = of_session.setdefault(session, [])
