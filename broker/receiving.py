@@ -159,6 +159,8 @@ class Receiver(abc.ABC):
         then is rolled back, so that even one that does not look at `first` does nothing twice.
         The table is `broker.Processed`; make it once with `create_all`.
         """
+        if hasattr(session, "registry"):  # a scoped session: the one of this thread or task
+            session = session()
         kind = AsyncProcessing if hasattr(session, "run_sync") else Processing
         return kind(self, message, session)
 

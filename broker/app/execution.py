@@ -22,7 +22,7 @@ from broker.app.retry import GiveUp, Redeliver
 from broker.app.scope import one_transaction
 from broker.consuming.processing import AsyncProcessing, Processing
 from broker.database.dedup import Processed
-from broker.errors import BodyError
+from broker.errors import BodyError, TransactionError
 from broker.log_fields import event
 from broker.message import ReceivedMessage
 
@@ -164,6 +164,9 @@ class Execution:
                 handler.function(**handler.arguments(value, message, None))
         except Exception as error:  # noqa: BLE001 - whatever an application raises; the policy decides
             if has_session and not settlement.has_begun:
+                if isinstance(error, TransactionError):  # to wait would not help
+                    settlement.fail(message, error)
+                    return True
                 settlement.error = error
                 _log.warning(
                     "%s waits, since its database did not answer: %s",

@@ -6,6 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from broker.consuming.once import check_session
 from broker.database.dedup import Processed
 from broker.message import ReceivedMessage
 
@@ -25,6 +26,12 @@ class Acknowledges(Protocol):
     def retry(self, message: ReceivedMessage) -> bool: ...
 
 
+def _note(session: Session, consumer: Acknowledges, message: ReceivedMessage) -> bool:
+    """Note that the group processes a message; False when it did so before."""
+    check_session(session, consumer.processed.rows)
+    return consumer.processed.first_time(session, consumer.group, message)
+
+
 class Processing:
     """One message being processed. Entering returns whether it is the first time."""
 
@@ -34,7 +41,7 @@ class Processing:
 
     def __enter__(self) -> bool:
         try:
-            self._first = self._consumer.processed.first_time(self._session, self._consumer.group, self._message)
+            self._first = _note(self._session, self._consumer, self._message)
         except Exception:
             self._session.rollback()
             self._consumer.retry(self._message)
@@ -71,11 +78,8 @@ class AsyncProcessing:
         self._first = True
 
     async def __aenter__(self) -> bool:
-        consumer = self._consumer
         try:
-            self._first = await self._session.run_sync(
-                lambda session: consumer.processed.first_time(session, consumer.group, self._message)
-            )
+            self._first = await self._session.run_sync(_note, self._consumer, self._message)
         except Exception:
             await self._session.rollback()
             await self._retry()

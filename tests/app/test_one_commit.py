@@ -1,0 +1,36 @@
+"""Handlers that could save their effects apart from the note that the message was processed, or have none at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import URL, create_engine
+from sqlalchemy.orm import Session
+
+import broker
+from broker.testing.fixtures import SMALL
+from recovery.views.dead_letters import dead_letters
+from tests.app.shop import Base, Placed, until
+
+ONCE = broker.Retry(2, delays_s=(0,))
+
+
+def test_an_engine_in_autocommit_is_refused(tmp_path: Path, sqlite_url: URL) -> None:
+    """The note would be saved at once, and stay when the handler fails: the message would never be processed."""
+    engine = create_engine(sqlite_url, isolation_level="AUTOCOMMIT")
+    Base.metadata.create_all(engine)
+    tries: list[int] = []
+    with broker.App(tmp_path / "shop.store", engine=engine, layout=SMALL, sync="os") as app:
+        app.topic("orders", Placed)
+
+        @app.on("orders", group="billing", retry=ONCE)
+        def charge(placed: Placed, session: Session) -> None:
+            tries.append(placed.order_id)
+
+        app.send_now("orders", Placed(1))
+        with app.workers():
+            until(lambda: list(dead_letters(app.store, "billing")))
+        (letter,) = dead_letters(app.store, "billing")
+    engine.dispose()
+    assert not tries
+    assert "AUTOCOMMIT" in letter.why
