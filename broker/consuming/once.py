@@ -23,3 +23,9 @@ def check_session(session: Session, rows: Table) -> None:
             "the session is in AUTOCOMMIT, where the note that a message was processed is saved alone, also when the "
             "rest fails: process it in a session whose engine and driver have another isolation_level"
         )
+    if not checks.is_owned(session, connection):
+        raise TransactionError(
+            "the session is a part of an outer transaction, so its commit() is not a COMMIT, and a message that is "
+            "acknowledged after it could be lost: let the session begin its own transaction, or call "
+            "consumer.first_time(message, session) in the outer one, and acknowledge after its COMMIT"
+        )

@@ -81,3 +81,14 @@ def test_autocommit_is_refused(consumer: Consumer, engine: Engine) -> None:
             raise ZeroDivisionError
     work(consumer, engine)
     assert charges(engine) == 1
+
+
+def test_a_session_in_an_outer_transaction_is_refused(consumer: Consumer, engine: Engine) -> None:
+    """The message would be acknowledged before the COMMIT, which perhaps never comes."""
+    with pytest.raises(TransactionError, match="outer transaction"), engine.begin() as connection:  # noqa: SIM117
+        with Session(connection) as session:
+            with consumer.process(taken(consumer), session):
+                session.execute(CHARGE)
+            raise ZeroDivisionError
+    work(consumer, engine)
+    assert charges(engine) == 1
