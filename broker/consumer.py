@@ -127,10 +127,11 @@ class Consumer(Receiver):
 
         False when it is not in this consumer's hands any more, because it held it for too long or the position was
         reset: then it comes again, here or elsewhere. Raises BrokerError for what is not a message that was received,
-        StoreError as all calls.
+        TransactionError in the block of its `process`, StoreError as all calls.
         """
         self._check()
         check_received("ack", message)
+        self._in_process.check_ack(message)
         return self._leases.acknowledge(message.commitlog_offset)
 
     def retry(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from broker.app.handler_runs import HandlerRuns, RunOutcome
 from broker.app.handlers import Handler, HandlerGroup
 from broker.app.retry import GiveUp, Redeliver
-from broker.app.scope import one_transaction
+from broker.consuming.once import one_transaction
 from broker.consuming.processing import AsyncProcessing, Processing
 from broker.database.dedup import Processed
 from broker.errors import BodyError, TransactionError

@@ -112,10 +112,11 @@ class ClusterConsumer(Receiver):
         a second.
 
         False when it is not in this consumer's hands any more: its queue is another member's, or it held it too long.
-        Raises BrokerError for what is not a message that was received.
+        Raises BrokerError for what is not a message that was received, TransactionError in the block of its `process`.
         """
         self._check()
         check_received("ack", message)
+        self._in_process.check_ack(message)
         return self._holdings.acknowledge(message)
 
     def retry(
