@@ -79,7 +79,7 @@ def test_a_scoped_session_is_that_of_the_thread(consumer: Consumer, engine: Engi
 def test_autocommit_is_refused(consumer: Consumer, engine: Engine) -> None:
     """There the note would be saved at once, and stay when the block fails."""
     loose = engine.execution_options(isolation_level="AUTOCOMMIT")
-    with pytest.raises(TransactionError, match="AUTOCOMMIT"), Session(loose) as session:  # noqa: PT012, SIM117
+    with pytest.raises(TransactionError, match="AUTOCOMMIT"), Session(loose) as session:  # noqa: SIM117
         with consumer.process(taken(consumer), session):
             raise ZeroDivisionError
     work(consumer, engine)
