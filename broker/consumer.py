@@ -24,6 +24,7 @@ from broker.consuming.arguments import (
     check_retries,
     check_retry_level,
     check_seconds,
+    reason_text,
 )
 from broker.consuming.consumer_worker import ConsumerWorker
 from broker.consuming.group.leases import Leases
@@ -127,10 +128,11 @@ class Consumer(Receiver):
 
         False when it is not in this consumer's hands any more, because it held it for too long or the position was
         reset: then it comes again, here or elsewhere. Raises BrokerError for what is not a message that was received,
-        StoreError as all calls.
+        TransactionError in the block of its `process`, StoreError as all calls.
         """
         self._check()
         check_received("ack", message)
+        self._in_process.check_ack(message)
         return self._leases.acknowledge(message.commitlog_offset)
 
     def retry(
@@ -139,12 +141,13 @@ class Consumer(Receiver):
         delay_level: int | None = None,
         *,
         delay_s: float | None = None,
-        reason: str = "",
+        reason: str | BaseException = "",
     ) -> bool:
         """Give a message back that could not be processed: the group gets it again later.
 
         By default after 10 s, 30 s, 1 min … 2 h, or as the consumer's `retry_delay_level` says; after `max_retries`
-        times it goes to the dead letters of the group (`checkback dlq`), with the first 500 characters of `reason`.
+        times it goes to the dead letters of the group (`checkback dlq`), with the first 500 characters of `reason`: text
+        or an exception.
         `delay_level` is one of RocketMQ's 18 levels (1: 1 s, 3: 10 s … 18: 2 h), 0 for at once, -1: dead letters;
         `delay_s`, in seconds, is a delay of any length instead. An ordered consumer keeps the message before all that
         follow it, pauses its queue for `delay_s`, by default a second, and hands it out again; only -1 takes it out of
@@ -156,6 +159,7 @@ class Consumer(Receiver):
         check_received("retry", message)
         check_retry_level("delay_level", delay_level)
         check_seconds("delay_s", delay_s, may_be_zero=True)
+        text = reason_text(reason)
         delay_ms = None if delay_s is None else int(delay_s * 1000)
         if self.ordered and (delay_level is None or delay_level >= 0):
             return self._leases.again(message.commitlog_offset, _SUSPEND_MS if delay_ms is None else delay_ms)
@@ -168,7 +172,7 @@ class Consumer(Receiver):
             if record is not None:  # else it expired
                 made = sent_back(
                     record, self.group, delay_level=delay_level, retries_max=self._max_retries, delay_ms=delay_ms,
-                    now_ms=self._store.writer.clock.now_ms(), reason=reason,
+                    now_ms=self._store.writer.clock.now_ms(), reason=text,
                 )  # fmt: skip
                 self._make_topic(made.topic)
                 self._store.writer.append([made])

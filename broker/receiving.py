@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from broker.consuming.arguments import check_limit, check_seconds
+from broker.consuming.once import InProcess
 from broker.consuming.processing import AsyncProcessing, Processing
 from broker.errors import BrokerError
 from broker.message import ReceivedMessage
@@ -39,6 +40,7 @@ class Receiver(abc.ABC):
         """The consumer group."""
         self._processed = processed
         self._closed = threading.Event()
+        self._in_process = InProcess()
 
     @abc.abstractmethod
     def receive_now(self) -> ReceivedMessage | None:
@@ -156,11 +158,14 @@ class Receiver(abc.ABC):
 
         Leaving well commits the session and acknowledges. An exception rolls back, lets the message come again later
         (`retry`) and goes on to you. `first` is False when the group processed the message before: what the body does
-        then is rolled back, so that even one that does not look at `first` does nothing twice.
+        then is rolled back, so that even one that does not look at `first` does nothing twice. In the block commit(),
+        rollback() and ack() raise TransactionError, at once or at its end, and so fail it; begin_nested() is free.
         The table is `broker.Processed`; make it once with `create_all`.
         """
+        if hasattr(session, "registry"):  # a scoped session: the one of this thread or task
+            session = session()
         kind = AsyncProcessing if hasattr(session, "run_sync") else Processing
-        return kind(self, message, session)
+        return kind(self, message, session, self._in_process)
 
     def first_time(self, message: ReceivedMessage, session: Session) -> bool:
         """Note in the session's transaction that the group processes a message; False when it did so before.

@@ -9,6 +9,7 @@ handler returns      ──► committed with the note that it was processed; ac
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 import time
@@ -19,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from broker.app.handler_runs import HandlerRuns, RunOutcome
 from broker.app.handlers import Handler, HandlerGroup
 from broker.app.retry import GiveUp, Redeliver
-from broker.app.scope import one_transaction
+from broker.consuming.once import one_transaction
 from broker.consuming.processing import AsyncProcessing, Processing
 from broker.database.dedup import Processed
-from broker.errors import BodyError
+from broker.errors import BodyError, BrokerError, TransactionError
 from broker.log_fields import event
 from broker.message import ReceivedMessage
 
@@ -161,9 +162,12 @@ class Execution:
             elif has_session:
                 self._in_transaction(handler, settlement, value, message)
             else:
-                handler.function(**handler.arguments(value, message, None))
+                _check_result(handler, handler.function(**handler.arguments(value, message, None)))
         except Exception as error:  # noqa: BLE001 - whatever an application raises; the policy decides
             if has_session and not settlement.has_begun:
+                if isinstance(error, TransactionError):  # to wait would not help
+                    settlement.fail(message, error)
+                    return True
                 settlement.error = error
                 _log.warning(
                     "%s waits, since its database did not answer: %s",
@@ -187,7 +191,7 @@ class Execution:
             if not first:
                 return
             with _noting(settlement), one_transaction(session, handler.name), self._app.entered(session):
-                handler.function(**handler.arguments(value, message, session))
+                _check_result(handler, handler.function(**handler.arguments(value, message, session)))
 
     async def _in_async_transaction(
         self, handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage
@@ -202,11 +206,21 @@ class Execution:
             if not first:
                 return
             with _noting(settlement), one_transaction(session.sync_session, handler.name), self._app.entered(session):
-                await handler.function(**handler.arguments(value, message, session))
+                _check_result(handler, await handler.function(**handler.arguments(value, message, session)))
 
     @staticmethod
     async def _alone_async(handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage) -> None:  # noqa: ARG004 - like the others
-        await handler.function(**handler.arguments(value, message, None))
+        _check_result(handler, await handler.function(**handler.arguments(value, message, None)))
+
+
+def _check_result(handler: Handler, result: object) -> None:
+    """Raises BrokerError for a coroutine or a generator: nothing of what it would do has been done."""
+    if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()  # else Python warns of it later, elsewhere
+    text = f"{handler.name} returned a {type(result).__name__}, which nobody runs, so the message was not processed"
+    raise BrokerError(f"{text}: declare it with async def and await, without yield, and its decorators, too")
 
 
 def _about(message: ReceivedMessage, group: str) -> dict[str, Any]:

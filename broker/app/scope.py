@@ -17,8 +17,6 @@ from broker.enlisting.targets import is_async, sync_part, target_of
 from broker.errors import TransactionError
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
-
     from broker.enlisting.targets import AsyncTarget, SyncTarget
 
 
@@ -81,32 +79,3 @@ def _doom(session: Any, error: BaseException) -> bool:
         return False
     doom(sync, f"{type(error).__name__}: {error}")
     return True
-
-
-@contextlib.contextmanager
-def one_transaction(session: Session, handler: str) -> Iterator[None]:
-    """While a handler runs: its session's transaction is the one that notes the message, and only its end commits it.
-
-    A handler that commits by itself would save its effects apart from the note that the message was processed. Raises
-    TransactionError at its commit(), or at its end after a rollback().
-    """
-    from sqlalchemy import event
-
-    begun = session.get_transaction()
-
-    def refuse(_: object) -> None:
-        if session.in_nested_transaction():  # a savepoint ends
-            return
-        text = f"{handler} commits the session that it was given, which checkback commits when the handler returns"
-        raise TransactionError(f"{text}: leave the commit out, or use begin_nested() for a part that may fail")
-
-    event.listen(session, "before_commit", refuse)
-    try:
-        yield
-    finally:
-        event.remove(session, "before_commit", refuse)
-    if session.get_transaction() is not begun:
-        text = (
-            f"{handler} rolled back the session that it was given, and with it the note that the message was processed"
-        )
-        raise TransactionError(f"{text}: raise an exception instead, or use begin_nested() for a part that may fail")

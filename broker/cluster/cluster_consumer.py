@@ -24,6 +24,7 @@ from broker.consuming.arguments import (
     check_retries,
     check_retry_level,
     check_seconds,
+    reason_text,
 )
 from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
@@ -112,10 +113,11 @@ class ClusterConsumer(Receiver):
         a second.
 
         False when it is not in this consumer's hands any more: its queue is another member's, or it held it too long.
-        Raises BrokerError for what is not a message that was received.
+        Raises BrokerError for what is not a message that was received, TransactionError in the block of its `process`.
         """
         self._check()
         check_received("ack", message)
+        self._in_process.check_ack(message)
         return self._holdings.acknowledge(message)
 
     def retry(
@@ -124,7 +126,7 @@ class ClusterConsumer(Receiver):
         delay_level: int | None = None,
         *,
         delay_s: float | None = None,
-        reason: str = "",
+        reason: str | BaseException = "",
     ) -> bool:
         """Give a message back that could not be processed: the group gets it again later.
 
@@ -140,6 +142,7 @@ class ClusterConsumer(Receiver):
         check_received("retry", message)
         check_retry_level("delay_level", delay_level)
         check_seconds("delay_s", delay_s, may_be_zero=True)
+        text = reason_text(reason)
         level = self._retry_delay_level if delay_level is None else delay_level
         if self.ordered and (level is None or level >= 0):
             return self._holdings.again(message, _SUSPEND_S if delay_s is None else delay_s)
@@ -147,7 +150,7 @@ class ClusterConsumer(Receiver):
             raise NotInCluster("a cluster has no retry at once: delay_level is 1 (1 s) at least, or None, or -1")
         if delay_s is not None:
             raise NotInCluster("a broker delays by its levels: retry(message, delay_level), not delay_s")
-        if reason:
+        if text:
             raise NotInCluster("a broker keeps no reason with a dead letter: leave it out, and log it")
         queue = self._holdings.queue_of(message)
         if queue is None:

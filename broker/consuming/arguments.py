@@ -66,3 +66,12 @@ def check_received(verb: str, message: object) -> None:
     """Raises BrokerError for what no consumer handed out."""
     if not isinstance(message, ReceivedMessage):
         raise BrokerError(f"{verb}() takes a message that receive() returned, not {message!r:.60}")
+
+
+def reason_text(reason: object) -> str:
+    """Why a message is given back, as text; of an exception its text or, without one, its name. Raises BrokerError."""
+    if isinstance(reason, BaseException):
+        return str(reason) or type(reason).__name__
+    if not isinstance(reason, str):
+        raise BrokerError(f"reason is text, or the exception that was raised, not {reason!r:.60}")
+    return reason

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from broker.consuming.once import InProcess, check_session
 from broker.database.dedup import Processed
+from broker.errors import TransactionError
 from broker.message import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -25,16 +28,50 @@ class Acknowledges(Protocol):
     def retry(self, message: ReceivedMessage) -> bool: ...
 
 
+def _note(session: Session, consumer: Acknowledges, message: ReceivedMessage) -> bool:
+    """Note that the group processes a message; False when it did so before."""
+    check_session(session, consumer.processed.rows)
+    return consumer.processed.first_time(session, consumer.group, message)
+
+
+class _Block:
+    """The body of the `with`, watched in a consumer's `process`. Handlers are watched by their application."""
+
+    def __init__(self, in_process: InProcess | None, message: ReceivedMessage) -> None:
+        self._in_process, self._message = in_process, message
+        self._watched = contextlib.ExitStack()
+
+    def enter(self, session: Session) -> None:
+        if self._in_process is not None:
+            self._watched.enter_context(self._in_process.block(self._message, session))
+
+    def leave(self, error: BaseException | None) -> BaseException | None:
+        """What it failed with: the error, or that it rolled back; None when it did not fail."""
+        try:
+            self._watched.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        except TransactionError as found:
+            return found
+        return error
+
+
 class Processing:
     """One message being processed. Entering returns whether it is the first time."""
 
-    def __init__(self, consumer: Acknowledges, message: ReceivedMessage, session: Session) -> None:
+    def __init__(
+        self,
+        consumer: Acknowledges,
+        message: ReceivedMessage,
+        session: Session,
+        in_process: InProcess | None = None,
+    ) -> None:
         self._consumer, self._message, self._session = consumer, message, session
+        self._block = _Block(in_process, message)
         self._first = True
 
     def __enter__(self) -> bool:
         try:
-            self._first = self._consumer.processed.first_time(self._session, self._consumer.group, self._message)
+            self._first = _note(self._session, self._consumer, self._message)
+            self._block.enter(self._session)
         except Exception:
             self._session.rollback()
             self._consumer.retry(self._message)
@@ -44,11 +81,12 @@ class Processing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        failed = self._block.leave(error)
         if not self._first:  # its effects are there: whatever the body did or failed to do is undone
             self._session.rollback()
             self._consumer.ack(self._message)
-            return isinstance(error, Exception)
-        if error is None:
+            return isinstance(failed, Exception)
+        if failed is None:
             try:
                 self._session.commit()
             except Exception:  # perhaps it did commit: the row will tell when the message comes again
@@ -58,24 +96,31 @@ class Processing:
             self._consumer.ack(self._message)
         else:
             self._session.rollback()
-            if isinstance(error, Exception):
+            if isinstance(failed, Exception):
                 self._consumer.retry(self._message)
+            if failed is not error:
+                raise failed
         return False
 
 
 class AsyncProcessing:
     """The same for an async session: `async with consumer.process(message, session) as first:`."""
 
-    def __init__(self, consumer: Acknowledges, message: ReceivedMessage, session: AsyncSession) -> None:
+    def __init__(
+        self,
+        consumer: Acknowledges,
+        message: ReceivedMessage,
+        session: AsyncSession,
+        in_process: InProcess | None = None,
+    ) -> None:
         self._consumer, self._message, self._session = consumer, message, session
+        self._block = _Block(in_process, message)
         self._first = True
 
     async def __aenter__(self) -> bool:
-        consumer = self._consumer
         try:
-            self._first = await self._session.run_sync(
-                lambda session: consumer.processed.first_time(session, consumer.group, self._message)
-            )
+            self._first = await self._session.run_sync(_note, self._consumer, self._message)
+            self._block.enter(self._session.sync_session)
         except Exception:
             await self._session.rollback()
             await self._retry()
@@ -85,11 +130,12 @@ class AsyncProcessing:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        failed = self._block.leave(error)
         if not self._first:
             await self._session.rollback()
             self._consumer.ack(self._message)
-            return isinstance(error, Exception)
-        if error is None:
+            return isinstance(failed, Exception)
+        if failed is None:
             try:
                 await self._session.commit()
             except Exception:
@@ -99,8 +145,10 @@ class AsyncProcessing:
             self._consumer.ack(self._message)
         else:
             await self._session.rollback()
-            if isinstance(error, Exception):
+            if isinstance(failed, Exception):
                 await self._retry()
+            if failed is not error:
+                raise failed
         return False
 
     async def _retry(self) -> None:

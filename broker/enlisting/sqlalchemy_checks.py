@@ -50,16 +50,21 @@ def ledger_bind(session: Session, ledger: Ledger) -> Engine | Connection:
 
 def check_owned(session: Session, connection: Connection) -> None:
     """Raises TransactionError when session.commit() would not be the COMMIT of the connection's transaction."""
-    root: Any = session.get_transaction()
-    entry = getattr(root, "_connections", {}).get(connection)
-    if entry is None:
-        return
-    _, transaction, should_commit, _ = entry
-    if not should_commit or transaction is not connection.get_transaction():
+    if not is_owned(session, connection):
         raise TransactionError(
             "the session is a part of an outer transaction, so its commit() is not a COMMIT: send with the connection "
             "that began it, producer.send(message, connection), or let the session begin its own transaction"
         )
+
+
+def is_owned(session: Session, connection: Connection) -> bool:
+    """Whether session.commit() is the COMMIT of the connection's transaction."""
+    root: Any = session.get_transaction()
+    entry = getattr(root, "_connections", {}).get(connection)
+    if entry is None:
+        return True
+    _, transaction, should_commit, _ = entry
+    return bool(should_commit) and transaction is connection.get_transaction()
 
 
 def check_only_database(session: Session, ledger: Ledger) -> None:
@@ -82,15 +87,18 @@ def check_connection(connection: Connection, ledger: Ledger) -> None:
     _check_translation(connection, ledger)
 
 
-def _check_autocommit(connection: Connection) -> None:
+def is_autocommit(connection: Connection) -> bool:
+    """Whether each statement of the connection, which is in its transaction, is saved alone."""
     raw: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         # A driver in isolation_level None may yet be in a transaction: SQLAlchemy's recipe emits BEGIN by itself.
         loose = connection.dialect.detect_autocommit_setting(raw) or getattr(raw, "autocommit", None) is True
-        loose = loose and not in_transaction(connection)
-    else:
-        loose = connection.dialect.detect_autocommit_setting(raw)
-    if loose:
+        return bool(loose and not in_transaction(connection))
+    return bool(connection.dialect.detect_autocommit_setting(raw))
+
+
+def _check_autocommit(connection: Connection) -> None:
+    if is_autocommit(connection):
         raise TransactionError(
             "the session is in AUTOCOMMIT, where each statement is saved alone and there is no COMMIT to take part in: "
             "send in a session whose engine and driver have another isolation_level"

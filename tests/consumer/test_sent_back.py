@@ -16,6 +16,7 @@ from broker.format.topics import SCHEDULE_TOPIC
 from broker.live import LiveStore
 from broker.message import ReceivedMessage
 from broker.testing.crash_disk import SMALL, FakeClock
+from recovery.views.dead_letters import dead_letters
 
 WAIT_S = 20
 
@@ -242,3 +243,22 @@ def test_what_is_due_is_where_rocketmq_looks_for_it(tmp_path: Path, checkback_cl
     from broker.format.config import decode_delay_offsets
 
     assert decode_delay_offsets((path / "config/delayOffset.json").read_bytes()).positions[3] == 1
+
+
+@pytest.mark.parametrize(("reason", "why"), [(ValueError("no card"), "no card"), (ValueError(), "ValueError")])
+def test_an_exception_can_be_the_reason(checkback_store: LiveStore, reason: Exception, why: str) -> None:
+    checkback_store.append(broker.Message("orders", b"a"))
+    with checkback_store.consumer("billing", "orders") as consumer:
+        assert consumer.retry(next_of(consumer), -1, reason=reason)
+    (letter,) = dead_letters(checkback_store, "billing")
+    assert letter.why == why
+
+
+def test_a_reason_that_is_no_text_is_refused_at_once(checkback_store: LiveStore) -> None:
+    """Not only when the message becomes a dead letter, many retries later."""
+    checkback_store.append(broker.Message("orders", b"a"))
+    with checkback_store.consumer("billing", "orders") as consumer:
+        message = next_of(consumer)
+        with pytest.raises(broker.BrokerError, match="reason is text, or the exception"):
+            consumer.retry(message, reason=7)  # type: ignore[arg-type]
+        assert consumer.ack(message)

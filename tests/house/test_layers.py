@@ -139,6 +139,7 @@ OUTSIDE = {
         "broker.database.dedup": "a row in the consumer's database",
         "broker.app": "sessions of handlers and of transaction blocks",
         "broker.consuming.processing": "commits it",
+        "broker.consuming.once": "looks at its session",
         "recovery.demo": "an application, with a database",
         "recovery.answering.group_answering": "a ledger that does not answer",
         "recovery.checkback.ledger_resolver": "asks the ledger",

@@ -1,0 +1,85 @@
+"""What a session must be, and must not do, so that a message and its effects are saved by one COMMIT: that of the end.
+
+Raises TransactionError with a sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from broker.enlisting import sqlalchemy_checks as checks
+from broker.errors import TransactionError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Table
+    from sqlalchemy.orm import Session
+
+    from broker.message import ReceivedMessage
+
+
+def check_session(session: Session, rows: Table) -> None:
+    """Before the note that a message was processed, a row of `rows`: what would save or lose it alone is refused."""
+    connection = session.connection(bind_arguments={"bind": session.get_bind(clause=rows)})
+    if checks.is_autocommit(connection):
+        raise TransactionError(
+            "the session is in AUTOCOMMIT, where the note that a message was processed is saved alone, also when the "
+            "rest fails: process it in a session whose engine and driver have another isolation_level"
+        )
+    if not checks.is_owned(session, connection):
+        raise TransactionError(
+            "the session is a part of an outer transaction, so its commit() is not a COMMIT, and a message that is "
+            "acknowledged after it could be lost: let the session begin its own transaction, or call "
+            "consumer.first_time(message, session) in the outer one, and acknowledge after its COMMIT"
+        )
+
+
+@contextlib.contextmanager
+def one_transaction(session: Session, who: str) -> Iterator[None]:
+    """While a handler or the block of `process` runs: only the end commits the transaction that notes the message.
+
+    One that commits by itself would save its effects apart from the note that the message was processed. Raises
+    TransactionError at its commit(), or at its end after a rollback().
+    """
+    from sqlalchemy import event
+
+    begun = session.get_transaction()
+
+    def refuse(_: object) -> None:
+        if session.in_nested_transaction():  # a savepoint ends
+            return
+        text = f"{who} commits the session that it was given, which checkback commits at the end"
+        raise TransactionError(f"{text}: leave the commit out, or use begin_nested() for a part that may fail")
+
+    event.listen(session, "before_commit", refuse)
+    try:
+        yield
+    finally:
+        event.remove(session, "before_commit", refuse)
+    if session.get_transaction() is not begun:
+        text = f"{who} rolled back the session that it was given, and with it the note that the message was processed"
+        raise TransactionError(f"{text}: raise an exception instead, or use begin_nested() for a part that may fail")
+
+
+class InProcess:
+    """The messages whose blocks of `process` run: only the end of its block acknowledges one."""
+
+    def __init__(self) -> None:
+        self._running: set[str] = set()  # message ids
+
+    @contextlib.contextmanager
+    def block(self, message: ReceivedMessage, session: Session) -> Iterator[None]:
+        """The block of one message. Raises TransactionError as `one_transaction`."""
+        self._running.add(message.message_id)
+        try:
+            with one_transaction(session, "the block of process()"):
+                yield
+        finally:
+            self._running.discard(message.message_id)
+
+    def check_ack(self, message: ReceivedMessage) -> None:
+        """Raises TransactionError where an acknowledgment would count although the block may still fail."""
+        if message.message_id in self._running:
+            text = "ack() in the block of process(), which acknowledges the message at its end, after the COMMIT"
+            raise TransactionError(f"{text}: leave the ack() out")

@@ -1,0 +1,75 @@
+"""Handlers that could save their effects apart from the note that the message was processed, or have none at all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, create_engine
+from sqlalchemy.orm import Session
+
+import broker
+from broker.testing.fixtures import SMALL
+from recovery.views.dead_letters import dead_letters
+from tests.app.shop import Base, Charge, Placed, charged, place, until
+
+ONCE = broker.Retry(2, delays_s=(0,))
+
+
+def test_an_engine_in_autocommit_is_refused(tmp_path: Path, sqlite_url: URL) -> None:
+    """The note would be saved at once, and stay when the handler fails: the message would never be processed."""
+    engine = create_engine(sqlite_url, isolation_level="AUTOCOMMIT")
+    Base.metadata.create_all(engine)
+    tries: list[int] = []
+    with broker.App(tmp_path / "shop.store", engine=engine, layout=SMALL, sync="os") as app:
+        app.topic("orders", Placed)
+
+        @app.on("orders", group="billing", retry=ONCE)
+        def charge(placed: Placed, session: Session) -> None:
+            tries.append(placed.order_id)
+
+        app.send_now("orders", Placed(1))
+        with app.workers():
+            until(lambda: list(dead_letters(app.store, "billing")))
+        (letter,) = dead_letters(app.store, "billing")
+    engine.dispose()
+    assert not tries
+    assert "AUTOCOMMIT" in letter.why
+
+
+async def _charge(placed: Placed) -> None:
+    raise AssertionError(placed)  # never called
+
+
+def _logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator as people write them, for functions that are not async."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)
+
+    return call
+
+
+def _generator(placed: Placed, session: Session) -> Iterator[None]:
+    session.add(Charge(order_id=placed.order_id))
+    yield
+
+
+async def _async_generator(placed: Placed) -> AsyncIterator[Placed]:
+    yield placed
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("handler", [_logged(_charge), _generator, _async_generator])
+def test_a_handler_that_only_makes_what_would_run_has_failed(app: broker.App, handler: Callable[..., Any]) -> None:
+    app.on("orders", group="billing", retry=broker.Retry(0))(handler)
+    place(app, "lamp")
+    with app.workers():
+        until(lambda: list(dead_letters(app.store, "billing")))
+    (letter,) = dead_letters(app.store, "billing")
+    assert "which nobody runs" in letter.why
+    assert charged(app.engine) == []

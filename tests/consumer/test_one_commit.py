@@ -1,0 +1,167 @@
+"""`consumer.process` where a message and its effects could part: nothing is lost, and nothing is doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+import broker
+from broker.consumer import Consumer
+from broker.errors import TransactionError
+from broker.message import ReceivedMessage
+
+CHARGE = text("INSERT INTO charges VALUES (1)")
+
+
+@pytest.fixture
+def consumer(tmp_path: Path) -> Iterator[Consumer]:
+    """One message waits for it; a retry comes at once."""
+    with broker.open(tmp_path / "shop.store", sync="os") as store:
+        store.producer("shop").send(broker.Message("orders", b"1"))
+        with store.consumer("billing", "orders", retry_delay_level=0) as made:
+            yield made
+
+
+@pytest.fixture
+def engine(sqlite_url: URL) -> Iterator[Engine]:
+    made = create_engine(sqlite_url)
+    make_tables(made)
+    yield made
+    made.dispose()
+
+
+def make_tables(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE charges (id integer)"))
+    broker.Processed().create_all(engine)
+
+
+def charges(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM charges")).scalar_one())
+
+
+def work(consumer: Consumer, engine: Engine) -> None:
+    """A program without a mistake, which has whatever is left."""
+    while (message := consumer.receive(0.5)) is not None:
+        with Session(engine) as session, consumer.process(message, session) as first:
+            if first:
+                session.execute(CHARGE)
+
+
+def taken(consumer: Consumer) -> ReceivedMessage:
+    message = consumer.receive(2.0)
+    assert message is not None
+    return message
+
+
+def test_the_program_without_a_mistake(consumer: Consumer, engine: Engine) -> None:
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+def test_a_scoped_session_is_that_of_the_thread(consumer: Consumer, engine: Engine) -> None:
+    session = scoped_session(sessionmaker(engine))
+    with consumer.process(taken(consumer), session) as first:  # type: ignore[call-overload]
+        assert first
+        session.execute(CHARGE)
+    session.remove()
+    assert charges(engine) == 1
+
+
+def test_autocommit_is_refused(consumer: Consumer, engine: Engine) -> None:
+    """There the note would be saved at once, and stay when the block fails."""
+    loose = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with pytest.raises(TransactionError, match="AUTOCOMMIT"), Session(loose) as session:  # noqa: SIM117
+        with consumer.process(taken(consumer), session):
+            raise ZeroDivisionError
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+def test_a_session_in_an_outer_transaction_is_refused(consumer: Consumer, engine: Engine) -> None:
+    """The message would be acknowledged before the COMMIT, which perhaps never comes."""
+    with pytest.raises(TransactionError, match="outer transaction"), engine.begin() as connection:  # noqa: PT012, SIM117
+        with Session(connection) as session:
+            with consumer.process(taken(consumer), session):
+                session.execute(CHARGE)
+            raise ZeroDivisionError
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_commit_inside_the_block_is_refused(consumer: Consumer, engine: Engine, is_first: bool) -> None:
+    """It would save the note, or the effects of a duplicate, although the block may still fail."""
+    message = taken(consumer)
+    if not is_first:
+        with Session(engine) as session:
+            assert consumer.first_time(message, session)
+            session.execute(CHARGE)
+            session.commit()
+    with Session(engine) as session, contextlib.ExitStack() as stack:
+        if is_first:
+            stack.enter_context(pytest.raises(TransactionError, match="commits the session"))
+        stack.enter_context(consumer.process(message, session))
+        session.execute(CHARGE)
+        session.commit()
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+def test_a_rollback_inside_the_block_fails_it(
+    consumer: Consumer, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the note with it: a second delivery would have its effect again."""
+    message = taken(consumer)
+    with monkeypatch.context() as killed:
+        killed.setattr(consumer, "ack", lambda _: False)  # the process dies after COMMIT
+        with pytest.raises(TransactionError, match="rolled back"), Session(engine) as session:  # noqa: PT012, SIM117
+            with consumer.process(message, session):
+                session.rollback()
+                session.execute(CHARGE)
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+def test_a_savepoint_inside_the_block_is_free(consumer: Consumer, engine: Engine) -> None:
+    with Session(engine) as session, consumer.process(taken(consumer), session):
+        session.begin_nested().rollback()
+        with session.begin_nested():
+            session.execute(CHARGE)
+    assert charges(engine) == 1
+
+
+def test_an_ack_inside_the_block_is_refused(consumer: Consumer, engine: Engine) -> None:
+    """It would count, although the block may still fail. After the block it is free."""
+    message = taken(consumer)
+    with pytest.raises(TransactionError, match="leave the ack"), Session(engine) as session:  # noqa: PT012, SIM117
+        with consumer.process(message, session):
+            session.execute(CHARGE)
+            consumer.ack(message)
+    work(consumer, engine)
+    assert charges(engine) == 1
+    assert not consumer.ack(message)
+
+
+@pytest.mark.parametrize("act", ["commit", "rollback"])
+def test_an_async_block_ends_nothing_itself(consumer: Consumer, engine: Engine, act: str) -> None:
+    made = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
+
+    async def run() -> None:
+        with pytest.raises(TransactionError, match="the block of process"):  # noqa: PT012
+            async with AsyncSession(made) as session, consumer.process(taken(consumer), session):
+                await getattr(session, act)()
+                await session.execute(CHARGE)
+        await made.dispose()
+
+    asyncio.run(run())
+    work(consumer, engine)
+    assert charges(engine) == 1
