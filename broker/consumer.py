@@ -146,9 +146,8 @@ class Consumer(Receiver):
         """Give a message back that could not be processed: the group gets it again later.
 
         By default after 10 s, 30 s, 1 min … 2 h, or as the consumer's `retry_delay_level` says; after `max_retries`
-        times it goes to the dead letters of the group (`checkback dlq`), with the first 500 characters of `reason`, which
-        is text or an exception.
-        `delay_level` is one of RocketMQ's 18 levels (1: 1 s, 3: 10 s … 18: 2 h), 0 for at once, -1: dead letters;
+        times it goes to the dead letters of the group (`checkback dlq`), with the first 500 characters of `reason`: text,
+        or an exception. `delay_level` is one of RocketMQ's 18 levels (1: 1 s, 3: 10 s … 18: 2 h), 0 for at once, -1: dead letters;
         `delay_s`, in seconds, is a delay of any length instead. An ordered consumer keeps the message before all that
         follow it, pauses its queue for `delay_s`, by default a second, and hands it out again; only -1 takes it out of
         the way. False as for `ack`. Raises BrokerError for arguments that are out of range, StoreFull,
