@@ -78,9 +78,12 @@ class Receiver(abc.ABC):
         """Wait for the next message, as long as it takes or `timeout_s` seconds: then None when none came.
 
         Raises CorruptStore when a message cannot be read; StoreError (of a cluster: ClusterError) when the store was
-        closed, or the consumer while this waited without a time-out; BrokerError for a time-out below 0.
+        closed, or the consumer, before this call or while it waited without a time-out; BrokerError for a time-out
+        below 0.
         """
         check_seconds("timeout_s", timeout_s, may_be_zero=True)
+        if self._closed.is_set():
+            self._check()
         found = self._receive(timeout_s)
         if found is None and timeout_s is None:
             self._check()  # it was closed while this waited

@@ -34,7 +34,25 @@ def _note(session: Session, consumer: Acknowledges, message: ReceivedMessage) ->
     return consumer.processed.first_time(session, consumer.group, message)
 
 
-class _Block:
+def _undo(session: Session) -> None:
+    """Roll back. Where the connection died that is an error, and what became of the message is to be said all the same:
+    the connection is thrown away, which rolls back, too."""
+    try:
+        session.rollback()
+    except Exception:  # noqa: BLE001 - whatever a driver raises
+        with contextlib.suppress(Exception):
+            session.invalidate()
+
+
+async def _undo_async(session: AsyncSession) -> None:
+    try:
+        await session.rollback()
+    except Exception:  # noqa: BLE001 - as above
+        with contextlib.suppress(Exception):
+            await session.invalidate()
+
+
+class _WatchedBody:
     """The body of the `with`, watched in a consumer's `process`. Handlers are watched by their application."""
 
     def __init__(self, in_process: InProcess | None, message: ReceivedMessage) -> None:
@@ -65,7 +83,7 @@ class Processing:
         in_process: InProcess | None = None,
     ) -> None:
         self._consumer, self._message, self._session = consumer, message, session
-        self._block = _Block(in_process, message)
+        self._block = _WatchedBody(in_process, message)
         self._first = True
 
     def __enter__(self) -> bool:
@@ -73,7 +91,7 @@ class Processing:
             self._first = _note(self._session, self._consumer, self._message)
             self._block.enter(self._session)
         except Exception:
-            self._session.rollback()
+            _undo(self._session)
             self._consumer.retry(self._message)
             raise
         return self._first
@@ -83,19 +101,19 @@ class Processing:
     ) -> bool:
         failed = self._block.leave(error)
         if not self._first:  # its effects are there: whatever the body did or failed to do is undone
-            self._session.rollback()
+            _undo(self._session)
             self._consumer.ack(self._message)
             return isinstance(failed, Exception)
         if failed is None:
             try:
                 self._session.commit()
             except Exception:  # perhaps it did commit: the row will tell when the message comes again
-                self._session.rollback()
+                _undo(self._session)
                 self._consumer.retry(self._message)
                 raise
             self._consumer.ack(self._message)
         else:
-            self._session.rollback()
+            _undo(self._session)
             if isinstance(failed, Exception):
                 self._consumer.retry(self._message)
             if failed is not error:
@@ -114,7 +132,7 @@ class AsyncProcessing:
         in_process: InProcess | None = None,
     ) -> None:
         self._consumer, self._message, self._session = consumer, message, session
-        self._block = _Block(in_process, message)
+        self._block = _WatchedBody(in_process, message)
         self._first = True
 
     async def __aenter__(self) -> bool:
@@ -122,7 +140,7 @@ class AsyncProcessing:
             self._first = await self._session.run_sync(_note, self._consumer, self._message)
             self._block.enter(self._session.sync_session)
         except Exception:
-            await self._session.rollback()
+            await _undo_async(self._session)
             await self._retry()
             raise
         return self._first
@@ -132,19 +150,19 @@ class AsyncProcessing:
     ) -> bool:
         failed = self._block.leave(error)
         if not self._first:
-            await self._session.rollback()
+            await _undo_async(self._session)
             self._consumer.ack(self._message)
             return isinstance(failed, Exception)
         if failed is None:
             try:
                 await self._session.commit()
             except Exception:
-                await self._session.rollback()
+                await _undo_async(self._session)
                 await self._retry()
                 raise
             self._consumer.ack(self._message)
         else:
-            await self._session.rollback()
+            await _undo_async(self._session)
             if isinstance(failed, Exception):
                 await self._retry()
             if failed is not error:

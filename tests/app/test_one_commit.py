@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 import broker
 from broker.testing.fixtures import SMALL
 from recovery.views.dead_letters import dead_letters
-from tests.app.shop import Base, Charge, Placed, charged, place, until
+from tests.app.shop import Base, Charge, Placed, charged, place, shop_app, until
+from tests.consumer.messages import kill_connection
 
 ONCE = broker.Retry(2, delays_s=(0,))
 
@@ -73,3 +74,29 @@ def test_a_handler_that_only_makes_what_would_run_has_failed(app: broker.App, ha
     (letter,) = dead_letters(app.store, "billing")
     assert "which nobody runs" in letter.why
     assert charged(app.engine) == []
+
+
+def test_a_handler_that_fails_after_its_connection_died(
+    tmp_path: Path, postgres_url: URL, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its message is delivered again as its policy says, and its error is in the log."""
+    tries: list[int] = []
+    with shop_app(tmp_path, postgres_url) as app:
+        assert app.engine is not None
+
+        @app.on("orders", group="billing", retry=ONCE)
+        def charge(placed: Placed, session: Session) -> None:
+            tries.append(placed.order_id)
+            if len(tries) == 1:
+                assert app.engine is not None
+                kill_connection(app.engine, session)
+                raise ValueError("no card")
+            session.add(Charge(order_id=placed.order_id))
+
+        place(app, "lamp")
+        with app.workers():
+            until(lambda: charged(app.engine))
+        found = charged(app.engine)
+        app.engine.dispose()
+    assert found == [1]
+    assert "no card" in caplog.text

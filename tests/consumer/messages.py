@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
 import broker
 from broker.consumer import Consumer
 from broker.consuming.group.positions import Positions
@@ -124,3 +127,11 @@ def _at_the_first(command: RemotingCommand) -> RemotingCommand:
     if command.code == RequestCode.UPDATE_CONSUMER_OFFSET:
         command.ext["commitOffset"] = "0"
     return command
+
+
+def kill_connection(engine: Engine, session: Session) -> None:
+    """What a server that is restarted does to the connection of a session, on PostgreSQL."""
+    number = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    with engine.connect() as other:
+        other.execute(text(f"SELECT pg_terminate_backend({number})"))
+    time.sleep(0.2)

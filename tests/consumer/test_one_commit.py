@@ -16,6 +16,7 @@ import broker
 from broker.consumer import Consumer
 from broker.errors import TransactionError
 from broker.message import ReceivedMessage
+from tests.consumer.messages import kill_connection
 
 CHARGE = text("INSERT INTO charges VALUES (1)")
 
@@ -160,6 +161,62 @@ def test_an_async_block_ends_nothing_itself(consumer: Consumer, engine: Engine, 
             async with AsyncSession(made) as session, consumer.process(taken(consumer), session):
                 await getattr(session, act)()
                 await session.execute(CHARGE)
+        await made.dispose()
+
+    asyncio.run(run())
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+def test_a_failure_after_the_connection_died_comes_again_at_once(consumer: Consumer, postgres_url: URL) -> None:
+    """A rollback raises there. The message is retried, and the error is the block's own."""
+    engine = create_engine(postgres_url)
+    make_tables(engine)
+    with pytest.raises(ZeroDivisionError), Session(engine) as session:  # noqa: PT012, SIM117
+        with consumer.process(taken(consumer), session):
+            session.execute(CHARGE)
+            kill_connection(engine, session)
+            raise ZeroDivisionError
+    work(consumer, engine)
+    assert charges(engine) == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_rollback_that_fails_leaves_nothing_undecided(
+    consumer: Consumer, engine: Engine, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """Of a first delivery, which is retried, and of a duplicate, which is acknowledged."""
+    message = taken(consumer)
+    if not is_first:
+        with Session(engine) as session:
+            assert consumer.first_time(message, session)
+            session.execute(CHARGE)
+            session.commit()
+    with Session(engine) as session, monkeypatch.context() as dead:
+        dead.setattr(session, "rollback", lambda: 1 / 0)
+        with contextlib.suppress(KeyError), consumer.process(message, session):
+            session.execute(CHARGE)
+            raise KeyError
+    again = consumer.receive(0.5)
+    assert (again is not None) is is_first
+    assert charges(engine) == (0 if is_first else 1)
+
+
+def test_an_async_rollback_that_fails(consumer: Consumer, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
+
+    async def fail() -> None:
+        raise OSError
+
+    async def run() -> None:
+        async with AsyncSession(made) as session:
+            with monkeypatch.context() as dead:
+                dead.setattr(session, "rollback", fail)
+                with pytest.raises(KeyError):  # noqa: PT012
+                    async with consumer.process(taken(consumer), session):
+                        await session.execute(CHARGE)
+                        raise KeyError
         await made.dispose()
 
     asyncio.run(run())

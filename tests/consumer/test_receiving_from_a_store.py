@@ -139,3 +139,12 @@ def test_the_directories_are_looked_at_once_for_a_block(tmp_path: object, monkey
             assert len(fetch(store, "orders", 0, Window(0), Selection(), limit)) == limit
             counts.append(len(looks))
         assert counts[1] == counts[2] <= 5, looks
+
+
+@pytest.mark.parametrize("timeout_s", [None, 0.0, 1.0])
+def test_a_closed_consumer_says_so(checkback_store: LiveStore, timeout_s: float | None) -> None:
+    """A loop around `receive(1.0)` would never end, and never wait."""
+    consumer = checkback_store.consumer("billing", "orders")
+    consumer.close()
+    with pytest.raises(broker.StoreError, match="was closed"):
+        consumer.receive(timeout_s)  # type: ignore[arg-type]
