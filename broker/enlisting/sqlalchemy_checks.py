@@ -68,12 +68,18 @@ def is_owned(session: Session, connection: Connection) -> bool:
 
 
 def check_only_database(session: Session, ledger: Ledger) -> None:
-    """Before COMMIT: whatever `get_bind` said, no connection of the session's transaction leads elsewhere."""
+    """Before COMMIT: whatever `get_bind` said, the session's transaction has one connection, to this database."""
     root: Any = session.get_transaction()
     entries = getattr(root, "_connections", {})
     if len(entries) > 2:  # each connection is there twice: by itself, and by its engine
-        for connection, *_ in entries.values():
+        connections = {connection for connection, *_ in entries.values()}
+        for connection in connections:
             _check_engine(connection.engine, ledger, "the session's transaction also has a connection to")
+        if len(connections) > 1:
+            raise TransactionError(
+                "the session's transaction has several connections to the ledger's database, each with a COMMIT of its "
+                f"own: {_ONE_DATABASE}, so let all mappers of the session use one engine"
+            )
 
 
 def check_connection(connection: Connection, ledger: Ledger) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import Session
+from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy.orm import Session, registry
 
 from broker.errors import TransactionError
 from tests.backends.kinds import backend_of
@@ -126,3 +127,22 @@ def test_a_session_that_is_closed_for_good(desk: Desk) -> None:
     session.close()
     with pytest.raises(TransactionError, match="cannot take part"):
         desk.announce(session, 1)
+
+
+def test_a_session_with_two_engines_of_one_database(desk: Desk) -> None:
+    """Two connections have two COMMITs, of which the second may fail: with a deferred constraint, for one."""
+    with desk.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE gifts (id integer PRIMARY KEY)"))
+    mapped = registry()
+    gift: Any = type("Gift", (), {})
+    mapped.map_imperatively(gift, Table("gifts", MetaData(), Column("id", Integer, primary_key=True)))
+    with Session(desk.engine, binds={gift: desk.another_engine()}) as session:
+        desk.buy(session, 1)
+        session.commit()
+        desk.announce(session, 2)
+        session.add(gift(id=2))
+        with pytest.raises(TransactionError, match="several connections"):
+            session.commit()
+    with desk.engine.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM gifts")).scalar() == 0
+    assert judged(desk) == ({1}, {1})
