@@ -15,10 +15,9 @@ a group is whom check-back asks. RocketMQ: DefaultMQProducer, TransactionMQProdu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
@@ -30,13 +29,14 @@ from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
 from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom
 from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
-from broker.errors import BrokerError, TransactionError
+from broker.errors import TransactionError
 from broker.format import properties as names
 from broker.ledger import Ledger
 from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTransaction, SessionTransaction
 from broker.log_fields import event, fields_of_half
 from broker.message import Message
 from broker.producing.destination import Destinations, SendResult
+from broker.producing.named_transaction import awaiting, doom_named, named_target
 from broker.producing.send_arguments import SendOptions, check_group, check_message, checked_batch, checked_topics
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
@@ -148,7 +148,7 @@ class Producer:
         extra = {**options.properties(), names.UNIQ_KEY: unique_key}
         return self._destination.send(message, extra, options.sharding_key)
 
-    async def send_async(
+    def send_async(
         self,
         message: Message,
         transaction: LocalTransaction | Target | PlainConnection | None = None,
@@ -157,18 +157,28 @@ class Producer:
         delay_level: int | None = None,
         deliver_at: datetime | int | None = None,
         delay: timedelta | float | None = None,
-    ) -> SendResult:
+    ) -> Coroutine[Any, Any, SendResult]:
         """The same without blocking the event loop while the disk writes; for AsyncSession and AsyncConnection.
 
-        The arguments and the errors are those of `send`.
+        The arguments and the errors are those of `send`. Without `await` the session's transaction cannot commit.
         """
         options = SendOptions(sharding_key, delay_level, deliver_at, delay)
+        return self._send_async(message, transaction, options, awaiting(transaction))
+
+    async def _send_async(
+        self,
+        message: Message,
+        transaction: LocalTransaction | Target | PlainConnection | None,
+        options: SendOptions,
+        is_awaited: Callable[[], None],
+    ) -> SendResult:
+        is_awaited()
         if self._joined(transaction) is not None:
             return self.send(message, transaction, **options._asdict())  # its connection belongs to this thread
         if transaction is None or isinstance(transaction, PlainTransaction):
             return await asyncio.to_thread(partial(self.send, message, transaction, **options._asdict()))
         begun = transaction if isinstance(transaction, LocalTransaction) else None
-        target = _target_of(cast("LocalTransaction | Target", transaction))
+        target = named_target(cast("LocalTransaction | Target", transaction))
         if not is_async(target):
             return self.send(message, transaction, **options._asdict())
 
@@ -290,9 +300,9 @@ class Producer:
         if joined is not None:
             return self._send_in(message, joined, begun, options)
         try:
-            target = _target_of(cast("LocalTransaction | Target", transaction))
+            target = named_target(cast("LocalTransaction | Target", transaction))
         except TransactionError as error:
-            self._doom_running(error)
+            doom_named(self.ledger, transaction, error)
             check_message(message)  # send("topic", b"body")
             raise
         if is_async(target):
@@ -306,13 +316,6 @@ class Producer:
         if self.ledger is not None and (found := self.ledger.joinable(transaction)) is not None:
             return found
         return transaction if isinstance(transaction, JoinableTransaction) else None
-
-    def _doom_running(self, error: TransactionError) -> None:
-        """A send that names no session failed: where the ledger knows which transaction is meant, it cannot commit."""
-        with contextlib.suppress(BrokerError):
-            if self.ledger is not None and (running := self.ledger.running_transaction()) is not None:
-                with running.sending():
-                    raise error
 
     def _joinable(self, target: SyncTarget) -> JoinableTransaction:
         """The transaction of a session or a connection. Without its ledger it cannot be committed any more."""
@@ -388,10 +391,3 @@ def _of_sqlalchemy(ledger: BoundLedger) -> Ledger:
         text = "the producer's ledger is for plain connections of sqlite3 and psycopg"
         raise TransactionError(f"{text}: give it broker.Ledger(engine) for sessions of SQLAlchemy")
     return ledger
-
-
-def _target_of(transaction: LocalTransaction | Target) -> SyncTarget | AsyncTarget:
-    """The session that a message is sent in. Raises TransactionError."""
-    if isinstance(transaction, SessionTransaction | AsyncTransaction):
-        return transaction.target
-    return target_of(transaction)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -316,10 +316,24 @@ class App:
                     return None
             return producer.send(event.message, session, **event.placing)
 
-    async def send_async(
+    def send_async(
         self, topic: str, value: Any, session: AsyncSession | None = None, **options: Unpack[SendKeywords]
+    ) -> Coroutine[Any, Any, SendResult | None]:
+        """The same without blocking the event loop, for an AsyncSession. Raises what `send` raises.
+
+        Without `await` the session's transaction cannot commit.
+        """
+        return self._send_async(topic, value, session, options, self._scopes.awaiting(session))
+
+    async def _send_async(
+        self,
+        topic: str,
+        value: Any,
+        session: AsyncSession | None,
+        options: SendKeywords,
+        is_awaited: Callable[[], None],
     ) -> SendResult | None:
-        """The same without blocking the event loop, for an AsyncSession. Raises what `send` raises."""
+        is_awaited()
         session = self._scopes.session() if session is None else session
         with self._scopes.failing_makes_commit_impossible(session):
             event = self._event(topic, value, options)

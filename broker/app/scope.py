@@ -7,17 +7,15 @@ instead of joining a transaction that is never committed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from broker.enlisting.sqlalchemy_join import doom
-from broker.enlisting.targets import is_async, sync_part, target_of
+from broker.enlisting.targets import sync_target_of
 from broker.errors import TransactionError
-
-if TYPE_CHECKING:
-    from broker.enlisting.targets import AsyncTarget, SyncTarget
+from broker.producing.named_transaction import awaiting
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +56,11 @@ class Scopes:
                 _doom(scope.session, error)
             raise
 
+    def awaiting(self, session: Any) -> Callable[[], None]:
+        """Make the COMMIT impossible that a send takes part in, until the function that is returned is called."""
+        scope = self._current.get()
+        return awaiting(scope.session if session is None and scope is not None and not scope.is_over else session)
+
     @contextlib.contextmanager
     def entered(self, session: Any) -> Iterator[None]:
         """Within the block, sends join the session's transaction."""
@@ -73,9 +76,8 @@ class Scopes:
 def _doom(session: Any, error: BaseException) -> bool:
     """Make the COMMIT of a session impossible; False for anything else."""
     try:
-        target = target_of(session)
-        sync = sync_part(cast("AsyncTarget", target)) if is_async(target) else cast("SyncTarget", target)
+        target = sync_target_of(session)
     except TransactionError:
         return False
-    doom(sync, f"{type(error).__name__}: {error}")
+    doom(target, f"{type(error).__name__}: {error}")
     return True

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from broker.enlisting import sqlalchemy_checks as checks
+from broker.enlisting.sqlalchemy_events import hold
 from broker.errors import TransactionError
 
 if TYPE_CHECKING:
@@ -45,19 +46,22 @@ def one_transaction(session: Session, who: str) -> Iterator[None]:
     from sqlalchemy import event
 
     begun = session.get_transaction()
+    connections = checks.connections_of(session)
+    roots = [root for one in connections if (root := one.get_transaction()) is not None]
+    text = f"{who} commits the session that it was given, which checkback commits at the end"
+    text = f"{text}: leave the commit out, or use begin_nested() for a part that may fail"
 
     def refuse(_: object) -> None:
-        if session.in_nested_transaction():  # a savepoint ends
-            return
-        text = f"{who} commits the session that it was given, which checkback commits at the end"
-        raise TransactionError(f"{text}: leave the commit out, or use begin_nested() for a part that may fail")
+        if not session.in_nested_transaction():  # else a savepoint ends
+            raise TransactionError(text)
 
     event.listen(session, "before_commit", refuse)
     try:
-        yield
+        with hold(connections, text):
+            yield
     finally:
         event.remove(session, "before_commit", refuse)
-    if session.get_transaction() is not begun:
+    if session.get_transaction() is not begun or not all(root.is_active for root in roots):
         text = f"{who} rolled back the session that it was given, and with it the note that the message was processed"
         raise TransactionError(f"{text}: raise an exception instead, or use begin_nested() for a part that may fail")
 

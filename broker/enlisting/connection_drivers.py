@@ -9,6 +9,7 @@ connection itself, by a method, a `with` block or plain SQL.
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
 import sqlite3
 import sys
@@ -68,11 +69,11 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     def make_commit_impossible(self, connection: Any) -> None:
-        """After a send that failed."""
+        """After a send that failed, until the ROLLBACK."""
 
     @abc.abstractmethod
     def allow_commit(self, connection: Any) -> None:
-        """After the ROLLBACK."""
+        """After the ROLLBACK: nothing of it is left."""
 
     @abc.abstractmethod
     def refusal(self, error: BaseException) -> str:
@@ -132,7 +133,7 @@ class SqliteDriver(Driver):
 
     def make_commit_impossible(self, connection: sqlite3.Connection) -> None:
         """By an authorizer, in place of the user's if there is one: SQLite asks it for each COMMIT, also of `with`."""
-        connection.set_authorizer(_deny_commit)
+        connection.set_authorizer(_DenyCommit())
 
     def allow_commit(self, connection: sqlite3.Connection) -> None:
         connection.set_authorizer(None)
@@ -146,9 +147,17 @@ class SqliteDriver(Driver):
         return isinstance(error, sqlite3.Error) and connection.in_transaction
 
 
-def _deny_commit(action: int, operation: str | None, *_: object) -> int:
-    is_commit = action == _SQLITE_TRANSACTION and operation == "COMMIT"
-    return sqlite3.SQLITE_DENY if is_commit else sqlite3.SQLITE_OK
+class _DenyCommit:
+    """Denies COMMIT until a ROLLBACK: it cannot take itself off, which would change the connection that asks it."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+
+    def __call__(self, action: int, operation: str | None, *_: object) -> int:
+        if self._is_over or action != _SQLITE_TRANSACTION:
+            return sqlite3.SQLITE_OK
+        self._is_over = operation == "ROLLBACK"
+        return sqlite3.SQLITE_DENY if operation == "COMMIT" else sqlite3.SQLITE_OK
 
 
 class PsycopgDriver(Driver):
@@ -242,6 +251,14 @@ def driver_of(connection: object) -> Driver | None:
             text = f"{_WANTED} is what a message joins, not an AsyncConnection"
             raise TransactionError(f"{text}: use AsyncSession of SQLAlchemy with broker.Ledger(engine)")
     return None
+
+
+def doom_connection(target: object) -> None:
+    """After a send that was refused: where it names a plain connection, what that is in can only be rolled back."""
+    with contextlib.suppress(Exception):  # the send's own error says more
+        driver = driver_of(target)
+        if driver is not None and driver.status(target) is ConnectionStatus.ACTIVE:
+            driver.make_commit_impossible(target)
 
 
 _SQLITE, _PSYCOPG = SqliteDriver(), PsycopgDriver()

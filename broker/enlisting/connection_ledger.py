@@ -24,7 +24,7 @@ from broker.database.bound_ledger import BoundLedger, advice
 from broker.database.ledger_binding import Binding, KnownLedgers
 from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference, observe
 from broker.database.statements import Sql, quoted
-from broker.enlisting.connection_drivers import ConnectionStatus, Driver, driver_of
+from broker.enlisting.connection_drivers import ConnectionStatus, Driver, doom_connection, driver_of
 from broker.enlisting.connection_transaction import ConnectionRows, ConnectionTransaction, open_transaction
 from broker.enlisting.ledger_key import LEDGER_KEY
 from broker.errors import BrokerError, TransactionError
@@ -231,7 +231,8 @@ class ConnectionLedger(BoundLedger):
     def joinable(self, target: Any) -> ConnectionTransaction | None:
         """The transaction of messages that is open on a connection; None for what is not one of sqlite3 or psycopg.
 
-        Raises TransactionError when none is open on it, or one with another ledger.
+        Raises TransactionError when none is open on it, or one with another ledger: what the connection is in can only
+        be rolled back then.
         """
         if isinstance(target, ConnectionTransaction):
             found: ConnectionTransaction | None = target
@@ -240,11 +241,13 @@ class ConnectionLedger(BoundLedger):
         else:
             found = open_transaction(target)
         if found is None:
+            doom_connection(target)
             text = "a plain connection does not say when it commits"
             raise TransactionError(f"{text}: send inside `with producer.begin_transaction(connection):`")
         if not found.belongs_to(self):
             text = "the transaction was begun by a producer with another ledger, whose rows are elsewhere"
-            raise TransactionError(f"{text}: give both producers the same ConnectionLedger")
+            with found.sending():
+                raise TransactionError(f"{text}: give both producers the same ConnectionLedger")
         return found
 
     def check_connection(self, connection: Any, driver: Driver) -> None:

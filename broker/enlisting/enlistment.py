@@ -86,6 +86,14 @@ class Branch:
         return {LEDGER_KEY: self.key}
 
 
+@dataclass(eq=False, slots=True)
+class Doom:
+    """Why a transaction cannot commit; several enlistments may have it: of a session, and of its connections."""
+
+    reason: str
+    is_lifted: bool = False
+
+
 class JoinableTransaction(abc.ABC):
     """A database transaction that half messages can join: what a send needs to know of it, whichever library runs it.
 
@@ -125,7 +133,7 @@ class Enlistment:
         self.stage = Stage.ACTIVE
         self.branches: list[Branch] = []
         self.turns: list[Callable[[], None]] = []  # end the turns at SQLite's write lock, kept until COMMIT returned
-        self._dooms: list[tuple[Hashable | None, str]] = []
+        self._dooms: list[tuple[set[Hashable], Doom]] = []  # each with the savepoints that were open around it
 
     def __repr__(self) -> str:
         return f"<Enlistment, {self.stage.value}, {len(self.halves)} messages>"
@@ -168,24 +176,30 @@ class Enlistment:
         self.branches.append(made)
         return made
 
-    def doom(self, reason: str, savepoint: Hashable | None = None) -> None:
-        """Make COMMIT impossible: a send failed, and a caller that catches its error must not commit."""
-        self._dooms.append((savepoint, reason))
+    def doom(self, doom: Doom, savepoints: Iterable[Hashable] = ()) -> None:
+        """Make COMMIT impossible: a send failed, and a caller that catches its error must not commit.
 
-    def savepoint_released(self, savepoint: Hashable, parent: Hashable | None) -> None:
-        """What failed in the savepoint is a matter of the one around it now, or of the transaction (None)."""
-        self._dooms = [(parent if where == savepoint else where, reason) for where, reason in self._dooms]
+        `savepoints`: those that are open; a ROLLBACK TO any of them takes the failure back.
+        """
+        self._dooms.append((set(savepoints), doom))
+
+    def savepoint_released(self, savepoint: Hashable) -> None:
+        """What failed in the savepoint is a matter of those around it now."""
+        for around, _ in self._dooms:
+            around.discard(savepoint)
 
     def savepoint_rolled_back(self, savepoint: Hashable) -> None:
         """What the savepoint did was undone; its ledger rows went with it, which `seal` sees."""
-        self._dooms = [doom for doom in self._dooms if doom[0] != savepoint]
+        for around, doom in self._dooms:
+            doom.is_lifted = doom.is_lifted or savepoint in around
 
     def check(self) -> None:
         """Raises TransactionError when the transaction must not commit."""
-        if self._dooms:
+        reasons = [doom.reason for _, doom in self._dooms if not doom.is_lifted] if self._dooms else []
+        if reasons:
             raise TransactionError(
-                f"the transaction cannot commit, since a message could not be sent in it: {self._dooms[0][1]}. Nothing "
-                "was saved: roll it back and do it again, or put the send that may fail into a savepoint"
+                f"the transaction cannot commit, since a message could not be sent in it: {reasons[0]}. Nothing was "
+                "saved: roll it back and do it again, or put the send that may fail into a savepoint"
             )
 
     @property

@@ -67,12 +67,17 @@ def is_owned(session: Session, connection: Connection) -> bool:
     return bool(should_commit) and transaction is connection.get_transaction()
 
 
+def connections_of(session: Session) -> set[Connection]:
+    """The connections that are in the session's transaction."""
+    root: Any = session.get_transaction()
+    return {connection for connection, *_ in getattr(root, "_connections", {}).values()}
+
+
 def check_only_database(session: Session, ledger: Ledger) -> None:
     """Before COMMIT: whatever `get_bind` said, the session's transaction has one connection, to this database."""
     root: Any = session.get_transaction()
-    entries = getattr(root, "_connections", {})
-    if len(entries) > 2:  # each connection is there twice: by itself, and by its engine
-        connections = {connection for connection, *_ in entries.values()}
+    if len(getattr(root, "_connections", ())) > 2:  # each connection is there twice: by itself, and by its engine
+        connections = connections_of(session)
         for connection in connections:
             _check_engine(connection.engine, ledger, "the session's transaction also has a connection to")
         if len(connections) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 from broker.enlisting.enlistment import Enlistment
 from broker.enlisting.sqlalchemy_rows import in_transaction
@@ -79,6 +79,19 @@ def check_still_open(enlistment: SessionEnlistment, connection: Connection) -> N
 def savepoint_of(connection: Connection) -> int | None:
     """What identifies the innermost savepoint of a connection."""
     return savepoint_number(connection.get_nested_transaction())
+
+
+def open_savepoints(target: Session | Connection) -> list[int]:
+    """What identifies the savepoints that a session or a connection is in, from the innermost on."""
+    found: list[int] = []
+    nested: Any = target.get_nested_transaction()
+    while nested is not None:
+        number = savepoint_number(nested) if getattr(nested, "nested", True) else None  # a session's outermost is none
+        if number is not None:
+            found.append(number)
+        # There is no public way to the savepoint around one of a connection: without it too much is refused.
+        nested = nested.parent if hasattr(nested, "parent") else getattr(nested, "_previous_nested", None)
+    return found
 
 
 def savepoint_number(nested: NestedTransaction | SessionTransaction | None) -> int | None:

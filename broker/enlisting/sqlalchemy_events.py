@@ -19,6 +19,7 @@ import contextlib
 import re
 import threading
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from broker.enlisting import sqlalchemy_checks as checks
@@ -50,9 +51,12 @@ _MYSQL_COMMITS = re.compile(  # statements that MySQL and MariaDB commit before
     + r"(?:BEGIN|START\s+TRANSACTION|(?:CREATE|DROP)\s+(?!TEMPORARY)|ALTER|TRUNCATE|RENAME|LOCK\s+TABLES|GRANT)\b",
     re.IGNORECASE | re.DOTALL,
 )
-
+_IN_PARTS = re.compile(
+    _COMMENTS + r"(?:SAVEPOINT|ROLLBACK\s+(?:WORK\s+|TRANSACTION\s+)?TO)\b", re.IGNORECASE | re.DOTALL
+)
 
 _watched: weakref.WeakSet[Engine] = weakref.WeakSet()
+_held: weakref.WeakKeyDictionary[Connection, str] = weakref.WeakKeyDictionary()  # and why it does not commit
 _watching = threading.Lock()
 _watches_sessions: list[bool] = []  # not empty when it does
 
@@ -80,6 +84,11 @@ def watch(engine: Engine) -> bool:
     return True
 
 
+def is_watched(engine: Engine) -> bool:
+    """Whether its transactions are listened to."""
+    return getattr(engine, "_proxied", engine) in _watched
+
+
 def watch_sessions() -> None:
     """Listen to all sessions of the process."""
     if _watches_sessions:
@@ -93,6 +102,23 @@ def watch_sessions() -> None:
             event.listen(Session, "after_commit", _after_commit)
             event.listen(Session, "before_commit", _before_commit)
             _watches_sessions.append(True)
+
+
+@contextlib.contextmanager
+def hold(connections: Iterable[Connection], why: str) -> Iterator[None]:
+    """Within the block the connections do not commit: not by themselves either, past their session, or in SQL.
+
+    Raises TransactionError with `why` there; a transaction whose COMMIT was refused is rolled back.
+    """
+    held = [one for one in connections if is_watched(one.engine) or not one.in_nested_transaction()]
+    for one in held:
+        watch(one.engine)
+        _held[one] = why
+    try:
+        yield
+    finally:
+        for one in held:
+            _held.pop(one, None)
 
 
 def _before_commit(session: Session) -> None:
@@ -129,12 +155,18 @@ def _take_turns(enlistment: SessionEnlistment) -> None:
 
 def _on_commit(connection: Connection) -> None:
     """Just before the driver's COMMIT."""
+    if _held and (why := _held.get(connection)) is not None:
+        connection.dialect.do_rollback(connection.connection)
+        raise TransactionError(why)
     enlistment = of_connection.get(connection)
     if enlistment is None or enlistment.stage is not Stage.ACTIVE:
         return
     enlistment.begin(connection)
     try:
         enlistment.check()
+        if not enlistment.ledgers:  # no message joined it: it is known for a send that failed, and was rolled back
+            of_connection.pop(connection, None)
+            return
         if not enlistment.is_durable:
             enlistment.run(enlistment.wait_durable)
         check_still_open(enlistment, connection)
@@ -176,9 +208,8 @@ def _after_commit(session: Session) -> None:
     if not enlistments:
         return
     if (nested := session.get_nested_transaction()) is not None:  # its savepoint was released
-        around = savepoint_number(_nested_around(nested))
         for one in enlistments:
-            one.savepoint_released(savepoint_number(nested), around)
+            one.savepoint_released(savepoint_number(nested))
         return
     sealed = [one for one in enlistments if one.stage is Stage.SEALED]
     for one in sealed:
@@ -218,14 +249,6 @@ def _on_rollback_savepoint(connection: Connection, _name: str, _context: None) -
         enlistment.savepoint_rolled_back(savepoint)
 
 
-def _nested_around(nested: OrmTransaction) -> OrmTransaction | None:
-    """The savepoint of a session around another."""
-    around = nested.parent
-    while around is not None and not around.nested:
-        around = around.parent
-    return around
-
-
 def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:
     """Python's driver begins no transaction before a savepoint, and the RELEASE of an outermost one commits."""
     if in_transaction(connection) is False:
@@ -247,6 +270,8 @@ def _on_statement(
             f"{' '.join(ends.group().split())} in SQL would go past the messages of the transaction: call commit(), "
             "rollback() or begin_nested() of the session or the connection"
         )
+    if (why := _held.get(connection)) is not None and not _IN_PARTS.match(statement):
+        raise TransactionError(why)
     return statement, parameters
 
 
@@ -262,7 +287,7 @@ def _after_transaction_end(session: Session, transaction: OrmTransaction) -> Non
         one.leave(f"{failed}, and its outcome is unknown")
         one.end_turns()
         if (connection := one.connection) is not None and of_connection.get(connection) is one:
-            del of_connection[connection]
+            of_connection.pop(connection, None)
 
 
 # What a user reads

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from broker.enlisting import sqlalchemy_checks as checks
-from broker.enlisting.enlistment import Branch, JoinableTransaction
+from broker.enlisting.enlistment import Branch, Doom, JoinableTransaction
 from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_still_open,
     is_session,
     of_connection,
     of_session,
-    savepoint_number,
+    open_savepoints,
     savepoint_of,
 )
-from broker.enlisting.sqlalchemy_events import watch, watch_sessions
+from broker.enlisting.sqlalchemy_events import is_watched, watch, watch_sessions
 from broker.enlisting.sqlalchemy_rows import in_transaction, rows_of
 from broker.errors import TransactionError
 from broker.ledger import Ledger
@@ -123,48 +124,72 @@ def _enlist_connection(connection: Connection, ledger: Ledger, known: SessionEnl
 
 
 def doom(target: Session | Connection, reason: str) -> None:
-    """Make the COMMIT of the target's transaction impossible. It begins, if it has not, as by a send that succeeds.
+    """Make the COMMIT of the target's transaction impossible, until it is rolled back, or a savepoint around this is.
 
-    So a rollback ends it. Where it cannot begin here, the next one is meant.
+    It begins, if it has not, as by a send that succeeds. Where it cannot begin there is nothing to commit.
     """
+    with contextlib.suppress(Exception):  # a session that was closed for good, or cannot say what it is bound to
+        if _is_in_unseen_savepoint(target):
+            target.invalidate()  # its release would commit, which nobody could refuse
+            return
+    _mark(target, Doom(reason))
+
+
+def expect(target: Session | Connection, reason: str) -> Callable[[], None]:
+    """The same until the function that is returned is called: for a send that may never run, as one without await."""
+    made = Doom(reason)
+    with contextlib.suppress(Exception):
+        if not _is_in_unseen_savepoint(target):  # there the send itself is refused
+            _mark(target, made)
+
+    def lift() -> None:
+        made.is_lifted = True
+
+    return lift
+
+
+def _mark(target: Session | Connection, made: Doom) -> None:
     watch_sessions()
-    if is_session(target):
-        _doom_session(target, reason)
-        return
-    connection = cast("Connection", target)
-    if watch(connection.engine) and connection.dialect.name == "sqlite" and connection.in_nested_transaction():
-        connection.invalidate()  # the savepoint's release would commit, which nobody could refuse
-        return
-    if not connection.in_transaction() and not connection.dialect.is_async:  # that would wait, perhaps in no greenlet
+    if not target.in_transaction() and getattr(target, "autobegin", True):
         with contextlib.suppress(Exception):
-            connection.begin()
+            target.begin()
+    if not is_session(target):
+        _mark_connection(cast("Connection", target), made)
+    elif target.in_transaction():
+        _mark_session(target, made)
+
+
+def _mark_connection(connection: Connection, made: Doom) -> None:
+    watch(connection.engine)
     known = of_connection.get(connection)
     if known is None or not known.is_open:
         known = of_connection[connection] = SessionEnlistment(connection)
-    known.doom(reason, savepoint_of(connection))
+    known.doom(made, open_savepoints(connection))
 
 
-def _doom_session(session: Session, reason: str) -> None:
-    with contextlib.suppress(Exception):  # it was closed for good, or cannot say what it is bound to
-        if session.autobegin and not session.in_transaction():
-            session.begin()
-        if session.in_nested_transaction() and _is_unseen_sqlite(session):
-            session.invalidate()  # as above
-            return
+def _mark_session(session: Session, made: Doom) -> None:
+    """The session's COMMIT, and each that goes past it: of its connections, of the outer transaction that it is in."""
     enlistments = of_session.setdefault(session, [])
     enlistment = next((one for one in enlistments if one.is_open), None)
     if enlistment is None:
         enlistment = SessionEnlistment(None)
         enlistments.append(enlistment)
-    savepoint = savepoint_number(session.get_nested_transaction())
-    if savepoint is None and (connection := enlistment.connection) is not None:
-        savepoint = savepoint_of(connection)
-    enlistment.doom(reason, savepoint)
+    around = open_savepoints(session)
+    if not around and (own := enlistment.connection) is not None:
+        around = open_savepoints(own)
+    enlistment.doom(made, around)
+    connections = checks.connections_of(session)
     bind: Any = session.bind
-    if hasattr(bind, "in_transaction") and bind.in_transaction():  # a connection; its transaction may be an outer one
-        doom(cast("Connection", bind), reason)
+    if hasattr(bind, "in_transaction") and bind.in_transaction():
+        connections.add(bind)
+    for connection in connections:
+        if of_connection.get(connection) is not enlistment:
+            _mark_connection(connection, made)
 
 
-def _is_unseen_sqlite(session: Session) -> bool:
-    bind = session.get_bind()
-    return bind.dialect.name == "sqlite" and watch(bind.engine)
+def _is_in_unseen_savepoint(target: Session | Connection) -> bool:
+    """Whether SQLite's driver may have begun no transaction around the savepoint, since nobody watched the engine."""
+    if not target.in_nested_transaction():
+        return False
+    bind = target.get_bind() if is_session(target) else cast("Connection", target)
+    return bind.dialect.name == "sqlite" and not is_watched(bind.engine)

@@ -61,6 +61,12 @@ def sync_part(target: AsyncTarget) -> SyncTarget:
     return found
 
 
+def sync_target_of(value: object) -> SyncTarget:
+    """The same for what `target_of` takes. Raises TransactionError."""
+    target = target_of(value)
+    return sync_part(cast("AsyncTarget", target)) if is_async(target) else cast("SyncTarget", target)
+
+
 def in_a_thread(work: Callable[[], _T]) -> _T:
     """Run what waits for the disk while the event loop goes on; only within SQLAlchemy's greenlets."""
     from sqlalchemy.util import await_only

@@ -249,9 +249,13 @@ class StoreWriter:
         return self.appender.compiled_append(draft)
 
     def settle(self, end: int) -> None:
-        """Wait until the log is as durable as the sync mode says."""
+        """Wait until the log is as durable as the sync mode says. Raises SyncFailed, StoreError."""
         if self.sync != "os":
-            self.syncer.wait_durable(end)
+            try:
+                self.syncer.wait_durable(end)
+            except ValueError as error:  # the map of the control file was closed under us
+                text = f"{self.path} belongs to a store that was closed: open it again with broker.open"
+                raise StoreError(text, path=self.path) from error
 
     def sync_now(self) -> None:
         """Flush everything that is published. Raises SyncFailed."""

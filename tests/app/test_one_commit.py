@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, create_engine
+from sqlalchemy import URL, create_engine, text
 from sqlalchemy.orm import Session
 
 import broker
+from broker.errors import BrokerError, TransactionError
 from broker.testing.fixtures import SMALL
 from recovery.views.dead_letters import dead_letters
-from tests.app.shop import Base, Charge, Placed, charged, place, shop_app, until
+from tests.app.shop import Base, Charge, Order, Placed, charged, count, place, received, shop_app, until
 from tests.consumer.messages import kill_connection
 
 ONCE = broker.Retry(2, delays_s=(0,))
@@ -74,6 +76,38 @@ def test_a_handler_that_only_makes_what_would_run_has_failed(app: broker.App, ha
     (letter,) = dead_letters(app.store, "billing")
     assert "which nobody runs" in letter.why
     assert charged(app.engine) == []
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [lambda session: session.connection().commit(), lambda session: session.execute(text("COMMIT"))],
+    ids=["connection", "sql"],
+)
+def test_a_handler_that_commits_past_its_session_and_fails(app: broker.App, commit: Callable[[Session], Any]) -> None:
+    """Its note would stay, and the message would never be processed."""
+    tries: list[int] = []
+
+    @app.on("orders", group="billing", retry=ONCE)
+    def charge(placed: Placed, session: Session) -> None:
+        tries.append(placed.order_id)
+        if len(tries) == 1:
+            with contextlib.suppress(BrokerError):
+                commit(session)
+            raise ValueError
+        session.add(Charge(order_id=placed.order_id))
+
+    place(app, "lamp")
+    with app.workers():
+        until(lambda: charged(app.engine))
+    assert charged(app.engine) == [1]
+
+
+def test_a_forgotten_await_in_a_block(app: broker.App) -> None:
+    """Whose transaction is not async: there is nothing to await, and nothing is saved."""
+    with pytest.raises(TransactionError, match="nothing awaited it"), app.transaction() as session:  # noqa: PT012
+        session.add(Order(item="silent"))
+        app.send_async("orders", Placed(1)).close()
+    assert (count(app.engine, Order), received(app)) == (0, [])
 
 
 def test_a_handler_that_fails_after_its_connection_died(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, text
@@ -115,6 +116,55 @@ def test_a_commit_inside_the_block_is_refused(consumer: Consumer, engine: Engine
         session.commit()
     work(consumer, engine)
     assert charges(engine) == 1
+
+
+PAST = {
+    "connection": lambda session: session.connection().commit(),
+    "sql": lambda session: session.execute(text("COMMIT")),
+    "comment": lambda session: session.execute(text("/* the end */ END")),
+}
+
+
+@pytest.mark.parametrize("commit", PAST.values(), ids=PAST.keys())
+@pytest.mark.parametrize("is_swallowed", [True, False], ids=["swallowed", "raised"])
+def test_a_commit_past_the_session_is_refused(
+    consumer: Consumer, engine: Engine, commit: Callable[[Session], Any], is_swallowed: bool
+) -> None:
+    """It would save the note although the block fails: the message would never be processed."""
+    caught = contextlib.suppress(TransactionError) if is_swallowed else contextlib.nullcontext()
+    error = ZeroDivisionError if is_swallowed else TransactionError
+    with pytest.raises(error), Session(engine) as session, consumer.process(taken(consumer), session):  # noqa: PT012
+        with caught:
+            commit(session)
+        raise ZeroDivisionError
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+def test_who_swallows_the_refusal_of_a_commit_past_the_session_has_failed(consumer: Consumer, engine: Engine) -> None:
+    """The transaction of the connection is over, and the note with it."""
+    with pytest.raises(TransactionError, match="the note"), Session(engine) as session:  # noqa: SIM117
+        with consumer.process(taken(consumer), session), contextlib.suppress(TransactionError):
+            session.connection().commit()
+    work(consumer, engine)
+    assert charges(engine) == 1
+
+
+def test_a_savepoint_in_sql_inside_the_block_is_free(consumer: Consumer, engine: Engine) -> None:
+    with Session(engine) as session, consumer.process(taken(consumer), session):
+        for statement in ("SAVEPOINT part", "INSERT INTO charges VALUES (2)", "ROLLBACK TO part", "RELEASE part"):
+            session.execute(text(statement))
+        session.execute(CHARGE)
+    assert charges(engine) == 1
+
+
+def test_after_the_block_the_session_is_free(consumer: Consumer, engine: Engine) -> None:
+    with Session(engine) as session:
+        with consumer.process(taken(consumer), session):
+            session.execute(CHARGE)
+        session.execute(CHARGE)
+        session.connection().commit()
+    assert charges(engine) == 2
 
 
 def test_a_rollback_inside_the_block_fails_it(

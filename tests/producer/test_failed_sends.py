@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
@@ -10,9 +11,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, registry
 
+import broker
 from broker.errors import TransactionError
+from tests.app.shop import ASYNC
 from tests.backends.kinds import backend_of
 from tests.producer.desk import Desk, Kind, database, desk_of
 from tests.producer.plain_desk import PlainDesk, plain_desk_at
@@ -110,8 +114,9 @@ def test_a_savepoint_that_is_closed(desk: Desk) -> None:
     assert judged(desk) == ({1}, {1})
 
 
-def test_a_released_savepoint_in_one_that_is_rolled_back(desk: Desk) -> None:
-    with Session(desk.engine) as target:
+@pytest.mark.parametrize("begin", [Session, lambda engine: engine.connect()], ids=["session", "connection"])
+def test_a_released_savepoint_in_one_that_is_rolled_back(desk: Desk, begin: Callable[..., Any]) -> None:
+    with begin(desk.engine) as target:
         desk.buy(target, 1)
         outer = target.begin_nested()
         with target.begin_nested():
@@ -120,6 +125,106 @@ def test_a_released_savepoint_in_one_that_is_rolled_back(desk: Desk) -> None:
         outer.rollback()
         target.commit()
     assert judged(desk) == ({1}, {1})
+
+
+@pytest.mark.parametrize("begin", [Session, lambda engine: engine.connect()], ids=["session", "connection"])
+def test_a_released_savepoint_beside_one_that_is_rolled_back(desk: Desk, begin: Callable[..., Any]) -> None:
+    """Not around the failed send: it takes nothing back."""
+    with begin(desk.engine) as target:
+        with target.begin_nested():
+            desk.save(target, 1)
+            send_to_nowhere(desk, target)
+        beside = target.begin_nested()
+        desk.save(target, 2)
+        beside.rollback()
+        with pytest.raises(TransactionError, match="could not be sent"):
+            target.commit()
+    assert judged(desk) == (set(), set())
+
+
+def test_a_session_savepoint_in_which_nothing_was_executed_is_rolled_back(desk: Desk) -> None:
+    """The connection has no savepoint then, and its COMMIT is not refused either."""
+    with Session(desk.engine) as session:
+        desk.buy(session, 1)
+        savepoint = session.begin_nested()
+        send_to_nowhere(desk, session)
+        savepoint.rollback()
+        session.commit()
+    assert judged(desk) == ({1}, {1})
+
+
+def test_the_connection_of_a_session_whose_send_failed_cannot_commit(desk: Desk) -> None:
+    with Session(desk.engine) as session:
+        desk.save(session, 1)
+        send_to_nowhere(desk, session)
+        with pytest.raises(TransactionError, match="could not be sent"):
+            session.connection().commit()
+    assert judged(desk) == (set(), set())
+
+
+def test_a_failed_send_of_a_session_without_autobegin_stops_nothing_later(desk: Desk) -> None:
+    session = Session(desk.engine, autobegin=False)
+    send_to_nowhere(desk, session)
+    with session.begin():
+        desk.buy(session, 1)
+    assert judged(desk) == ({1}, {1})
+
+
+def test_a_failed_send_of_an_async_connection_before_anything_was_done(desk: Desk) -> None:
+    async def run() -> None:
+        engine = create_async_engine(desk.url.set(drivername=ASYNC.get(desk.url.drivername, desk.url.drivername)))
+        async with engine.connect() as connection:
+            with pytest.raises(TransactionError):
+                await desk.producer.send_async(desk.message(9, topic="ordres"), connection)
+            await desk.buy_async(connection, 2)
+            with pytest.raises(TransactionError, match="could not be sent"):
+                await connection.commit()
+            await connection.rollback()
+            await desk.buy_async(connection, 1)
+            await connection.commit()
+        await engine.dispose()
+
+    asyncio.run(run())
+    assert judged(desk) == ({1}, {1})
+
+
+def test_a_send_on_a_plain_connection_outside_a_block(plain: PlainDesk) -> None:
+    """Until its rollback the connection commits nothing; then it does as before."""
+    connection = plain.connection()
+    plain.save(connection, 1)
+    with pytest.raises(TransactionError, match="send inside"):
+        plain.announce(connection, 1)
+    with contextlib.suppress(Exception):
+        connection.commit()
+    connection.rollback()
+    plain.save(connection, 2)
+    connection.commit()
+    assert judged(plain) == ({2}, set())
+
+
+def test_a_send_of_another_ledgers_producer_on_a_plain_connection(plain: PlainDesk) -> None:
+    connection = plain.connection()
+    other = broker.ConnectionLedger(plain.connection)
+    other.create_all()
+    producer = plain.producer_of("other", ledger=other)
+    with contextlib.suppress(TransactionError), plain.producer.begin_transaction(connection):
+        plain.save(connection, 1)
+        with pytest.raises(TransactionError, match="another ledger"):
+            producer.send(plain.message(1), connection)
+    assert judged(plain) == (set(), set())
+
+
+@pytest.mark.parametrize("plain", ["sqlite"], indirect=True)
+def test_a_connection_whose_transaction_was_dropped_after_a_failed_send(plain: PlainDesk) -> None:
+    connection = plain.connection()
+    transaction = plain.producer.begin_transaction(connection)
+    send_to_nowhere(plain, transaction)
+    connection.rollback()
+    del transaction
+    gc.collect()
+    with plain.producer.begin_transaction(connection) as another:
+        plain.buy(connection, 1, through=another)
+    assert judged(plain) == ({1}, {1})
 
 
 def test_a_session_that_is_closed_for_good(desk: Desk) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, func, select, text
 from sqlalchemy.engine.interfaces import PoolProxiedConnection
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import broker
+from broker.errors import StoreError
 from broker.ledger import Ledger
 from broker.live import LiveStore
 from tests.producer.delivered import delivered
@@ -110,3 +114,28 @@ async def _fail_inside(engine: object, producer: broker.Producer) -> None:
         await session.execute(text("INSERT INTO orders (id) VALUES (2)"))
         await producer.send_async(broker.Message("orders", b"2"), transaction)
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("sync", ["each", "group", "os"])
+@pytest.mark.parametrize("kind", ["session", "connection", "plain"])
+def test_a_store_that_is_closed_within_a_transaction(tmp_path: Path, kind: str, sync: str) -> None:
+    """Nothing is saved where the half messages may not be on disk, of which `os` says nothing."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    Ledger(engine).create_all()
+    store = broker.open(tmp_path / "shop.store", sync=sync)
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        own = kind == "plain"
+        ledger: Any = broker.ConnectionLedger(lambda: sqlite3.connect(tmp_path / "shop.db")) if own else Ledger(engine)
+        producer = store.producer("shop", topics=["orders"], ledger=ledger)
+        target: Any = Session(engine) if kind == "session" else engine.connect()
+        ending: Any = producer.begin_transaction(connection) if own else target
+        producer.send(broker.Message("orders", b"1"), ending)
+        store.close()
+        with pytest.raises(StoreError, match="was closed") if sync != "os" else contextlib.nullcontext():
+            ending.commit()
+        target.close()
+    with engine.connect() as asked:
+        assert asked.execute(select(func.count()).select_from(Ledger(engine).rows)).scalar_one() == (sync == "os")
+    engine.dispose()
+    with broker.open(tmp_path / "shop.store") as again:
+        assert len(again.transactions.in_doubt_slots()) == 1

@@ -1,0 +1,135 @@
+"""`send_async` without `await` sends nothing: then the transaction does not commit either."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from broker.errors import TransactionError
+from tests.app.shop import ASYNC
+from tests.producer.desk import INSERT, Desk, Kind, desk_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine")
+BOTH = ("sqlite", "postgres")
+WHICH = ["session", "connection"]
+
+
+@pytest.fixture(params=BOTH)
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    with desk_of(Kind(request.param, "embedded"), request, tmp_path) as made:
+        yield made
+
+
+def run(desk: Desk, which: str, work: Callable[[Any], Awaitable[None]]) -> tuple[set[int], set[int]]:
+    """Do the work in a session or a connection of an engine that checkback has not seen; what was saved, and sent."""
+
+    async def begun() -> None:
+        engine = create_async_engine(desk.url.set(drivername=ASYNC.get(desk.url.drivername, desk.url.drivername)))
+        async with _target(engine, which) as target:
+            await work(target)
+        await engine.dispose()
+
+    asyncio.run(begun())
+    gc.collect()
+    return desk.judge()
+
+
+def _target(engine: AsyncEngine, which: str) -> Any:
+    return AsyncSession(engine) if which == "session" else engine.connect()
+
+
+async def save(desk: Desk, target: Any, number: int) -> None:
+    await target.execute(INSERT, {"id": desk.first + number})
+
+
+@pytest.mark.parametrize("is_saved_first", [True, False])
+@pytest.mark.parametrize("which", WHICH)
+def test_a_forgotten_await(desk: Desk, which: str, is_saved_first: bool) -> None:
+    async def work(target: Any) -> None:
+        if is_saved_first:
+            await save(desk, target, 1)
+        _ = desk.producer.send_async(desk.message(1), target)
+        if not is_saved_first:
+            await save(desk, target, 1)
+        with pytest.raises(TransactionError, match="nothing awaited it: write `await`"):
+            await target.commit()
+        await target.rollback()
+        await desk.buy_async(target, 2)  # the next transaction is free
+        await target.commit()
+
+    assert run(desk, which, work) == ({2}, {2})
+
+
+@pytest.mark.parametrize("which", WHICH)
+def test_one_that_is_awaited_later(desk: Desk, which: str) -> None:
+    """`asyncio.gather`, a variable, a task: what counts is that it ran before COMMIT."""
+
+    async def work(target: Any) -> None:
+        await save(desk, target, 1)
+        later = desk.producer.send_async(desk.message(1), target)
+        await target.execute(text("SELECT 1"))
+        await later
+        await save(desk, target, 2)
+        await asyncio.create_task(desk.producer.send_async(desk.message(2), target))
+        await target.commit()
+
+    assert run(desk, which, work) == ({1, 2}, {1, 2})
+
+
+@pytest.mark.parametrize("which", WHICH)
+def test_a_task_that_was_cancelled_before_it_began(desk: Desk, which: str) -> None:
+    async def work(target: Any) -> None:
+        await save(desk, target, 1)
+        task = asyncio.create_task(desk.producer.send_async(desk.message(1), target))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with pytest.raises(TransactionError, match="could not be sent"):
+            await target.commit()
+
+    assert run(desk, which, work) == (set(), set())
+
+
+@pytest.mark.parametrize("which", WHICH)
+def test_one_in_a_savepoint_that_is_rolled_back(desk: Desk, which: str) -> None:
+    async def work(target: Any) -> None:
+        await desk.buy_async(target, 1)
+        savepoint = await target.begin_nested()
+        await save(desk, target, 2)
+        _ = desk.producer.send_async(desk.message(2), target)
+        await savepoint.rollback()
+        await target.commit()
+
+    assert run(desk, which, work) == ({1}, {1})
+
+
+def test_another_forgotten_await_after_one_that_was_awaited(desk: Desk) -> None:
+    async def work(target: Any) -> None:
+        await desk.buy_async(target, 1)
+        await save(desk, target, 2)
+        _ = desk.producer.send_async(desk.message(2), target)
+        with pytest.raises(TransactionError, match="nothing awaited it"):
+            await target.commit()
+
+    assert run(desk, "session", work) == (set(), set())
+
+
+def test_what_the_database_refuses_at_commit_keeps_its_own_error(desk: Desk) -> None:
+    """A connection that is known for such a send alone commits as any other does."""
+
+    async def work(target: Any) -> None:
+        later = desk.producer.send_async(desk.message(9, topic="ordres"), target)
+        savepoint = await target.begin_nested()
+        with pytest.raises(TransactionError, match="not one"):
+            await later
+        await savepoint.rollback()
+        await save(desk, target, 1)
+        await target.commit()
+
+    assert run(desk, "connection", work) == ({1}, set())
