@@ -7,14 +7,16 @@ instead of joining a transaction that is never committed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from broker.database.arguments import is_async_session, session_of
 from broker.enlisting.sqlalchemy_join import doom
-from broker.enlisting.targets import is_async, sync_part, target_of
-from broker.errors import TransactionError
+from broker.enlisting.targets import is_async as belongs_to_loop
+from broker.enlisting.targets import sync_part, target_of
+from broker.errors import TransactionError, shown
 
 if TYPE_CHECKING:
     from broker.enlisting.targets import AsyncTarget, SyncTarget
@@ -70,11 +72,28 @@ class Scopes:
             self._current.reset(token)
 
 
+def check_kind(session: Any, *, is_async: bool) -> None:
+    """Raises TransactionError for a session of the other kind than a block takes, and for what is not a session."""
+    if belongs_to_loop(target_of(session)) != is_async:
+        wanted, step = (
+            ("an AsyncSession", "with app.transaction(session)")
+            if is_async
+            else ("a Session", "async with app.transaction_async(session)")
+        )
+        raise TransactionError(f"the block takes {wanted}, not {shown(session)}: write `{step}`")
+
+
+async def note_in(session: Any, note: Callable[[Any], bool]) -> bool:
+    """Make a note in the transaction of a session of either kind. Raises TransactionError for anything else."""
+    found: Any = session_of(session, "app.send_async(..., dedup_key=...)")
+    return await found.run_sync(note) if is_async_session(found) else note(found)
+
+
 def _doom(session: Any, error: BaseException) -> bool:
     """Make the COMMIT of a session impossible; False for anything else."""
     try:
         target = target_of(session)
-        sync = sync_part(cast("AsyncTarget", target)) if is_async(target) else cast("SyncTarget", target)
+        sync = sync_part(cast("AsyncTarget", target)) if belongs_to_loop(target) else cast("SyncTarget", target)
     except TransactionError:
         return False
     doom(sync, f"{type(error).__name__}: {error}")
