@@ -211,8 +211,8 @@ def open(
 
     if not isinstance(path, (str, os.PathLike)):
         raise BrokerError(f"the path of a store is text or a pathlib.Path, not {path!r:.60}")
-    if str(path).startswith("rocketmq://"):
-        raise BrokerError(f"{path} names a cluster, and broker.open opens a directory: use broker.connect")
+    if not isinstance(read_only, bool):
+        raise BrokerError(f"read_only is True or False, not {read_only!r:.60}")
     if read_only:
         return open_store(path)
     from broker.live import open_live
@@ -272,9 +272,19 @@ def serve(
     other options are those of ServeOptions. Raises BrokerError for options that cannot be or are not safe, and when it
     cannot listen or reach a name server of `name_servers`; StoreError for a store that was closed.
     """
+    from broker.errors import shown
+    from broker.live import LiveStore
     from broker.server.running import start
-    from broker.server.settings import ServerSettings
+    from broker.server.settings import ServeOptions, ServerSettings
 
+    if not isinstance(store, LiveStore):
+        raise BrokerError(f"broker.serve takes an open store, with broker.open(path) as store, not {shown(store)}")
+    if unknown := options.keys() - ServeOptions.__annotations__.keys():
+        raise BrokerError(f"serve has no option {min(unknown)!r}; it takes {', '.join(ServeOptions.__annotations__)}")
+    if not isinstance(listen, str):
+        raise BrokerError(f"listen is an address, as '127.0.0.1:10911', not {shown(listen)}")
+    if resolver is not None and not callable(resolver):
+        raise BrokerError(f"resolver= takes a function resolver(half, message), not {shown(resolver)}")
     return start(store, ServerSettings(listen, **options), resolver)
 
 

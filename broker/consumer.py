@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from broker.consuming.arguments import (
     check_consumer_names,
+    check_flag,
     check_received,
     check_retries,
     check_retry_level,
@@ -74,6 +75,8 @@ class Consumer(Receiver):
         """Whether each queue is handed out one message at a time."""
         self.topics: tuple[str, ...] = check_consumer_names(group, topic)
         """The topics that it asked for; the group's retries come besides."""
+        check_flag("ordered", ordered)
+        check_flag("retries_first", retries_first)
         check_retries("max_retries", max_retries)
         check_retry_level("retry_delay_level", retry_delay_level)
         check_seconds("ack_timeout_s", ack_timeout_s)

@@ -29,6 +29,14 @@ class BrokerError(Exception):
     """Anything that checkback raises on purpose."""
 
 
+def shown(value: object) -> str:
+    """A value of a wrong type as a sentence names it: a plain one as it is, of another its class."""
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    kind = type(value)
+    return f"{value!r:.60}" if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 class StoreError(BrokerError):
     """Something about a store as a whole."""
 

@@ -26,13 +26,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from broker.database.arguments import check_table, is_async_engine, is_engine
 from broker.database.bound_ledger import COMMITTED, ROLLED_BACK, BoundLedger, advice
 from broker.database.ledger_binding import Binding, KnownLedgers, Transaction, binding_table
 from broker.database.ledger_identity import Execute, Observed, observe
 from broker.database.statements import Sql
 from broker.database.tables import make_tables, make_tables_async
 from broker.enlisting.ledger_key import KEY_SIZE, LEDGER_KEY
-from broker.errors import BrokerError, TransactionError
+from broker.errors import BrokerError, TransactionError, shown
 from broker.log_fields import event
 from broker.transaction.events import TransactionState
 
@@ -54,8 +55,8 @@ class Ledger(BoundLedger):
 
     `engine` is the SQLAlchemy engine (or async engine) of the database that the application's sessions use; `schema`
     (None: that of the connection) and `table` say where the table lies. Raises BrokerError for what is not an engine,
-    and for a database in memory, which one connection holds: what is not committed there cannot be distinguished from
-    what is.
+    for a name that is not text, and for a database in memory, which one connection holds: what is not committed there
+    cannot be distinguished from what is.
     """
 
     making_tables: str = "ledger.create_all(), or with Alembic by a migration of ledger.metadata"
@@ -64,9 +65,9 @@ class Ledger(BoundLedger):
     def __init__(
         self, engine: Engine | AsyncEngine, *, table: str = "checkback_ledger", schema: str | None = None
     ) -> None:
-        if not hasattr(engine, "dialect"):
-            text = f"a ledger takes an engine, Ledger(create_engine(...)), not {engine!r:.80}"
-            raise BrokerError(text)
+        if not is_engine(engine) and not is_async_engine(engine):
+            raise BrokerError(f"a ledger takes an engine, Ledger(create_engine(...)), not {shown(engine)}")
+        check_table(table, schema)
         super().__init__()
         self.is_async: bool = hasattr(engine, "sync_engine")
         """Whether the engine is an async one."""

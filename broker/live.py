@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker import observing
-from broker.errors import BrokerError
+from broker.errors import BrokerError, shown
 from broker.format.topics import CHECK_GROUP
 from broker.producing.store_destination import StoreDestination
 from broker.retainer import Retainer, RetentionReport
@@ -29,6 +29,9 @@ from broker.store.maintain.retention_registry import read_history
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.control import Word
 from broker.store.shared.group_file import GroupFile
+from broker.store.write.admission import ROLES
+from broker.store.writer import SYNC_MODES
+from broker.transaction.backpressure import check_most
 from broker.transaction.check_progress import check_positions
 from broker.writable_store import WritableStore
 
@@ -201,8 +204,8 @@ class LiveStore(WritableStore):
 
         `retention` None: the most careful of those with which processes have the store open now. `now_ms`, milliseconds
         since 1970, decides what is old; None: the wall clock. Waits for a round in the background. Raises BrokerError
-        when there is no retention; StoreError for files that cannot be read or removed. RocketMQ:
-        DefaultMessageStore.CleanCommitLogService (5.3.3), which removes what nobody has read, too.
+        when there is no retention, or one of another type; StoreError for files that cannot be read or removed.
+        RocketMQ: DefaultMessageStore.CleanCommitLogService (5.3.3), which removes what nobody has read, too.
         """
         return self._retainer.run(retention, now_ms=now_ms, dry_run=dry_run)
 
@@ -220,6 +223,35 @@ class LiveStore(WritableStore):
         return read_history(self.writer.disk, self.writer.paths)
 
 
+def check_options(
+    *,
+    sync: object = "group",
+    layout: object = None,
+    role: object = "master",
+    reject_transactions: object = False,
+    transactions: object = None,
+    create: object = True,
+    retention: object = None,
+    in_doubt_max: object = None,
+) -> None:
+    """Look at the options of `broker.open` before a store is made. Raises BrokerError for one of another type."""
+    if sync not in SYNC_MODES:
+        raise BrokerError(f"sync is one of {', '.join(SYNC_MODES)}, not {shown(sync)}")
+    if role not in ROLES:
+        raise BrokerError(f"role is one of {', '.join(ROLES)}, not {shown(role)}")
+    if layout is not None and not isinstance(layout, StoreLayout):
+        raise BrokerError(f"layout= takes sizes of files, as broker.StoreLayout.small(), not {shown(layout)}")
+    if retention is not None and not isinstance(retention, Retention):
+        raise BrokerError(f"retention= takes rules, as broker.Retention(keep_s=3 * 86_400), not {shown(retention)}")
+    if transactions is not None and not isinstance(transactions, str):
+        raise BrokerError(f"transactions is 'state-table' or 'half-op', not {shown(transactions)}")
+    for name, value in (("reject_transactions", reject_transactions), ("create", create)):
+        if not isinstance(value, bool):
+            raise BrokerError(f"{name} is True or False, not {shown(value)}")
+    if in_doubt_max is not None:
+        check_most(in_doubt_max)
+
+
 def open_live(
     path: str | os.PathLike[str],
     *,
@@ -234,6 +266,10 @@ def open_live(
     in_doubt_max: int | None = None,
 ) -> LiveStore:
     """Open a store for writing, on a disk of one's choice. See `broker.open`."""
+    check_options(
+        sync=sync, layout=layout, role=role, reject_transactions=reject_transactions, transactions=transactions,
+        create=create, retention=retention, in_doubt_max=in_doubt_max,
+    )  # fmt: skip
     return LiveStore(
         path_of_store(path),
         disk or Disk(),

@@ -37,7 +37,7 @@ from broker.log_fields import event, fields_of_half
 from broker.message import Message
 from broker.producing.destination import Destinations, SendResult
 from broker.producing.named_transaction import awaiting, doom_named, named_target
-from broker.producing.send_arguments import SendOptions, check_group, check_message, checked_batch, checked_topics
+from broker.producing.send_arguments import SendOptions, check_message, check_producer, checked_batch, checked_topics
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
 
@@ -67,8 +67,9 @@ class Producer:
     sends plain messages only.
 
     Raises MessageRejected for an impossible name; TransactionError for a group that is used for both kinds of messages,
-    a transactional producer without topics or with a topic of another type, what is not a ledger, and a ledger whose
-    database is another one than it was; NotPermitted, StoreError, ClusterError where a topic cannot be made.
+    a transactional producer without topics or with a topic of another type, what is not a ledger, what is not a
+    resolver, and a ledger whose database is another one than it was; NotPermitted, StoreError, ClusterError where a
+    topic cannot be made.
     """
 
     def __init__(
@@ -80,14 +81,11 @@ class Producer:
         ledger: BoundLedger | None = None,
         resolver: Any = None,
     ) -> None:
-        check_group(group)
+        check_producer(group, ledger, resolver)
         self.store, self.group, self.ledger, self.resolver = store, group, ledger, resolver
         self.topics: frozenset[str] = checked_topics(topics)
         """The topics of a transactional producer; empty of a plain one that named none."""
         self._destination = observing.destination(store.destination(group), group)
-        if ledger is not None and not isinstance(cast(object, ledger), BoundLedger):
-            text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
-            raise TransactionError(f"{text}, not {ledger!r:.60}")
         if self.is_transactional:
             if not self.topics:
                 text = "name the topics that the transactional producer sends to"

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from broker.consuming.arguments import check_limit, check_seconds
+from broker.consuming.arguments import check_limit, check_messages, check_processed, check_received, check_seconds
 from broker.consuming.once import InProcess
 from broker.consuming.processing import AsyncProcessing, Processing
+from broker.database.arguments import is_async_session, session_of
 from broker.errors import BrokerError
 from broker.message import ReceivedMessage
 
@@ -38,7 +39,7 @@ class Receiver(abc.ABC):
     def __init__(self, group: str, processed: Processed | None) -> None:
         self.group: str = group
         """The consumer group."""
-        self._processed = processed
+        self._processed = check_processed(processed)
         self._closed = threading.Event()
         self._in_process = InProcess()
 
@@ -145,6 +146,7 @@ class Receiver(abc.ABC):
 
     def ack_all(self, messages: Iterable[ReceivedMessage]) -> int:
         """Acknowledge each; returns how many were still in this consumer's hands. Raises what `ack` raises."""
+        check_messages(messages)
         return sum([self.ack(message) for message in messages])
 
     @overload
@@ -163,17 +165,19 @@ class Receiver(abc.ABC):
         (`retry`) and goes on to you. `first` is False when the group processed the message before: what the body does
         then is rolled back, so that even one that does not look at `first` does nothing twice. In the block commit(),
         rollback() and ack() raise TransactionError, at once or at its end, and so fail it; begin_nested() is free.
-        The table is `broker.Processed`; make it once with `create_all`.
+        The table is `broker.Processed`; make it once with `create_all`. Raises TransactionError for what is not a
+        session, BrokerError for what is not a message that was received.
         """
-        if hasattr(session, "registry"):  # a scoped session: the one of this thread or task
-            session = session()
-        kind = AsyncProcessing if hasattr(session, "run_sync") else Processing
-        return kind(self, message, session, self._in_process)
+        check_received("process", message)
+        found: Any = session_of(session, "consumer.process(message, session)")
+        kind = AsyncProcessing if is_async_session(found) else Processing
+        return kind(self, message, found, self._in_process)
 
     def first_time(self, message: ReceivedMessage, session: Session) -> bool:
         """Note in the session's transaction that the group processes a message; False when it did so before.
 
         For a transaction that is committed elsewhere, by `producer.begin_transaction` for one. Acknowledge after it.
+        Raises what `Processed.first_time` raises.
         """
         return self.processed.first_time(session, self.group, message)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from broker.consuming.group.positions import Positions
 from broker.consuming.subscriptions import has_consumers
 from broker.consuming.unread import Unread, unread_messages
-from broker.errors import BrokerError, StoreFull
+from broker.errors import BrokerError, StoreFull, shown
 from broker.log_fields import event
 from broker.store.maintain import removal
 from broker.store.maintain.retention import Retention, due_segments, going_segments, most_careful
@@ -159,7 +159,13 @@ class Retainer:
 
     def run(self, retention: Retention | None, *, now_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
         """One round now. See `LiveStore.retain`."""
+        if retention is not None and not isinstance(retention, Retention):
+            raise BrokerError(f"retain takes rules, as broker.Retention(keep_s=3 * 86_400), not {shown(retention)}")
         now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        if isinstance(now_ms, bool) or not isinstance(now_ms, int | float):
+            raise BrokerError(f"now_ms is a number of milliseconds since 1970, not {shown(now_ms)}")
+        if not isinstance(dry_run, bool):
+            raise BrokerError(f"dry_run is True or False, not {shown(dry_run)}")
         with self._writer.upkeep_lock:
             retention = retention or self.in_effect()
             if retention is None:

@@ -9,9 +9,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
-from broker.errors import MessageRejected
+from broker.errors import MessageRejected, shown
 from broker.format.commitlog import Record
 from broker.format.config import TopicConfig
+from broker.format.topics import check_topic_name
 from broker.message import Message
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import path_of_store
@@ -19,7 +20,7 @@ from broker.store.engines import ENGINES
 from broker.store.read.detect import check_place
 from broker.store.read.kinds.every_queue import AnyQueue
 from broker.store.read.layout import StoreLayout
-from broker.store.read.store import Store
+from broker.store.read.store import Store, check_queue, check_whole
 from broker.store.shared.control import Word
 from broker.store.shared.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
 from broker.store.write.admission import DELAYS, Admission
@@ -184,7 +185,11 @@ class WritableStore(Store):
         says more. What another process changed is seen within a second. Raises CorruptRecord when the file does not
         parse.
         """
-        return self._admission.topics.get(name, time.time_ns() // 1_000_000)
+        try:
+            return self._admission.topics.get(name, time.time_ns() // 1_000_000)
+        except TypeError:
+            check_topic_name(name)  # a list, for one
+            raise
 
     def topics_are_current(self) -> bool:
         """Whether `topic` now answers without reading a file again, which an event loop does not wait for."""
@@ -221,10 +226,13 @@ class WritableStore(Store):
     def delete_topic(self, name: str) -> None:
         """Remove a topic's configuration; its messages stay until retention, its queues go on if it comes back.
 
-        A name that is not there changes nothing. Raises NotPermitted in a slave, CorruptRecord when config/topics.json
-        does not parse, StoreFull. RocketMQ: TopicConfigManager.deleteTopicConfig (5.3.3).
+        A name that is not there changes nothing. Raises MessageRejected for what is not text, NotPermitted in a slave,
+        CorruptRecord when config/topics.json does not parse, StoreFull. RocketMQ:
+        TopicConfigManager.deleteTopicConfig (5.3.3).
         """
         self._admission.check_role()
+        if not isinstance(name, str):
+            raise MessageRejected(f"the name of a topic is text, not {shown(name)}")
         with self.writer.append_lock:
             self._admission.topics.remove(name, time.time_ns() // 1_000_000)
 
@@ -256,7 +264,11 @@ class WritableStore(Store):
         if words[Word.DISPATCHED] != words[Word.TAIL]:  # the process that published was killed, or is not done
             with self.writer.append_lock:
                 self.writer.appender.heal()
-        return self.writer.queue_end(topic, queue_id)
+        try:
+            return self.writer.queue_end(topic, queue_id)
+        except TypeError:
+            check_queue(topic, queue_id)  # a list, for one
+            raise
 
     def sync_now(self) -> None:
         """Flush everything that is published, in every sync mode.
@@ -274,11 +286,14 @@ class WritableStore(Store):
 
     def records(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
         """The records in start <= CommitLog offset < end, up to what is durable. Raises as `Store.records`."""
+        if end is not None:
+            check_whole("end", end)
         visible = self.visible_end
         return super().records(start, visible if end is None else min(end, visible))
 
     def record(self, commitlog_offset: int) -> Record | None:
         """The record that begins at an offset; None also for what is not yet durable. Raises as `Store.record`."""
+        check_whole("commitlog_offset", commitlog_offset)
         return super().record(commitlog_offset) if commitlog_offset < self.visible_end else None
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:

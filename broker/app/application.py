@@ -27,19 +27,23 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from broker.app.bodies import BodyCodec, TopicBody
 from broker.app.handlers import Handler, HandlerGroup, groups_of
-from broker.app.outgoing import Outgoing, SendKeywords, outgoing
+from broker.app.outgoing import Outgoing, SendKeywords, check_keywords, outgoing
 from broker.app.retry import Retry
-from broker.app.scope import Scopes
+from broker.app.scope import Scopes, check_kind, note_in
 from broker.app.sent_keys import SentKeys
+from broker.consuming.arguments import check_flag
+from broker.database.arguments import check_engines
 from broker.database.dedup import Processed
 from broker.database.tables import make_tables
+from broker.enlisting.sqlalchemy_checks import check_same_database
 from broker.errors import BrokerError, MessageRejected, TransactionError
 from broker.format.topics import check_send_topic
 from broker.ledger import Ledger
-from broker.live import LiveStore, open_live
+from broker.live import LiveStore, check_options, open_live
 from broker.producer import Producer
 from broker.producing.destination import SendResult
 from broker.producing.send_arguments import check_group, checked_topics
+from broker.store.disk.paths import path_of_store
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData
@@ -74,23 +78,23 @@ class App:
         the source of its events; None: the store's name without its suffix. `topics` are those that it sends to,
         besides the ones that `topic()` and `on()` name: a send to any other is refused. `create_tables=False` leaves
         the tables to a migration (`metadata`). Other options are `sync`, `layout`, `transactions`, `create`,
-        `retention` and `in_doubt_max` of `broker.open`. Raises BrokerError for other options, an `async_engine` without
-        an `engine` or of another database, and what Ledger refuses; MessageRejected for an impossible `name` or topics
-        that are not text.
+        `retention` and `in_doubt_max` of `broker.open`. Raises BrokerError for other options and other types, for an
+        `async_engine` that is none, without an `engine` or of another database, and what Ledger refuses;
+        MessageRejected for an impossible `name` or topics that are not text.
         """
         if unknown := options.keys() - _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
             raise BrokerError(f"broker.App has no option {min(unknown)!r}; besides its own it takes {known}")
-        self.path, self.engine, self.async_engine = os.fspath(path), engine, async_engine
+        check_options(**options)
+        self.path, self.engine, self.async_engine = path_of_store(path), engine, async_engine
         self.name: str = Path(self.path).stem if name is None else name
         """The producer group, and the source of its events."""
         check_group(self.name)
-        if async_engine is not None and engine is None:
-            text = "check-back works without an event loop: give the App engine=create_engine(...) too"
-            raise BrokerError(f"{text}, to the database of its async_engine")
+        check_engines(engine, async_engine)
+        check_flag("create_tables", create_tables)
         self._ledger = None if engine is None else Ledger(engine)
         if engine is not None and async_engine is not None:
-            _check_same_database(engine, async_engine)
+            check_same_database(engine, async_engine)
         self.processed, self.sent_keys = Processed(), SentKeys()
         self._topics: dict[str, TopicBody] = {topic: TopicBody() for topic in checked_topics(topics)}
         self._handlers: list[Handler] = []
@@ -152,7 +156,8 @@ class App:
         """
 
         def declare(function: _Function) -> _Function:
-            handler = Handler(function, topic, group, tags, retry or Retry(), concurrency, ordered, start)
+            policy = Retry() if retry is None else retry  # 0 is not taken for None
+            handler = Handler(function, topic, group, tags, policy, concurrency, ordered, start)
             self._check_session(handler)
             groups_of([*self._handlers, handler])
             self._handlers.append(handler)
@@ -271,6 +276,7 @@ class App:
                 from sqlalchemy.orm import Session as NewSession
 
                 session = stack.enter_context(NewSession(self.engine))
+            check_kind(session, is_async=False)
             with producer.begin_transaction(session), self._scopes.entered(session):
                 yield session
 
@@ -288,6 +294,7 @@ class App:
                 if self.async_engine is None:
                     raise TransactionError(f"{self!r} has no async_engine: App(async_engine=create_async_engine(...))")
                 session = await stack.enter_async_context(NewSession(self.async_engine))
+            check_kind(session, is_async=True)
             async with producer.begin_transaction(session):
                 with self._scopes.entered(session):
                     yield session
@@ -319,19 +326,11 @@ class App:
     def send_async(
         self, topic: str, value: Any, session: AsyncSession | None = None, **options: Unpack[SendKeywords]
     ) -> Coroutine[Any, Any, SendResult | None]:
-        """The same without blocking the event loop, for an AsyncSession. Raises what `send` raises.
-
-        Without `await` the session's transaction cannot commit.
-        """
+        """The same without blocking the event loop, for an AsyncSession, which cannot commit without the `await`."""
         return self._send_async(topic, value, session, options, self._scopes.awaiting(session))
 
     async def _send_async(
-        self,
-        topic: str,
-        value: Any,
-        session: AsyncSession | None,
-        options: SendKeywords,
-        is_awaited: Callable[[], None],
+        self, topic: str, value: Any, session: Any, options: SendKeywords, is_awaited: Callable[[], None]
     ) -> SendResult | None:
         is_awaited()
         session = self._scopes.session() if session is None else session
@@ -343,7 +342,7 @@ class App:
             producer, key = self.producer, event.dedup_key
             if key is not None:
                 note = partial(self.sent_keys.first_time, topic=topic, key=key, window_ms=event.window_ms)
-                if not await session.run_sync(note):
+                if not await note_in(session, note):
                     return None
             return await producer.send_async(event.message, session, **event.placing)
 
@@ -370,18 +369,26 @@ class App:
             raise TransactionError("a dedup_key is kept in the application's database: App(engine=create_engine(...))")
 
     def _event(self, topic: str, value: Any, options: SendKeywords) -> Outgoing:
-        declared = self._topics.get(topic)
+        try:
+            declared = self._topics.get(topic)
+        except TypeError:  # a list, for one
+            declared = None
         if declared is None:
             known = ", ".join(sorted(self._topics)) or "none"
             raise MessageRejected(f"{self!r} does not send to the topic {topic!r:.60}: it declares {known}")
-        return outgoing(topic, value, declared, self.name, **options)
+        try:
+            return outgoing(topic, value, declared, self.name, **options)
+        except TypeError:
+            check_keywords(options)
+            raise
 
     # Work
 
     def workers(self, groups: Sequence[HandlerGroup] | None = None, *, runs: HandlerRuns | None = None) -> Workers:
         """The handlers' threads in this process, of all groups (None) or of some; not started yet.
 
-        `checkback work` runs them in production. `runs` counts what the handlers do; None: nothing does.
+        `checkback work` runs them in production. `runs` counts what the handlers do; None: nothing does. Raises
+        BrokerError for what are not groups, as `groups` has them.
         """
         from broker.app.worker import Workers
 
@@ -390,11 +397,3 @@ class App:
     def entered(self, session: Any) -> contextlib.AbstractContextManager[None]:
         """Within the block, `send` joins the session's transaction; the block neither commits nor rolls back."""
         return self._scopes.entered(session)
-
-
-def _check_same_database(engine: Engine, async_engine: AsyncEngine) -> None:
-    from broker.enlisting.sqlalchemy_checks import same_database
-
-    if not same_database(engine, async_engine.sync_engine):
-        text = "engine and async_engine must lead to one database"
-        raise BrokerError(f"{text}, and they lead to {engine.url!r} and {async_engine.url!r}")

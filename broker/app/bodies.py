@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_origin
+from typing import Any, cast, get_origin
 
 from broker.app.cloud_events import content_type, schema_version
 from broker.app.json_values import Build, builder, from_json, is_msgspec, is_pydantic, to_json
-from broker.errors import BodyError, BrokerError, MessageRejected
+from broker.errors import BodyError, BrokerError, MessageRejected, shown
 
 OCTETS, TEXT, JSON = "application/octet-stream", "text/plain; charset=utf-8", "application/json"
 
@@ -25,7 +25,8 @@ OCTETS, TEXT, JSON = "application/octet-stream", "text/plain; charset=utf-8", "a
 class BodyCodec:
     """How the values of a topic become bytes: for formats that checkback does not bring, such as Protocol Buffers.
 
-    What `decode` raises goes to the dead letters with the message.
+    What `decode` raises goes to the dead letters with the message. Raises BrokerError for what is not a media type and
+    two functions.
     """
 
     content_type: str
@@ -34,6 +35,13 @@ class BodyCodec:
     """Makes the body of a value. What it raises comes out of the send."""
     decode: Callable[[bytes], Any]
     """Makes the value of a body."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.content_type), str) or not self.content_type:
+            raise BrokerError(f"the content_type of a codec is a media type, as text, not {shown(self.content_type)}")
+        for name in ("encode", "decode"):
+            if not callable(getattr(self, name)):
+                raise BrokerError(f"{name} of a codec is a function, not {shown(getattr(self, name))}")
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,12 @@ class TopicBody:
     def __post_init__(self) -> None:
         if self.version is not None and (type(self.version) is not int or self.version < 1):
             raise BrokerError(f"the version of a schema is a whole number from 1 on, not {self.version!r:.60}")
+        if not isinstance(self.event_type, str):
+            raise BrokerError(f"the event_type of a topic is text, not {shown(self.event_type)}")
+        if self.codec is not None and not isinstance(self.codec, BodyCodec):
+            raise BrokerError(f"codec= takes a broker.BodyCodec(...), not {shown(self.codec)}")
+        if self.upgrade is not None and not callable(self.upgrade):
+            raise BrokerError(f"upgrade= takes a function upgrade(version, value), not {shown(self.upgrade)}")
         if self.upgrade is not None and (self.version is None or self.codec is not None):
             raise BrokerError("upgrade= goes with version=, and with bodies in JSON")
         if self.body_type is not None and self.codec is None:
@@ -124,7 +138,12 @@ def encode(value: Any) -> tuple[bytes, str]:
 
 def decoder(hint: Any) -> Build:
     """What makes a value of a type; `bytes` and `str` are taken as they are. Raises BrokerError."""
-    return _as_is if hint in (bytes, str) else builder(hint)
+    if hint is bytes or hint is str:
+        return _as_is
+    try:
+        return builder(hint)
+    except TypeError:  # it cannot be hashed, so it is an object and no type
+        raise BrokerError(f"a body is made of a type, as a dataclass, not of {shown(hint)}") from None
 
 
 def _as_is(value: Any, _: str) -> Any:

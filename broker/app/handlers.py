@@ -6,13 +6,14 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from broker.app.bodies import decoder
 from broker.app.retry import Retry
 from broker.consuming.arguments import check_consumer_names
+from broker.consuming.group.positions import Start
 from broker.consuming.tags import Selection
-from broker.errors import BrokerError
+from broker.errors import BrokerError, MessageRejected, shown
 from broker.message import ReceivedMessage
 
 _CONCURRENCY_MAX = 1000
@@ -46,9 +47,16 @@ class Handler:
     selection: Selection = field(init=False)
 
     def __post_init__(self) -> None:
+        _check_function(self.function)
+        if not isinstance(cast(object, self.topic), str):
+            text = f"{self.name}: a handler is of one topic, as text, not {self.topic!r:.60}"
+            raise MessageRejected(f"{text}: declare it once for each topic")
         check_consumer_names(self.group, self.topic)
+        Start.parse(self.start)
         if not isinstance(self.retry, Retry):
-            raise BrokerError(f"{self.name}: retry= takes a broker.Retry(...), not {self.retry!r:.60}")
+            raise BrokerError(f"{self.name}: retry= takes a broker.Retry(...), not {shown(self.retry)}")
+        if type(self.ordered) is not bool:
+            raise BrokerError(f"{self.name}: ordered is True or False, not {shown(self.ordered)}")
         if type(self.concurrency) is not int or not 1 <= self.concurrency <= _CONCURRENCY_MAX:
             reason = f"concurrency is a number of threads from 1 to {_CONCURRENCY_MAX}"
             raise BrokerError(f"{self.name}: {reason}, not {self.concurrency!r:.60}")
@@ -82,7 +90,12 @@ def parameters_of(function: Callable[..., Any], name: str) -> Parameters:
     hints = _hints(function, name)
     body = body_type = session = message = None
     is_async_session = inspect.iscoroutinefunction(function)
-    for parameter in inspect.signature(function).parameters.values():
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions of C
+        text = "its parameters are not known: write a `def` that calls it, and decorate that"
+        raise BrokerError(f"{name} cannot be a handler, since {text}") from None
+    for parameter in signature.parameters.values():
         hint = hints.get(parameter.name)
         if parameter.kind not in _NAMED:
             raise BrokerError(f"{name}: a handler has plain parameters, and {parameter} is not one")
@@ -101,9 +114,19 @@ def parameters_of(function: Callable[..., Any], name: str) -> Parameters:
     return Parameters(body, body_type, session, is_async_session, message)
 
 
+def _check_function(function: object) -> None:
+    """Raises BrokerError for what is not a function or a method.
+
+    Another object that can be called, a functools.partial for one, has no name of its own, by which the log and the
+    metrics know a handler.
+    """
+    is_function = callable(function) and not isinstance(function, type) and hasattr(function, "__qualname__")
+    if not is_function:
+        step = ": write a `def` that calls it, and decorate that" if callable(function) else ""
+        raise BrokerError(f"@app.on decorates a function, not {shown(function)}{step}")
+
+
 def _hints(function: Callable[..., Any], name: str) -> Mapping[str, Any]:
-    if not callable(function):
-        raise BrokerError(f"@app.on decorates a function, not {function!r:.60}")
     try:
         return typing.get_type_hints(function)
     except (NameError, TypeError) as error:

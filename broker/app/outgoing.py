@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -10,10 +11,11 @@ from typing import Any, NamedTuple, TypedDict
 from broker.app.bodies import TopicBody
 from broker.app.cloud_events import attributes
 from broker.app.sent_keys import check_key
-from broker.errors import MessageRejected
+from broker.errors import MessageRejected, shown
 from broker.message import Message
 
 _DAY_S = 86_400.0
+_WINDOW_MAX_S = 1e9  # 30 years: what it reaches back to is still a time that a database holds
 
 
 class SendKeywords(TypedDict, total=False):
@@ -70,9 +72,18 @@ def outgoing(
         event_type=declared.event_type or _type_name(value) or topic, source=f"/{application}",
         content_type=content_type, now_ms=time.time_ns() // 1_000_000, version=declared.version, key=dedup_key,
     )  # fmt: skip
+    if properties is not None and not isinstance(properties, Mapping):
+        raise MessageRejected(f"properties is a dict of text to text, not {shown(properties)}")
     message = Message(topic, body, tag, keys, {**event, **(properties or {})})
     placing = {"sharding_key": sharding_key, "deliver_at": deliver_at, "delay": delay}
     return Outgoing(message, placing, dedup_key, window_ms)
+
+
+def check_keywords(options: Mapping[str, Any]) -> None:
+    """Raises MessageRejected for an option that a send does not have."""
+    if unknown := options.keys() - SendKeywords.__annotations__.keys():
+        known = ", ".join(SendKeywords.__annotations__)
+        raise MessageRejected(f"a send has no option {min(unknown)!r}; it takes {known}")
 
 
 def _type_name(value: Any) -> str:
@@ -82,7 +93,9 @@ def _type_name(value: Any) -> str:
 
 
 def _window_ms(window: timedelta | float) -> int:
-    seconds = window.total_seconds() if isinstance(window, timedelta) else window
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise MessageRejected(f"dedup_window is a timedelta or a number of seconds, not {window!r:.60}")
+    seconds: Any = window.total_seconds() if isinstance(window, timedelta) else window
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not math.isfinite(seconds) or seconds > _WINDOW_MAX_S:
+        text = f"dedup_window is a timedelta or a number of seconds up to {_WINDOW_MAX_S:.0f}"
+        raise MessageRejected(f"{text}, not {window!r:.60}")
     return int(seconds * 1000)

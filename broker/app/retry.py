@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
+from broker.consuming.arguments import check_retries
 from broker.consuming.redelivery import DELAYS_MS
 from broker.errors import BodyError, BrokerError
 
@@ -54,8 +56,7 @@ class Retry:
     """Whether retries are handed out before messages that are new. A group has it when one of its handlers asks."""
 
     def __post_init__(self) -> None:
-        if type(self.max_retries) is not int or self.max_retries < 0:
-            raise BrokerError(f"max_retries is a whole number from 0 on, not {self.max_retries!r:.60}")
+        check_retries("max_retries", self.max_retries)
         delays = self.delays_s
         if not isinstance(delays, list | tuple) or not delays or not all(_is_delay(one) for one in delays):
             raise BrokerError(f"delays_s are numbers of seconds from 0 to {_DELAY_MAX_S}, not {delays!r:.60}")
@@ -82,10 +83,13 @@ class Retry:
         """A policy with growing delays: `first_s` seconds, then each `factor` times the one before, up to `longest_s`.
 
         After `max_retries` retries the message goes to the dead letters.
-        Raises BrokerError for a time that is not above 0 (to 30 days), and a factor below 1.
+        Raises BrokerError for a time that is not above 0 (to 30 days), a factor below 1 and a `max_retries` below 0.
         """
-        if not _is_delay(first_s) or not _is_delay(longest_s) or not first_s or not factor >= 1:
-            raise BrokerError("first_s and longest_s are seconds above 0, and factor is 1 or more")
+        is_number = isinstance(cast(object, factor), int | float) and not isinstance(factor, bool)
+        is_factor = is_number and 1 <= factor < math.inf
+        if not _is_delay(first_s) or not _is_delay(longest_s) or not first_s or not is_factor:
+            raise BrokerError("first_s and longest_s are seconds above 0, and factor is a number from 1 on")
+        check_retries("max_retries", max_retries)
         steps = 1 if factor == 1 else math.ceil(math.log(max(longest_s / first_s, 1), factor)) + 1
         delays = [min(first_s * factor**step, longest_s) for step in range(min(steps, max(max_retries, 1)))]
         return cls(max_retries, delays, retry_on, give_up_on, first)

@@ -12,9 +12,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from broker.database.arguments import is_async_session, session_of
 from broker.enlisting.sqlalchemy_join import doom
-from broker.enlisting.targets import sync_target_of
-from broker.errors import TransactionError
+from broker.enlisting.targets import is_async as belongs_to_loop
+from broker.enlisting.targets import sync_target_of, target_of
+from broker.errors import TransactionError, shown
 from broker.producing.named_transaction import awaiting
 
 
@@ -71,6 +73,23 @@ class Scopes:
         finally:
             scope.is_over = True
             self._current.reset(token)
+
+
+def check_kind(session: Any, *, is_async: bool) -> None:
+    """Raises TransactionError for a session of the other kind than a block takes, and for what is not a session."""
+    if belongs_to_loop(target_of(session)) != is_async:
+        wanted, step = (
+            ("an AsyncSession", "with app.transaction(session)")
+            if is_async
+            else ("a Session", "async with app.transaction_async(session)")
+        )
+        raise TransactionError(f"the block takes {wanted}, not {shown(session)}: write `{step}`")
+
+
+async def note_in(session: Any, note: Callable[[Any], bool]) -> bool:
+    """Make a note in the transaction of a session of either kind. Raises TransactionError for anything else."""
+    found: Any = session_of(session, "app.send_async(..., dedup_key=...)")
+    return await found.run_sync(note) if is_async_session(found) else note(found)
 
 
 def _doom(session: Any, error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from broker.database.arguments import sync_session_of
 from broker.database.dedup import insert_once, row_count
 from broker.database.tables import make_tables
 from broker.errors import BrokerError, MessageRejected
@@ -35,9 +36,11 @@ class SentKeys:
     def first_time(self, session: Session, topic: str, key: str, window_ms: int, *, now_ms: int | None = None) -> bool:
         """Note a send in the session's transaction; False when the key was sent to the topic within the window.
 
-        By the wall clock of this machine. Raises MessageRejected for what is not a key or a window.
+        By the wall clock of this machine. Raises MessageRejected for what is not a key or a window, TransactionError
+        for what is not a Session.
         """
         check_key(key, window_ms)
+        session = sync_session_of(session, "app.send(..., dedup_key=...)", "await app.send_async(...)")
         now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         rows = self.rows
         same = (rows.c.topic == topic) & (rows.c.dedup_key == key)

@@ -20,7 +20,8 @@ from broker.app.delivery import DelayedDelivery
 from broker.app.execution import Execution
 from broker.app.handler_runs import HandlerRuns
 from broker.app.handlers import HandlerGroup
-from broker.errors import BrokerError, StoreError, StoreFull
+from broker.consuming.arguments import check_seconds
+from broker.errors import BrokerError, StoreError, StoreFull, shown
 from broker.log_fields import event
 from broker.message import ReceivedMessage
 
@@ -145,7 +146,13 @@ class Workers:
     def __init__(
         self, app: HandlerHost, groups: Sequence[HandlerGroup] | None = None, *, runs: HandlerRuns | None = None
     ) -> None:
-        """`groups` are those that work here; None: all of the application. `runs` counts what their handlers do."""
+        """`groups` are those that work here; None: all of the application. `runs` counts what their handlers do.
+
+        Raises BrokerError for what are not groups and counts.
+        """
+        _check_groups(groups)
+        if runs is not None and not isinstance(runs, HandlerRuns):
+            raise BrokerError(f"runs= takes what counts the runs of handlers, HandlerRuns(), not {shown(runs)}")
         self._app, self._loop, self._runs = app, HandlerLoop(), runs
         self._wanted = groups
         self._groups: list[GroupWorker] = []
@@ -186,8 +193,11 @@ class Workers:
         """Receive nothing more, finish what runs for up to `grace_s` seconds, give the queues back; True: all finished.
 
         What did not finish is delivered again. Leaving the `with` block calls it, and raises `failure`: StoreError for
-        one that is not a BrokerError.
+        one that is not a BrokerError. Raises BrokerError for a `grace_s` that is not a time, and stops nothing then.
         """
+        if grace_s is None:
+            raise BrokerError(f"grace_s is a number of seconds from 0 on, not None: leave it out for {GRACE_S:g}")
+        check_seconds("grace_s", grace_s, may_be_zero=True)
         for one in self._groups:
             one.stop()
         deadline_s = time.monotonic() + grace_s
@@ -219,3 +229,12 @@ class Workers:
         self.stop()
         if failure is not None and error is None:
             raise failure if isinstance(failure, BrokerError) else StoreError(f"a worker ended: {failure!r}")
+
+
+def _check_groups(groups: object) -> None:
+    """Raises BrokerError for what are not groups of handlers, the name of one among them."""
+    if groups is None:
+        return
+    if not isinstance(groups, list | tuple) or not all(isinstance(one, HandlerGroup) for one in groups):
+        step = "app.workers([one for one in app.groups if one.group == ...])"
+        raise BrokerError(f"workers takes groups of handlers, as app.groups has them, not {shown(groups)}: {step}")

@@ -20,6 +20,7 @@ from broker.cluster.network.event_loop import LoopThread
 from broker.cluster.network.settings import ClientSettings
 from broker.consuming.arguments import (
     check_consumer_names,
+    check_flag,
     check_received,
     check_retries,
     check_retry_level,
@@ -74,6 +75,8 @@ class ClusterConsumer(Receiver):
         """See `LiveCluster.consumer`."""
         super().__init__(group, processed)
         self.ordered, self.topics = ordered, check_consumer_names(group, topic)
+        check_flag("ordered", ordered)
+        check_flag("retries_first", retries_first)
         check_retries("max_retries", max_retries)
         check_retry_level("retry_delay_level", retry_delay_level)
         check_seconds("ack_timeout_s", ack_timeout_s)

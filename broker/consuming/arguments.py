@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from broker.errors import BrokerError, MessageRejected
+from broker.database.dedup import Processed
+from broker.errors import BrokerError, MessageRejected, shown
 from broker.format.topics import DLQ_PREFIX, check_topic_name, dlq_topic, parse_delay_levels, retry_topic
 from broker.message import ReceivedMessage
 
@@ -39,6 +41,12 @@ def check_retries(name: str, count: object) -> None:
         raise BrokerError(f"{name} is a whole number from 0 on, not {count!r:.60}")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raises BrokerError for what is neither True nor False: the text "false" would count as True."""
+    if not isinstance(value, bool):
+        raise BrokerError(f"{name} is True or False, not {shown(value)}")
+
+
 def check_retry_level(name: str, level: object) -> None:
     """Raises BrokerError for what is neither a delay level, nor 0 for at once, nor -1 for the dead letters."""
     if level is not None and (type(level) is not int or not -1 <= level <= _DELAY_LEVELS):
@@ -66,6 +74,20 @@ def check_received(verb: str, message: object) -> None:
     """Raises BrokerError for what no consumer handed out."""
     if not isinstance(message, ReceivedMessage):
         raise BrokerError(f"{verb}() takes a message that receive() returned, not {message!r:.60}")
+
+
+def check_messages(messages: object) -> None:
+    """Raises BrokerError for what is not a list of messages."""
+    if not isinstance(messages, Iterable) or isinstance(messages, str | bytes):
+        step = ": acknowledge one by ack(message)" if isinstance(messages, ReceivedMessage) else ""
+        raise BrokerError(f"ack_all() takes a list of messages that were received, not {shown(messages)}{step}")
+
+
+def check_processed(processed: Processed | None) -> Processed | None:
+    """The table that was given. Raises BrokerError for anything else."""
+    if processed is None or isinstance(processed, Processed):
+        return processed
+    raise BrokerError(f"processed= takes the table, broker.Processed(), not {shown(processed)}")
 
 
 def reason_text(reason: object) -> str:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from broker.database.arguments import check_table, is_async_engine, is_engine, sync_session_of
 from broker.database.tables import make_tables
-from broker.errors import BrokerError
+from broker.errors import BrokerError, shown
 from broker.format import properties as names
 from broker.message import ReceivedMessage
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 _ON_CONFLICT = ("sqlite", "postgresql")
+_RUN_SYNC = "call it in `await session.run_sync(lambda session: ...)`"
 
 
 def message_key(message: ReceivedMessage) -> str:
@@ -40,25 +42,35 @@ class Processed:
     """The table `checkback_processed`: consumer_group (text, 128), message_key (text, 64), processed_ms (64-bit).
 
     `schema` and `table` say where it lies; None: the schema of the connection. `metadata` is SQLAlchemy's, `rows` the
-    table in it.
+    table in it. Raises BrokerError for names that are not text.
     """
 
     def __init__(self, *, table: str = "checkback_processed", schema: str | None = None) -> None:
+        check_table(table, schema)
         self.metadata, self.rows = _table(table, schema)
 
     def create_all(self, engine: Engine) -> None:
         """Make the table, where it is not there yet; other processes may do so at the same moment.
 
-        Raises what the database raises.
+        Raises BrokerError for what is not an engine, and what the database raises.
         """
+        if is_async_engine(engine):
+            step = "await connection.run_sync(processed.metadata.create_all), in `async with engine.begin()`"
+            raise BrokerError(f"create_all() takes an Engine, not an AsyncEngine: {step}")
+        if not is_engine(engine) and not hasattr(engine, "dialect"):  # a Connection is taken, too
+            raise BrokerError(f"create_all() takes an engine, create_engine(...), not {shown(engine)}")
         make_tables(self.metadata, engine)
 
     def first_time(self, session: Session, group: str, message: ReceivedMessage) -> bool:
         """Note in the session's transaction that a group processes a message; False when it did so before.
 
-        Another transaction that is processing the same message at this moment is waited for. Raises BrokerError when
-        the driver does not count rows, and what the database raises.
+        Another transaction that is processing the same message at this moment is waited for. Raises TransactionError
+        for what is not a Session, BrokerError for what is not a message that was received and when the driver does not
+        count rows, and what the database raises.
         """
+        session = sync_session_of(session, "first_time(...)", _RUN_SYNC)
+        if not isinstance(message, ReceivedMessage):
+            raise BrokerError(f"first_time(...) takes a message that receive() returned, not {shown(message)}")
         row = {
             "consumer_group": group,
             "message_key": message_key(message),
@@ -70,10 +82,13 @@ class Processed:
         """Remove rows that were inserted before a time (milliseconds since 1970), and return how many. Commit yourself.
 
         A message that is delivered again after its row went is processed again: keep rows longer than messages live.
-        Raises BrokerError for a time below 0, and what the database raises.
+        Raises BrokerError for what is not a time from 0 on, or not a session, and what the database raises.
         """
-        if older_than_ms < 0:
-            raise BrokerError(f"older_than_ms is milliseconds since 1970, not {older_than_ms}")
+        is_number = isinstance(cast(object, older_than_ms), int | float) and not isinstance(older_than_ms, bool)
+        if not is_number or older_than_ms < 0:
+            raise BrokerError(f"older_than_ms is a number of milliseconds since 1970, not {shown(older_than_ms)}")
+        if not hasattr(session, "execute") or hasattr(session, "run_sync"):  # a Connection is taken, too
+            session = sync_session_of(session, "forget(session, older_than_ms)", _RUN_SYNC)
         return row_count(session.execute(self.rows.delete().where(self.rows.c.processed_ms < older_than_ms)))
 
 

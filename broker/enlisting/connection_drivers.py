@@ -261,4 +261,17 @@ def doom_connection(target: object) -> None:
             driver.make_commit_impossible(target)
 
 
+def is_cursor(value: object) -> bool:
+    """Whether it is a cursor of one of the drivers, which stands for no transaction: its connection does."""
+    psycopg = sys.modules.get("psycopg")
+    return isinstance(value, sqlite3.Cursor) or (psycopg is not None and isinstance(value, psycopg.Cursor))
+
+
+def is_connection(value: object) -> bool:
+    """Whether it is a connection of one of the drivers, one for an event loop included."""
+    psycopg = sys.modules.get("psycopg")
+    kinds = () if psycopg is None else (psycopg.Connection, psycopg.AsyncConnection)
+    return isinstance(value, (sqlite3.Connection, *kinds))
+
+
 _SQLITE, _PSYCOPG = SqliteDriver(), PsycopgDriver()

@@ -15,19 +15,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
+from broker.database.arguments import check_table
 from broker.database.bound_ledger import BoundLedger, advice
 from broker.database.ledger_binding import Binding, KnownLedgers
 from broker.database.ledger_identity import DatabaseIdentity, Execute, Observed, difference, observe
 from broker.database.statements import Sql, quoted
-from broker.enlisting.connection_drivers import ConnectionStatus, Driver, doom_connection, driver_of
+from broker.enlisting.connection_drivers import (
+    ConnectionStatus,
+    Driver,
+    doom_connection,
+    driver_of,
+    is_connection,
+    is_cursor,
+)
 from broker.enlisting.connection_transaction import ConnectionRows, ConnectionTransaction, open_transaction
 from broker.enlisting.ledger_key import LEDGER_KEY
-from broker.errors import BrokerError, TransactionError
+from broker.enlisting.targets import target_of
+from broker.errors import BrokerError, TransactionError, shown
 from broker.log_fields import event
 from broker.transaction.events import TransactionState
 
@@ -54,15 +64,18 @@ class ConnectionLedger(BoundLedger):
 
     `connect` returns a new connection of `sqlite3` or `psycopg` each time, to the database that the application's
     connections lead to; the ledger closes it. `schema` is PostgreSQL's; None: that of the connection. Raises
-    BrokerError for anything but a function; what it returns is looked at when the ledger first connects.
+    BrokerError for anything but a function, a connection among them, and for names that are not text; what it returns
+    is looked at when the ledger first connects.
     """
 
     def __init__(
         self, connect: Callable[[], Any], *, table: str = "checkback_ledger", schema: str | None = None
     ) -> None:
-        if not callable(cast(object, connect)):
-            text = 'ConnectionLedger(lambda: sqlite3.connect("shop.db"))'
-            raise BrokerError(f"a ConnectionLedger takes a function that connects, {text}, not {connect!r:.60}")
+        given = cast(object, connect)
+        if not callable(given) or is_connection(given) or given is sqlite3.connect:
+            text = "a ConnectionLedger takes a function that opens a connection"
+            raise BrokerError(f'{text}, ConnectionLedger(lambda: sqlite3.connect("shop.db")), not {shown(connect)}')
+        check_table(table, schema)
         super().__init__()
         self._connect, self._table, self._schema = connect, table, schema
         self._same: weakref.WeakSet[Any] = (
@@ -215,13 +228,14 @@ class ConnectionLedger(BoundLedger):
     # Transactions of the application's connections
 
     def begin(self, target: Any, producer_group: str, immunity_s: int | None) -> ConnectionTransaction | None:
-        """Begin a transaction of messages on a connection of sqlite3 or psycopg; None for anything else.
+        """Begin a transaction of messages on a connection of sqlite3 or psycopg; None for what is SQLAlchemy's.
 
         `immunity_s`: seconds, as of `Producer.begin_transaction`. Raises TransactionError for a connection that no
-        message can join, and where one is open on it.
+        message can join, where one is open on it, and for anything else.
         """
         driver = driver_of(target)
         if driver is None:
+            _refuse_no_connection(target)
             return None
         if open_transaction(target) is not None:
             text = "a transaction of messages is open on this connection"
@@ -231,12 +245,14 @@ class ConnectionLedger(BoundLedger):
     def joinable(self, target: Any) -> ConnectionTransaction | None:
         """The transaction of messages that is open on a connection; None for what is not one of sqlite3 or psycopg.
 
-        Raises TransactionError when none is open on it, or one with another ledger: what the connection is in can only
-        be rolled back then.
+        Raises TransactionError for a cursor, and when none is open on it, or one with another ledger: what the
+        connection is in can only be rolled back then.
         """
         if isinstance(target, ConnectionTransaction):
             found: ConnectionTransaction | None = target
         elif driver_of(target) is None:
+            if is_cursor(target):
+                _refuse_no_connection(target)
             return None
         else:
             found = open_transaction(target)
@@ -311,6 +327,17 @@ class ConnectionLedger(BoundLedger):
         """A table as SQL names it; of SQLite in the main file, where a temporary one of that name does not hide it."""
         schema = "main" if self.dialect == "sqlite" else self._schema
         return quoted(table) if schema is None else f"{quoted(schema)}.{quoted(table)}"
+
+
+def _refuse_no_connection(target: object) -> None:
+    """Raises TransactionError for what is neither a connection nor SQLAlchemy's, which the producer refuses itself."""
+    try:
+        target_of(target)
+    except TransactionError:
+        kind = f"{type(target).__module__}.{type(target).__qualname__}" if is_cursor(target) else shown(target)
+        step = "cursor.connection" if is_cursor(target) else "what sqlite3.connect() or psycopg.connect() returned"
+        text = f"a producer with a ConnectionLedger takes an open connection of sqlite3 or psycopg, not {kind}"
+        raise TransactionError(f"{text}: pass {step}") from None
 
 
 def _check_file(execute: Execute) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from broker.enlisting.sqlalchemy_rows import in_transaction
-from broker.errors import TransactionError
+from broker.errors import BrokerError, TransactionError
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import Session
 
     from broker.ledger import Ledger
@@ -161,6 +162,13 @@ def same_database(one: Engine, other: Engine) -> bool:
         return True
     place = _place(one.url)
     return place is not None and place == _place(other.url)
+
+
+def check_same_database(engine: Engine, async_engine: AsyncEngine) -> None:
+    """Raises BrokerError where an application's two engines lead to two databases."""
+    if not same_database(engine, async_engine.sync_engine):
+        urls = f"{engine.url!r} and {async_engine.url!r}"
+        raise BrokerError(f"engine and async_engine must lead to one database, and they lead to {urls}")
 
 
 def _place(url: URL) -> tuple[object, ...] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from broker.errors import MessageRejected
+from broker.errors import MessageRejected, shown
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"  # since 4.3.0
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -49,6 +49,8 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 def check_topic_name(topic: str) -> None:
     """Raises MessageRejected when RocketMQ would not take the name. RocketMQ: TopicValidator.validateTopic (5.3.3)."""
+    if not isinstance(topic, str):
+        raise MessageRejected(f"the name of a topic is text, not {shown(topic)}")
     if not topic.strip():
         raise MessageRejected("the topic has no name")
     if not _LEGAL.fullmatch(topic):

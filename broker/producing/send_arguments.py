@@ -6,9 +6,11 @@ import re
 import time
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from inspect import getattr_static
 from typing import NamedTuple, cast
 
-from broker.errors import MessageRejected
+from broker.database.bound_ledger import BoundLedger
+from broker.errors import MessageRejected, TransactionError, shown
 from broker.format import properties as names
 from broker.format.topics import parse_delay_levels
 from broker.message import Message
@@ -18,12 +20,28 @@ DELAY_LEVELS = len(parse_delay_levels())
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 _DELAY_MAX_S = 1e9  # far above what a store takes, which says its own limit
 _RESERVED_PREFIX = "CHECKBACK_"
+_ASK = "check_local_transaction"  # RocketMQ: TransactionListener.checkLocalTransaction
 
 
 def check_group(group: object) -> None:
     """Raises MessageRejected for what cannot name a producer group."""
     if not isinstance(group, str) or not _GROUP.fullmatch(group):
         raise MessageRejected(f"the producer group {group!r:.60} takes 1 to 255 ASCII letters, digits and % | _ -")
+
+
+def check_producer(group: object, ledger: object, resolver: object) -> None:
+    """Raises MessageRejected for what cannot name a group, TransactionError for what cannot say how something ended."""
+    check_group(group)
+    if ledger is not None and not isinstance(ledger, BoundLedger):
+        text = "a producer's ledger is a broker.Ledger, store.producer(ledger=broker.Ledger(engine))"
+        raise TransactionError(f"{text}, not {shown(ledger)}")
+    own = getattr_static(resolver, _ASK, None)
+    is_usable_class = isinstance(own, staticmethod | classmethod)
+    if resolver is None or (callable(getattr(resolver, _ASK, resolver)) and not isinstance(resolver, type)):
+        return
+    if not is_usable_class:
+        text = f"a producer's resolver is a function of a message, or an object with {_ASK}(message)"
+        raise TransactionError(f"{text}, not {shown(resolver)}")
 
 
 class SendOptions(NamedTuple):

@@ -15,12 +15,15 @@ crash_between_commit_and_end.
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from unittest import mock
 
+from broker.database.arguments import is_async_engine, is_engine
+from broker.errors import BrokerError, shown
 from broker.store.read.layout import StoreLayout
 
 if TYPE_CHECKING:
@@ -76,7 +79,12 @@ class FakeClock:
         self._patches = (mock.patch("time.time_ns", self.time_ns), mock.patch("time.time", self.time))
 
     def advance(self, seconds: float) -> None:
-        """Go on by so many seconds at once; backwards with a negative number, as clocks that are set do."""
+        """Go on by so many seconds at once; backwards with a negative number, as clocks that are set do.
+
+        Raises BrokerError for what is not a number.
+        """
+        if not isinstance(cast(object, seconds), int | float) or not math.isfinite(seconds):
+            raise BrokerError(f"the clock goes on by a number of seconds, not {shown(seconds)}")
         self._ahead_ns += int(seconds * 1e9)
 
     def time_ns(self) -> int:
@@ -107,8 +115,11 @@ def lose_the_commit(engine: Engine, *, committed: bool) -> Iterator[None]:
     """The next COMMIT of the engine ends in a lost connection: the application cannot know whether it took effect.
 
     With `committed` the database did commit and only the answer was lost; else nothing was committed. Raises
-    AssertionError when the block ends without a COMMIT.
+    AssertionError when the block ends without a COMMIT, BrokerError for what is not an Engine.
     """
+    if not is_engine(engine):
+        step = ": give it engine.sync_engine" * is_async_engine(engine)
+        raise BrokerError(f"lose_the_commit takes an Engine of SQLAlchemy, not {shown(engine)}{step}")
     dialect = engine.dialect
     lost: list[bool] = []
     real = dialect.do_commit
@@ -132,12 +143,16 @@ def crash_between_commit_and_end(store: LiveStore) -> Iterator[None]:
     """The process dies after COMMIT, before the end of the transaction is written; the block ends there.
 
     So the half message stays in doubt, as after a real kill: check-back has to find out. Raises AssertionError when no
-    transaction was to be ended in the block.
+    transaction was to be ended in the block, BrokerError for what is not an open store.
     """
 
     def die(*_: object, **__: object) -> None:
         raise Killed("between COMMIT and the end record")
 
+    from broker.writable_store import WritableStore
+
+    if not isinstance(store, WritableStore):
+        raise BrokerError(f"crash_between_commit_and_end takes an open store, not {shown(store)}")
     service = store.transactions
     with mock.patch.object(service, "commit", die), mock.patch.object(service, "rollback", die):
         try:

@@ -20,8 +20,7 @@ class InDoubtLimit:
     """The limit of one open store. Threads share it. Raises BrokerError for what is not a limit."""
 
     def __init__(self, most: int, count: Callable[[], int], path: str) -> None:
-        if type(most) is not int or most < 1:
-            raise BrokerError(f"in_doubt_max is a whole number from 1 on, not {most!r:.60}")
+        check_most(most)
         self._most, self._count, self._path = most, count, path
         self._lock = threading.Lock()
         self._counted, self._since = most, 0  # so that the first one is counted
@@ -49,3 +48,9 @@ class InDoubtLimit:
             return True
         finally:
             self._lock.release()
+
+
+def check_most(most: object) -> None:
+    """Raises BrokerError for what is not a limit."""
+    if type(most) is not int or most < 1:
+        raise BrokerError(f"in_doubt_max is a whole number from 1 on, not {most!r:.60}")

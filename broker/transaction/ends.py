@@ -8,8 +8,9 @@ RocketMQ: EndTransactionProcessor.endMessageTransaction (3.1.4).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
-from broker.errors import MessageRejected, TransactionError
+from broker.errors import MessageRejected, TransactionError, shown
 from broker.format import properties as names
 from broker.format.commitlog import decode
 from broker.format.record.recordcrc import record_crc_reserve
@@ -27,6 +28,8 @@ EXTRA = frozenset((WHY, BY, names.TRANSACTION_CHECK_TIMES))
 
 def check_extra(extra: Mapping[str, str]) -> None:
     """Raises MessageRejected for a property that an end may not have: it is a copy of its half but for these."""
+    if not isinstance(extra, Mapping):
+        raise MessageRejected(f"extra_properties is a dict of text to text, not {shown(extra)}")
     for name, value in extra.items():
         if name not in EXTRA:
             raise MessageRejected(f"an end may say {', '.join(sorted(EXTRA))}, and nothing else of its own: {name!r}")
@@ -108,3 +111,14 @@ def wrong_half(half: Reference, reason: str) -> TransactionError:
     """The error for a reference to a half message at whose place another one is."""
     text = f"the half message at CommitLog offset {half.commitlog_offset} is another one: {reason}"
     return TransactionError(text, message_id=id_of(half))
+
+
+def no_half(value: object) -> TransactionError:
+    """The error for what names no half message: the result of a send, a message, an offset."""
+    return TransactionError(f"a transaction is named by the Half that prepare() returned, not by {shown(value)}")
+
+
+@lru_cache(maxsize=4096)
+def group_item(group: str) -> bytes:
+    """How a record says its producer group."""
+    return f"{names.PGROUP}\x01{group}\x02".encode()

@@ -38,7 +38,7 @@ class HalfOpService(StateTableService):
 
     def commit(self, half: Reference, *, extra_properties: Mapping[str, str] | None = None) -> Ended:
         """See TransactionalMessageService. One that a broker gave up is taken back first: both would contradict."""
-        if self._park_topic.has_copies:
+        if self._park_topic.has_copies and isinstance(half, (Half, HalfReference)):
             found = self.half(half.commitlog_offset)
             if self._parked_by_broker(found) is not None:
                 self.unpark(found, "committed")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+from broker.errors import MessageRejected, shown
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.topics import PARK_TOPIC
@@ -25,6 +26,8 @@ _TRUE, _FALSE = "true", "false"
 
 def park_draft(half: Half, why: str, unique_key: str, now_ms: int, *, parks: bool, by: str = "") -> PendingRecord:
     """The record that parks a half message, or takes it back. It has no body to speak of: the half message has it."""
+    if not isinstance(why, str):
+        raise MessageRejected(f"the reason for which something is parked is text, not {shown(why)}")
     properties = {
         names.UNIQ_KEY: unique_key,
         names.PGROUP: half.producer_group,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 
-from broker.errors import AlreadyEnded, CorruptStore
+from broker.errors import AlreadyEnded, BrokerError, CorruptStore, shown
 from broker.format import properties as names
 from broker.transaction.service import CheckListener, Half, LocalTransactionState, TransactionalMessageService
 
@@ -45,6 +45,11 @@ class Rounds:
 
         A half message that cannot be read is raised once the others had their turn.
         """
+        if not isinstance(listener, CheckListener):
+            raise BrokerError(f"check() asks a broker.CheckListener, not {shown(listener)}")
+        for name, number in (("timeout_ms", timeout_ms), ("check_max", check_max)):
+            if type(number) is not int:
+                raise BrokerError(f"{name} is a whole number, not {shown(number)}")
         damaged: list[CorruptStore] = []
         with self._lock:
             parked, asked, left = service.parked(), 0, {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from functools import lru_cache
 from itertools import islice
 
 from broker.errors import AlreadyEnded, CorruptRecord, CorruptStore, MessageRejected, TransactionError
@@ -27,7 +26,7 @@ from broker.store.write.dispatch import prepared_slots
 from broker.store.write.pending_record import Appended, PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
-from broker.transaction.ends import add_extra, from_origin, id_of, new_ended, new_half, wrong_half
+from broker.transaction.ends import add_extra, from_origin, group_item, id_of, new_ended, new_half, no_half, wrong_half
 from broker.transaction.events import TransactionState
 from broker.transaction.parking import ParkTopic, park_draft
 from broker.transaction.rounds import Rounds
@@ -35,6 +34,7 @@ from broker.transaction.service import (
     CheckListener,
     Ended,
     Half,
+    HalfReference,
     ParkNote,
     Reference,
     TransactionalMessageBridge,
@@ -136,10 +136,10 @@ class StateTableService(TransactionalMessageService):
         return new_half(composed, message, queue_id, group, placed, origin)
 
     def _statement(
-        self, message: Message, group: str, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
+        self, message: Message, group: object, queue_id: int, extra: Mapping[str, str] | None, origin: Origin | None
     ) -> Statement:
-        if not group:
-            raise MessageRejected("a half message needs a producer group: it says whom to ask how it ended")
+        if not isinstance(group, str) or not group:
+            raise MessageRejected("a half message needs a producer group, as text: it says whom to ask how it ended")
         return statement_of(message, queue_id=queue_id, extra=extra, group=group, is_local=origin is None)
 
     def _compiled(
@@ -191,7 +191,10 @@ class StateTableService(TransactionalMessageService):
     def _end(self, half: Reference, kind: TransactionType, extra: Mapping[str, str] | None) -> Ended:
         if self._admission.is_slave:
             self._admission.check_role()
-        writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
+        try:
+            writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
+        except AttributeError:
+            raise no_half(half) from None
         now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
         if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
@@ -230,8 +233,10 @@ class StateTableService(TransactionalMessageService):
 
         RocketMQ: EndTransactionProcessor.checkPrepareMessage (5.3.3), and that it is a prepared one at all.
         """
+        if not isinstance(half, (Half, HalfReference)):
+            raise no_half(half)
         known, group = self._appender.cached_half(half.commitlog_offset, half.slot), half.producer_group
-        if known is not None and len(group) <= _GROUP_MAX and known.raw.rfind(_group_item(group)) > 0:
+        if known is not None and len(group) <= _GROUP_MAX and known.raw.rfind(group_item(group)) > 0:
             return known
         known, slot, group = self._read_known(half.commitlog_offset)
         if group != half.producer_group:
@@ -303,10 +308,10 @@ class StateTableService(TransactionalMessageService):
 
     def _record(self, commitlog_offset: int) -> Record:
         found = None
-        if commitlog_offset < self._writer.control[Word.TAIL]:
+        if hasattr(commitlog_offset, "__index__") and commitlog_offset < self._writer.control[Word.TAIL]:
             found = self._store.commitlog.at(commitlog_offset)
         if found is None or not self._engine.is_half(found):
-            raise TransactionError(f"there is no half message at CommitLog offset {commitlog_offset}")
+            raise TransactionError(f"there is no half message at CommitLog offset {commitlog_offset!r:.60}")
         return found
 
     def in_doubt(
@@ -392,9 +397,3 @@ class StateTableService(TransactionalMessageService):
     def check(self, timeout_ms: int, check_max: int, listener: CheckListener) -> int:
         """See TransactionalMessageService."""
         return self._rounds.run(self, timeout_ms, check_max, listener, self._writer.clock.now_ms())
-
-
-@lru_cache(maxsize=4096)
-def _group_item(group: str) -> bytes:
-    """How a record says its producer group."""
-    return f"{names.PGROUP}\x01{group}\x02".encode()

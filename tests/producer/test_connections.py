@@ -347,5 +347,5 @@ def test_check_back_in_the_same_process_takes_the_ledger(desk: PlainDesk) -> Non
 
 
 def test_a_producer_has_one_kind_of_ledger() -> None:
-    with pytest.raises(broker.BrokerError, match="takes a function that connects"):
+    with pytest.raises(broker.BrokerError, match="takes a function that opens a connection"):
         broker.ConnectionLedger("shop.db")  # type: ignore[arg-type]

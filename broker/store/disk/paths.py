@@ -221,12 +221,14 @@ class Paths:
 def path_of_store(path: object) -> str:
     """The path that a caller gave, as text without a slash at its end.
 
-    Raises BrokerError for what is not a path: None, bytes, an empty text.
+    Raises BrokerError for what is not a path: None, bytes, an empty text, the address of a cluster.
     """
     text = path if isinstance(path, str) else path.__fspath__() if isinstance(path, os.PathLike) else None
     if not isinstance(text, str) or not text:
         kind = "an empty text" if path == "" else f"{path!r:.60}"
         raise BrokerError(f"the path of a store is a str or a pathlib.Path, not {kind}")
+    if text.startswith("rocketmq://"):
+        raise BrokerError(f"{text} names a cluster, and broker.open opens a directory: use broker.connect")
     return text.rstrip(os.sep) or os.sep
 
 

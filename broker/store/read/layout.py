@@ -51,6 +51,9 @@ class StoreLayout:
     """Keys of an index file, 20 bytes each: the unique key and each key of a message (maxIndexNum)."""
 
     def __post_init__(self) -> None:
+        for name, size in asdict(self).items():
+            if type(size) is not int:
+                raise BrokerError(f"{name} is a whole number, not {size!r:.60}")
         if self.segment_bytes < _SEGMENT_BYTES_MIN or self.segment_bytes % 8:
             raise BrokerError(f"a segment has at least {_SEGMENT_BYTES_MIN} bytes, a multiple of 8")
         units = (
@@ -130,7 +133,7 @@ class StoreFile:
             version, store_id = content["version"], f"{int(content['id'], 16):032x}"
             layout = StoreLayout(**content["layout"])
             transactions = str(content["transactions"]) if version == _VERSION_OF_ENGINE else STATE_TABLE
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, BrokerError) as error:
             text = f"{path} is damaged ({error!r}). Put it back from a copy of the store"
             raise StoreError(text, path=path) from error
         if version not in (_VERSION, _VERSION_OF_ENGINE):

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Iterator
+from operator import index
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
-from broker.errors import CorruptRecord, CorruptStore
+from broker.errors import BrokerError, CorruptRecord, CorruptStore, shown
 from broker.format.checkpoint import Checkpoint
 from broker.format.commitlog import Record
 from broker.format.config import ConsumerOffsets, Topics
@@ -49,7 +50,7 @@ class Store:
     """A store, open for reading. Close it, or use it in a `with` statement; threads may share it.
 
     `broker.open(path, read_only=True)` makes it. Any call may raise StoreError: for a file that this user may not read,
-    that the disk cannot read, or after `close`.
+    that the disk cannot read, or after `close`; and BrokerError for an argument of another type.
     """
 
     def __init__(self, path: str, disk: Disk) -> None:
@@ -123,6 +124,10 @@ class Store:
         `end` None is the end. Raises, while it is iterated over, CorruptRecord where no record begins although the log
         goes on, and CorruptStore where a segment is missing; `checkback salvage` reads on behind the damage.
         """
+        if start is not None:
+            check_whole("start", start)
+        if end is not None:
+            check_whole("end", end)
         return self.commitlog.walk(start, end)
 
     def record(self, commitlog_offset: int) -> Record | None:
@@ -130,6 +135,7 @@ class Store:
 
         Raises CorruptRecord when other bytes stand there, CorruptStore where a segment is missing.
         """
+        check_whole("commitlog_offset", commitlog_offset)
         return self.commitlog.read(commitlog_offset)
 
     # By queue
@@ -140,6 +146,7 @@ class Store:
 
     def queues(self, topic: str) -> list[int]:
         """The queue ids (from 0) of a topic, sorted; none for a topic that is not there."""
+        _check_text("topic", topic)
         return self.every_queue.queue_ids(topic)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
@@ -147,7 +154,7 @@ class Store:
 
         Equal when the queue holds nothing; (0, 0) when it is not there. Raises CorruptStore for a damaged file.
         """
-        queue = self.every_queue.queue(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset(self.begin_offset), queue.max_offset)
 
     def message(self, topic: str, queue_id: int, queue_offset: int) -> ReceivedMessage | None:
@@ -156,7 +163,8 @@ class Store:
         Raises CorruptStore when the ConsumeQueue and the CommitLog do not belong together, CorruptRecord for a record
         that is damaged.
         """
-        queue = self.every_queue.queue(topic, queue_id)
+        check_whole("queue_offset", queue_offset)
+        queue = self._queue(topic, queue_id)
         record = None if queue is None else self._record_of(queue, queue_offset)
         if record is not None and record.sys_flag & INNER_BATCH:
             record = next((one for one in self._inside(record) if one.queue_offset == queue_offset), None)
@@ -174,6 +182,9 @@ class Store:
         its half message, whatever became of it. Raises CorruptStore for a damaged index, CorruptRecord for a damaged
         record. RocketMQ: DefaultMessageStore.queryMessage (5.3.3).
         """
+        for name, time_ms in (("begin_ms", begin_ms), ("end_ms", end_ms)):
+            if time_ms is not None:
+                check_time(name, time_ms)
         found = self._indexed(topic, key, begin_ms, end_ms)
         return [message for message in found if key in message.keys]
 
@@ -193,7 +204,8 @@ class Store:
         never set back. Raises CorruptStore for a damaged file.
         RocketMQ: ConsumeQueue.getOffsetInQueueByTime (5.3.3).
         """
-        queue = self.every_queue.queue(topic, queue_id)
+        check_time("timestamp_ms", timestamp_ms)
+        queue = self._queue(topic, queue_id)
         if queue is None:
             return 0
         first, end = self.queue_range(topic, queue_id)
@@ -205,6 +217,11 @@ class Store:
 
         A clock set back by a minute hides none. Raises as `records`.
         """
+        check_time("begin_ms", begin_ms)
+        check_time("end_ms", end_ms)
+        return self._between(begin_ms, end_ms)
+
+    def _between(self, begin_ms: int, end_ms: int) -> Iterator[Record]:
         for record in self.records(self.commitlog.first_offset_at(begin_ms - _CLOCK_STEP_MS)):
             if begin_ms <= record.store_timestamp_ms < end_ms:
                 yield record
@@ -240,11 +257,18 @@ class Store:
         self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None
     ) -> Iterator[ReceivedMessage]:
         """The messages of a topic that the index names for a key, each once; their own keys are not looked at."""
+        _check_text("topic", topic)
+        _check_text("key", key)
         begin, end = begin_ms or 0, _TIME_MAX_MS if end_ms is None else end_ms
         for commitlog_offset in dict.fromkeys(self.index.find(topic, key, begin, end)):
             record = self.commitlog.read(commitlog_offset)
             if record is not None and record.topic == topic and begin <= record.store_timestamp_ms < end:
                 yield ReceivedMessage.of(record)
+
+    def _queue(self, topic: str, queue_id: int) -> AnyQueue | None:
+        """A queue; None when it is not there. Raises BrokerError for what names none."""
+        check_queue(topic, queue_id)
+        return self.every_queue.queue(topic, queue_id)
 
     def _inside(self, record: Record) -> Iterator[Record]:
         """The messages of a batch."""
@@ -280,3 +304,31 @@ class Store:
         unit = queue.get(queue_offset)
         stored_ms = None if unit is None else self.commitlog.store_timestamp_ms(unit.commitlog_offset)
         return -1 if stored_ms is None else stored_ms
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise BrokerError(f"{name} is text, not {shown(value)}")
+
+
+def check_queue(topic: object, queue_id: object) -> None:
+    """Raises BrokerError for what names no queue."""
+    _check_text("topic", topic)
+    check_whole("queue_id", queue_id)
+
+
+def check_whole(name: str, value: object) -> None:
+    """Raises BrokerError for what is not an offset or the number of a queue."""
+    try:
+        index(cast(int, value))  # which takes NumPy's numbers, too
+    except TypeError:
+        raise BrokerError(f"{name} is a whole number, not {shown(value)}") from None
+
+
+def check_time(name: str, value: object) -> None:
+    """Raises BrokerError for what is not a time in milliseconds, a datetime for one."""
+    try:
+        cast(int, value) < 0  # noqa: B015 - what can be compared with a number is one
+    except TypeError:
+        step = ": int(when.timestamp() * 1000)" if hasattr(value, "timestamp") else ""
+        raise BrokerError(f"{name} is a number of milliseconds since 1970, not {shown(value)}{step}") from None

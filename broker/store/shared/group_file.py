@@ -73,6 +73,8 @@ class GroupFile:
 
     def pause(self, name: str, *, paused: bool = True) -> None:
         """Give the group no messages any more, or give them again. Raises MessageRejected for an impossible name."""
+        if not isinstance(name, str):
+            raise MessageRejected(f"the name of a consumer group is text, not {name!r:.60}")
         self.put(replace(self.get(name) or SubscriptionGroup(name), consume_enable=not paused))
 
     def all(self) -> SubscriptionGroups:

@@ -133,7 +133,10 @@ def new_topic(
     """
     check_topic_name(name)
     if message_type and message_type not in MESSAGE_TYPES:
-        raise MessageRejected(f"the type of a topic is one of {', '.join(MESSAGE_TYPES)}, not {message_type!r}")
+        raise MessageRejected(f"the type of a topic is one of {', '.join(MESSAGE_TYPES)}, not {message_type!r:.60}")
+    for what, number in (("queues", queues), ("perm", perm)):
+        if type(number) is not int:
+            raise MessageRejected(f"{what} is a whole number, not {number!r:.60}")
     if not 1 <= queues <= QUEUES_MAX:
         raise MessageRejected(f"a topic has from 1 to {QUEUES_MAX} queues, not {queues}")
     if not 0 <= perm <= 0xF:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from broker.errors import BrokerError, MessageRejected, NotPermitted
+from broker.errors import BrokerError, MessageRejected, NotPermitted, shown
 from broker.format import properties as names
 from broker.format.commitlog import MESSAGE_SIZE_MAX
 from broker.format.config import TopicConfig
@@ -151,8 +151,12 @@ class Admission:
                 "writeQueueNums in config/topics.json is 0" if rules.may_write else "perm in config/topics.json lacks 2"
             )
             raise NotPermitted(f"the topic {topic} may not be written: its {lacks}")
-        if not 0 <= queue_id < rules.write_queues:
-            reason = f"queues 0 to {rules.write_queues - 1}, and no queue {queue_id}"
+        try:
+            has_queue = 0 <= queue_id < rules.write_queues
+        except TypeError:  # it is not a number
+            has_queue = False
+        if not has_queue:
+            reason = f"queues 0 to {rules.write_queues - 1}, and no queue {queue_id!r:.60}"
             raise MessageRejected(f"the topic {topic} has {reason}")
 
     def _first_use(self, topic: str, now_ms: int, *, system: bool) -> Rules:
@@ -191,8 +195,13 @@ def check_batch(messages: Sequence[Message]) -> None:
 
     RocketMQ: MessageBatch.generateFromList, Validators.checkMessage (5.3.3).
     """
+    if not isinstance(messages, list | tuple):
+        raise MessageRejected(f"a batch is a list of messages, not {shown(messages)}")
     if not messages:
         raise MessageRejected("a batch needs at least one message")
+    for message in messages:
+        if not isinstance(message, Message):
+            raise MessageRejected(f"a batch holds messages, broker.Message(topic, body), not {shown(message)}")
     topic = messages[0].topic
     if topic.startswith(RETRY_PREFIX):
         raise MessageRejected(f"messages to the retry topic {topic} cannot be sent as a batch")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from broker import compiled
-from broker.errors import MessageRejected
+from broker.errors import BrokerError, MessageRejected, shown
 from broker.format import properties as names
 from broker.format.java import Host
 from broker.format.sysflag import COMPRESSED, COMPRESSION_MASK, TransactionType
@@ -34,6 +34,7 @@ KEPT_FLAGS = COMPRESSED | COMPRESSION_MASK
 """What a record keeps of its sender's sysFlag."""
 _END_ROOM = 1024  # by which the end of a half message, all its records together, may be larger
 _SLOT_MAX = (1 << 63) - 1
+_QUEUES_END = 1 << 31  # a record has 32 bits for it, with a sign
 _new_tuple = tuple.__new__
 
 
@@ -84,8 +85,13 @@ def statement_of(
     now_ms, level = time.time_ns() // 1_000_000, 0
     if group is not None:
         group = plain_text(group)
-    unique_key = extra.get(names.UNIQ_KEY) if extra else None
-    properties = _stored_properties(message, new_unique_key(now_ms) if unique_key is None else unique_key, group, extra)
+    try:
+        unique_key = extra.get(names.UNIQ_KEY) if extra else None
+        unique_key = new_unique_key(now_ms) if unique_key is None else unique_key
+        properties = _stored_properties(message, unique_key, group, extra)
+    except (AttributeError, TypeError):
+        check_arguments(message, queue_id, extra)
+        raise
     if extra and not DELAYS.isdisjoint(properties):
         level = _level(properties, now_ms, prepared=group is not None, is_local=is_local)
         if level:  # a Message has none of its own
@@ -107,10 +113,30 @@ def compose(
     A delayed message goes to the schedule topic at once. Raises MessageRejected, NotPermitted.
     RocketMQ: CommitLog.asyncPutMessage, HookUtils.transformDelayLevelMessage (5.3.3).
     """
-    statement = statement_of(message, queue_id=queue_id, extra=extra, is_local=origin is None)
-    return compose_stated(
-        message.topic, message.body, statement, admission, queue_id=queue_id, size_max=size_max, origin=origin
-    )
+    try:
+        statement = statement_of(message, queue_id=queue_id, extra=extra, is_local=origin is None)
+        return compose_stated(
+            message.topic, message.body, statement, admission, queue_id=queue_id, size_max=size_max, origin=origin
+        )
+    except BrokerError:
+        raise
+    except Exception:
+        check_arguments(message, queue_id, extra, origin)
+        raise
+
+
+def check_arguments(message: object, queue_id: object = 0, extra: object = None, origin: object = None) -> None:
+    """After an error from within: what was given, if it is of a wrong type, is the cause. Raises MessageRejected."""
+    if not isinstance(message, Message):
+        raise MessageRejected(f"a store takes a message, broker.Message(topic, body), not {shown(message)}")
+    if not isinstance(queue_id, int) or not 0 <= queue_id < _QUEUES_END:
+        raise MessageRejected(f"queue_id is the number of a queue, from 0 on, not {shown(queue_id)}")
+    if extra is not None and not (
+        isinstance(extra, Mapping) and all(isinstance(text, str) for item in extra.items() for text in item)
+    ):
+        raise MessageRejected(f"extra_properties is a dict of text to text, not {shown(extra)}")
+    if origin is not None and not isinstance(origin, Origin):
+        raise MessageRejected(f"origin is an Origin, which says who sent the message, not {shown(origin)}")
 
 
 def compose_stated(
@@ -155,7 +181,13 @@ def compose_half(
     """
     properties, level, now_ms = statement
     asked = dict(properties)  # an engine keeps the delay under another name
-    record = engine.half(message.topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms))
+    try:
+        record = engine.half(message.topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms))
+    except BrokerError:
+        raise
+    except Exception:
+        check_arguments(message, queue_id, origin=origin)
+        raise
     if level or len(record.raw) > size_max - _END_ROOM:  # the commit of a delayed one states more than its half
         check_size(len(record.raw), size_max)
         ends = engine.ends(record, 0, _SLOT_MAX, TransactionType.COMMIT, now_ms)
@@ -222,6 +254,29 @@ def compose_batch(
     Raises MessageRejected, NotPermitted. RocketMQ: MessageExtEncoder.encode of a batch (5.3.3).
     """
     check_batch(messages)
+    try:
+        records = _records_of(messages, admission, queue_id, extra, origin)
+    except BrokerError:
+        raise
+    except Exception:
+        if not isinstance(extra, list | tuple) or len(extra) not in (0, len(messages)):
+            text = "extra_properties is a list with a dict for each message"
+            raise MessageRejected(f"{text}, not {shown(extra)}") from None
+        for number, message in enumerate(messages):
+            check_arguments(message, queue_id, extra[number] if extra else None, origin)
+        raise
+    check_size(sum(one.size for one in records), size_max)
+    return records
+
+
+def _records_of(
+    messages: Sequence[Message],
+    admission: Admission,
+    queue_id: int,
+    extra: Sequence[Mapping[str, str]],
+    origin: Origin | None,
+) -> list[PendingRecord]:
+    """A record for each message of a batch."""
     now_ms = time.time_ns() // 1_000_000
     records: list[PendingRecord] = []
     for number, message in enumerate(messages):
@@ -234,7 +289,6 @@ def compose_batch(
             properties[names.UNIQ_KEY] = new_unique_key(now_ms)
         records.append(draft(message.topic, message.body, properties, queue_id=queue_id, **_sender(origin, now_ms)))
         admission.admit(message.topic, properties, queue_id, now_ms)
-    check_size(sum(one.size for one in records), size_max)
     return records
 
 
