@@ -20,7 +20,11 @@ from tests.compat.kinds_of_stores import PLAIN_QUEUES, SMALL, installed, served
 from tests.compat.rocketmq import running
 
 COPIES, PAUSE_S = 5, 1.5
-EXPLAINED = {"delivered-twice", "double-end"}  # by check-backs under load
+EXPLAINED = {
+    "delivered-twice",  # by check-backs under load
+    "double-end",
+    "torn-tail",  # the broker wrote a record while the end of the log was copied
+}
 
 pytestmark = pytest.mark.timeout(900)
 
