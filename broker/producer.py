@@ -36,7 +36,7 @@ from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTr
 from broker.log_fields import event, fields_of_half
 from broker.message import Message
 from broker.producing.destination import Destinations, SendResult
-from broker.producing.named_transaction import awaiting, doom_named, named_target
+from broker.producing.named_transaction import awaiting, coroutine_function, doom_named, named_target
 from broker.producing.send_arguments import SendOptions, check_message, check_producer, checked_batch, checked_topics
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
@@ -146,6 +146,7 @@ class Producer:
         extra = {**options.properties(), names.UNIQ_KEY: unique_key}
         return self._destination.send(message, extra, options.sharding_key)
 
+    @coroutine_function
     def send_async(
         self,
         message: Message,

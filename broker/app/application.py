@@ -42,6 +42,7 @@ from broker.ledger import Ledger
 from broker.live import LiveStore, check_options, open_live
 from broker.producer import Producer
 from broker.producing.destination import SendResult
+from broker.producing.named_transaction import coroutine_function
 from broker.producing.send_arguments import check_group, checked_topics
 from broker.store.disk.paths import path_of_store
 
@@ -323,6 +324,7 @@ class App:
                     return None
             return producer.send(event.message, session, **event.placing)
 
+    @coroutine_function
     def send_async(
         self, topic: str, value: Any, session: AsyncSession | None = None, **options: Unpack[SendKeywords]
     ) -> Coroutine[Any, Any, SendResult | None]:
@@ -347,10 +349,7 @@ class App:
             return await producer.send_async(event.message, session, **event.placing)
 
     def send_now(self, topic: str, value: Any, **options: Unpack[SendKeywords]) -> SendResult:
-        """Send a value by itself, whatever becomes of the transaction that the caller is in.
-
-        Raises TransactionError for a `dedup_key`, else what `send` raises.
-        """
+        """Send a value in no transaction, whatever the caller is in. Raises as `send`, also for a `dedup_key`."""
         event = self._event(topic, value, options)
         if event.dedup_key is not None:
             raise TransactionError("send_now() has no transaction to keep a dedup_key in: use app.send()")

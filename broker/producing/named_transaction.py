@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.enlisting.sqlalchemy_join import expect
 from broker.enlisting.targets import sync_target_of, target_of
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from broker.database.bound_ledger import BoundLedger
     from broker.enlisting.targets import AsyncTarget, SyncTarget, Target
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _NOT_AWAITED = "send_async() was called and nothing awaited it: write `await` before it"
 
 
@@ -49,6 +52,15 @@ def awaiting(transaction: object) -> Callable[[], None]:
         return expect(sync_target_of(target), _NOT_AWAITED)
     except TransactionError:
         return _nothing
+
+
+def coroutine_function(function: _F) -> _F:
+    """Mark a function that returns a coroutine as what frameworks await: a BackgroundTask of Starlette, for one."""
+    if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
+        inspect.markcoroutinefunction(function)
+    else:
+        function._is_coroutine = getattr(asyncio.coroutines, "_is_coroutine", None)  # type: ignore[attr-defined]  # noqa: SLF001
+    return function
 
 
 def _nothing() -> None:

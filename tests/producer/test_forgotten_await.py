@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
+import broker
 from broker.errors import TransactionError
 from tests.app.shop import ASYNC
 from tests.producer.desk import INSERT, Desk, Kind, desk_of
@@ -133,3 +134,10 @@ def test_what_the_database_refuses_at_commit_keeps_its_own_error(desk: Desk) -> 
         await target.commit()
 
     assert run(desk, "connection", work) == ({1}, set())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("function", [broker.Producer.send_async, broker.App.send_async])
+def test_frameworks_take_it_for_a_coroutine_function(function: object) -> None:
+    """A background task calls others in a thread, where nobody would await what they return."""
+    assert asyncio.iscoroutinefunction(function)
