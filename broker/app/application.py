@@ -349,7 +349,7 @@ class App:
             return await producer.send_async(event.message, session, **event.placing)
 
     def send_now(self, topic: str, value: Any, **options: Unpack[SendKeywords]) -> SendResult:
-        """Send a value in no transaction, whatever the caller is in. Raises as `send`, also for a `dedup_key`."""
+        """Send a value in no transaction. Raises what `send` does, and TransactionError for a `dedup_key`."""
         event = self._event(topic, value, options)
         if event.dedup_key is not None:
             raise TransactionError("send_now() has no transaction to keep a dedup_key in: use app.send()")

@@ -16,7 +16,7 @@ from broker.remoting.command import RemotingCommand
 from broker.server import connection, running
 from broker.server.requests import pulls
 from broker.store.write import pending_record
-from broker.transaction import statetable
+from broker.transaction import ends
 from tests.server.conftest import Connect, Serve
 from tests.server.processes import await_true
 from tests.server.wire_client import WireClient, sending
@@ -162,11 +162,11 @@ def test_a_long_producer_group_of_an_end_is_not_remembered(
     stored = client.publish("orders", b"x", **half)
     end = {"commitLogOffset": int(stored.ext["msgId"][16:], 16), "tranStateTableOffset": stored.ext["queueOffset"],
            "commitOrRollback": 8}  # fmt: skip
-    before = statetable._group_item.cache_info().currsize
+    before = ends.group_item.cache_info().currsize
     for turn in range(3):
         other = end | {"producerGroup": f"{turn}" + "x" * 200_000}
         answer = client.request(Code.END_TRANSACTION, other)
         assert (answer.code, len(answer.remark or "") < 1000) == (Answer.SYSTEM_ERROR, True)
     assert client.request(Code.END_TRANSACTION, end | {"producerGroup": "g" * 300}).code == Answer.SUCCESS
-    assert statetable._group_item.cache_info().currsize == before
+    assert ends.group_item.cache_info().currsize == before
     assert not store.transactions.in_doubt_slots()
