@@ -102,15 +102,20 @@ TRAPPED = {
 }
 
 
-def trapped_states(events: list[Event], version: str) -> dict[str, set[str]]:
+def trapped_states(events: list[Event], version: str, copied: set[str]) -> dict[str, set[str]]:
     """For each transaction that the program Traps ended strangely: how it may stand.
 
     A commit after a rollback changes nothing in 3.x, where the first end counts; in 5.x the message is delivered. What
-    a delay led astray in 5.x is no transaction of the half topic, and is left out.
+    a delay led astray in 5.x is no transaction of the half topic, and is left out. `copied` has the keys whose half
+    message 5.x stored again: it does so with one that was rolled back, too, when it checks it before its op message is
+    written (transactionOpBatchInterval, 3 s). The op message names the first half, so the copy is open, and is checked
+    and given up as any other. RocketMQ: TransactionalMessageServiceImpl.check (5.3.3), isNeedCheck without op messages.
     """
     states = {}
     for event in events:
         if event["event"] == "trap" and (version == "3.1.4" or not event["name"].startswith(("delayed", "timed"))):
             late = {"rolled_back" if version == "3.1.4" else "committed"}
             states[event["key"]] = TRAPPED.get(event["name"], late)
+            if event["name"] == "rollback" and event["key"] in copied:
+                states[event["key"]] = {"rolled_back", "in_doubt", "parked"}
     return states

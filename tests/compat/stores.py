@@ -165,13 +165,13 @@ def recovered(directory: Path, draw: Draw, more: int = 0, wait: float = 5) -> Ma
     return made
 
 
-def traps(directory: Path, draw: Draw) -> Made:
+def traps(directory: Path, draw: Draw, **options: object) -> Made:
     """Transactions that were ended twice, the other way or by strangers, and halves that a delay led astray."""
     store, truth = fresh(directory)
     with running(rocketmq.install(draw.version), store, **draw.properties) as cluster:
-        cluster.run("Traps", truth, group="trapper", seed=draw.seed, rounds=5)
+        cluster.run("Traps", truth, group="trapper", seed=draw.seed, rounds=5, **options)
         _broker(cluster).stop()
-    return Made(draw.version, store, truth, "clean", {**draw.properties})
+    return Made(draw.version, store, truth, "clean", {**draw.properties, **options})
 
 
 def _broker(cluster: Cluster) -> Java:

@@ -22,7 +22,7 @@ import pytest
 import broker
 from tests.compat import expectation, rocketmq, stores
 from tests.compat.stores import Draw, Made
-from tests.compat.witness import Account, take_account
+from tests.compat.witness import Account, Transaction, take_account
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("CHECKBACK_COMPAT_SEED") or random.SystemRandom().randrange(1_000_000))
@@ -57,9 +57,9 @@ def _brokers_to_be_had(request: pytest.FixtureRequest) -> None:
         pytest.skip(str(missing))
 
 
-def checkback(verb: str, store: Path) -> tuple[int, Any]:
+def checkback(verb: str, store: Path, *more: str) -> tuple[int, Any]:
     """Run the command with --json; the exit code and the answer. It writes nothing and never ends with a traceback."""
-    command = [sys.executable, "-m", "tests.compat.guarded", str(store), verb, str(store), "--json"]
+    command = [sys.executable, "-m", "tests.compat.guarded", str(store), verb, str(store), "--json", *more]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode in (0, 1), f"{verb} ended with {done.returncode}: {done.stderr}"
@@ -162,9 +162,7 @@ def test_ends_that_no_client_should_send(version: str, seed: int, directory: Pat
     """Two ends, contrary ends, an end by a stranger, a half with a delay: one decision counts, the rest is told."""
     made = stores.traps(directory, Draw.of(version, seed))
     events, account = made.events(), take_account(made.store, version)
-    seen = {transaction.key: transaction.state for transaction in account.transactions}
-    for key, states in expectation.trapped_states(events, version).items():
-        assert seen[key] in states, key
+    as_the_traps_say(made, account)
     report = checkback("verify", made.store)[1]
     rounds = sum(event["event"] == "trap" and event["name"] == "twice" for event in events)
     assert report["counts"]["delivered-twice"] >= rounds
@@ -173,6 +171,31 @@ def test_ends_that_no_client_should_send(version: str, seed: int, directory: Pat
         assert report["counts"]["decision-conflict"] == 2 * rounds
     else:
         assert report["counts"]["half-diverted"] >= 2 * rounds
+
+
+def as_the_traps_say(made: Made, account: Account) -> dict[str, Transaction]:
+    """The second reading of each transaction that ended strangely stands as it may; all transactions by their keys."""
+    seen = {transaction.key: transaction for transaction in account.transactions}
+    copied = {key for key, transaction in seen.items() if len(transaction.halves) > 1}
+    for key, states in expectation.trapped_states(made.events(), made.version, copied).items():
+        assert seen[key].state in states, key
+    return seen
+
+
+@seeds(1)
+def test_a_rollback_whose_op_message_comes_late(seed: int, directory: Path) -> None:
+    """The broker checks it before it wrote the op message, and stores its half again: that copy is still open."""
+    draw = Draw.of("5.3.3", seed)
+    slow = {"transactionOpBatchInterval": 12_000, "transactionCheckInterval": 3000, "transactionTimeOut": 2000}
+    draw.properties |= slow
+    made = stores.traps(directory, draw, settle=24)
+    seen = as_the_traps_say(made, take_account(made.store, "5.3.3"))
+    keys = [event["key"] for event in made.events() if event["event"] == "trap" and event["name"] == "rollback"]
+    open_again = {key: seen[key].state for key in keys if seen[key].state != "rolled_back"}
+    assert open_again
+    assert all(seen[key].named_by_op and len(seen[key].halves) > 1 for key in open_again)
+    pending = {entry["keys"][0]: entry["state"] for entry in checkback("pending", made.store, "--parked")[1]}
+    assert {key: pending[key] for key in keys if key in pending} == open_again
 
 
 @seeds(1)

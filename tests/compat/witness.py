@@ -168,7 +168,7 @@ def state_table(everything: list[Record]) -> list[Transaction]:
 
 
 def half_op(everything: list[Record]) -> list[Transaction]:
-    """5.x: all halves of one unique key are a transaction; delivered, else parked, else its last half is in an op."""
+    """5.x: all halves of one unique key are a transaction; delivered, else its last half is in an op, else parked."""
     found: dict[str, Transaction] = {}
     owner: dict[int, Transaction] = {}
     ended: set[int] = set()
@@ -189,8 +189,8 @@ def half_op(everything: list[Record]) -> list[Transaction]:
         transaction.named_by_op = any(half.queue_offset in ended for half in transaction.halves)
         if transaction.delivered:
             transaction.state = "committed"
-        elif transaction.parked:
-            transaction.state = "parked"
         elif transaction.halves[-1].queue_offset in ended:
             transaction.state = "rolled_back"
+        elif transaction.parked:
+            transaction.state = "parked"
     return list(found.values())
