@@ -23,6 +23,7 @@ BrokerError
 from __future__ import annotations
 
 import os
+import re
 
 
 class BrokerError(Exception):
@@ -30,10 +31,15 @@ class BrokerError(Exception):
 
 
 def shown(value: object) -> str:
-    """A value of a wrong type as a sentence names it: a plain one as it is, of another its class."""
+    """A value of a wrong type as a sentence names it: a plain one as it is, of another its class.
+
+    Without the user and the password of a URL, which is often what was given.
+    """
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
     kind = type(value)
+    if isinstance(value, str) and "://" in value:
+        value = re.sub(r"://.*@", "://...@", value, flags=re.DOTALL)
     return f"{value!r:.60}" if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from broker.enlisting.enlistment import Enlistment, Stage, deliver, discard
+from broker.enlisting.enlistment import Doom, Enlistment, Stage, deliver, discard
 from broker.enlisting.sqlalchemy_enlistments import enlistments_of
 from broker.enlisting.sqlalchemy_events import unknown_outcome
 from broker.enlisting.sqlalchemy_join import enlist
@@ -44,6 +44,7 @@ class LocalTransaction(abc.ABC):
         self.half_properties: dict[str, str] = {}
         """What each of its half messages carries besides its own properties."""
         self._is_over = False
+        self._expected: list[Doom] = []  # sends that were called, and may not have run
         if immunity_s is not None:
             if type(immunity_s) is not int or immunity_s < 0:
                 raise TransactionError(f"immunity_s is a whole number of seconds, not {immunity_s!r:.60}")
@@ -63,6 +64,15 @@ class LocalTransaction(abc.ABC):
         if names.CHECK_IMMUNITY_TIME_IN_SECONDS in message.properties:
             found.pop(names.CHECK_IMMUNITY_TIME_IN_SECONDS, None)
         return found
+
+    def expect(self, send: Doom) -> None:
+        """Take note of a send that was called and is not done: until it is lifted, `commit` rolls back."""
+        self._expected = [one for one in self._expected if not one.is_lifted]
+        self._expected.append(send)
+
+    def _unfinished(self) -> str:
+        """Why it cannot commit: a send that was not awaited; empty when there is none."""
+        return next((one.reason for one in self._expected if not one.is_lifted), "")
 
     def check_active(self) -> None:
         """See that it still runs. Raises TransactionError when it was ended."""
@@ -116,9 +126,9 @@ class PlainTransaction(LocalTransaction):
         Raises TransactionError when it was ended, or when a send failed in it: then all are rolled back.
         """
         self.check_active()
-        if self._doomed:
+        if why := self._doomed or self._unfinished():
             self.rollback()
-            raise TransactionError(f"the transaction was rolled back: {self._doomed}")
+            raise TransactionError(f"the transaction was rolled back: {why}")
         self._end(Stage.COMMITTED)
         deliver(self._service, self.halves)
 

@@ -28,7 +28,7 @@ from broker.database.ledger_binding import LEDGER_BINDING
 from broker.enlisting.enlistment import JoinableTransaction
 from broker.enlisting.sqlalchemy_events import watch
 from broker.enlisting.sqlalchemy_join import SqlalchemyTransaction, doom
-from broker.enlisting.targets import in_a_thread, is_async, sync_part, target_of
+from broker.enlisting.targets import in_a_thread, is_async, session_now, sync_part, target_of
 from broker.errors import TransactionError
 from broker.format import properties as names
 from broker.ledger import Ledger
@@ -36,7 +36,7 @@ from broker.local_transaction import AsyncTransaction, LocalTransaction, PlainTr
 from broker.log_fields import event, fields_of_half
 from broker.message import Message
 from broker.producing.destination import Destinations, SendResult
-from broker.producing.named_transaction import awaiting, coroutine_function, doom_named, named_target
+from broker.producing.named_transaction import coroutine_function, doom_named, expected, named_target, send_async
 from broker.producing.send_arguments import SendOptions, check_message, check_producer, checked_batch, checked_topics
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.service import Half, LocalTransactionState
@@ -162,22 +162,21 @@ class Producer:
         The arguments and the errors are those of `send`. Without `await` the session's transaction cannot commit.
         """
         options = SendOptions(sharding_key, delay_level, deliver_at, delay)
-        return self._send_async(message, transaction, options, awaiting(transaction))
+        transaction = cast(Any, session_now(transaction))  # not that of the task in which gather() runs it
+        return send_async(expected(transaction), partial(self._send_async, message, transaction, options))
 
     async def _send_async(
         self,
         message: Message,
         transaction: LocalTransaction | Target | PlainConnection | None,
         options: SendOptions,
-        is_awaited: Callable[[], None],
     ) -> SendResult:
-        is_awaited()
         if self._joined(transaction) is not None:
             return self.send(message, transaction, **options._asdict())  # its connection belongs to this thread
         if transaction is None or isinstance(transaction, PlainTransaction):
             return await asyncio.to_thread(partial(self.send, message, transaction, **options._asdict()))
         begun = transaction if isinstance(transaction, LocalTransaction) else None
-        target = named_target(cast("LocalTransaction | Target", transaction))
+        target = self._named(message, transaction)
         if not is_async(target):
             return self.send(message, transaction, **options._asdict())
 
@@ -298,17 +297,21 @@ class Producer:
         joined = self._joined(transaction)
         if joined is not None:
             return self._send_in(message, joined, begun, options)
-        try:
-            target = named_target(cast("LocalTransaction | Target", transaction))
-        except TransactionError as error:
-            doom_named(self.ledger, transaction, error)
-            check_message(message)  # send("topic", b"body")
-            raise
+        target = self._named(message, transaction)
         if is_async(target):
             text = f"{type(target).__name__} is async: await producer.send_async(message, session)"
             doom(sync_part(cast("AsyncTarget", target)), text)
             raise TransactionError(text)
         return self._send_in(message, self._joinable(cast("SyncTarget", target)), begun, options)
+
+    def _named(self, message: Message, transaction: object) -> SyncTarget | AsyncTarget:
+        """The session or connection that a send names. Raises TransactionError, and dooms what else it may mean."""
+        try:
+            return named_target(cast("LocalTransaction | Target", transaction))
+        except TransactionError as error:
+            doom_named(self.ledger, transaction, error)
+            check_message(message)  # send("topic", b"body")
+            raise
 
     def _joined(self, transaction: object) -> JoinableTransaction | None:
         """The transaction itself, where it was begun or is known to the ledger; None for what is SQLAlchemy's."""

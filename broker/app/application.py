@@ -36,13 +36,15 @@ from broker.database.arguments import check_engines
 from broker.database.dedup import Processed
 from broker.database.tables import make_tables
 from broker.enlisting.sqlalchemy_checks import check_same_database
+from broker.enlisting.sqlalchemy_events import watch
+from broker.enlisting.targets import session_now
 from broker.errors import BrokerError, MessageRejected, TransactionError
 from broker.format.topics import check_send_topic
 from broker.ledger import Ledger
 from broker.live import LiveStore, check_options, open_live
 from broker.producer import Producer
 from broker.producing.destination import SendResult
-from broker.producing.named_transaction import coroutine_function
+from broker.producing.named_transaction import coroutine_function, send_async
 from broker.producing.send_arguments import check_group, checked_topics
 from broker.store.disk.paths import path_of_store
 
@@ -213,6 +215,8 @@ class App:
         if self._create_tables:
             for metadata in self.metadata:
                 make_tables(metadata, self.engine)
+        if self.async_engine is not None:
+            watch(self.async_engine.sync_engine)  # before its first savepoint
         return store.producer(self.name, topics=topics, ledger=self._ledger) if topics else None, plain
 
     @property
@@ -328,13 +332,11 @@ class App:
     def send_async(
         self, topic: str, value: Any, session: AsyncSession | None = None, **options: Unpack[SendKeywords]
     ) -> Coroutine[Any, Any, SendResult | None]:
-        """The same without blocking the event loop, for an AsyncSession, which cannot commit without the `await`."""
-        return self._send_async(topic, value, session, options, self._scopes.awaiting(session))
+        """`send` without blocking the event loop. An AsyncSession cannot commit before it is done. Raises as `send`."""
+        target = session_now(session)
+        return send_async(self._scopes.expected(target), partial(self._send_async, topic, value, target, options))
 
-    async def _send_async(
-        self, topic: str, value: Any, session: Any, options: SendKeywords, is_awaited: Callable[[], None]
-    ) -> SendResult | None:
-        is_awaited()
+    async def _send_async(self, topic: str, value: Any, session: Any, options: SendKeywords) -> SendResult | None:
         session = self._scopes.session() if session is None else session
         with self._scopes.failing_makes_commit_impossible(session):
             event = self._event(topic, value, options)

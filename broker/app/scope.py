@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.database.arguments import is_async_session, session_of
+from broker.enlisting.enlistment import Doom
 from broker.enlisting.sqlalchemy_join import doom
 from broker.enlisting.targets import is_async as belongs_to_loop
-from broker.enlisting.targets import sync_target_of, target_of
+from broker.enlisting.targets import session_now, sync_target_of, target_of
 from broker.errors import TransactionError, shown
-from broker.producing.named_transaction import awaiting
+from broker.producing.named_transaction import expected
 
 
 @dataclass(slots=True, eq=False)
@@ -58,21 +59,22 @@ class Scopes:
                 _doom(scope.session, error)
             raise
 
-    def awaiting(self, session: Any) -> Callable[[], None]:
-        """Make the COMMIT impossible that a send takes part in, until the function that is returned is called."""
+    def expected(self, session: Any) -> Doom:
+        """What makes the COMMIT impossible that a send takes part in, until it is done. `session`: as above."""
         scope = self._current.get()
-        return awaiting(scope.session if session is None and scope is not None and not scope.is_over else session)
+        return expected(scope.session if session is None and scope is not None and not scope.is_over else session)
 
     @contextlib.contextmanager
     def entered(self, session: Any) -> Iterator[None]:
         """Within the block, sends join the session's transaction."""
-        scope = Scope(session)
+        scope = Scope(session_now(session))
         token = self._current.set(scope)
         try:
             yield
         finally:
             scope.is_over = True
-            self._current.reset(token)
+            with contextlib.suppress(ValueError):  # left in a copy of the context, as FastAPI leaves a `def` dependency
+                self._current.reset(token)
 
 
 def check_kind(session: Any, *, is_async: bool) -> None:

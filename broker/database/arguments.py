@@ -84,5 +84,5 @@ def check_table(table: object, schema: object) -> None:
 
 
 def _is_of(value: object, module: str, name: str) -> bool:
-    found = sys.modules.get(module)
-    return found is not None and isinstance(value, getattr(found, name))
+    kind = getattr(sys.modules.get(module), name, None)  # another thread may be importing the module
+    return kind is not None and isinstance(value, kind)

@@ -123,7 +123,10 @@ class SqliteDriver(Driver):
             self.execute(connection, Sql("ROLLBACK"))
 
     def execute(self, connection: sqlite3.Connection, statement: Sql) -> list[tuple[Any, ...]]:
-        cursor = sqlite3.Cursor(connection)  # not connection.cursor(): a factory or a row_factory is the user's
+        # Not connection.cursor(): a factory or a row_factory is the user's. Not sqlite3.Cursor(connection): the
+        # connection would keep a weak reference to each, until somebody calls cursor().
+        cursor = sqlite3.Connection.cursor(connection, sqlite3.Cursor)
+        cursor.row_factory = None
         theirs, connection.text_factory = connection.text_factory, str
         try:
             return cursor.execute(statement.text, statement.values).fetchall()
@@ -148,7 +151,10 @@ class SqliteDriver(Driver):
 
 
 class _DenyCommit:
-    """Denies COMMIT until a ROLLBACK: it cannot take itself off, which would change the connection that asks it."""
+    """Denies COMMIT until a ROLLBACK: it cannot take itself off, which would change the connection that asks it.
+
+    A BEGIN says, too, that the transaction is over: SQLite rolled it back by itself, as INSERT OR ROLLBACK does.
+    """
 
     def __init__(self) -> None:
         self._is_over = False
@@ -156,7 +162,7 @@ class _DenyCommit:
     def __call__(self, action: int, operation: str | None, *_: object) -> int:
         if self._is_over or action != _SQLITE_TRANSACTION:
             return sqlite3.SQLITE_OK
-        self._is_over = operation == "ROLLBACK"
+        self._is_over = operation in ("ROLLBACK", "BEGIN")
         return sqlite3.SQLITE_DENY if operation == "COMMIT" else sqlite3.SQLITE_OK
 
 

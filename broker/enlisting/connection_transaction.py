@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from broker.database.bound_ledger import COMMITTED
 from broker.database.statements import Sql
-from broker.enlisting.connection_drivers import ConnectionStatus, Driver
+from broker.enlisting.connection_drivers import ConnectionStatus, Driver, doom_connection
 from broker.enlisting.enlistment import Branch, Enlistment, JoinableTransaction, Stage
 from broker.enlisting.search_path import table_elsewhere
 from broker.enlisting.sqlalchemy_events import unknown_outcome
@@ -156,7 +156,9 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
         )
 
     def _doomed(self, error: BaseException) -> None:
-        if not self._is_over:  # each failure: a ROLLBACK TO may have taken the one before back
+        if self._is_over:  # the connection may be in another transaction, which is meant
+            doom_connection(self._connection)
+        else:  # each failure: a ROLLBACK TO may have taken the one before back
             self._doom = self._doom or error
             with contextlib.suppress(Exception):  # a connection that is closed commits nothing
                 self._driver.make_commit_impossible(self._connection)
@@ -207,6 +209,8 @@ class ConnectionTransaction(LocalTransaction, JoinableTransaction):
             cause = f"{type(self._doom).__name__}: {self._doom}"
             text = f"a message could not be sent, and its error was swallowed: the transaction is rolled back ({cause})"
             raise TransactionError(text) from self._doom
+        if why := self._unfinished():
+            raise TransactionError(f"the transaction is rolled back: {why}")
         if status is ConnectionStatus.FAILED:
             text = "nothing was saved: a statement of the transaction failed, and its error was swallowed"
             raise TransactionError(f"{text}. Put what may fail into a savepoint, `with connection.transaction():`")

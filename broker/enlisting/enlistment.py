@@ -132,6 +132,7 @@ class Enlistment:
     def __init__(self) -> None:
         self.stage = Stage.ACTIVE
         self.branches: list[Branch] = []
+        self._branch_of: dict[tuple[Hashable, ...], Branch] = {}
         self.turns: list[Callable[[], None]] = []  # end the turns at SQLite's write lock, kept until COMMIT returned
         self._dooms: list[tuple[set[Hashable], Doom]] = []  # each with the savepoints that were open around it
 
@@ -160,20 +161,15 @@ class Enlistment:
         savepoint: Hashable | None,
     ) -> Branch:
         """The branch that a message belongs to; a new one inserts its ledger row here where `LedgerRows` says so."""
-        for known in reversed(self.branches):
-            if (
-                known.savepoint == savepoint
-                and known.rows is rows
-                and known.producer_group == producer_group
-                and known.store_id == store_id
-                and known.service is service
-            ):
-                return known
+        place = (savepoint, id(rows), producer_group, store_id, id(service))
+        if (known := self._branch_of.get(place)) is not None:
+            return known
         made = Branch(rows, producer_group, store_id, service, savepoint)
         if rows.holds_a_lock or savepoint is not None:
             rows.insert(connection, made.key, producer_group, store_id)
             made.is_inserted = True
         self.branches.append(made)
+        self._branch_of[place] = made
         return made
 
     def doom(self, doom: Doom, savepoints: Iterable[Hashable] = ()) -> None:
@@ -181,6 +177,8 @@ class Enlistment:
 
         `savepoints`: those that are open; a ROLLBACK TO any of them takes the failure back.
         """
+        while self._dooms and self._dooms[-1][1].is_lifted:  # of a send_async that is done: there may be a million
+            self._dooms.pop()
         self._dooms.append((set(savepoints), doom))
 
     def savepoint_released(self, savepoint: Hashable) -> None:
@@ -193,13 +191,17 @@ class Enlistment:
         for around, doom in self._dooms:
             doom.is_lifted = doom.is_lifted or savepoint in around
 
+    @property
+    def dooms(self) -> list[Doom]:
+        """Why the transaction cannot commit, now."""
+        return [doom for _, doom in self._dooms if not doom.is_lifted]
+
     def check(self) -> None:
         """Raises TransactionError when the transaction must not commit."""
-        reasons = [doom.reason for _, doom in self._dooms if not doom.is_lifted] if self._dooms else []
-        if reasons:
+        if self._dooms and (dooms := self.dooms):
             raise TransactionError(
-                f"the transaction cannot commit, since a message could not be sent in it: {reasons[0]}. Nothing was "
-                "saved: roll it back and do it again, or put the send that may fail into a savepoint"
+                f"the transaction cannot commit, since a message could not be sent in it: {dooms[0].reason}. Nothing "
+                "was saved: roll it back and do it again, or put the send that may fail into a savepoint"
             )
 
     @property

@@ -51,6 +51,10 @@ class SessionEnlistment(Enlistment):
         """Whether this is the enlistment of a transaction, and that has not ended."""
         return self.is_open and self._root is not None and self._root() is root
 
+    def is_stale(self, connection: Connection) -> bool:
+        """Whether the connection is in another transaction than this one: it ended unseen, as a two-phase one does."""
+        return self._root is not None and self._root() is not connection.get_transaction()
+
     @property
     def has_begun(self) -> bool:
         """Whether the driver must have a transaction open: it had, or a row was inserted."""

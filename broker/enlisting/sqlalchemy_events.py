@@ -155,10 +155,17 @@ def _take_turns(enlistment: SessionEnlistment) -> None:
 
 def _on_commit(connection: Connection) -> None:
     """Just before the driver's COMMIT."""
-    if _held and (why := _held.get(connection)) is not None:
-        connection.dialect.do_rollback(connection.connection)
-        raise TransactionError(why)
     enlistment = of_connection.get(connection)
+    if enlistment is not None and enlistment.is_stale(connection):
+        del of_connection[connection]
+        enlistment.leave("its transaction ended unseen")
+        enlistment = None
+    if _held and (why := _held.get(connection)) is not None:
+        if enlistment is None:
+            connection.dialect.do_rollback(connection.connection)
+        else:
+            _roll_back(connection, enlistment)
+        raise TransactionError(why)
     if enlistment is None or enlistment.stage is not Stage.ACTIVE:
         return
     enlistment.begin(connection)
@@ -182,7 +189,8 @@ def _on_commit(connection: Connection) -> None:
 
 def _on_twophase(connection: Connection, xid: object, is_prepared: bool = False) -> None:
     """A two-phase transaction takes no message: after a send that was refused it cannot commit."""
-    if (enlistment := of_connection.get(connection)) is not None and enlistment.is_open:
+    enlistment = of_connection.get(connection)
+    if enlistment is not None and enlistment.is_open and not enlistment.is_stale(connection):
         try:
             enlistment.check()
         except TransactionError:
@@ -265,7 +273,7 @@ def _on_statement(
     if ends is None:
         return statement, parameters
     enlistment = of_connection.get(connection)
-    if enlistment is not None and enlistment.is_open:
+    if enlistment is not None and enlistment.is_open and not enlistment.is_stale(connection):
         raise TransactionError(
             f"{' '.join(ends.group().split())} in SQL would go past the messages of the transaction: call commit(), "
             "rollback() or begin_nested() of the session or the connection"

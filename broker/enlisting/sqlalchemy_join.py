@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -27,6 +26,8 @@ from broker.transaction.service import HalfMessageService
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
+
+_watches_begins: list[bool] = []  # not empty when it does
 
 
 class SqlalchemyTransaction(JoinableTransaction):
@@ -87,12 +88,12 @@ def _enlist_session(
         connection = session.connection(bind_arguments={"bind": bind})
     except checks.invalid_request() as error:
         raise TransactionError(f"the session cannot take part in a transaction now: {error}") from error
-    known_here = of_connection.get(connection)
-    # Without a ledger it was made for a send that failed, and nothing was checked.
-    if known_here is None or not known_here.ledgers or not known_here.is_of(connection.get_transaction()):
+    known_here, known = of_connection.get(connection), of_session.setdefault(session, [])
+    # One that the session does not know was begun by another session, or by a send with the connection. Without a
+    # ledger it was made for a send that failed, and nothing was checked.
+    if known_here not in known or not known_here.ledgers or not known_here.is_of(connection.get_transaction()):
         checks.check_owned(session, connection)
     enlistment = _enlist_connection(connection, ledger, known_here)
-    known = of_session.setdefault(session, [])
     if enlistment not in known:
         known.append(enlistment)
     return enlistment, connection
@@ -135,17 +136,18 @@ def doom(target: Session | Connection, reason: str) -> None:
     _mark(target, Doom(reason))
 
 
-def expect(target: Session | Connection, reason: str) -> Callable[[], None]:
-    """The same until the function that is returned is called: for a send that may never run, as one without await."""
-    made = Doom(reason)
+def expect(target: Session | Connection, made: Doom) -> None:
+    """The same until `made` is lifted: for a send that may never run, as one without await.
+
+    Begins nothing, since the send may be awaited in a transaction that begins later.
+    """
     with contextlib.suppress(Exception):
-        if not _is_in_unseen_savepoint(target):  # there the send itself is refused
-            _mark(target, made)
-
-    def lift() -> None:
-        made.is_lifted = True
-
-    return lift
+        if is_session(target):
+            watch_sessions()
+            # A savepoint of an engine that nobody watches: the send itself would be refused, if it ever ran.
+            _mark_session(target, made, and_connections=not _is_in_unseen_savepoint(target))
+        elif not _is_in_unseen_savepoint(target):
+            _mark_connection(cast("Connection", target), made)
 
 
 def _mark(target: Session | Connection, made: Doom) -> None:
@@ -162,13 +164,14 @@ def _mark(target: Session | Connection, made: Doom) -> None:
 def _mark_connection(connection: Connection, made: Doom) -> None:
     watch(connection.engine)
     known = of_connection.get(connection)
-    if known is None or not known.is_open:
+    if known is None or not known.is_open or known.is_stale(connection):
         known = of_connection[connection] = SessionEnlistment(connection)
     known.doom(made, open_savepoints(connection))
 
 
-def _mark_session(session: Session, made: Doom) -> None:
+def _mark_session(session: Session, made: Doom, *, and_connections: bool = True) -> None:
     """The session's COMMIT, and each that goes past it: of its connections, of the outer transaction that it is in."""
+    _watch_begins()
     enlistments = of_session.setdefault(session, [])
     enlistment = next((one for one in enlistments if one.is_open), None)
     if enlistment is None:
@@ -178,12 +181,34 @@ def _mark_session(session: Session, made: Doom) -> None:
     if not around and (own := enlistment.connection) is not None:
         around = open_savepoints(own)
     enlistment.doom(made, around)
+    if not and_connections:
+        return
     connections = checks.connections_of(session)
     bind: Any = session.bind
     if hasattr(bind, "in_transaction") and bind.in_transaction():
         connections.add(bind)
     for connection in connections:
         if of_connection.get(connection) is not enlistment:
+            _mark_connection(connection, made)
+
+
+def _watch_begins() -> None:
+    """From the first doom of the process on: what a session takes later is in a transaction that cannot commit, too."""
+    if not _watches_begins:
+        from sqlalchemy import event
+        from sqlalchemy.orm import Session
+
+        event.listen(Session, "after_begin", _after_begin)
+        _watches_begins.append(True)
+
+
+def _after_begin(session: Session, _transaction: object, connection: Connection) -> None:
+    if _is_in_unseen_savepoint(connection):  # a send in it is refused, as long as nobody watches the engine
+        return
+    dooms = [made for one in of_session.get(session, ()) if one.is_open for made in one.dooms]
+    known = of_connection.get(connection)
+    for made in dooms:  # it has those from before its savepoint: one rolled back takes none of them back
+        if known is None or known.is_stale(connection) or made not in known.dooms:
             _mark_connection(connection, made)
 
 

@@ -27,25 +27,28 @@ _WANTED = (
 
 def target_of(value: object) -> SyncTarget | AsyncTarget:
     """The session or the connection that a value stands for. Raises TransactionError for anything else."""
+    value = session_now(value)
     sync, asynchronous = sys.modules.get("sqlalchemy.orm"), sys.modules.get("sqlalchemy.ext.asyncio")
     core = sys.modules.get("sqlalchemy.engine")
-    if core is not None and isinstance(value, core.Connection):
+    # Another thread may be importing one of them just now: its names are not all there yet.
+    if isinstance(value, getattr(sync, "Session", ())):
+        return cast("Session", value)
+    if isinstance(value, getattr(core, "Connection", ())):
         return cast("Connection", value)
-    if sync is not None:
-        if isinstance(value, sync.Session):
-            return cast("Session", value)
-        if isinstance(value, sync.scoped_session):
-            return target_of(value())
-    if asynchronous is not None:
-        if isinstance(value, (asynchronous.AsyncSession, asynchronous.AsyncConnection)):
-            return cast("AsyncTarget", value)
-        if isinstance(value, asynchronous.async_scoped_session):
-            return target_of(value())
+    if isinstance(value, (getattr(asynchronous, "AsyncSession", ()), getattr(asynchronous, "AsyncConnection", ()))):
+        return cast("AsyncTarget", value)
     module = type(value).__module__
     if module.partition(".")[0] in ("sqlite3", "psycopg"):
         text = f"a plain connection of {module.partition('.')[0]} needs a ledger of its kind"
         raise TransactionError(f"{text}: store.producer(group, topics=[...], ledger=broker.ConnectionLedger(connect))")
     raise TransactionError(f"{_WANTED}, not {module}.{type(value).__qualname__}")
+
+
+def session_now(value: object) -> object:
+    """The session that a scoped one stands for in this thread or task, at this moment; anything else as it is."""
+    sync, asynchronous = sys.modules.get("sqlalchemy.orm"), sys.modules.get("sqlalchemy.ext.asyncio")
+    kinds = (getattr(sync, "scoped_session", ()), getattr(asynchronous, "async_scoped_session", ()))
+    return cast(Any, value)() if isinstance(value, kinds) else value
 
 
 def is_async(target: SyncTarget | AsyncTarget) -> bool:

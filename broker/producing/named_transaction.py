@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from broker.enlisting.enlistment import Doom
 from broker.enlisting.sqlalchemy_join import expect
 from broker.enlisting.targets import sync_target_of, target_of
 from broker.errors import TransactionError
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from broker.enlisting.targets import AsyncTarget, SyncTarget, Target
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 _NOT_AWAITED = "send_async() was called and nothing awaited it: write `await` before it"
+_STILL_RUNS = "a send_async() in another task still runs: await that task before COMMIT"
 
 
 def named_target(transaction: LocalTransaction | Target) -> SyncTarget | AsyncTarget:
@@ -42,16 +45,36 @@ def doom_named(ledger: BoundLedger | None, transaction: object, error: Transacti
                 raise error
 
 
-def awaiting(transaction: object) -> Callable[[], None]:
-    """Make the COMMIT of a session's transaction impossible until the function that is returned is called.
+def expected(transaction: object) -> Doom:
+    """What makes the COMMIT of a transaction impossible until a send in it, which was called just now, is done."""
+    made = Doom(_NOT_AWAITED)
+    joined = _of_connection(transaction)
+    if joined is not None:
+        joined.expect(made)
+        return made
+    with contextlib.suppress(TransactionError):
+        expect(sync_target_of(named_target(cast("LocalTransaction | Target", transaction))), made)
+    return made
 
-    It is called when the coroutine of a send begins: one without `await` never does.
-    """
+
+async def send_async(send: Doom, work: Callable[[], Awaitable[_T]]) -> _T:
+    """Run an expected send: one that fails makes COMMIT impossible itself. Python's warning names this function."""
+    send.reason = _STILL_RUNS
     try:
-        target = named_target(cast("LocalTransaction | Target", transaction))
-        return expect(sync_target_of(target), _NOT_AWAITED)
-    except TransactionError:
-        return _nothing
+        return await work()
+    finally:
+        send.is_lifted = True
+
+
+def _of_connection(transaction: object) -> LocalTransaction | None:
+    """A transaction that no SQLAlchemy knows: without a database, or of a plain connection."""
+    if isinstance(transaction, LocalTransaction):
+        return None if isinstance(transaction, SessionTransaction | AsyncTransaction) else transaction
+    if type(transaction).__module__.partition(".")[0] not in ("sqlite3", "psycopg"):
+        return None
+    from broker.enlisting.connection_transaction import open_transaction  # imports sqlite3
+
+    return open_transaction(transaction)
 
 
 def coroutine_function(function: _F) -> _F:
@@ -61,7 +84,3 @@ def coroutine_function(function: _F) -> _F:
     else:
         function._is_coroutine = getattr(asyncio.coroutines, "_is_coroutine", None)  # type: ignore[attr-defined]  # noqa: SLF001
     return function
-
-
-def _nothing() -> None:
-    """No session is waited for."""
