@@ -206,14 +206,16 @@ def test_the_first_send_of_an_app_in_a_savepoint(tmp_path: Path, awaits: bool) -
     ).start()  # fmt: skip
 
     async def work() -> None:
-        async with AsyncSession(async_engine) as session:
-            await save(session, "lamp")
-            async with session.begin_nested():
-                sending = app.send_async("orders", b"lamp", session)
-                if awaits:
-                    await sending
-            await session.commit()
-        await async_engine.dispose()
+        try:
+            async with AsyncSession(async_engine) as session:
+                await save(session, "lamp")
+                async with session.begin_nested():
+                    sending = app.send_async("orders", b"lamp", session)
+                    if awaits:
+                        await sending
+                await session.commit()
+        finally:
+            await async_engine.dispose()
 
     if awaits:
         asyncio.run(work())
