@@ -130,6 +130,8 @@ def trace(
     if html is not None:
         from recovery.views.page_file import check_page
 
+        if as_json:
+            raise BadParameter("give one of --html and --json")
         check_page(html)
     found = look_up(store, identifier)
     if html is not None:

@@ -76,6 +76,7 @@ def test_a_copy_that_is_there_gives_up_as_well(
         (["dump", "statetable", "--key", "k"], "--key is for commitlog and index; statetable has no keys"),
         (["dump", "statetable", "5"], "'5': statetable takes no NAME; --from N begins at N"),
         (["dump", "checkpoint", "--from", "5"], "checkpoint has none"),
+        (["trace", "0", "--json", "--html", "/dev/null"], "give one of --html and --json"),
     ],
 )
 def test_words_that_would_be_ignored_are_refused(
