@@ -78,7 +78,7 @@ def replay(file: str, store: str, topic: str = "", progress: Progress = lambda _
     with _alone(file), broker.open(store, create=False) as opened:
         if _done(file, store, topic) != plan.done:  # another run ended meanwhile
             plan = plan_replay(file, store, topic)
-        notes, sent = _Notes(file, store, topic), 0
+        notes, sent = _ReplayNotes(file, store, topic), 0
         notes.write(plan.done)  # a place that takes no note takes no message: each run would send the first again
         for number, one in enumerate(exported(file)):
             if number < plan.done:
@@ -136,7 +136,7 @@ def _done(file: str, store: str, topic: str) -> int:
     return int(done)
 
 
-class _Notes:
+class _ReplayNotes:
     """How far a run came, on the disk after each message."""
 
     def __init__(self, file: str, store: str, topic: str) -> None:

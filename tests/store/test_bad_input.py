@@ -113,7 +113,8 @@ def test_no_permission() -> None:
 
 
 def test_who_may_not_write_is_told_to_be_one_who_may(tmp_path: Path) -> None:
-    assert str(refused(PermissionError(errno.EACCES, "Permission denied"), str(tmp_path))).endswith("run as one who may write it")
+    error = refused(PermissionError(errno.EACCES, "Permission denied"), str(tmp_path))
+    assert str(error).endswith("run as one who may write it")
 
 
 def test_what_another_program_wrote_is_not_written(tmp_path: Path) -> None:
