@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Annotated
 
-from broker.errors import StoreError
 from recovery.cli.declaration import Argument, Option, VerbGroup
 from recovery.cli.shared import AsJson, Store, examples, listing
 from recovery.cli.terminal.output import Bar, print_json, show
@@ -58,21 +56,16 @@ def report(
 ) -> None:
     """Verify a store and write the result as one HTML page: figures, findings, transactions in doubt.
 
-    The page is self-contained.
+    The page is self-contained. It replaces an HTML page at FILE, and no other file.
     """
     from recovery.views.figures import survey
     from recovery.views.html_report import html_report
+    from recovery.views.page_file import check_page, write_page
 
-    if os.path.isdir(out):
-        raise StoreError(
-            f"{out} is a directory. Give the file to write, such as {os.path.join(out, 'store.html')}", path=out
-        )
+    check_page(out)
     with Bar("Verifying") as progress:
         figures = survey(store, time.time_ns() // 1_000_000, progress)
-    beside = f"{out}.tmp"
-    with open(beside, "w", encoding="utf-8") as file:
-        file.write(html_report(figures))
-    os.replace(beside, out)
+    write_page(out, html_report(figures))
     found = len(figures.report.findings)
     show([f"{out}: {found} finding{'s' if found != 1 else ''}, {figures.report.transactions['in_doubt']} in doubt"])
 

@@ -78,7 +78,7 @@ def copy(
     if as_json:
         print_json(report.as_json())
         return
-    how = ", taken while it was in use" if report.was_live else ""
+    how = "; it was in use, or not closed" if report.was_live else ""
     made = "; derived files were made from the copied log" if report.is_rebuilt else ""
     links = f", {report.linked:,} of them links" if report.linked else ""
     show([f"Copied {report.files:,} files ({size(report.bytes)}){links} to {printable(report.out)}{how}{made}"])
@@ -136,7 +136,9 @@ def replay(
     if plan.total:
         show([f"stored {moment(plan.first_stored_ms)} to {moment(plan.last_stored_ms)} UTC at first"])
         if not apply:
-            show([f"Nothing was sent. To send: checkback replay {printable(file)} {printable(store)} --apply"])
+            elsewhere = f" --topic {topic}" if topic else ""
+            words = f"checkback replay {printable(file)} {printable(store)}{elsewhere} --apply"
+            show([f"Nothing was sent. To send: {words}"])
     else:
         show(["Nothing is left to send."])
 
@@ -153,6 +155,8 @@ def _query(identifier: str, unique_key: str, key: str, topic: str, since: str, u
             times[option] = moment_of(text) if text else None
         except ValueError as error:
             raise BadParameter(str(error), param_hint=option) from None
+    if since and until and (times["--since"] or 0) >= (times["--until"] or 0):
+        raise BadParameter(f"{since} is not before --until {until}: nothing is between them", param_hint="--since")
     query = Query(identifier, unique_key, key, topic, times["--since"] or 0)
     until_ms = times["--until"]
     return query if until_ms is None else Query(identifier, unique_key, key, topic, query.since_ms, until_ms)

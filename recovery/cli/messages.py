@@ -109,17 +109,17 @@ def _last(found: Iterator[ReceivedMessage], count: int) -> list[ReceivedMessage]
     return kept[-count:] if count else []
 
 
-def moment_of(text: str) -> int:
+def moment_of(text: str, others: str = "") -> int:
     """The milliseconds since 1970 of a time: such a number, or ISO 8601, which means UTC where it names no zone.
 
-    Raises ValueError.
+    Raises ValueError, whose sentence begins with the `others` that the option takes, as in "first, last, ".
     """
     if re.fullmatch(r"[0-9]{1,15}", text):
         return int(text)
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is neither first, last, a time like 2026-11-21T10:00, nor milliseconds") from None
+        raise ValueError(f"{text!r} is neither {others}a time like 2026-11-21T10:00, nor milliseconds") from None
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

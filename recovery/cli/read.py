@@ -127,12 +127,18 @@ def trace(
     from recovery.cli.terminal import tables as screen
     from recovery.views.lookup import trace as look_up
 
+    if html is not None:
+        from recovery.views.page_file import check_page
+
+        if as_json:
+            raise BadParameter("give one of --html and --json")
+        check_page(html)
     found = look_up(store, identifier)
     if html is not None:
+        from recovery.views.page_file import write_page
         from recovery.views.trace_page import trace_page
 
-        with open(html, "w", encoding="utf-8") as file:
-            file.write(trace_page(found))
+        write_page(html, trace_page(found))
     elif as_json:
         print_json(found)
     else:
@@ -182,8 +188,7 @@ def dump(
     """Print a file of the store, record by record. Damage is shown in its place, and reading continues after it."""
     from recovery.views.dump_commitlog import DumpSelection
 
-    if topic is not None and what not in (What.COMMITLOG, What.INDEX):
-        raise BadParameter(f"--topic is for commitlog and index; {what} has no topics")
+    _check_dump(what, name, start, end, {"--topic": topic, "--key": key})
     if what is What.CONFIG:
         from recovery.views.dump_derived import dump_config
 
@@ -207,6 +212,19 @@ def dump(
     else:
         for entry in entries:
             print_entry(entry, as_hex)
+
+
+def _check_dump(what: What, name: str | None, start: int | None, end: int | None, of_records: dict[str, Any]) -> None:
+    """What would be ignored is refused: who gives it believes that it was heard."""
+    for option, value in of_records.items():
+        if value is not None and what not in (What.COMMITLOG, What.INDEX):
+            raise BadParameter(f"{option} is for commitlog and index; {what} has no {option.strip('-')}s")
+    if name is not None and what not in (What.CONSUMEQUEUE, What.INDEX, What.CONFIG):
+        raise BadParameter(f"{name!r:.80}: {what} takes no NAME; --from N begins at N", param_hint="NAME")
+    if (start, end) != (None, None) and what in (What.CHECKPOINT, What.CONFIG, What.TIMERS, What.POPPED):
+        raise BadParameter(f"--from and --to are offsets or numbers; {what} has none")
+    if start is not None and end is not None and start >= end:
+        raise BadParameter(f"{start} is not below --to {end}, so nothing is between them", param_hint="--from")
 
 
 def salvage(

@@ -79,7 +79,7 @@ def tail(
 
     if begin not in ("first", "last"):
         try:
-            sending.moment_of(begin)
+            sending.moment_of(begin, "first, last, ")
         except ValueError as error:
             raise BadParameter(str(error), param_hint="--from") from None
     messages = sending.tail(store, topic, begin, last=lines, follow=follow)

@@ -32,7 +32,7 @@ def write_transactions(
 ) -> TransactionFiles:
     """The Parquet files and the manifest that `recovery.spark.write_transactions` writes, without Spark.
 
-    Raises NotAStore, and StoreError when `out` is there already.
+    Raises NotAStore, and StoreError when `out` is there already, or lies in a store.
     """
     log = StoreLocation(path).log()
     with workers(processes or os.cpu_count() or 1) as pool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import StoreError
+from broker.store.read.detect import check_outside_stores
 from broker.transaction.events import TransactionState
 from recovery.pipeline.joins import PartitionResult
 from recovery.pipeline.splits import SPLIT_BYTES
@@ -55,10 +56,12 @@ def write_transaction_files(
 ) -> TransactionFiles:
     """Write the rows to the directory `out` and then the manifest: what fails leaves nothing behind.
 
-    Raises StoreError when `out` is there already.
+    Raises StoreError when `out` is there already, or lies in a store.
     """
-    if "://" not in out and os.path.exists(out):
-        raise StoreError(f"{out} is there already. Give a directory that is not, or remove it", path=out)
+    if "://" not in out:
+        if os.path.exists(out):
+            raise StoreError(f"{out} is there already. Give a directory that is not, or remove it", path=out)
+        check_outside_stores(out)
     started = time.monotonic()
     filesystem, directory = filesystem_of(out)
     temporary = f"{directory}/{_TEMPORARY}"

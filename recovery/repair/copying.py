@@ -21,9 +21,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from broker.errors import NotAStore, StoreError, StoreLocked
-from broker.store.disk.files import Disk, Entry, Missing, explained
+from broker.store.disk.files import Disk, Entry, Missing
+from broker.store.disk.os_errors import not_written
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import is_held
+from broker.store.read.detect import check_outside_stores
 from broker.store.read.inventory import inventory, refusal
 from broker.store.read.layout import read_store_file
 from broker.transaction.events import Generation
@@ -87,13 +89,16 @@ def copy_store(
     unfinished = f"{target}{_UNFINISHED}"
     work = _Copy(disk, source, unfinished, link=link, with_ledgers=with_ledgers, progress=progress)
     try:
-        os.mkdir(unfinished)
+        os.mkdir(unfinished)  # of two copies to one place at once, one: the other removes nothing
+    except OSError as error:
+        raise not_written(error, unfinished) from error
+    try:
         work.run()
         is_rebuilt = was_live and not is_ours and _rebuilt(unfinished, keeps_abort=disk.entry(paths.abort) is not None)
         work.sync()
         os.rename(unfinished, target)
     except OSError as error:
-        raise explained(error, unfinished) from error
+        raise not_written(error, target) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return CopyReport(
@@ -105,6 +110,7 @@ def _check_place(source: str, target: str) -> None:
     inside, outside = os.path.realpath(target), os.path.realpath(source)
     if os.path.commonpath((inside, outside)) in (inside, outside):
         raise StoreError(f"{target} and {source} lie in each other. Give another directory", path=target)
+    check_outside_stores(target)
     if os.path.lexists(target):
         raise StoreError(f"{target} is there already. Give a directory that does not exist", path=target)
     if os.path.lexists(f"{target}{_UNFINISHED}"):

@@ -4,23 +4,29 @@
     replay("orders.jsonl", "shop.store")           appends them, in the order of the file
 
 Each is a new message, with a new unique key; the property CHECKBACK_REPLAY_OF names the one that it repeats. How far a
-run came is kept in FILE.replayed: killed between an append and its note, it sends one message twice.
+run came is kept in FILE.replayed: killed between an append and its note, it sends one message twice. Of two runs of a
+file at once the second is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import broker
-from broker.errors import MessageRejected, StoreError
+from broker.errors import MessageRejected, StoreError, StoreLocked
+from broker.store.disk.os_errors import explained, not_written
 from recovery.views.messages.export import exported
 
 REPLAY_OF = "CHECKBACK_REPLAY_OF"
+_AGAIN = "Remove that note to send all of the file again"
 Progress = Callable[[int, int], None]  # messages done, messages in all
 
 
@@ -47,7 +53,7 @@ class ReplayPlan:
 
 
 def plan_replay(file: str, store: str, topic: str = "") -> ReplayPlan:
-    """Read the whole file. Raises StoreError for a line that cannot be sent, and for a run into another store.
+    """Read the whole file. Raises StoreError for a line that cannot be sent, and for notes of another run.
 
     Raises NotAStore where there is none to send to.
     """
@@ -64,10 +70,16 @@ def plan_replay(file: str, store: str, topic: str = "") -> ReplayPlan:
 
 
 def replay(file: str, store: str, topic: str = "", progress: Progress = lambda _done, _total: None) -> ReplayPlan:
-    """Append what is left of the file to a store. Raises what `plan_replay` raises, before anything is sent."""
+    """Append what is left of the file to a store. Raises what `plan_replay` raises, before anything is sent.
+
+    Raises StoreLocked while another run sends the same file, and StoreError where FILE.replayed cannot be written.
+    """
     plan = plan_replay(file, store, topic)
-    sent = 0
-    with broker.open(store, create=False) as opened:
+    with _alone(file), broker.open(store, create=False) as opened:
+        if _done(file, store, topic) != plan.done:  # another run ended meanwhile
+            plan = plan_replay(file, store, topic)
+        notes, sent = _ReplayNotes(file, store, topic), 0
+        notes.write(plan.done)  # a place that takes no note takes no message: each run would send the first again
         for number, one in enumerate(exported(file)):
             if number < plan.done:
                 continue
@@ -76,7 +88,7 @@ def replay(file: str, store: str, topic: str = "", progress: Progress = lambda _
             queues = known.write_queue_count if known is not None else 1
             opened.append(message, queue_id=one.queue_id % max(queues, 1))
             sent += 1
-            _note(file, store, topic, number + 1)
+            notes.write(number + 1)
             progress(sent, plan.total)
     return replace(plan, sent=sent)
 
@@ -89,29 +101,63 @@ def _renewed(message: broker.Message, message_id: str, topic: str) -> broker.Mes
         raise StoreError(f"message {message_id} cannot be sent again: {error}. Nothing was sent") from error
 
 
+@contextlib.contextmanager
+def _alone(file: str) -> Iterator[None]:
+    """Two runs of one file at once would send each message twice. The lock goes with its process."""
+    with open(file, "rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLocked(f"{file} is being sent by another run: wait until it has ended", path=file) from None
+        yield
+
+
 def _done(file: str, store: str, topic: str) -> int:
-    """How many messages an earlier run sent. Raises StoreError where it sent them elsewhere."""
+    """How many messages an earlier run sent. Raises StoreError where it sent others, or elsewhere."""
+    notes = _notes(file)
     try:
-        with open(_notes(file), encoding="utf-8") as notes:
-            noted = json.load(notes)
+        with open(notes, encoding="utf-8") as kept:
+            noted = json.load(kept)
+        done = noted["done"]
+        if type(done) is not int or done < 0:
+            raise ValueError(done)
     except FileNotFoundError:
         return 0
-    here = {"store": os.path.realpath(store), "topic": topic}
-    if {name: noted.get(name) for name in here} != here:
-        text = (
-            f"{_notes(file)} says that an earlier run sent messages to {noted.get('store')} {noted.get('topic') or ''}"
-        )
-        raise StoreError(f"{text.rstrip()}. Remove that note to send all of the file again", path=file)
-    return int(noted["done"])
+    except (ValueError, TypeError, KeyError) as error:
+        text = f"{notes} cannot be read as the note of an earlier run, so nobody knows what of {file} was sent"
+        raise StoreError(f"{text}. {_AGAIN}", path=notes) from error
+    except OSError as error:
+        raise explained(error, notes) from error
+    if (noted.get("store"), noted.get("topic")) != (os.path.realpath(store), topic):
+        elsewhere = f"{noted.get('store')} {noted.get('topic') or ''}".rstrip()
+        raise StoreError(f"{notes} says that an earlier run sent messages to {elsewhere}. {_AGAIN}", path=file)
+    if noted.get("file") != _digest(file):
+        raise StoreError(f"{notes} is about another export, which {file} has replaced. {_AGAIN}", path=file)
+    return int(done)
 
 
-def _note(file: str, store: str, topic: str, done: int) -> None:
-    beside = f"{_notes(file)}.new"
-    with open(beside, "w", encoding="utf-8") as notes:
-        json.dump({"store": os.path.realpath(store), "topic": topic, "done": done}, notes)
-        notes.flush()
-        os.fsync(notes.fileno())
-    os.replace(beside, _notes(file))
+class _ReplayNotes:
+    """How far a run came, on the disk after each message."""
+
+    def __init__(self, file: str, store: str, topic: str) -> None:
+        self._file, self._about = file, {"store": os.path.realpath(store), "topic": topic, "file": _digest(file)}
+
+    def write(self, done: int) -> None:
+        """Raises StoreError, StoreFull."""
+        beside = f"{_notes(self._file)}.new"
+        try:
+            with open(beside, "w", encoding="utf-8") as notes:
+                json.dump({**self._about, "done": done}, notes)
+                notes.flush()
+                os.fsync(notes.fileno())
+            os.replace(beside, _notes(self._file))
+        except OSError as error:
+            raise not_written(error, _notes(self._file)) from error
+
+
+def _digest(file: str) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _notes(file: str) -> str:

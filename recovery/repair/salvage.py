@@ -38,7 +38,9 @@ import numpy as np
 
 from broker.errors import StoreError
 from broker.format.commitlog import SEGMENT_SIZE
-from broker.store.disk.files import Disk, explained
+from broker.store.disk.files import Disk
+from broker.store.disk.os_errors import not_written
+from broker.store.read.detect import check_outside_stores
 from broker.store.read.inventory import Inventory, inventory
 from broker.store.read.segments import Listing, SegmentDamage
 from broker.transaction.events import EventKind, TransactionState
@@ -128,13 +130,13 @@ def salvage(
         text = f"{unfinished} is left of a killed salvage, or one is running. Remove it, or give another directory"
         raise StoreError(text, path=unfinished) from None
     except OSError as error:
-        raise explained(error, unfinished) from error
+        raise not_written(error, unfinished) from error
     try:
         report = _Salvage(files, contents, out_path, unfinished, segment_size, progress).run()
         _sync_directories(unfinished)
         os.rename(unfinished, out_path)
     except OSError as error:
-        raise explained(error, unfinished) from error
+        raise not_written(error, out_path) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return report
@@ -146,6 +148,7 @@ def _check_out(store: str, out: str) -> None:
     if os.path.commonpath((inside, outside)) in (inside, outside):
         text = f"{out} and {store} lie in each other: a salvage is never done in place. Give another directory"
         raise StoreError(text, path=out)
+    check_outside_stores(out)
     if os.path.lexists(out) and not (os.path.isdir(out) and not os.listdir(out)):
         what = "is a directory that holds something" if os.path.isdir(out) else "is a file"
         raise StoreError(f"{out} {what}. Give a directory that is empty or not there yet", path=out)

@@ -38,7 +38,7 @@ from broker.format.commitlog import (
     make_record,
 )
 from broker.format.java import Host
-from broker.store.disk.files import explained
+from broker.store.disk.os_errors import not_written
 from broker.store.read.segments import NAME_DIGITS
 
 TOPIC = "CHECKBACK_SALVAGED"
@@ -86,7 +86,7 @@ class NewLog:
                 done = os.pwrite(descriptor, view, at)
                 view, at = view[done:], at + done
         except OSError as error:
-            raise explained(error, self._path(base)) from error
+            raise not_written(error, self._path(base)) from error
 
     def make(self, commitlog_offset: int) -> None:
         """Make the segment of an offset, when it is not there yet."""
@@ -141,7 +141,7 @@ class NewLog:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.ftruncate(descriptor, self.segment_size)
         except OSError as error:
-            raise explained(error, path) from error
+            raise not_written(error, path) from error
         self._open = (base, descriptor)
         return descriptor
 

@@ -79,7 +79,8 @@ def write_transactions(
     last: a directory without it is not complete.
 
     `progress(done, total)` hears of bytes of the log; None: nobody does. The other arguments are as of `transactions`.
-    `as_json` of the result is the manifest. Raises as `transactions`, and StoreError when `out` is there already.
+    `as_json` of the result is the manifest. Raises as `transactions`, and StoreError when `out` is there already
+    or lies in a store.
     """
     ship(spark)
     log = StoreLocation(path).log()

@@ -24,6 +24,7 @@ from typing import Any
 from broker.errors import BrokerError, CorruptStore
 from broker.store.disk.files import Disk
 from broker.store.engines import ENGINES
+from broker.store.read.detect import check_outside_stores
 from broker.store.read.layout import StoreLayout
 from recovery.torture import full_disk, kills, power_cuts
 from recovery.torture.disk import measure
@@ -128,6 +129,7 @@ def _refuse(path: str, limits: Limits, subject: Subject, layout: StoreLayout) ->
         raise BrokerError(f"{path} is not a directory: name one on the disk where the store will be")
     if os.path.isdir(os.path.join(path, "commitlog")) or os.path.isdir(os.path.join(path, "checkback")):
         raise BrokerError(f"{path} is a store: name the directory above it, on the same disk")
+    check_outside_stores(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise BrokerError(f"{path} may not be written by this user: name a directory that may")
     if subject.engine not in ENGINES:

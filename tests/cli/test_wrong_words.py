@@ -65,3 +65,24 @@ def test_a_copy_that_is_there_gives_up_as_well(
     assert ran.code == 1
     assert f"{address} cannot be reached" in ran.err
     assert "tried 5 times" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["find", "--since", "2026-11-26", "--until", "2026-11-01"], "2026-11-26 is not before --until 2026-11-01"),
+        (["find", "--since", "first"], "'first' is neither a time like 2026-11-21T10:00, nor milliseconds"),
+        (["dump", "--from", "10", "--to", "5"], "10 is not below --to 5"),
+        (["dump", "statetable", "--key", "k"], "--key is for commitlog and index; statetable has no keys"),
+        (["dump", "statetable", "5"], "'5': statetable takes no NAME; --from N begins at N"),
+        (["dump", "checkpoint", "--from", "5"], "checkpoint has none"),
+        (["trace", "0", "--json", "--html", "/dev/null"], "give one of --html and --json"),
+    ],
+)
+def test_words_that_would_be_ignored_are_refused(
+    store: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty answer, or one about everything, would be taken for the answer to the question."""
+    ran = command(capsys, words[0], store, *words[1:])
+    assert (ran.code, ran.out) == (2, "")
+    assert sentence in " ".join(ran.err.split())

@@ -192,6 +192,11 @@ def test_the_verb_refuses_before_it_listens(tmp_path: Path) -> None:
         ran = CliRunner().invoke(app, ["page", *words])
         assert ran.exit_code == 2, ran.output
         assert sentence in " ".join(ran.output.replace("│", " ").split()), ran.output
+    (tmp_path / "no.pem").write_text("no certificate")
+    for file in ("missing.pem", "no.pem"):
+        ran = CliRunner().invoke(app, ["page", shop, "--cert", str(tmp_path / file), "--key", str(tmp_path / file)])
+        assert f"--cert {tmp_path / file} and --key" in str(ran.exception)
+        assert "token=" not in ran.output
     ran = CliRunner().invoke(app, ["page", shop], env={"CHECKBACK_PAGE_TOKEN": "short"})
     assert "at least 16" in str(ran.exception)
 

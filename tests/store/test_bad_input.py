@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 import broker
 from broker.format.consumequeue import Unit
+from broker.store.disk.os_errors import refused
 from tests.store.build import SEGMENT_SIZE, Log, units_of, write_index, write_queue
 from tests.store.permissions import as_nobody
 
@@ -108,6 +110,11 @@ def test_no_permission() -> None:
         with as_nobody():
             assert sentence(path, broker.StoreError).startswith("PATH may not be read by this user")
         path.chmod(0o700)
+
+
+def test_who_may_not_write_is_told_to_be_one_who_may(tmp_path: Path) -> None:
+    error = refused(PermissionError(errno.EACCES, "Permission denied"), str(tmp_path))
+    assert str(error).endswith("run as one who may write it")
 
 
 def test_what_another_program_wrote_is_not_written(tmp_path: Path) -> None:

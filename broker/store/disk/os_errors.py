@@ -30,13 +30,25 @@ def explained(error: OSError | ValueError, path: str) -> StoreError:
         return Missing(f"{path}: there is no such file or directory", path=path)
     reason = error.strerror or str(error)
     if isinstance(error, PermissionError):
-        return StoreError(f"{path} may not be read by this user ({reason}). {_owner(path)}", path=path)
+        return StoreError(f"{path} may not be read by this user ({reason}). {_owner(path, 'read')}", path=path)
     if error.errno == errno.EIO:
         text = f"{path}: the disk cannot read it ({reason}). Copy what can be read with: checkback salvage"
         return StoreError(text, path=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return StoreError(f"{path}: too many files are open ({reason}). Raise the limit with: ulimit -n", path=path)
     return StoreError(f"{path} cannot be read: {reason}. See that it is a readable file or directory", path=path)
+
+
+def not_written(error: OSError, path: str) -> StoreError:
+    """Why what a person wanted written is not there, such as a copy or an export: StoreFull when there is no room."""
+    if error.errno not in _FULL:
+        return refused(error, path)
+    free = free_bytes(path)
+    room = {
+        errno.EDQUOT: "the quota of this user leaves no room for it. Raise it, or give a path on another disk",
+        errno.EFBIG: "no file of this process may grow so large. Raise the limit with: ulimit -f",
+    }.get(error.errno or 0, f"its disk has {free} bytes free. Free some, or give a path on another disk")
+    return StoreFull(f"{path} does not fit: {room}. Nothing of it was kept", path=path, free_bytes=free)
 
 
 def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
@@ -50,7 +62,7 @@ def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
         text = f"{path} cannot be written: its file system is mounted read-only. Open the store with read_only=True"
         return StoreError(text, path=path)
     if isinstance(error, PermissionError):
-        return StoreError(f"{path} may not be written by this user ({reason}). {_owner(path)}", path=path)
+        return StoreError(f"{path} may not be written by this user ({reason}). {_owner(path, 'write')}", path=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return StoreError(f"{path}: too many files are open ({reason}). Raise the limit with: ulimit -n", path=path)
     return StoreError(
@@ -110,7 +122,7 @@ def sync_failed(error: OSError, path: str) -> SyncFailed:
     return SyncFailed(text, path=path)
 
 
-def _owner(path: str) -> str:
+def _owner(path: str, verb: str) -> str:
     """The next step after a refusal: run as the owner of the nearest thing that can be seen."""
     while path:
         try:
@@ -119,5 +131,5 @@ def _owner(path: str) -> str:
             path = "" if path == os.path.dirname(path) else os.path.dirname(path)
             continue
         mode = stat.filemode(found.st_mode)
-        return f"{path} belongs to user {found.st_uid}, group {found.st_gid}, mode {mode}: run as one who may read it"
-    return "Run as a user who may read it"
+        return f"{path} belongs to user {found.st_uid}, group {found.st_gid}, mode {mode}: run as one who may {verb} it"
+    return f"Run as a user who may {verb} it"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
-from broker.errors import NotAStore
+from broker.errors import NotAStore, StoreError
 from broker.store.disk.files import Disk, Entry
 from broker.store.disk.paths import PARTS, Paths
 from broker.store.read.segments import NAME_DIGITS
 
 _DLEDGER = "dledger-"  # RocketMQ: DLedgerConfig.getDataStorePath
+_ONLY_IN_STORES = ("checkback", "config", "consumequeue")  # one of them beside commitlog/
 _SHOWN = 3  # names from a directory that is not a store
 _GIVE = "Give the directory that a broker calls storePathRootDir"
 
@@ -32,6 +33,23 @@ def check_place(path: str, disk: Disk, *, create: bool) -> None:
         if found is None or not found.is_directory:
             text = f"{path} cannot be made, for there is no directory {parent}. {_where_it_ends(path, disk)}"
             raise NotAStore(f"{text}. Correct the path, mount the volume, or make the directory", path=path)
+
+
+def check_outside_stores(path: str) -> None:
+    """Raises StoreError when what a person wants written would lie in a store, be it one of its files or a new one.
+
+    A new file there makes `rebuild` refuse the store, for a newer broker may have written it. Missing directories and
+    symbolic links on the way count as where they lead.
+    """
+    above = os.path.realpath(path)
+    while above != os.path.dirname(above):
+        if any(os.path.isdir(os.path.join(above, part)) for part in _ONLY_IN_STORES) and os.path.isdir(
+            Paths(above).commitlog
+        ):
+            raise StoreError(
+                f"{path} lies in the store {above}, whose files are its own. Give another place", path=path
+            )
+        above = os.path.dirname(above)
 
 
 def _fault(path: str, disk: Disk) -> str | None:

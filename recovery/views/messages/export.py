@@ -19,6 +19,8 @@ import broker
 from broker.errors import BrokerError, StoreError
 from broker.format import properties as names
 from broker.message import ReceivedMessage
+from broker.store.disk.os_errors import not_written
+from broker.store.read.detect import check_outside_stores
 from recovery.views.messages.find import Query, find
 
 VERSION = 1
@@ -38,7 +40,10 @@ class ExportedMessage:
 
 
 def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
-    """Write the messages that a query means; returns how many. `out` must not be there. Raises StoreError."""
+    """Write the messages that a query means; returns how many. `out` must not be there, nor lie in a store.
+
+    Raises StoreError, StoreFull.
+    """
     beside = f"{out}.unfinished"
     if os.path.lexists(out):
         raise StoreError(f"{out} is there already. Give another file", path=out)
@@ -47,6 +52,7 @@ def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
         raise StoreError(
             f"{out} cannot be made: there is no directory {above}. Make it, or give another file", path=out
         )
+    check_outside_stores(out)
     count = 0
     try:
         with open(beside, "w", encoding="utf-8") as file:
@@ -57,6 +63,8 @@ def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
             file.flush()
             os.fsync(file.fileno())
         os.rename(beside, out)
+    except OSError as error:
+        raise not_written(error, out) from error
     finally:
         if os.path.lexists(beside):
             os.remove(beside)
@@ -85,6 +93,8 @@ def exported(file: str) -> Iterator[ExportedMessage]:
         why = "is a directory" if os.path.isdir(file) else "is not there"
         text = f"{file} {why}: give the file that checkback export wrote (checkback export STORE FILE --topic TOPIC)"
         raise StoreError(text, path=file)
+    if os.path.getsize(file) == 0:
+        raise StoreError(f"{file} is empty: it was cut, for an export has a first line at least", path=file)
     with open(file, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:

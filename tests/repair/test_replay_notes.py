@@ -1,0 +1,103 @@
+"""What `FILE.replayed` says is about one file, one store and one run: whatever else is there, nothing is sent twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.errors import StoreError, StoreLocked
+from broker.store.read.layout import StoreLayout
+from recovery.repair.replaying import plan_replay, replay
+from recovery.views.messages.export import export
+from recovery.views.messages.find import Query, find
+from tests.cli.command import command
+from tests.house.tree import ROOT
+
+SMALL = StoreLayout(1 << 18, 20_000, 24_000, 20_000, 1000, 4000)
+MESSAGES = 5
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    with broker.open(tmp_path / "shop.store", layout=SMALL, sync="os") as opened:
+        for number in range(MESSAGES):
+            opened.append(broker.Message("orders", b"%d" % number))
+    return str(tmp_path / "shop.store")
+
+
+@pytest.fixture
+def file(store: str, tmp_path: Path) -> str:
+    export(store, Query(topic="orders"), str(tmp_path / "orders.jsonl"))
+    return str(tmp_path / "orders.jsonl")
+
+
+def sent(store: str, topic: str) -> int:
+    return len(list(find(store, Query(topic=topic))))
+
+
+def test_the_next_step_names_the_other_topic(store: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without it the copied line sends everything to the topics where it is already."""
+    ran = command(capsys, "replay", file, store, "--topic", "again")
+    assert f"To send: checkback replay {file} {store} --topic again --apply" in ran.out
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"done": "x"}', '{"done": -1}', '{"done": true}', "\xff", "7"])
+def test_a_note_that_cannot_be_read_is_named(
+    store: str, file: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(f"{file}.replayed").write_text(text, encoding="latin-1")
+    for words in ([], ["--apply"]):
+        ran = command(capsys, "replay", file, store, *words)
+        assert (ran.code, ran.out) == (2, "")
+        assert f"{file}.replayed cannot be read as the note of an earlier run" in ran.err
+    assert sent(store, "orders") == MESSAGES
+
+
+def test_a_new_export_under_the_old_name_is_not_taken_for_sent(store: str, file: str) -> None:
+    assert replay(file, store, "again").sent == MESSAGES
+    os.remove(file)
+    export(store, Query(topic="again"), file)
+    with pytest.raises(StoreError, match=r"about another export.*Remove that note"):
+        plan_replay(file, store, "again")
+    os.remove(f"{file}.replayed")
+    assert plan_replay(file, store, "again").total == MESSAGES
+
+
+def test_of_two_runs_at_once_one_is_refused(store: str, file: str) -> None:
+    with open(file, "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(StoreLocked, match="is being sent by another run"):
+            replay(file, store, "again")
+    assert sent(store, "again") == 0
+    assert replay(file, store, "again").sent == MESSAGES
+
+
+def test_an_empty_file_is_no_export(store: str, tmp_path: Path) -> None:
+    (tmp_path / "cut.jsonl").touch()
+    with pytest.raises(StoreError, match="is empty"):
+        plan_replay(str(tmp_path / "cut.jsonl"), store)
+
+
+def test_where_no_note_can_be_kept_nothing_is_sent(store: str, file: str) -> None:
+    """Else each run would send the first message again. A directory in the note's place stops root, too."""
+    os.mkdir(f"{file}.replayed.new")
+    with pytest.raises(StoreError, match=r"orders\.jsonl\.replayed"):
+        replay(file, store, "again")
+    assert sent(store, "again") == 0
+
+
+def test_two_processes_send_each_message_once(store: str, file: str) -> None:
+    words = [sys.executable, "-m", "recovery.cli", "replay", file, store, "--topic", "again", "--apply"]
+    runs = [subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)}) for _ in range(2)]
+    codes = [run.wait(60) for run in runs]
+    assert 0 in codes
+    assert set(codes) <= {0, 3}
+    assert sent(store, "again") == MESSAGES
+    assert json.loads(Path(f"{file}.replayed").read_text())["done"] == MESSAGES
