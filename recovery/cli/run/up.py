@@ -130,6 +130,8 @@ def settings(
     """
     from recovery.airflow.settings import read_stores
 
+    if not check.strip():  # an empty variable of a shell, say
+        raise BadParameter("--check needs the file of the stores, or its JSON")
     found = read_stores(check)
     if as_json:
         broken = [{"name": store.name, "why": store.why} for store in found.broken]
@@ -139,6 +141,8 @@ def settings(
             show_now(f"ok     {store.name}: {store.path or f'connection {store.connection}'}")
         for wrong in found.broken:
             show_now(f"wrong  {wrong.name}: {wrong.why}")
+        if not (found.stores or found.broken):
+            show_now("It names no store, so none is looked after")
     if found.broken:
         raise Exit(USAGE)
 
