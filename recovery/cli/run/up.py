@@ -62,6 +62,8 @@ def up(
 
     surroundings.check_airflow()
     _check_options(serve, stores, ledger)
+    if stores is not None and (store is not None or demo or resolver is not None or ledger is not None):
+        raise BadParameter("--stores names a file of stores: leave out STORE, --demo, --ledger and --resolver")
     directory = os.path.abspath(os.path.expanduser(home))
     os.makedirs(directory, exist_ok=True)
     surroundings.check_disk(directory)
