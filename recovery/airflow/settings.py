@@ -27,7 +27,7 @@ from itertools import chain, count
 from typing import Any
 
 from broker.errors import BrokerError
-from recovery.airflow.sense import NAME_MOST, NEVER, check_sense
+from recovery.airflow.operating.sense import NAME_MOST, NEVER, check_sense
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 ENGINES = ("auto", "local", "spark")
@@ -260,7 +260,7 @@ def one_store(name: str, values: Any, where: str) -> StoreSettings:
     if settings.engine not in ENGINES:
         raise BadSettings(f"{where}: stores.{name}: engine is one of {', '.join(ENGINES)}, not {settings.engine!r}")
     try:
-        check_sense(settings, values)
+        check_sense(name, values)
     except BrokerError as error:
         raise BadSettings(f"{where}: stores.{name}: {error}") from None
     if settings.copy and (given := [key for key in _NOT_OF_COPIES if key in values]):

@@ -40,7 +40,7 @@ def check_spec(spec: Any, where: str) -> None:
 
 
 def answer_within_s(spec: Spec, where: str = "") -> float:
-    """How long an answer may take, in seconds. Raises BrokerError for what is no duration."""
+    """How long an answer may take, in seconds. Raises BrokerError for what is not a duration."""
     try:
         return parse_duration(spec["answer_within"]) / 1000 if "answer_within" in spec else ANSWER_WITHIN_S
     except ValueError as error:

@@ -94,7 +94,7 @@ def check_out(path: str, out: str) -> None:
         raise StoreError(f"{out} is there already. Give a directory that is not, or remove it", path=out)
     store, place = (os.path.realpath(filesystem_of(one)[1]) for one in (path, out))
     if ("://" in path) == ("://" in out) and os.path.commonpath([store, place]) == store:
-        raise StoreError(f"{out} would be in the store {path}. Give a directory outside of it", path=out)
+        raise StoreError(f"{out} would be in the store {path}. Give a directory outside it", path=out)
 
 
 def _absolute(path: str) -> str:

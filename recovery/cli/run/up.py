@@ -61,9 +61,7 @@ def up(
     from recovery.airflow.local.standalone import Standalone
 
     surroundings.check_airflow()
-    _check_options(serve, stores, ledger)
-    if stores is not None and (store is not None or demo or resolver is not None or ledger is not None):
-        raise BadParameter("--stores names a file of stores: leave out STORE, --demo, --ledger and --resolver")
+    _check_options(serve, stores, ledger, of_one_store=bool(store or demo or ledger or resolver))
     directory = os.path.abspath(os.path.expanduser(home))
     os.makedirs(directory, exist_ok=True)
     surroundings.check_disk(directory)
@@ -92,10 +90,12 @@ def up(
         _stay(airflow, sale, until, server)
 
 
-def _check_options(serve: str | None, stores: str | None, ledger: str | None) -> None:
+def _check_options(serve: str | None, stores: str | None, ledger: str | None, *, of_one_store: bool) -> None:
     """Refuse what cannot be served, and a URL that no round could use, before anything starts. Raises BrokerError."""
     from broker.server.settings import host_and_port
 
+    if stores is not None and of_one_store:
+        raise BadParameter("--stores names a file of stores: leave out STORE, --demo, --ledger and --resolver")
     if ledger is not None:
         from recovery.checkback.ledgers.engines import check_url
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker.errors import BrokerError
-
-if TYPE_CHECKING:
-    from recovery.airflow.settings import StoreSettings
 
 NAME_MOST = 200  # characters: Airflow's names of DAGs have at most 250
 SECONDS = (
@@ -29,13 +26,17 @@ _CONNECTIONS = {"ledger_connection": "ledger", "http_connection": "http"}
 NEVER = "never"  # a schedule: manually only
 
 
-def check_sense(store: StoreSettings, given: Mapping[str, Any]) -> None:
-    """`given` are the settings of the table itself. Raises BrokerError with a sentence that shows no URL."""
-    if len(store.name) > NAME_MOST:
+def check_sense(name: str, given: Mapping[str, Any]) -> None:
+    """`given` is the table of the store `name`, of values of the right kinds.
+
+    Raises BrokerError with a sentence that shows no URL.
+    """
+    path = given.get("path")
+    if len(name) > NAME_MOST:
         raise BrokerError(f"a store's name has at most {NAME_MOST} characters, as it begins the names of DAGs")
-    if store.path and not os.path.isabs(store.path):
+    if path and not os.path.isabs(path):
         text = "each process of Airflow has a working directory of its own"
-        raise BrokerError(f"path cannot be {store.path!r:.60}: give the whole path, from / on, since {text}")
+        raise BrokerError(f"path cannot be {path!r:.60}: give the whole path, from / on, since {text}")
     for key, value in given.items():
         if value == "":
             raise BrokerError(f"{key} is empty: leave it out, or give a value")
@@ -47,9 +48,9 @@ def check_sense(store: StoreSettings, given: Mapping[str, Any]) -> None:
             _check_duration(key, value)
         elif key in ("ledger", "catalog") and not _URL.fullmatch(value):
             raise BrokerError(f"{key} is not a SQLAlchemy URL, as postgresql+psycopg://user@host/database")
-    if len(both := [name for name in _ONE_OF if name in given]) > 1:
+    if len(both := [one for one in _ONE_OF if one in given]) > 1:
         raise BrokerError(f"{' and '.join(both)} exclude each other: give one of them, or `resolvers` by group")
-    _check_answers(store)
+    _check_answers(given.get("policy"), given.get("resolvers"))
 
 
 def _check_seconds(key: str, value: float) -> None:
@@ -85,16 +86,16 @@ def _check_duration(key: str, value: str) -> None:
         raise BrokerError(f"{key} cannot be {value!r:.40}: {error}{also}") from None
 
 
-def _check_answers(store: StoreSettings) -> None:
+def _check_answers(policy: Mapping[str, Any] | None, resolvers: Mapping[str, Any] | None) -> None:
     """The policy, and who is asked by producer group."""
-    if store.policy:
+    if policy:
         from recovery.checkback.policy import parse_policy
 
-        parse_policy(store.policy)
-    if store.resolvers:
+        parse_policy(policy)
+    if resolvers:
         from recovery.checkback.specs import check_spec
 
-        for group, spec in store.resolvers.items():
+        for group, spec in resolvers.items():
             if isinstance(spec, Mapping):
                 spec = {_CONNECTIONS.get(name, name): value for name, value in spec.items()}
             check_spec(spec, f"resolvers.{group}")
