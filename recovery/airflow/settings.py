@@ -23,20 +23,24 @@ import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import chain, count
 from typing import Any
 
 from broker.errors import BrokerError
+from recovery.airflow.operating.sense import NAME_MOST, NEVER, check_sense
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-NEVER = "never"  # a schedule: manually only
 ENGINES = ("auto", "local", "spark")
 SIZES = ("max_bytes", "free_bytes")
 WORK = ("check_back", "verify_store", "rebuild_state_table", "recover_after_crash", "resolve_parked", "retention")
 """The DAGs of a store."""
 _OF_COPIES = ("verify_store",)
 _NOT_OF_COPIES = (
-    "ledger", "ledger_connection", "resolver", "resolver_connection", "resolvers", "ask", "take_over", *SIZES,
+    "ledger", "ledger_connection", "resolver", "resolver_connection", "resolvers", "catalog", "policy", "ask",
+    "take_over", "keep", *SIZES, "gone_after", "even_unread", "rebuild_schedule", "retention_schedule",
 )  # fmt: skip
+_SECRETS = ("ledger", "resolver", "resolvers", "catalog")
+_SETTING = "the setting [checkback] stores"
 _INSTEAD = {"disk_share": ". Instead of a share of the disk, which others fill, give max_bytes of the store"}
 
 
@@ -166,7 +170,7 @@ def read_stores(setting: str) -> StoreList:
 def _text(setting: str) -> tuple[str, str]:
     """TOML or JSON, and where it stands."""
     if not setting or setting.startswith("{"):
-        return setting, "the setting [checkback] stores"
+        return setting, _SETTING
     path = os.path.expanduser(setting)
     try:
         with open(path, encoding="utf-8") as file:
@@ -177,22 +181,34 @@ def _text(setting: str) -> tuple[str, str]:
 
 
 def _parsed(text: str, where: str) -> StoreList:
+    if not text and where == _SETTING:  # nobody has set it; an empty file is one that somebody has yet to fill
+        return StoreList()
     try:
         parsed = (json.loads if text.lstrip().startswith("{") else tomllib.loads)(text)
     except ValueError as error:
         raise BadSettings(f"{where} cannot be read: {error}") from None
-    tables = parsed.get("stores", {}) if isinstance(parsed, Mapping) else None
-    if not isinstance(tables, Mapping):
-        raise BadSettings(f"{where}: `stores` holds a table for each store, as in [stores.shop]")
+    tables = parsed.get("stores") if isinstance(parsed, Mapping) else None
+    if not isinstance(tables, Mapping) or len(parsed) > 1:
+        others = sorted(set(parsed) - {"stores"}) if isinstance(parsed, Mapping) else []
+        besides = f"; nothing else is known here, such as {', '.join(others):.60}" if others else ""
+        raise BadSettings(f"{where}: `stores` holds a table for each store, as in [stores.shop]{besides}")
     found = StoreList()
     for name, values in tables.items():
         try:
             found.stores.append(one_store(name, values, where))
         except BadSettings as error:
             alerts = values.get("alerts") if isinstance(values, Mapping) else None
-            shown = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
+            shown = _name_of_dag(name, {*tables, *(broken.name for broken in found.broken)})
             found.broken.append(BrokenStore(shown, str(error), alerts if isinstance(alerts, str) else None))
     return found
+
+
+def _name_of_dag(name: str, others: set[str]) -> str:
+    """A name that a DAG can have: that of the table, if possible, else one like it that no other table has."""
+    shown = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:NAME_MOST] or "_"
+    if shown == name:
+        return shown
+    return next(one for one in chain([shown], (f"{shown}_{number}" for number in count(2))) if one not in others)
 
 
 def _last_good(copy: str, setting: str, why: str) -> StoreList:
@@ -233,7 +249,8 @@ def one_store(name: str, values: Any, where: str) -> StoreSettings:
             text = f"{where}: stores.{name} has no setting {key!r}; there are {', '.join(known)}"
             raise BadSettings(f"{text}{_INSTEAD.get(key, '')}")
         if not (_is_size(value) if key in SIZES else _fits(known[key], value)):
-            raise BadSettings(f"{where}: stores.{name}: {key} cannot be {value!r:.40}")
+            shown = "that" if key in _SECRETS else f"{value!r:.40}"  # a list of URLs, say, with their passwords
+            raise BadSettings(f"{where}: stores.{name}: {key} cannot be {shown}: give {_kind(key, known[key])}")
     made: dict[str, Any] = {
         key: None if key.endswith("_schedule") and value == NEVER else value for key, value in values.items()
     }
@@ -242,6 +259,10 @@ def one_store(name: str, values: Any, where: str) -> StoreSettings:
         raise BadSettings(f"{where}: stores.{name} needs a path, or a connection that has one")
     if settings.engine not in ENGINES:
         raise BadSettings(f"{where}: stores.{name}: engine is one of {', '.join(ENGINES)}, not {settings.engine!r}")
+    try:
+        check_sense(name, values)
+    except BrokerError as error:
+        raise BadSettings(f"{where}: stores.{name}: {error}") from None
     if settings.copy and (given := [key for key in _NOT_OF_COPIES if key in values]):
         text = f"{where}: stores.{name} is a copy, to which nothing writes: leave out {', '.join(given)}"
         raise BadSettings(f"{text}. `checkback answer` answers its cluster's checks, `follow --keep` keeps it small")
@@ -259,6 +280,19 @@ def _is_size(value: Any) -> bool:
         return parse_size(value) > 0
     except ValueError:
         return False
+
+
+def _kind(key: str, default: Any) -> str:
+    """What a setting may hold, for the sentence that says that it holds something else."""
+    if key in SIZES:
+        return "a size, as 20GiB"
+    if isinstance(default, bool):
+        return "true or false"
+    if isinstance(default, float):
+        return "a number of seconds"
+    if isinstance(default, list):
+        return "a list of texts"
+    return "a table" if isinstance(default, Mapping) else "a text"
 
 
 def _fits(default: Any, value: Any) -> bool:

@@ -22,7 +22,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from broker.errors import BrokerError
 from broker.ledger import Ledger
@@ -33,22 +32,13 @@ from recovery.checkback.ledger_resolver import LedgerResolver
 from recovery.checkback.ledgers.engines import engine_of
 from recovery.checkback.ledgers.proof import LedgerEvidence
 from recovery.checkback.ledgers.routing import Ledgers
-from recovery.checkback.policy import Policy, parse_duration, parse_policy
+from recovery.checkback.policy import Policy, parse_policy
 from recovery.checkback.protocol import Resolver
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
-from recovery.checkback.time_limit import ANSWER_WITHIN_S, Bounded
+from recovery.checkback.specs import Spec, answer_within_s, check_spec
+from recovery.checkback.time_limit import Bounded
 
-_KINDS = ("ledger", "http", "call")
-_OF_KIND = {
-    "ledger": ("ledger", "table", "schema"),
-    "http": ("http", "headers_file", "token_file", "answer_within"),
-    "call": ("call", "answer_within"),
-}
-_LISTS = ("ledger", "schema")
 EVERY_GROUP = "*"
-
-Spec = Mapping[str, Any]
-"""One resolver: texts, and for `ledger` and `schema` a text or a list of them."""
 
 
 @dataclass(frozen=True)
@@ -113,30 +103,8 @@ def load(path: str) -> Setup:
     return Setup(parse_policy(raw.get("policy", {})), resolvers)
 
 
-def check_spec(spec: Any, where: str) -> None:
-    """Raises BrokerError unless exactly one kind of resolver is named, with what belongs to it."""
-    kinds = [kind for kind in _KINDS if kind in spec] if isinstance(spec, Mapping) else []
-    if len(kinds) != 1:
-        raise BrokerError(f"{where} names one of {', '.join(_KINDS)}")
-    for name, value in spec.items():
-        names = _OF_KIND[kinds[0]]
-        if name not in names:
-            raise BrokerError(f"{where} has no {name!r} of this kind; the names are {', '.join(names)}")
-        texts = value if name in _LISTS and isinstance(value, list | tuple) else [value]
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise BrokerError(f"{where}: {name} is a text" + (", or a list of them" if name in _LISTS else ""))
-    _answer_within_s(spec, where)
-
-
-def _answer_within_s(spec: Spec, where: str = "") -> float:
-    try:
-        return parse_duration(spec["answer_within"]) / 1000 if "answer_within" in spec else ANSWER_WITHIN_S
-    except ValueError as error:
-        raise BrokerError(f"{where}: answer_within: {error}") from None
-
-
 def _other(spec: Spec) -> Resolver:
-    limit_s = _answer_within_s(spec)
+    limit_s = answer_within_s(spec)
     if "call" in spec:
         return CallableResolver.load(spec["call"], answer_within_s=limit_s)
     headers = read_headers(spec.get("headers_file"), spec.get("token_file"), spec.get("token"))

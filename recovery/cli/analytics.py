@@ -27,6 +27,7 @@ def transactions(
     """
     from recovery.pipeline import in_memory
     from recovery.pipeline.store_location import StoreLocation
+    from recovery.pipeline.transaction_files import check_out
     from recovery.spark import jobs, sessions
 
     now_ms = time.time_ns() // 1_000_000
@@ -35,6 +36,7 @@ def transactions(
             written = in_memory.write_transactions(store, out, now_ms, progress=progress)
         else:
             StoreLocation(store).files()  # a wrong path is reported before Spark starts
+            check_out(store, out)
             session = sessions.session(spark)
             try:
                 written = jobs.write_transactions(session, store, out, now_ms=now_ms, progress=progress)

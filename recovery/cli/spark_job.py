@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from broker.errors import BrokerError
 from recovery.cli.terminal.output import print_json, warn
-from recovery.pipeline.splits import SPLIT_BYTES
+from recovery.pipeline.splits import SPLIT_BYTES, SPLIT_BYTES_MIN
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         return _run(_parsed(arguments))
-    except BrokerError as error:
+    except (BrokerError, OSError) as error:
         warn(str(error))
         return 2
 
@@ -32,7 +32,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m recovery.cli.spark_job", description=main.__doc__)
     parser.add_argument("--master", default=None, help="Spark's master; spark-submit sets it (else local[*])")
     parser.add_argument("--memory", default="1g", help="heap of the driver and of each executor")
-    parser.add_argument("--split-bytes", type=int, default=SPLIT_BYTES)
+    parser.add_argument("--split-bytes", type=_split_bytes, default=SPLIT_BYTES)
     verbs = parser.add_subparsers(dest="verb", required=True)
     listing = verbs.add_parser("transactions", help="Parquet files, a row for each transaction")
     listing.add_argument("store")
@@ -42,7 +42,15 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _split_bytes(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= SPLIT_BYTES_MIN):
+        raise argparse.ArgumentTypeError(f"a whole number of at least {SPLIT_BYTES_MIN}, not {text!r}")
+    return int(text)
+
+
 def _run(given: argparse.Namespace) -> int:
+    from recovery.pipeline.store_location import StoreLocation
+    from recovery.pipeline.transaction_files import check_out
     from recovery.spark.jobs import write_transactions
     from recovery.spark.sessions import session
     from recovery.spark.shipping import package
@@ -51,6 +59,9 @@ def _run(given: argparse.Namespace) -> int:
     if given.verb == "package":
         package(given.out)
         return 0
+    StoreLocation(given.store).files()  # a wrong path is reported before Spark starts
+    if given.verb == "transactions":
+        check_out(given.store, given.out)
     spark = session(given.master or "local[*]", memory=given.memory)
     if given.verb == "transactions":
         print_json(write_transactions(spark, given.store, given.out, split_bytes=given.split_bytes).as_json())

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow.fs as pafs
+
 from broker.errors import StoreError
 from broker.store.read.detect import check_outside_stores
 from broker.transaction.events import TransactionState
@@ -56,12 +58,9 @@ def write_transaction_files(
 ) -> TransactionFiles:
     """Write the rows to the directory `out` and then the manifest: what fails leaves nothing behind.
 
-    Raises StoreError when `out` is there already, or lies in a store.
+    Raises StoreError as `check_out` does.
     """
-    if "://" not in out:
-        if os.path.exists(out):
-            raise StoreError(f"{out} is there already. Give a directory that is not, or remove it", path=out)
-        check_outside_stores(out)
+    check_out(path, out)
     started = time.monotonic()
     filesystem, directory = filesystem_of(out)
     temporary = f"{directory}/{_TEMPORARY}"
@@ -84,6 +83,21 @@ def write_transaction_files(
         file.write(json.dumps(written.as_json(), indent=2).encode() + b"\n")
     filesystem.move(f"{temporary}.json", f"{directory}/{MANIFEST}")
     return written
+
+
+def check_out(path: str, out: str) -> None:
+    """Raises StoreError unless `out` can be made: it is not there yet, and it is in no store, be it `path` or another.
+
+    What fails later removes `out` as a whole: nobody else's files may be in it.
+    """
+    filesystem, directory = filesystem_of(out)
+    if filesystem.get_file_info(directory.rstrip("/")).type != pafs.FileType.NotFound:
+        raise StoreError(f"{out} is there already. Give a directory that is not, or remove it", path=out)
+    store, place = (os.path.realpath(filesystem_of(one)[1]) for one in (path, out))
+    if ("://" in path) == ("://" in out) and os.path.commonpath([store, place]) == store:
+        raise StoreError(f"{out} would be in the store {path}. Give a directory outside it", path=out)
+    if "://" not in out:
+        check_outside_stores(out)
 
 
 def _absolute(path: str) -> str:

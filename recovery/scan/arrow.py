@@ -141,6 +141,9 @@ SCHEMA = pa.schema([pa.field(name, kind, metadata={"doc": doc}) for name, (kind,
 
 def schema_of(columns: Sequence[str] | None) -> pa.Schema:
     """The schema of some columns (None: all), in the order asked for. Raises KeyError for a column there is not."""
+    for name in columns or ():
+        if name not in COLUMNS:
+            raise KeyError(f"a CommitLog has no column {name}; it has {', '.join(COLUMNS)}")
     return SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
 
 
@@ -195,9 +198,20 @@ def scan(
     `start` may lie anywhere: the scan begins at the first true record at or after it. `end` None: to the end that the
     log has now; `columns` None: all, in the order of COLUMNS. Damage is passed over; `Scan` says what it was.
 
-    Raises, at the first batch, NotAStore where there is none, StoreError for files that this user may not read,
-    KeyError for a column there is not.
+    Raises ValueError for `rows` below 1 and for no column at all, KeyError for a column there is not; at the first
+    batch NotAStore where there is none, StoreError for files that this user may not read.
     """
+    if rows < 1:
+        raise ValueError(f"a batch has at least 1 row, not {rows}")
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise ValueError(f'columns is a list of names, as ["kind"], or None for all columns, not {columns!r}')
+    schema_of(columns)
+    return _scanned(path, start, end, columns, rows)
+
+
+def _scanned(
+    path: str | os.PathLike[str], start: int, end: int | None, columns: Sequence[str] | None, rows: int
+) -> Iterator[pa.RecordBatch]:
     listing = StoreFiles.open(path).commitlog
     for records in Scan(listing, start, end, resync=True, wants=wants_of(columns)):
         for first in range(0, len(records), rows):

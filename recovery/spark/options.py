@@ -32,6 +32,8 @@ OPTIONS = (
     "path table splitBytes rows startOffset endOffset startTime endTime kind topic crc onCorrupt pushdown maxBytes"
 ).split()
 
+_OF_RECORDS = ("startOffset", "endOffset", "startTime", "endTime", "kind", "topic", "maxBytes")
+
 _TYPES: dict[pa.DataType, DataType] = {
     pa.int8(): ByteType(),
     pa.int32(): IntegerType(),
@@ -54,8 +56,15 @@ FINDINGS = pa.schema(
 
 
 def spark_schema(columns: Sequence[str] | None = None) -> StructType:
-    """The schema of some columns (of all by default), in that order. Raises BadOption for a column there is not."""
+    """The schema of some columns (of all by default), in that order.
+
+    Raises BadOption for a column there is not, for one that is named twice, and for none at all.
+    """
+    if isinstance(columns, str):
+        raise BadOption(f'columns is a list of names, as ["{columns}"], not the text {columns!r}')
     names = list(COLUMNS) if columns is None else list(columns)
+    if not names or len(set(names)) < len(names):
+        raise BadOption("columns names at least one column, and each once; None stands for all of them")
     unknown = [name for name in names if name not in COLUMNS]
     if unknown:
         raise BadOption(f"a CommitLog has no column {', '.join(unknown)}; it has {', '.join(COLUMNS)}")
@@ -93,14 +102,18 @@ def settings_of(options: Mapping[str, str]) -> Settings:
         raise BadOption(f"the option table is {' or '.join(TABLES)}, not {table!r}")
     if on_corrupt not in ON_CORRUPT:
         raise BadOption(f"the option onCorrupt is {', '.join(ON_CORRUPT)}, not {on_corrupt!r}")
-    split_bytes = whole_number(given, "splitBytes", SPLIT_BYTES)
+    if table == "findings" and (useless := [name for name in _OF_RECORDS if given.get(name)]):
+        raise BadOption(f"the option {useless[0]} chooses records; the table of findings is always of the whole log")
+    split_bytes, rows = whole_number(given, "splitBytes", SPLIT_BYTES), whole_number(given, "rows", ROWS)
+    if rows < 1:
+        raise BadOption("the option rows is at least 1, not 0")
     if split_bytes < SPLIT_BYTES_MIN:
         raise BadOption(f"the option splitBytes is at least {SPLIT_BYTES_MIN}, not {split_bytes}")
     return Settings(
         StoreLocation(given["path"]),
         table,
         split_bytes,
-        max(whole_number(given, "rows", ROWS), 1),
+        rows,
         filter_of(given),
         truth(given, "crc"),
         on_corrupt,

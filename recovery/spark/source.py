@@ -38,12 +38,19 @@ class CommitLogSource(DataSource):
         """With push-down when the option says that Spark's setting for it is on: else Spark refuses such a reader."""
         settings = settings_of(self.options)
         if settings.table == "findings":
+            if (
+                schema.fieldNames() != findings_schema().fieldNames()
+            ):  # Spark would fail at the first row, if there is one
+                raise BadOption("the table of findings has a schema of its own: give none, or use findings()")
             return FindingsReader(settings)
         columns = _columns(schema)
         return FilteredReader(settings, columns) if settings.pushdown else RecordsReader(settings, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        return FollowingReader(settings_of(self.options), _columns(schema))
+        settings = settings_of(self.options)
+        if settings.table == "findings":
+            raise BadOption("a stream has records; read the table of findings without one, by findings()")
+        return FollowingReader(settings, _columns(schema))
 
 
 def _columns(schema: StructType) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,24 @@ def test_a_file_that_cannot_be_read_is_said(text: str, why: str) -> None:
         ("a", {"path": "/x", "ask": "true"}, "ask cannot be 'true'"),
         ("a", {"path": "/x", "approvers": "alice"}, "approvers cannot be 'alice'"),
         ("a", {"path": "/x", "engine": "hadoop"}, "engine is one of auto, local, spark"),
+        ("a" * 201, {"path": "/x"}, "a store's name has at most 200 characters"),
+        ("a", {"path": "shop.store"}, "path cannot be 'shop.store': give the whole path"),
+        ("a", {"path": "~/shop.store"}, "give the whole path"),
+        ("a", {"path": "/x", "pool": ""}, "pool is empty"),
+        ("a", {"path": "/x", "backstop_s": 1e308}, "backstop_s cannot be 1e+308: it is a number of seconds"),
+        ("a", {"path": "/x", "check_back_every_s": 1e-7}, "check_back_every_s cannot be 1e-07"),
+        ("a", {"path": "/x", "verify_schedule": "daily"}, "verify_schedule cannot be 'daily': it is a cron expression"),
+        ("a", {"path": "/x", "verify_schedule": "@dayly"}, "verify_schedule cannot be '@dayly'"),
+        ("a", {"path": "/x", "rebuild_schedule": "99 99 * * *"}, "rebuild_schedule cannot be '99 99 * * *'"),
+        ("a", {"path": "/x", "rebuild_schedule": "0 0 30 2 *"}, "rebuild_schedule cannot be '0 0 30 2 *'"),
+        ("a", {"path": "/x", "keep": "72"}, "keep cannot be '72': a duration is a number and one of"),
+        ("a", {"path": "/x", "gone_after": "soon"}, "gone_after cannot be 'soon': a duration"),
+        ("a", {"path": "/x", "policy": {"*": {"intervall": "30s"}}}, "the policy of topic * has no 'intervall'"),
+        ("a", {"path": "/x", "resolvers": {"shop": {"ledgr": "x"}}}, "resolvers.shop names one of ledger, http, call"),
+        ("a", {"path": "/x", "resolvers": {"shop": "x"}}, "resolvers.shop names one of"),
+        ("a", {"path": "/x", "ledger": "shop"}, "ledger is not a SQLAlchemy URL"),
+        ("a", {"path": "/x", "ledger_connection": "db", "resolver": "m:f"}, "ledger_connection and resolver exclude"),
+        ("a", {"path": "/x", "copy": True, "keep": "1h"}, "a copy, to which nothing writes: leave out keep"),
     ],
 )
 def test_a_mistake_in_one_table_is_that_stores_alone(name: str, table: object, why: str) -> None:
@@ -76,8 +95,63 @@ def test_a_mistake_in_one_table_is_that_stores_alone(name: str, table: object, w
     found = read_stores(json.dumps({"stores": {name: table, "good": {"path": "/srv/good"}}}))
     assert [store.name for store in found.stores] == ["good"]
     (broken,) = found.broken
-    assert broken.name == name.replace(" ", "_")
+    assert broken.name == name.replace(" ", "_")[:200]
     assert why in broken.why
+
+
+def test_values_that_make_sense_are_taken() -> None:
+    """Each kind of schedule, of limit and of answer."""
+    tables: dict[str, dict[str, Any]] = {
+        "a": {"verify_schedule": "0 3 * * MON", "rebuild_schedule": "@monthly", "retention_schedule": "never"},
+        "b": {"gone_after": "never", "keep": "500ms", "check_back_every_s": 0.5, "backstop_s": 86_400},
+        "c": {"resolvers": {"*": {"ledger_connection": "db"}, "billing": {"http_connection": "b"}}},
+        "d": {"ledger": "sqlite://", "catalog": "postgresql+psycopg:///x", "policy": {"*": {"most_checks": 3}}},
+        "e": {"connection": "shop", "resolver": "entry-point"},
+    }
+    found = read_stores(json.dumps({"stores": {name: {"path": "/srv/x", **one} for name, one in tables.items()}}))
+    assert (len(found.stores), found.broken) == (5, [])
+
+
+@pytest.mark.parametrize("key", ["ledger", "catalog", "resolver", "resolvers"])
+def test_no_sentence_shows_a_password(key: str) -> None:
+    """The sentence is on the page, in the log of a DAG, and in the alert."""
+    urls = ["postgresql://shop:geheim@db/shop"]
+    (broken,) = read_stores(json.dumps({"stores": {"a": {"path": "/x", key: urls}}})).broken
+    assert f"{key} cannot be that: give a" in broken.why
+    assert "geheim" not in broken.why
+
+
+def test_tables_whose_names_no_dag_can_have_get_different_ones() -> None:
+    """Two failing DAGs of one name would be one."""
+    names = ("a b", "a.b", "a_b")
+    found = read_stores(json.dumps({"stores": {name: {"path": "/x"} for name in names}}))
+    assert [store.name for store in found.stores] == ["a_b"]
+    assert [broken.name for broken in found.broken] == ["a_b_2", "a_b_3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "`stores` holds a table for each store, as in"),
+        ("# to be written", "`stores` holds a table"),
+        ('[store.shop]\npath = "/srv/shop.store"\n', "nothing else is known here, such as store"),
+        ('[stores.shop]\npath = "/srv/a"\n[store.b]\npath = "/srv/b"\n', "such as store"),
+    ],
+)
+def test_a_file_that_names_no_stores_is_no_list_of_none(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editor that was killed leaves it empty, and a letter is soon forgotten: no store loses its DAGs by that."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    file = tmp_path / "stores.toml"
+    monkeypatch.setenv("AIRFLOW__CHECKBACK__STORES", str(file))
+    file.write_text('[stores.shop]\npath = "/srv/shop.store"\n')
+    assert [store.name for store in stores()] == ["shop"]
+    file.write_text(text)
+    assert [store.name for store in stores()] == ["shop"]
+    assert why in broken_stores()[0].why
+    file.write_text("[stores]\n")
+    assert (stores(), broken_stores()) == ([], [])
 
 
 def test_while_the_file_cannot_be_read_its_last_version_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

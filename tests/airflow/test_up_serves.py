@@ -26,6 +26,8 @@ from tests.server.wire_client import WireClient
         (["store", "--serve", "0.0.0.0:10911"], "--serve listens on this machine alone"),
         (["store", "--serve", "nonsense"], "an IPv4 address and a port, such as"),
         (["--stores", "stores.toml", "--serve", "127.0.0.1:0"], "--serve is for one store"),
+        (["store", "--stores", "stores.toml"], "leave out STORE, --demo, --ledger and --resolver"),
+        (["--demo", "--stores", "stores.toml"], "leave out STORE, --demo"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(

@@ -186,3 +186,19 @@ def _one() -> bytes:
     log = Log(4096)
     log.append(Wanted())
     return log.records[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"rows": 0}, "at least 1 row, not 0"),
+        ({"rows": -1}, "at least 1 row, not -1"),
+        ({"columns": []}, "a list of names"),
+        ({"columns": "kind"}, "a list of names"),
+        ({"columns": ["kind", "colour"]}, "no column colour; it has commitlog_offset"),
+    ],
+)
+def test_what_would_give_too_few_rows_is_refused(asked: dict[str, Any], sentence: str) -> None:
+    """A batch of -1 rows, or of no columns, was none: a sum of rows was 0, without a word. At the call, not later."""
+    with pytest.raises((ValueError, KeyError), match=sentence):
+        scan("shop.store", **asked)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+import broker
 from broker.errors import NotAStore
 from recovery.scan import scan as local_scan
 from recovery.spark import findings, register, scan
@@ -169,12 +170,45 @@ def test_mistakes_are_said_on_the_driver(spark: SparkSession, tmp_path: Path) ->
         ({"path": "x", "crc": "maybe"}, "true or false"),
         ({"path": "x", "onCorrupt": "explode"}, "report, skip, fail"),
         ({"path": "x", "table": "chairs"}, "records or findings"),
+        ({"path": "x", "rows": "0"}, "the option rows is at least 1"),
+        ({"path": "x", "table": "findings", "kind": "half"}, "the option kind chooses records"),
+        ({"path": "x", "table": "findings", "endOffset": "9"}, "the option endOffset chooses records"),
     ],
 )
 def test_options_are_checked(options: dict[str, str], sentence: str) -> None:
     """Each mistake names what is allowed."""
     with pytest.raises(BadOption, match=sentence):
         settings_of(options)
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [([], "at least one column"), (["kind", "kind"], "each once"), ("kind", r'a list of names, as \["kind"\]')],
+)
+def test_columns_are_checked(columns: Any, sentence: str) -> None:
+    """None at all made a table without rows, and one that was named twice a Java exception."""
+    with pytest.raises(BadOption, match=sentence):
+        spark_schema(columns)
+
+
+def test_where_nothing_can_be_wanted_there_is_no_row(spark: SparkSession, golden: Callable[[str], Path]) -> None:
+    """A filter or a range that leaves no split: Spark makes up a partition then, which is no split of ours."""
+    path, columns = str(golden(STORE)), ["commitlog_offset"]
+    assert scan(spark, path, columns=columns).where("commitlog_offset > 999999999999").count() == 0
+    assert scan(spark, path, columns=columns, startOffset=1000, endOffset=10).count() == 0
+
+
+def test_a_store_without_records_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """One that was made a moment ago."""
+    broker.open(tmp_path / "new.store", layout=broker.StoreLayout.small()).close()
+    assert scan(spark, str(tmp_path / "new.store"), columns=["kind"]).count() == 0
+    assert findings(spark, str(tmp_path / "new.store")).count() == 0
+
+
+def test_findings_are_no_records(spark: SparkSession, damaged: Path) -> None:
+    """Columns of records for the table of findings are refused, before there is a finding."""
+    with pytest.raises(Exception, match="the table of findings has a schema of its own"):
+        scan(spark, str(damaged), table="findings").count()
 
 
 def test_options_ignore_case_and_are_documented() -> None:

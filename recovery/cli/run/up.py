@@ -61,7 +61,7 @@ def up(
     from recovery.airflow.local.standalone import Standalone
 
     surroundings.check_airflow()
-    _check_options(serve, stores, ledger)
+    _check_options(serve, stores, ledger, of_one_store=bool(store or demo or ledger or resolver))
     directory = os.path.abspath(os.path.expanduser(home))
     os.makedirs(directory, exist_ok=True)
     surroundings.check_disk(directory)
@@ -90,10 +90,12 @@ def up(
         _stay(airflow, sale, until, server)
 
 
-def _check_options(serve: str | None, stores: str | None, ledger: str | None) -> None:
+def _check_options(serve: str | None, stores: str | None, ledger: str | None, *, of_one_store: bool) -> None:
     """Refuse what cannot be served, and a URL that no round could use, before anything starts. Raises BrokerError."""
     from broker.server.settings import host_and_port
 
+    if stores is not None and of_one_store:
+        raise BadParameter("--stores names a file of stores: leave out STORE, --demo, --ledger and --resolver")
     if ledger is not None:
         from recovery.checkback.ledgers.engines import check_url
 
@@ -130,6 +132,8 @@ def settings(
     """
     from recovery.airflow.settings import read_stores
 
+    if not check.strip():  # an empty variable of a shell, say
+        raise BadParameter("--check needs the file of the stores, or its JSON")
     found = read_stores(check)
     if as_json:
         broken = [{"name": store.name, "why": store.why} for store in found.broken]
@@ -139,6 +143,8 @@ def settings(
             show_now(f"ok     {store.name}: {store.path or f'connection {store.connection}'}")
         for wrong in found.broken:
             show_now(f"wrong  {wrong.name}: {wrong.why}")
+        if not (found.stores or found.broken):
+            show_now("It names no store, so none is looked after")
     if found.broken:
         raise Exit(USAGE)
 

@@ -1,0 +1,101 @@
+"""Whether the values of a store's settings make sense, before a DAG is made of them.
+
+A DAG file makes the DAGs of all stores: a value that fails there takes those of the others with it, and one that fails
+in a task is seen a day later. So each is tried where the table is read, where a mistake is that store's alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from broker.errors import BrokerError
+
+NAME_MOST = 200  # characters: Airflow's names of DAGs have at most 250
+SECONDS = (
+    0.1,
+    315_360_000.0,
+)  # to ten years: Airflow counts intervals in whole microseconds, and not to the end of time
+_PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
+_FIELDS = (5, 6, 7)  # of a cron expression, as Airflow takes them
+_URL = re.compile(r"[A-Za-z][\w+.-]*://.*|sqlite:.*", re.DOTALL)
+_ONE_OF = ("ledger", "ledger_connection", "resolver", "resolver_connection")
+_CONNECTIONS = {"ledger_connection": "ledger", "http_connection": "http"}
+NEVER = "never"  # a schedule: manually only
+
+
+def check_sense(name: str, given: Mapping[str, Any]) -> None:
+    """`given` is the table of the store `name`, of values of the right kinds.
+
+    Raises BrokerError with a sentence that shows no URL.
+    """
+    path = given.get("path")
+    if len(name) > NAME_MOST:
+        raise BrokerError(f"a store's name has at most {NAME_MOST} characters, as it begins the names of DAGs")
+    if path and not os.path.isabs(path):
+        text = "each process of Airflow has a working directory of its own"
+        raise BrokerError(f"path cannot be {path!r:.60}: give the whole path, from / on, since {text}")
+    for key, value in given.items():
+        if value == "":
+            raise BrokerError(f"{key} is empty: leave it out, or give a value")
+        if key.endswith("_s"):
+            _check_seconds(key, value)
+        elif key.endswith("_schedule"):
+            _check_schedule(key, value)
+        elif key in ("keep", "gone_after") and not (key == "gone_after" and value == NEVER):
+            _check_duration(key, value)
+        elif key in ("ledger", "catalog") and not _URL.fullmatch(value):
+            raise BrokerError(f"{key} is not a SQLAlchemy URL, as postgresql+psycopg://user@host/database")
+    if len(both := [one for one in _ONE_OF if one in given]) > 1:
+        raise BrokerError(f"{' and '.join(both)} exclude each other: give one of them, or `resolvers` by group")
+    _check_answers(given.get("policy"), given.get("resolvers"))
+
+
+def _check_seconds(key: str, value: float) -> None:
+    least, most = SECONDS
+    if not least <= value <= most:
+        raise BrokerError(f"{key} cannot be {value!r:.40}: it is a number of seconds from {least} to {most:.0f}")
+
+
+def _check_schedule(key: str, value: str) -> None:
+    """As Airflow would, which is not here where the file is checked before it is installed: then by its shape."""
+    if value == NEVER or value in _PRESETS:
+        return
+    right = f"a cron expression as '0 3 * * *', one of {', '.join(_PRESETS)}, or {NEVER}"
+    if not value.startswith("@") and len(value.split()) not in _FIELDS:
+        raise BrokerError(f"{key} cannot be {value!r:.40}: it is {right}")
+    try:
+        from croniter import croniter
+    except ImportError:
+        return
+    try:
+        croniter(value).get_next()  # one that never comes, as 30 February, stops Airflow's scheduler from planning it
+    except ValueError as error:
+        raise BrokerError(f"{key} cannot be {value!r:.40} ({error}): it is {right}") from None
+
+
+def _check_duration(key: str, value: str) -> None:
+    from recovery.checkback.policy import parse_duration
+
+    try:
+        parse_duration(value)
+    except (ValueError, OverflowError) as error:
+        also = f", or {NEVER}" if key == "gone_after" else ""
+        raise BrokerError(f"{key} cannot be {value!r:.40}: {error}{also}") from None
+
+
+def _check_answers(policy: Mapping[str, Any] | None, resolvers: Mapping[str, Any] | None) -> None:
+    """The policy, and who is asked by producer group."""
+    if policy:
+        from recovery.checkback.policy import parse_policy
+
+        parse_policy(policy)
+    if resolvers:
+        from recovery.checkback.specs import check_spec
+
+        for group, spec in resolvers.items():
+            if isinstance(spec, Mapping):
+                spec = {_CONNECTIONS.get(name, name): value for name, value in spec.items()}
+            check_spec(spec, f"resolvers.{group}")

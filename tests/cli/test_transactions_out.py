@@ -1,0 +1,58 @@
+"""Where the rows of transactions may go, and what the program for schedulers says before Spark starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recovery.cli.spark_job import main
+from tests.cli.command import command
+
+STORE = "rocketmq-5.3.3-clean"
+
+
+@pytest.mark.parametrize("spark", [[], ["--spark", "local[1]"]])
+def test_a_directory_that_is_there_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str], Path], spark: list[str]
+) -> None:
+    """By its URI, too: what is written there is removed as a whole when it fails, with all that was in it before."""
+    kept = tmp_path / "data" / "of somebody else"
+    kept.parent.mkdir()
+    kept.write_text("x", encoding="utf-8")
+    for out in (str(kept.parent), kept.parent.as_uri()):
+        ran = command(capsys, "transactions", golden(STORE), out, *spark)
+        assert (ran.code, "is there already" in ran.err) == (2, True)
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_nothing_is_written_into_a_store(capsys: pytest.CaptureFixture[str], golden: Callable[[str], Path]) -> None:
+    """A directory among its segments is a finding of every later verification."""
+    store = golden(STORE)
+    for out in (store / "out", store / "commitlog" / "out"):
+        ran = command(capsys, "transactions", store, out)
+        assert (ran.code, "would be in the store" in ran.err, out.exists()) == (2, True, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["package", "/nowhere/x.zip"], "No such file or directory"),
+        (["verify", "/nowhere/shop.store"], "there is no such directory"),
+        (["transactions", "/nowhere/shop.store", "out"], "there is no such directory"),
+    ],
+)
+def test_the_program_for_schedulers_says_one_sentence(
+    capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    """And starts no Spark for it."""
+    assert main(words) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_splits_that_are_too_small_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the least that may be given."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["--split-bytes", "10", "verify", "shop.store"])
+    assert "a whole number of at least 1024, not '10'" in capsys.readouterr().err
