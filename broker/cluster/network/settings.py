@@ -76,7 +76,8 @@ def tls_of(tls: bool | str | ssl.SSLContext | None) -> ssl.SSLContext | None:
         return None
     if isinstance(tls, ssl.SSLContext):
         return tls
-    if tls is not True and not (isinstance(tls, str | os.PathLike) and os.fspath(tls)):
+    path: object = tls
+    if path is not True and not (isinstance(path, str | os.PathLike) and os.fspath(path)):
         text = "tls is True, the path of a file with the authority's certificate, or an ssl.SSLContext"
         raise BrokerError(f"{text}, not {shown(tls)}")
     try:
