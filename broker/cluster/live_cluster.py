@@ -170,8 +170,9 @@ class LiveCluster:
     def create_topic(self, name: str, *, queues: int = QUEUES, message_type: str = "") -> None:
         """Make a topic with so many queues at each master, or change it.
 
-        `message_type` is as of `WritableStore.create_topic`; empty: none. Raises MessageRejected for a bad name,
-        NotPermitted when the account may not, ClusterError when a broker refuses or does not answer.
+        `message_type` is as of `WritableStore.create_topic`; empty: none. Raises MessageRejected for a name, a number
+        or a type that is not one, NotPermitted when the account may not, ClusterError when a broker refuses or does not
+        answer.
         RocketMQ: UpdateTopicSubCommand (5.3.3).
         """
         self._loop.run(TopicAdmin(self._client).create(name, queues=queues, message_type=message_type))

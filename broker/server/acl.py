@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import fnmatch
 import hmac
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -59,11 +60,11 @@ class AccessControl:
         self._accounts, self._addresses = accounts, addresses
 
     @classmethod
-    def read(cls, path: str) -> AccessControl:
+    def read(cls, path: str | os.PathLike[str]) -> AccessControl:
         """Raises BrokerError, with the line, for what is not such a file."""
         try:
             with open(path, encoding="utf-8") as file:
-                return cls.parse(file.read(), path)
+                return cls.parse(file.read(), os.fspath(path))
         except (OSError, UnicodeDecodeError) as error:
             raise BrokerError(f"{path} cannot be read: {error}") from None
 

@@ -12,23 +12,28 @@ import logging
 import socket
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.errors import BrokerError
+from broker.format.config import TopicConfig
+from broker.format.config import as_json as config_json
 from broker.log_fields import event
 from broker.remoting.admin_headers import RegisterBrokerRequestHeader, UnregisterBrokerRequestHeader
 from broker.remoting.codes import RequestCode, ResponseCode
 from broker.remoting.command import RemotingCommand, decode
 from broker.remoting.fastjson import dumps
 from broker.remoting.frames import FrameSplitter
+from broker.remoting.routes import decode_clusters
 from broker.server.requests.admin import topics_json
 
 if TYPE_CHECKING:
     from broker.server.context import ServerContext
 
 _EVERY_S, _TOPICS_EVERY_S = 30.0, 1.0  # RocketMQ: registerNameServerPeriod; a new topic registers sooner
-_TIMEOUT_S = 3.0
+_TIMEOUT_S, _FORGOTTEN_S, _LOOK_S = 3.0, 3.0, 0.2
+_SELF_TEST_TOPIC = "SELF_TEST_TOPIC"  # which every broker of RocketMQ has
 _VERSION = 479  # 5.3.3's, by which a name server knows what the body holds
 
 log = logging.getLogger("broker.server")
@@ -45,10 +50,12 @@ class Registration:
         self._thread = threading.Thread(target=self._keep, name="checkback-serve-register", daemon=True)
 
     def start(self) -> None:
-        """Register with all. Raises BrokerError when none can be reached: a typing error shows at once."""
+        """Register with all. Raises BrokerError when none can be reached: a typing error shows at once; and when one
+        has another master of this name, whose clients it would send here."""
+        self._check_name()
         if not self._register_all():
             names = ", ".join(self._context.settings.name_servers)
-            raise BrokerError(f"none of the name servers answers: {names}. Start them first, or leave out --register")
+            raise BrokerError(f"none of the name servers takes it: {names}. Start them first, or leave out --register")
         self._thread.start()
 
     def close(self) -> None:
@@ -62,6 +69,31 @@ class Registration:
             self._tell(address, RemotingCommand(RequestCode.UNREGISTER_BROKER, ext=header.encode()))
         for link in self._links.values():
             link.close()
+
+    def _check_name(self) -> None:
+        """A name server puts the new address in place of the old one. It forgets a master that was killed in a moment,
+        when the connection closes: so it is asked again for some seconds."""
+        name, ends_s = self._context.settings.broker_name, time.monotonic() + _FORGOTTEN_S
+        while (found := self._other_master(name)) is not None and time.monotonic() < ends_s:
+            time.sleep(_LOOK_S)
+        if found is not None:
+            text = f"the name server {found[0]} has a broker {name} already, at {found[1]}"
+            step = "Give this one a name of its own: --broker-name NAME"
+            raise BrokerError(f"{text}, and its clients would come here. {step}")
+
+    def _other_master(self, name: str) -> tuple[str, str] | None:
+        """The name server that has another master of a name, and its address."""
+        for address in self._context.settings.name_servers:
+            try:
+                with closing(_Link(address)) as link:
+                    answer = link.ask(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
+                known = decode_clusters(answer.body) if answer.code == ResponseCode.SUCCESS else {}
+            except (OSError, BrokerError):  # which the registration says
+                continue
+            for one in (broker for brokers in known.values() for broker in brokers):
+                if one.name == name and one.master not in (None, self._context.address):
+                    return address, str(one.master)
+        return None
 
     def _keep(self) -> None:
         registered_s, topics = time.monotonic(), self._topics()
@@ -84,7 +116,10 @@ class Registration:
         header = RegisterBrokerRequestHeader(
             settings.broker_name, self._context.address, settings.cluster, self._ha_address, 0
         )
-        body = dumps({"topicConfigSerializeWrapper": topics_json(self._context), "filterServerList": []})
+        topics = topics_json(self._context)
+        if len(topics["topicConfigTable"]) == 1:  # Quirk (5.x): a name server refuses a new broker that has one topic
+            topics["topicConfigTable"][_SELF_TEST_TOPIC] = config_json(TopicConfig(_SELF_TEST_TOPIC, 1, 1))
+        body = dumps({"topicConfigSerializeWrapper": topics, "filterServerList": []})
         command = RemotingCommand(RequestCode.REGISTER_BROKER, ext=header.encode(), body=body)
         return sum(self._tell(address, command) for address in settings.name_servers)
 

@@ -8,14 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, shown
 from broker.format.java import Host
 from broker.format.topics import DELAY_LEVELS, parse_delay_levels
+from broker.server.acl import AccessControl
 from broker.server.event_loop import LOOPS
+from broker.server.tls import server_context
+from broker.store.write.admission import LOCAL_TIMER_MAX_MS
 
 PORT = 10911
 _LEVELS = len(DELAY_LEVELS.split())
 _NAME_SIZE_MAX = 127
+_TEXTS = ("listen", "advertise", "broker_name", "cluster", "delay_levels", "loop", "ha")
+_FILES = ("acl", "certificate", "private_key")
+_SWITCHES = ("insecure", "tls_only", "admin", "sql92", "ha_sync")
+_COUNTS, _SECONDS = ("check_max", "connections_max"), ("check_interval_s", "transaction_timeout_s", "idle_s")
 
 
 class ServeOptions(TypedDict, total=False):
@@ -27,13 +34,13 @@ class ServeOptions(TypedDict, total=False):
     """By default broker-a: up to 127 characters without blanks."""
     cluster: str
     """By default DefaultCluster: up to 127 characters without blanks."""
-    acl: str | None
+    acl: str | os.PathLike[str] | None
     """Path of a file in the format of RocketMQ's plain_acl.yml. None: everyone who may connect may do everything."""
     insecure: bool
     """Whether it may listen beyond this machine without an ACL. By default not."""
-    certificate: str | None
+    certificate: str | os.PathLike[str] | None
     """Path of a PEM file: with it and `private_key`, TLS is spoken on the same port. None: it is not."""
-    private_key: str | None
+    private_key: str | os.PathLike[str] | None
     """Path of the PEM file with the certificate's key."""
     tls_only: bool
     """Whether connections without TLS are refused. By default not."""
@@ -75,10 +82,10 @@ class ServerSettings:
     advertise: str = ""  # HOST:PORT that clients reach; else what it listens on
     broker_name: str = "broker-a"
     cluster: str = "DefaultCluster"
-    acl: str | None = None  # a file in the format of RocketMQ's plain_acl.yml
+    acl: str | os.PathLike[str] | None = None  # a file in the format of RocketMQ's plain_acl.yml
     insecure: bool = False  # listens beyond this machine without an ACL
-    certificate: str | None = None  # PEM files: then TLS is spoken on the same port
-    private_key: str | None = None
+    certificate: str | os.PathLike[str] | None = None  # PEM files: then TLS is spoken on the same port
+    private_key: str | os.PathLike[str] | None = None
     tls_only: bool = False
     admin: bool = False  # answers what changes the broker or reaches into clients
     auto_create: bool | None = None  # topics by their first message; else only where it listens on this machine
@@ -97,6 +104,7 @@ class ServerSettings:
     delays_ms: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._check_types()
         host, _ = host_and_port("listen", self.listen)
         if not (self.is_local or self.acl or self.insecure):
             text = f"listening on {host} lets everyone in that network read and write the store"
@@ -106,26 +114,40 @@ class ServerSettings:
                 f"{self.listen} is not an address that clients can reach: say which one is, --advertise HOST:PORT"
             )
         if self.advertise:
-            host_and_port("advertise", self.advertise)
+            _check_reachable(self.advertise)
         if (self.certificate is None) != (self.private_key is None):
             raise BrokerError("TLS needs both: a certificate (--cert) and its private key (--key)")
         if self.tls_only and self.certificate is None:
             raise BrokerError("--tls-only needs a certificate (--cert) and its private key (--key)")
-        for what, path in (("acl", self.acl), ("cert", self.certificate), ("key", self.private_key)):
-            if path is not None and not os.path.isfile(path):
-                raise BrokerError(f"--{what} {path}: there is no such file")
         for what, name in (("broker_name", self.broker_name), ("cluster", self.cluster)):
             if not name or len(name) > _NAME_SIZE_MAX or not name.isprintable() or set(name) & set(' "\\@:;'):
                 raise BrokerError(
                     f"{what} is a name of at most {_NAME_SIZE_MAX} characters without blanks, not {name!r:.60}"
                 )
-        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
-            raise BrokerError(f"metrics_port is a port, not {self.metrics_port!r:.20}")
         if self.loop not in LOOPS:
             raise BrokerError(f"loop is one of {', '.join(LOOPS)}, not {self.loop!r:.60}")
         self._check_replication()
         self._check_numbers()
+        self._check_files()
         object.__setattr__(self, "delays_ms", tuple(_delays_ms(self.delay_levels)))
+
+    def _check_types(self) -> None:
+        """First of all: a number would be taken for an open file, and a text such as "no" for True."""
+        for what in _TEXTS:
+            if not isinstance(value := getattr(self, what), str):
+                raise BrokerError(f"{what} is text, not {shown(value)}")
+        for what in _FILES:
+            value = getattr(self, what)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise BrokerError(f"{what} is the path of a file, or None, not {shown(value)}")
+        for what in _SWITCHES:
+            if not isinstance(value := getattr(self, what), bool):
+                raise BrokerError(f"{what} is True or False, not {shown(value)}")
+        if not isinstance(self.auto_create, bool | None):
+            raise BrokerError(f"auto_create is True, False or None, not {shown(self.auto_create)}")
+        names: object = self.name_servers
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise BrokerError(f"name_servers is a list of HOST:PORT, such as ['192.0.2.5:9876'], not {shown(names)}")
 
     def _check_replication(self) -> None:
         for address in self.name_servers:
@@ -139,11 +161,28 @@ class ServerSettings:
             text = f"the HA protocol has neither accounts nor TLS: who reaches {host} could copy the whole store"
             raise BrokerError(f"{text}. Listen on 127.0.0.1 behind a tunnel, or accept that with --insecure")
 
+    def _check_files(self) -> None:
+        """The server reads them again: here they are looked at before a store is made for it."""
+        for what, path in (("acl", self.acl), ("cert", self.certificate), ("key", self.private_key)):
+            if path is not None and not os.path.isfile(path):
+                raise BrokerError(f"--{what} {path}: there is no such file")
+        if self.acl is not None:
+            AccessControl.read(self.acl)
+        if self.certificate is not None and self.private_key is not None:
+            server_context(self.certificate, self.private_key)
+
     def _check_numbers(self) -> None:
-        for what in ("check_interval_s", "transaction_timeout_s", "check_max", "connections_max", "idle_s"):
-            value = getattr(self, what)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1 << 31:
-                raise BrokerError(f"{what} is a number above 0, not {value!r:.60}")
+        for what in _COUNTS:
+            count = getattr(self, what)
+            if type(count) is not int or not 0 < count < 1 << 31:
+                raise BrokerError(f"{what} is a whole number from 1 on, not {shown(count)}")
+        for what in _SECONDS:
+            seconds = getattr(self, what)
+            if type(seconds) not in (int, float) or not 0 < seconds < 1 << 31:
+                raise BrokerError(f"{what} is a number above 0, not {shown(seconds)}")
+        port: object = self.metrics_port
+        if port is not None and (type(port) is not int or not 0 <= port <= 65_535):
+            raise BrokerError(f"metrics_port is a port, or None, not {shown(port)}")
 
     @property
     def is_local(self) -> bool:
@@ -170,6 +209,13 @@ def host_and_port(what: str, value: str) -> tuple[str, int]:
     return name, int(port)
 
 
+def _check_reachable(advertise: str) -> None:
+    host, port = host_and_port("advertise", advertise)
+    address = ipaddress.ip_address(host)
+    if not port or address.is_unspecified or address.is_multicast:
+        raise BrokerError(f"advertise is the address and port that clients connect to, not {advertise}")
+
+
 def store_host(address: str) -> Host:
     """The address as records hold it."""
     name, port = host_and_port("advertise", address)
@@ -181,7 +227,9 @@ def _delays_ms(levels: str) -> list[int]:
         found = parse_delay_levels(levels)
     except (ValueError, AttributeError):
         found = []
-    if len(found) != _LEVELS:
-        text = f"delay_levels is {_LEVELS} delays, such as {DELAY_LEVELS!r}: numbers with s, m, h or d"
+    if len(found) != _LEVELS or max(found) > LOCAL_TIMER_MAX_MS:
+        text = (
+            f"delay_levels is {_LEVELS} delays of up to 366 days, such as {DELAY_LEVELS!r}: numbers with s, m, h or d"
+        )
         raise BrokerError(f"{text}, not {levels!r:.80}")
     return found

@@ -5,6 +5,7 @@ RocketMQ: NettyRemotingServer.TlsModeHandler (5.3.3), which also looks at the fi
 
 from __future__ import annotations
 
+import os
 import ssl
 
 from broker.errors import BrokerError
@@ -13,12 +14,21 @@ HANDSHAKE = 0x16  # the first byte of a TLS record that begins a handshake
 _READ_BYTES = 256 << 10
 
 
-def server_context(certificate: str, private_key: str) -> ssl.SSLContext:
-    """TLS 1.2 and later with a certificate. Raises BrokerError when the two files do not fit together."""
+def server_context(certificate: str | os.PathLike[str], private_key: str | os.PathLike[str]) -> ssl.SSLContext:
+    """TLS 1.2 and later with a certificate. Raises BrokerError when the two files do not fit together.
+
+    A key with a pass phrase is refused, too: OpenSSL would ask for it on the terminal, where nobody may sit.
+    """
+
+    def refuse() -> str:
+        raise BrokerError(
+            f"--key {private_key} is encrypted. Give a key without a pass phrase: openssl pkey -in KEY -out PLAIN"
+        )
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(certificate, private_key)
+        context.load_cert_chain(certificate, private_key, refuse)
     except (OSError, ssl.SSLError) as error:
         raise BrokerError(
             f"--cert {certificate} and --key {private_key} are not a certificate and its key: {error}"

@@ -20,7 +20,7 @@ from broker.ledger import Ledger, executor
 from broker.producer import Producer
 from recovery.answering.answerer import Answerer
 from recovery.answering.cluster_evidence import ClusterEvidence
-from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledger_resolver import LedgerResolver, check_file
 from recovery.checkback.ledgers.routing import Ledgers
 from recovery.checkback.protocol import Resolver
 from recovery.checkback.resolvers import Breaker, CallableResolver, Router
@@ -41,9 +41,10 @@ def bind(cluster: LiveCluster, ledger: Ledger) -> Binding:
 def rebind(cluster: LiveCluster, ledger: Ledger) -> Binding:
     """Bind the cluster to this database under the binding that its rows came with: it was moved, a person says.
 
-    Raises BrokerError when it holds none of the cluster, and for a ledger with an async engine; ClusterError, and what
-    the database raises.
+    Raises BrokerError when it holds none of the cluster, for a SQLite file that is not there, and for a ledger with an
+    async engine; ClusterError, and what the database raises.
     """
+    check_file(ledger)
     with ledger.engine.begin() as connection:
         execute = executor(connection)
         observed = ledger.look(execute)

@@ -49,6 +49,13 @@ _CONNECT_ATTEMPTS = 3  # a database that restarts, or a proxy that has just lost
 _CONNECT_WAIT_S = 0.5
 
 
+def check_file(ledger: Ledger) -> None:
+    """Raises WrongLedger for a SQLite file that is not there, which a connection would make."""
+    path = ledger.engine.url.database or ""
+    if ledger.dialect == "sqlite" and not path.startswith("file:") and not os.path.exists(path):
+        raise WrongLedger(f"nothing was decided: there is no database at {path}. Name the ledger's own")
+
+
 class LedgerResolver:
     """Asks one ledger. `evidence` is what the store knows of its ledgers."""
 
@@ -293,7 +300,7 @@ class LedgerResolver:
 
     def _connected(self) -> Connection:
         """A connection. What is briefly away is asked again; a SQLite file that is not there is not made."""
-        self.check_file()
+        check_file(self._ledger)
         again = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((OperationalError, InterfaceError)),
             stop=tenacity.stop_after_attempt(_CONNECT_ATTEMPTS),
@@ -301,12 +308,6 @@ class LedgerResolver:
             reraise=True,
         )
         return again(self._ledger.engine.connect)
-
-    def check_file(self) -> None:
-        """Raises WrongLedger for a SQLite file that is not there, which a connection would make."""
-        path = self._ledger.engine.url.database or ""
-        if self._ledger.dialect == "sqlite" and not path.startswith("file:") and not os.path.exists(path):
-            raise WrongLedger(f"nothing was decided: there is no database at {path}. Name the ledger's own")
 
     def _limit_session(self, connection: Connection) -> str:
         """Limits that these databases know for a connection only; returns what puts the old ones back."""

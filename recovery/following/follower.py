@@ -23,6 +23,7 @@ from broker.format.commitlog import SEGMENT_SIZE
 from broker.store.disk.files import Disk
 from broker.store.disk.paths import Paths, path_of_store
 from broker.store.disk.store_lock import StoreLock
+from broker.store.read.detect import check_place
 from broker.transaction.events import EventKind
 from recovery.findings import Finding
 from recovery.following.copied_log import CopiedLog, FollowedStore
@@ -59,6 +60,7 @@ def is_copy(path: str | os.PathLike[str], options: FollowOptions) -> bool:
 def _admitted(paths: Paths, disk: Disk, options: FollowOptions) -> tuple[FollowedStore | None, int]:
     """What is known of the copy, and the size of its segments in bytes. Raises StoreError."""
     path, wanted = paths.store, options.segment_bytes
+    check_place(path, disk, create=True)
     entry = disk.entry(path)
     if entry is not None and not entry.is_directory:
         raise StoreError(f"{path} is a file, and a copy is a directory: name another one", path=path)

@@ -88,16 +88,24 @@ def bind_ledgers(
     """Make the tables of each ledger, and bind it to the cluster; with `again` a database that was moved.
 
     The arguments are as of `answer`. Returns for each ledger `store_id` and `binding_id` (32 characters) and `database`
-    as text. Raises TransactionError when a database is another one than it was, BrokerError for a URL that is not one
-    and with `again` for a database without a binding, ClusterError, and what the database raises.
+    as text. Raises TransactionError when a database is another one than it was, BrokerError for a URL that is not one,
+    for a database that does not answer and with `again` for one without a binding; ClusterError.
     """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from recovery.checkback.ledgers.database_errors import answer as meaning
+
     found = []
     made = list(ledgers_of({"ledger": list(ledgers), **({"schema": list(schemas)} if schemas else {})}))
     with broker.connect(url_of(namesrv), acl=acl, tls=tls, cluster=cluster) as connected:
         for ledger in made:
-            bound = (rebind if again else bind)(connected, ledger)
+            try:
+                bound = (rebind if again else bind)(connected, ledger)
+            except SQLAlchemyError as error:
+                raise broker.BrokerError(meaning(error, ledger.engine.url).why) from error
+            finally:
+                ledger.engine.dispose()
             found.append({"store_id": bound.store_id, "binding_id": bound.binding_id, "database": str(bound.identity)})
-            ledger.engine.dispose()
     return found
 
 

@@ -59,8 +59,9 @@ class StoreContents:
         file = read_store_file(self._disk, self._paths)
         if file is None:
             self._store.close()
-            text = f"{self.path} was not written by checkback, so it belongs to a broker of its own: nothing to move. "
-            raise StoreError(f"{text}To take it over first: checkback recover {self.path} --apply", path=self.path)
+            text = f"{self.path} was not written by checkback, so it belongs to a broker of its own: nothing to move"
+            step = f"To take it over first: checkback recover {self.path} --apply --broker-is-stopped"
+            raise StoreError(f"{text}. {step}", path=self.path)
         self.store_id = file.store_id
 
     def close(self) -> None:

@@ -93,11 +93,11 @@ def check_out(path: str, out: str) -> None:
     filesystem, directory = filesystem_of(out)
     if filesystem.get_file_info(directory.rstrip("/")).type != pafs.FileType.NotFound:
         raise StoreError(f"{out} is there already. Give a directory that is not, or remove it", path=out)
+    if "://" not in out:
+        check_outside_stores(out)
     store, place = (os.path.realpath(filesystem_of(one)[1]) for one in (path, out))
     if ("://" in path) == ("://" in out) and os.path.commonpath([store, place]) == store:
         raise StoreError(f"{out} would be in the store {path}. Give a directory outside it", path=out)
-    if "://" not in out:
-        check_outside_stores(out)
 
 
 def _absolute(path: str) -> str:

@@ -40,7 +40,7 @@ from broker.errors import StoreError
 from broker.format.commitlog import SEGMENT_SIZE
 from broker.store.disk.files import Disk
 from broker.store.disk.os_errors import not_written
-from broker.store.read.detect import check_outside_stores
+from broker.store.read.detect import check_outside_stores, check_place
 from broker.store.read.inventory import Inventory, inventory
 from broker.store.read.segments import Listing, SegmentDamage
 from broker.transaction.events import EventKind, TransactionState
@@ -149,6 +149,7 @@ def _check_out(store: str, out: str) -> None:
         text = f"{out} and {store} lie in each other: a salvage is never done in place. Give another directory"
         raise StoreError(text, path=out)
     check_outside_stores(out)
+    check_place(out, Disk(), create=True)
     if os.path.lexists(out) and not (os.path.isdir(out) and not os.listdir(out)):
         what = "is a directory that holds something" if os.path.isdir(out) else "is a file"
         raise StoreError(f"{out} {what}. Give a directory that is empty or not there yet", path=out)

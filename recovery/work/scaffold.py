@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import re
+import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from broker.errors import BrokerError
@@ -17,11 +20,14 @@ _FILES = {"application.py.txt": "{name}.py", "tests.py.txt": "test_{name}.py", "
 def make_application(directory: str) -> Iterator[str]:
     """Make the files in a new or empty directory; yields a line for each, and the next steps.
 
-    Raises BrokerError when the directory holds anything, or when its name is not that of a module.
+    Raises BrokerError when the directory holds anything, or when its name is not one for a module, or one that is taken.
     """
     name = os.path.basename(os.path.normpath(directory))
-    if not _NAME.fullmatch(name) or name in ("broker", "recovery", "test"):
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise BrokerError(f"{name!r:.60} cannot name an application: use a to z, digits and _, as in shop")
+    if name in ("broker", "recovery") or name in sys.stdlib_module_names or name in packages_distributions():
+        text = f"{name!r:.60} cannot name an application: Python has a module {name}, which it would hide"
+        raise BrokerError(f"{text}. Use another name, as shop")
     os.makedirs(directory, exist_ok=True)
     if held := sorted(os.listdir(directory)):
         raise BrokerError(f"{directory} is not empty (it holds {held[0]}): nothing was made. Name another directory")

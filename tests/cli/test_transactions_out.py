@@ -32,7 +32,7 @@ def test_nothing_is_written_into_a_store(capsys: pytest.CaptureFixture[str], gol
     store = golden(STORE)
     for out in (store / "out", store / "commitlog" / "out"):
         ran = command(capsys, "transactions", store, out)
-        assert (ran.code, "would be in the store" in ran.err, out.exists()) == (2, True, False)
+        assert (ran.code, "lies in the store" in ran.err, out.exists()) == (2, True, False)
 
 
 @pytest.mark.parametrize(

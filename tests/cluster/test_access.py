@@ -112,6 +112,9 @@ def test_what_is_no_account_or_certificate_is_a_sentence() -> None:
     assert "hidden" not in repr(credentials_of({"access_key": "k", "secret_key": "hidden"}))
     with pytest.raises(broker.BrokerError, match="is not a file with certificates"):
         tls_of("/nowhere.pem")
+    for wrong in ("", 5, b"ca.pem"):
+        with pytest.raises(broker.BrokerError, match="tls is True, the path"):
+            tls_of(wrong)  # type: ignore[arg-type]
 
 
 def test_a_forked_child_is_refused(served: Connected) -> None:

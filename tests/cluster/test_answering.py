@@ -177,3 +177,16 @@ def test_the_verb(backend: Connected, cluster: broker.LiveCluster, path: Path, t
     assert (gone.code, "takes no connection" in gone.err) == (2, True)
     away = process("answer", names, "--group", "shop", "--ledger", f"sqlite:///{tmp_path / 'no.db'}")
     assert (away.code, "there is no database" in away.err) == (2, True)
+
+
+@ONE_ENGINE
+@pytest.mark.parametrize("word", ["--bind", "--rebind"])
+def test_a_database_that_cannot_be_bound_is_a_sentence(cluster: broker.LiveCluster, tmp_path: Path, word: str) -> None:
+    """It was told as a defect of checkback, with exit code 70; --rebind made the SQLite file that it did not find."""
+    (tmp_path / "notes.db").write_text("hello")
+    for name in ("nowhere/shop.db", "notes.db", *(["gone.db"] if word == "--rebind" else [])):
+        done = process("answer", cluster.path, "--ledger", f"sqlite:///{tmp_path}/{name}", word)
+        assert done.code == 2
+        assert name in done.err, done.err
+        assert len(done.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.glob("*.db")] == ["notes.db"]

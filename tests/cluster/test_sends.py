@@ -226,3 +226,16 @@ def test_several_name_servers_and_a_topic_that_is_nowhere(backend: Connected) ->
 def test_another_cluster_must_be_named(backend: Connected) -> None:
     with pytest.raises(broker.ClusterError, match="cluster=NAME"):
         broker.connect(backend.client.path, cluster="other")
+
+
+@pytest.mark.parametrize(
+    "options", [{"queues": 0}, {"queues": "4"}, {"queues": -1}, {"message_type": "LATE"}], ids=repr
+)
+def test_a_topic_that_cannot_be_is_not_asked_for(backend: Connected, options: dict[str, object]) -> None:
+    """A broker of RocketMQ takes 0 queues, also of a topic that is there: nobody sends or receives there any more."""
+    backend.client.create_topic("carts", queues=4)
+    with pytest.raises(broker.MessageRejected):
+        backend.client.create_topic("carts", **options)  # type: ignore[arg-type]
+    route = backend.client.topic("carts")
+    assert route is not None
+    assert route.queues[0].write_count == 4

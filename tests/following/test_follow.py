@@ -241,6 +241,9 @@ def test_nobody_else_writes_to_a_copy(tmp_path: Path) -> None:
             Follower(address, copy)
         with pytest.raises(StoreError, match="not a copy that follows"):
             Follower(address, tmp_path / "master")
+        with pytest.raises(StoreError, match=f"there is no directory {tmp_path / 'volume'}"):  # that is not mounted
+            Follower(address, tmp_path / "volume" / "copy")
+        assert not (tmp_path / "volume").exists()
     with broker.open(copy, read_only=True) as read:
         assert sum(1 for _ in read.records()) == sum(1 for _ in record_starts(tmp_path / "master"))
 

@@ -286,6 +286,9 @@ def test_never_in_place_and_never_half(
         salvage(store, out)
     assert [path.name for path in out.iterdir()] == ["mine"]
     (out / "mine").unlink()
+    with pytest.raises(StoreError, match=f"there is no directory {tmp_path / 'volume'}"):  # that is not mounted
+        salvage(store, tmp_path / "volume" / "out")
+    assert not (tmp_path / "volume").exists()
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

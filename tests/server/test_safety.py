@@ -18,9 +18,12 @@ from broker.remoting.codes import ResponseCode as Answer
 from broker.remoting.command import RemotingCommand
 from broker.remoting.signing import signature
 from broker.server.acl import AccessControl
+from broker.server.settings import ServeOptions
 from tests.server.conftest import Connect, Serve
 from tests.server.wire_client import WireClient, sending
 
+SECONDS = ("check_interval_s", "transaction_timeout_s", "idle_s")
+NAMES = ("broker_name", "cluster")
 ACL = """
 globalWhiteRemoteAddresses:
   - 203.0.113.*   # none of ours
@@ -50,7 +53,10 @@ accounts:
         ("127.0.0.1:0", {"certificate": __file__, "private_key": __file__}, "not a certificate"),
         ("127.0.0.1:0", {"delay_levels": "1s 2s"}, "18 delays"),
         ("127.0.0.1:0", {"broker_name": "a b"}, "without blanks"),
-        ("127.0.0.1:0", {"check_max": 0}, "above 0"),
+        ("127.0.0.1:0", {"delay_levels": " ".join(["999999d"] * 18)}, "up to 366 days"),
+        ("127.0.0.1:0", {"check_max": 0}, "from 1 on"),
+        ("127.0.0.1:0", {"advertise": "127.0.0.1:0"}, "that clients connect to"),
+        ("127.0.0.1:0", {"advertise": "0.0.0.0:10911"}, "that clients connect to"),
     ],
 )
 def test_what_is_not_safe_is_refused_before_it_listens(
@@ -58,6 +64,31 @@ def test_what_is_not_safe_is_refused_before_it_listens(
 ) -> None:
     with pytest.raises(broker.BrokerError, match=sentence):
         broker.serve(store, listen, **options)  # type: ignore[arg-type]
+
+
+def test_an_option_of_another_type_is_a_sentence(store: broker.LiveStore) -> None:
+    """acl=5 was the open file with that number, admin="no" was True, and metrics_port="9108" a traceback."""
+    wrong: list[object] = [-1, b"x", [5], {}, object, "127.0.0.1:9\0"]
+    for option in ServeOptions.__annotations__:
+        for value in [*wrong, *([] if option in SECONDS else [5.5]), *([] if option in NAMES else ["no"])]:
+            with pytest.raises(broker.BrokerError):
+                broker.serve(store, "127.0.0.1:0", **{option: value})  # type: ignore[arg-type]
+
+
+def test_paths_of_files_may_be_paths(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACL)
+    answer = connect(serve(acl=path)).request(Code.SEND_MESSAGE_V2, sending("orders"), b"x")
+    assert answer.code == Answer.NO_PERMISSION
+
+
+def test_a_key_with_a_pass_phrase_is_refused_without_a_question(store: broker.LiveStore, tmp_path: Path) -> None:
+    """OpenSSL asked for it on the terminal, and the server waited."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-keyout", key, "-out", certificate, "-days", "2"]
+    subprocess.run([*make, "-subj", "/CN=127.0.0.1", "-passout", "pass:abcd"], check=True, capture_output=True)
+    with pytest.raises(broker.BrokerError, match="is encrypted"):
+        broker.serve(store, "127.0.0.1:0", certificate=str(certificate), private_key=str(key))
 
 
 def test_a_port_that_is_taken_is_a_sentence(serve: Serve, store: broker.LiveStore) -> None:

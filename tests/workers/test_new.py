@@ -50,7 +50,7 @@ def test_the_application_runs_and_its_tests_pass(
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["Shop", "my-shop", "2shop", "broker", "."])
+@pytest.mark.parametrize("name", ["Shop", "my-shop", "2shop", "broker", ".", "class", "test", "queue", "sqlalchemy"])
 def test_a_name_that_is_not_a_module_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

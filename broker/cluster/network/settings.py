@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, shown
 from broker.remoting.signing import SessionCredentials
 
 SCHEME = "rocketmq://"
@@ -75,6 +76,10 @@ def tls_of(tls: bool | str | ssl.SSLContext | None) -> ssl.SSLContext | None:
         return None
     if isinstance(tls, ssl.SSLContext):
         return tls
+    path: object = tls
+    if path is not True and not (isinstance(path, str | os.PathLike) and os.fspath(path)):
+        text = "tls is True, the path of a file with the authority's certificate, or an ssl.SSLContext"
+        raise BrokerError(f"{text}, not {shown(tls)}")
     try:
         return ssl.create_default_context(cafile=None if tls is True else tls)
     except (OSError, ssl.SSLError, TypeError) as error:

@@ -6,9 +6,10 @@ from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
 from broker.errors import ClusterError
 from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_READ, PERM_WRITE
-from broker.format.topics import AUTO_CREATE_TOPIC, check_topic_name
+from broker.format.topics import AUTO_CREATE_TOPIC
 from broker.remoting.admin_headers import CreateTopicRequestHeader
 from broker.remoting.codes import RequestCode
+from broker.store.shared.topicfile import new_topic
 
 QUEUES = 4
 
@@ -24,7 +25,7 @@ class TopicAdmin:
 
         Brokers before 5.0 know no message types, and take none notice of them.
         """
-        check_topic_name(topic)
+        new_topic(topic, queues, message_type)  # a broker takes 0 queues, and the topic is lost for everyone
         name, brokers = await self._client.routes.cluster()
         masters = [one.master for one in brokers if one.master is not None]
         if not masters:

@@ -24,7 +24,7 @@ from broker.enlisting.ledger_key import LEDGER_KEY, key_time_ms, new_key
 from broker.errors import TransactionError
 from broker.ledger import COMMITTED, ROLLED_BACK, Ledger, executor
 from broker.live import LiveStore
-from recovery.checkback.ledger_resolver import LedgerResolver
+from recovery.checkback.ledger_resolver import LedgerResolver, check_file
 from recovery.checkback.ledgers.database_errors import place
 from recovery.checkback.ledgers.proof import LedgerEvidence, LedgerFacts, WrongLedger, gather, judge
 
@@ -165,7 +165,7 @@ def _gathered(ledger: Ledger, evidence: LedgerEvidence) -> LedgerFacts:
         with ledger.engine.begin() as connection:
             yield executor(connection)
 
-    LedgerResolver(ledger, evidence).check_file()
+    check_file(ledger)
     return gather(transaction, ledger, evidence)
 
 

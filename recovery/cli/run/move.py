@@ -53,7 +53,7 @@ def move(
         if plan.refusals:
             raise Exit(USAGE)
         if not as_json:
-            show([f"Nothing was changed. To move: checkback move {printable(store)} {printable(url)} --apply"])
+            show(["Nothing was changed. To move: the same command with --apply"])
         return
     with Bar("Moving") as progress:
         report = carry(store, settings, ledgers=made, progress=progress)

@@ -1,0 +1,62 @@
+"""A server that registers with name servers of a real cluster: it takes no master's place there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+import broker
+from broker.remoting.codes import RequestCode
+from broker.remoting.command import RemotingCommand
+from broker.server import registration
+from tests.cluster.network import NameServer
+from tests.server.conftest import Serve
+
+
+class Registry(NameServer):
+    """A name server that keeps what brokers registered."""
+
+    def __init__(self, brokers: Mapping[str, str]) -> None:
+        self.bodies: list[bytes] = []
+        super().__init__(brokers)
+
+    def _answer(self, command: RemotingCommand) -> RemotingCommand:
+        if command.code == RequestCode.REGISTER_BROKER:
+            self.bodies.append(command.body)
+        return super()._answer(command)
+
+
+def test_a_master_of_the_same_name_keeps_its_clients(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ's name server puts the new address in place of the old one; broker-a is the name of many brokers."""
+    monkeypatch.setattr(registration, "_FORGOTTEN_S", 0.3)
+    with Registry({"broker-a": "192.0.2.9:10911"}) as known:
+        with pytest.raises(broker.BrokerError, match=r"has a broker broker-a already, at 192\.0\.2\.9:10911"):
+            serve(name_servers=[known.address])
+        assert known.bodies == []
+        serve(name_servers=[known.address], broker_name="checkback-1").close()
+        assert known.bodies
+
+
+def test_a_master_that_was_killed_is_forgotten(serve: Serve) -> None:
+    """The server that comes in its place, on another port, waits for that."""
+    with Registry({"broker-a": "192.0.2.9:10911"}) as known:
+        answer = known._answer
+
+        def once(command: RemotingCommand) -> RemotingCommand:
+            answered = answer(command)
+            known.brokers.clear()
+            return answered
+
+        known._answer = once  # type: ignore[method-assign]
+        serve(name_servers=[known.address]).close()
+        assert known.bodies
+
+
+def test_a_new_store_is_taken(serve: Serve) -> None:
+    """A name server of 5.x refuses a broker that it does not know and that has one topic: a new store has TBW102."""
+    with Registry({}) as known:
+        serve(name_servers=[known.address]).close()
+    topics = json.loads(known.bodies[0])["topicConfigSerializeWrapper"]["topicConfigTable"]
+    assert sorted(topics) == ["SELF_TEST_TOPIC", "TBW102"]
