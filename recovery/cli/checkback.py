@@ -287,7 +287,8 @@ def _store_id(store: LiveStore) -> str:
 
 def _setup(options: dict[str, Any], config: str | None) -> Setup:
     """What the file says, and the options, which speak for all groups that it does not name."""
-    from recovery.checkback.config import EVERY_GROUP, Setup, check_spec, load
+    from recovery.checkback.config import EVERY_GROUP, Setup, load
+    from recovery.checkback.specs import check_spec
 
     setup = Setup() if config is None else load(config)
     spec = {name: value for name, value in options.items() if value}

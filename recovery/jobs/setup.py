@@ -138,8 +138,9 @@ def setup(
 
     (module:function, or a URL) is for all groups that it does not name. Raises BrokerError.
     """
-    from recovery.checkback.config import EVERY_GROUP, Setup, check_spec
+    from recovery.checkback.config import EVERY_GROUP, Setup
     from recovery.checkback.policy import parse_policy
+    from recovery.checkback.specs import check_spec
 
     found = {group: dict(spec) for group, spec in (resolvers or {}).items()}
     if ledger:

@@ -20,7 +20,7 @@ _FILES = {"application.py.txt": "{name}.py", "tests.py.txt": "test_{name}.py", "
 def make_application(directory: str) -> Iterator[str]:
     """Make the files in a new or empty directory; yields a line for each, and the next steps.
 
-    Raises BrokerError when the directory holds anything, or when its name is not one for a module, or one that is taken.
+    Raises BrokerError when the directory holds anything, and for a name that no module can have, or that is taken.
     """
     name = os.path.basename(os.path.normpath(directory))
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
