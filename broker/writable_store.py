@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from broker.errors import MessageRejected, shown
 from broker.format.commitlog import Record
-from broker.format.config import TopicConfig
+from broker.format.config import DEFAULT_QUEUES, TopicConfig, new_topic
 from broker.format.topics import check_topic_name
 from broker.message import Message
 from broker.store.disk.files import Disk
@@ -22,7 +22,7 @@ from broker.store.read.kinds.every_queue import AnyQueue
 from broker.store.read.layout import StoreLayout
 from broker.store.read.store import Store, check_queue, check_whole
 from broker.store.shared.control import Word
-from broker.store.shared.topicfile import DEFAULT_QUEUES, TopicFile, new_topic
+from broker.store.shared.topicfile import TopicFile
 from broker.store.write.admission import DELAYS, Admission
 from broker.store.write.compose import Origin, Statement, compose, compose_batch, compose_stated
 from broker.store.write.pending_record import Appended

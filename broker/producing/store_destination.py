@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from broker.database.ledger_binding import KnownLedgers
 from broker.errors import TransactionError
 from broker.format import properties as names
+from broker.format.config import DEFAULT_QUEUES
 from broker.format.java import encode_message_id
 from broker.message import Message
 from broker.producing.destination import Destination, SendResult, place_of
-from broker.store.shared.topicfile import DEFAULT_QUEUES
 from broker.store.write.pending_record import LOCAL_HOST, Appended
 from broker.transaction.service import Half, HalfMessageService
 

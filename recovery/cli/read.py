@@ -264,8 +264,6 @@ def _entries(store: str, what: What, name: str | None, selection: DumpSelection)
         return dump_files.dump_queue(store, name or "", selection)
     if what is What.INDEX:
         return dump_files.dump_index(store, name, selection)
-    if name is not None:
-        raise BadParameter(f"{what} takes no name, not {name!r}")
     if what is What.CHECKPOINT:
         return dump_files.dump_checkpoint(store)
     dumps = {What.REDOLOG: dump_files.dump_redo_log, What.STATETABLE: dump_files.dump_state_table}

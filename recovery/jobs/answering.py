@@ -91,18 +91,15 @@ def bind_ledgers(
     as text. Raises TransactionError when a database is another one than it was, BrokerError for a URL that is not one,
     for a database that does not answer and with `again` for one without a binding; ClusterError.
     """
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from recovery.checkback.ledgers.database_errors import answer as meaning
+    from recovery.checkback.ledgers.database_errors import told
 
     found = []
     made = list(ledgers_of({"ledger": list(ledgers), **({"schema": list(schemas)} if schemas else {})}))
     with broker.connect(url_of(namesrv), acl=acl, tls=tls, cluster=cluster) as connected:
         for ledger in made:
             try:
-                bound = (rebind if again else bind)(connected, ledger)
-            except SQLAlchemyError as error:
-                raise broker.BrokerError(meaning(error, ledger.engine.url).why) from error
+                with told(ledger.engine.url):
+                    bound = (rebind if again else bind)(connected, ledger)
             finally:
                 ledger.engine.dispose()
             found.append({"store_id": bound.store_id, "binding_id": bound.binding_id, "database": str(bound.identity)})

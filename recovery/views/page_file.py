@@ -18,7 +18,7 @@ _BEGINS = b"<!doctype html>"
 
 
 def check_page(path: str) -> None:
-    """Raises StoreError for a place where no page is written: in a store, a directory, a file that is no page."""
+    """Raises StoreError for a place where no page is written: in a store, a directory, a file that is not a page."""
     if os.path.isdir(path):
         text = f"{path} is a directory. Give the file to write, such as {os.path.join(path, 'store.html')}"
         raise StoreError(text, path=path)

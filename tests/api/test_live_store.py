@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import broker
-from broker.format.config import Topics, decode_topics
+from broker.format.config import Topics, decode_topics, new_topic
 from broker.format.java import parse_unique_key
 from broker.live import open_live
 from broker.store.read.directory import StoreDirectory
@@ -315,7 +315,7 @@ def test_a_look_that_began_before_a_change_does_not_undo_it(tmp_path: Path, monk
         topics = store._admission.topics
         now_ms = time.time_ns() // 1_000_000 + 3_600_000  # none of the two looks again by itself
         slow = threading.Thread(target=topics.look, args=(now_ms,))
-        change = threading.Thread(target=topics.put, args=(topicfile.new_topic("c"), now_ms))
+        change = threading.Thread(target=topics.put, args=(new_topic("c"), now_ms))
         other.create_topic("b")
         monkeypatch.setattr(topicfile, "read_topics", slowly)
         slow.start()

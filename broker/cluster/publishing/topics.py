@@ -5,11 +5,10 @@ from __future__ import annotations
 from broker.cluster.network.channels import checked
 from broker.cluster.network.client import ClusterClient
 from broker.errors import ClusterError
-from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_READ, PERM_WRITE
+from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_READ, PERM_WRITE, new_topic
 from broker.format.topics import AUTO_CREATE_TOPIC
 from broker.remoting.admin_headers import CreateTopicRequestHeader
 from broker.remoting.codes import RequestCode
-from broker.store.shared.topicfile import new_topic
 
 QUEUES = 4
 

@@ -12,16 +12,10 @@ import threading
 from dataclasses import replace
 from typing import NamedTuple
 
-from broker.errors import MessageRejected
-from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_READ, PERM_WRITE, DataVersion, TopicConfig, encode_topics
-from broker.format.topics import check_topic_name
+from broker.format.config import MESSAGE_TYPE_ATTRIBUTE, PERM_WRITE, DataVersion, TopicConfig, encode_topics
 from broker.store.disk.files import Disk
 from broker.store.read.config import read_topics
 from broker.store.read.directory import StoreDirectory
-
-MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
-QUEUES_MAX = 16_384  # of all topics together, see broker.store.shared.queue_offsets
-DEFAULT_QUEUES = 4  # of a topic that its first message makes. RocketMQ: defaultTopicQueueNums of a producer
 
 _LOOK_MS = 1000
 _NAME = "topics.json"
@@ -122,24 +116,3 @@ class TopicFile:
 def _rules(topic: TopicConfig) -> Rules:
     message_type = topic.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "")
     return Rules(topic.write_queue_count, message_type, bool(topic.perm & PERM_WRITE))
-
-
-def new_topic(
-    name: str, queues: int = DEFAULT_QUEUES, message_type: str = "", perm: int = PERM_READ | PERM_WRITE
-) -> TopicConfig:
-    """A topic's configuration. Raises MessageRejected for a name or a number that RocketMQ would not take.
-
-    Without a `message_type` the topic takes every message, as all topics of RocketMQ 3.x and 4.x do.
-    """
-    check_topic_name(name)
-    if message_type and message_type not in MESSAGE_TYPES:
-        raise MessageRejected(f"the type of a topic is one of {', '.join(MESSAGE_TYPES)}, not {message_type!r:.60}")
-    for what, number in (("queues", queues), ("perm", perm)):
-        if type(number) is not int:
-            raise MessageRejected(f"{what} is a whole number, not {number!r:.60}")
-    if not 1 <= queues <= QUEUES_MAX:
-        raise MessageRejected(f"a topic has from 1 to {QUEUES_MAX} queues, not {queues}")
-    if not 0 <= perm <= 0xF:
-        raise MessageRejected(f"perm is 6 (read and write), 4 (read), 2 (write) or 0, not {perm}")
-    attributes = {MESSAGE_TYPE_ATTRIBUTE: message_type} if message_type else {}
-    return TopicConfig(name, queues, queues, perm, order=message_type == "FIFO", attributes=attributes)

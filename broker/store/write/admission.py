@@ -12,7 +12,7 @@ from typing import Protocol
 from broker.errors import BrokerError, MessageRejected, NotPermitted, shown
 from broker.format import properties as names
 from broker.format.commitlog import MESSAGE_SIZE_MAX
-from broker.format.config import TopicConfig
+from broker.format.config import DEFAULT_QUEUES, TopicConfig, new_topic
 from broker.format.topics import (
     DLQ_PREFIX,
     RETRY_PREFIX,
@@ -22,7 +22,7 @@ from broker.format.topics import (
     parse_delay_levels,
 )
 from broker.message import Message
-from broker.store.shared.topicfile import DEFAULT_QUEUES, Rules, TopicFile, new_topic
+from broker.store.shared.topicfile import Rules, TopicFile
 
 ROLES = ("master", "slave")
 

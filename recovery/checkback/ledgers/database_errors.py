@@ -7,10 +7,13 @@ Drivers name errors by SQLSTATE (PostgreSQL), by number (MySQL, MariaDB) or in w
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from broker.errors import BrokerError
 from recovery.checkback.protocol import Answer, Outcome
 
 if TYPE_CHECKING:
@@ -51,6 +54,15 @@ def answer(error: SQLAlchemyError, url: URL, making_tables: str = MAKING_TABLES)
         text = f"the ledger's database {place(url)} takes no tombstone: {cause_text}"
         return Answer(Outcome.REFUSED, f"nothing was decided: {text}. Check-back must insert there, on the primary")
     return Answer(Outcome.DOWN, f"the ledger's database {place(url)} does not answer: {cause_text}")
+
+
+@contextlib.contextmanager
+def told(url: URL) -> Iterator[None]:
+    """Raises BrokerError for what a database raises inside, with the sentence of `answer`."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise BrokerError(answer(error, url).why) from error
 
 
 def is_missing_table(error: SQLAlchemyError) -> bool:
