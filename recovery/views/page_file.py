@@ -32,7 +32,7 @@ def check_page(path: str) -> None:
             with open(path, "rb") as file:
                 is_page = file.read(len(_BEGINS)).lower() == _BEGINS
             if not is_page:
-                raise StoreError(f"{path} is there already, and no HTML page. Give another file", path=path)
+                raise StoreError(f"{path} is there already, and is not an HTML page. Give another file", path=path)
     except OSError as error:
         raise not_written(error, path) from error
 

@@ -71,7 +71,7 @@ def test_a_page_replaces_pages_only(store: Path, words: list[str], capsys: pytes
     database.write_bytes(b"SQLite format 3\0")
     ran = command(capsys, *given, database)
     assert (ran.code, database.read_bytes()) == (2, b"SQLite format 3\0")
-    assert "is there already, and no HTML page" in ran.err
+    assert "is there already, and is not an HTML page" in ran.err
     missing = command(capsys, *given, store.parent / "no" / "page.html")
     assert (missing.code, "there is no directory" in missing.err) == (2, True)
     for _ in range(2):
