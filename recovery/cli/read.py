@@ -220,7 +220,7 @@ def _check_dump(what: What, name: str | None, start: int | None, end: int | None
         if value is not None and what not in (What.COMMITLOG, What.INDEX):
             raise BadParameter(f"{option} is for commitlog and index; {what} has no {option.strip('-')}s")
     if name is not None and what not in (What.CONSUMEQUEUE, What.INDEX, What.CONFIG):
-        raise BadParameter(f"{name!r:.80}: {what} takes no NAME; --from N begins at N", param_hint="NAME")
+        raise BadParameter(f"{what} takes no name, not {name!r:.80}")
     if (start, end) != (None, None) and what in (What.CHECKPOINT, What.CONFIG, What.TIMERS, What.POPPED):
         raise BadParameter(f"--from and --to are offsets or numbers; {what} has none")
     if start is not None and end is not None and start >= end:

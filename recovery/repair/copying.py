@@ -110,7 +110,6 @@ def _check_place(source: str, target: str) -> None:
     inside, outside = os.path.realpath(target), os.path.realpath(source)
     if os.path.commonpath((inside, outside)) in (inside, outside):
         raise StoreError(f"{target} and {source} lie in each other. Give another directory", path=target)
-    check_outside_stores(target)
     if os.path.lexists(target):
         raise StoreError(f"{target} is there already. Give a directory that does not exist", path=target)
     if os.path.lexists(f"{target}{_UNFINISHED}"):
@@ -118,6 +117,7 @@ def _check_place(source: str, target: str) -> None:
         raise StoreLocked(f"{text} directory", path=target)
     if not os.path.isdir(os.path.dirname(target) or "."):
         raise NotAStore(f"{os.path.dirname(target)} is not a directory", path=target)
+    check_outside_stores(target)
 
 
 def _rebuilt(path: str, *, keeps_abort: bool) -> bool:

@@ -148,11 +148,11 @@ def _check_out(store: str, out: str) -> None:
     if os.path.commonpath((inside, outside)) in (inside, outside):
         text = f"{out} and {store} lie in each other: a salvage is never done in place. Give another directory"
         raise StoreError(text, path=out)
-    check_outside_stores(out)
-    check_place(out, Disk(), create=True)
     if os.path.lexists(out) and not (os.path.isdir(out) and not os.listdir(out)):
         what = "is a directory that holds something" if os.path.isdir(out) else "is a file"
         raise StoreError(f"{out} {what}. Give a directory that is empty or not there yet", path=out)
+    check_outside_stores(out)
+    check_place(out, Disk(), create=True)
 
 
 class _Salvage:

@@ -48,7 +48,8 @@ def not_written(error: OSError, path: str) -> StoreError:
         errno.EDQUOT: "the quota of this user leaves no room for it. Raise it, or give a path on another disk",
         errno.EFBIG: "no file of this process may grow so large. Raise the limit with: ulimit -f",
     }.get(error.errno or 0, f"its disk has {free} bytes free. Free some, or give a path on another disk")
-    return StoreFull(f"{path} does not fit: {room}. Nothing of it was kept", path=path, free_bytes=free)
+    text = f"{path} does not fit ({error.strerror or error}): {room}. Nothing of it was kept"
+    return StoreFull(text, path=path, free_bytes=free)
 
 
 def refused(error: OSError, path: str, needed_bytes: int = 0) -> StoreError:
