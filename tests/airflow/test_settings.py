@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_read_is_said(text: str, why: str) -> None:
         ("a", {"path": "/x", "ask": "true"}, "ask cannot be 'true'"),
         ("a", {"path": "/x", "approvers": "alice"}, "approvers cannot be 'alice'"),
         ("a", {"path": "/x", "engine": "hadoop"}, "engine is one of auto, local, spark"),
-        ("a" * 201, {"path": "/x"}, "a store's name has at most 200 characters"),
+        ("a" * 91, {"path": "/x"}, "a store's name has at most 90 characters"),
         ("a", {"path": "shop.store"}, "path cannot be 'shop.store': give the whole path"),
         ("a", {"path": "~/shop.store"}, "give the whole path"),
         ("a", {"path": "/x", "pool": ""}, "pool is empty"),
@@ -95,7 +95,7 @@ def test_a_mistake_in_one_table_is_that_stores_alone(name: str, table: object, w
     found = read_stores(json.dumps({"stores": {name: table, "good": {"path": "/srv/good"}}}))
     assert [store.name for store in found.stores] == ["good"]
     (broken,) = found.broken
-    assert broken.name == name.replace(" ", "_")[:200]
+    assert broken.name == name.replace(" ", "_")[:90]
     assert why in broken.why
 
 

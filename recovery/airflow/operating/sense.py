@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.errors import BrokerError
 
-NAME_MOST = 200  # characters: Airflow's names of DAGs have at most 250
+NAME_MOST = 90  # characters: a tag of Airflow has at most 100, and the DAGs of a store have one with its name
 SECONDS = (
     0.1,
     315_360_000.0,
@@ -33,7 +33,7 @@ def check_sense(name: str, given: Mapping[str, Any]) -> None:
     """
     path = given.get("path")
     if len(name) > NAME_MOST:
-        raise BrokerError(f"a store's name has at most {NAME_MOST} characters, as it begins the names of DAGs")
+        raise BrokerError(f"a store's name has at most {NAME_MOST} characters, as its DAGs have it in their names and tags")
     if path and not os.path.isabs(path):
         text = "each process of Airflow has a working directory of its own"
         raise BrokerError(f"path cannot be {path!r:.60}: give the whole path, from / on, since {text}")
