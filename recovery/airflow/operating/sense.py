@@ -33,7 +33,7 @@ def check_sense(name: str, given: Mapping[str, Any]) -> None:
     """
     path = given.get("path")
     if len(name) > NAME_MOST:
-        raise BrokerError(f"a store's name has at most {NAME_MOST} characters, as its DAGs have it in their names and tags")
+        raise BrokerError(f"a store's name has at most {NAME_MOST} characters, since its DAGs have it in a tag")
     if path and not os.path.isabs(path):
         text = "each process of Airflow has a working directory of its own"
         raise BrokerError(f"path cannot be {path!r:.60}: give the whole path, from / on, since {text}")
