@@ -300,7 +300,7 @@ def test_options_that_make_no_sense(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("dump", store, "consumequeue"): "Orders/0",
         ("dump", store, "consumequeue", "Orders/99"): "Orders/0",
         ("dump", store, "consumequeue", "../../commitlog/0"): "Orders/0",
-        ("dump", store, "checkpoint", "name"): "takes no NAME",
+        ("dump", store, "checkpoint", "name"): "takes no name",
         ("dump", store, "checkpoint", "--topic", "Orders"): "--topic",
         ("dump", store, "statetable"): "only RocketMQ 3.0.0 to 3.1.4",
         ("dump", store, "redolog"): "only RocketMQ 3.0.0 to 3.1.4",
