@@ -153,7 +153,8 @@ class SqliteDriver(Driver):
 class _DenyCommit:
     """Denies COMMIT until a ROLLBACK: it cannot take itself off, which would change the connection that asks it.
 
-    A BEGIN says, too, that the transaction is over: SQLite rolled it back by itself, as INSERT OR ROLLBACK does.
+    Where SQLite rolled back by itself, as INSERT OR ROLLBACK does, it denies the next COMMIT, too. A BEGIN cannot tell:
+    it is asked about one in the middle of a transaction as well, before that fails.
     """
 
     def __init__(self) -> None:
@@ -162,7 +163,7 @@ class _DenyCommit:
     def __call__(self, action: int, operation: str | None, *_: object) -> int:
         if self._is_over or action != _SQLITE_TRANSACTION:
             return sqlite3.SQLITE_OK
-        self._is_over = operation in ("ROLLBACK", "BEGIN")
+        self._is_over = operation == "ROLLBACK"
         return sqlite3.SQLITE_DENY if operation == "COMMIT" else sqlite3.SQLITE_OK
 
 

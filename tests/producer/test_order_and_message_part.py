@@ -264,22 +264,6 @@ def test_a_doom_does_not_outlive_a_two_phase_transaction(request: pytest.Fixture
     engine.dispose()
 
 
-def test_an_authorizer_does_not_outlive_a_rollback_by_sqlite(shop: Shop) -> None:
-    ledger = broker.ConnectionLedger(lambda: sqlite3.connect(shop.file))
-    producer = shop.store.producer("plain", topics=["orders"], ledger=ledger)
-    connection = sqlite3.connect(shop.file)
-    connection.executescript("CREATE TABLE one (k INTEGER PRIMARY KEY); INSERT INTO one VALUES (1);")
-    connection.execute("INSERT INTO orders VALUES ('lamp')")
-    with pytest.raises(TransactionError):
-        producer.send(message(), connection)
-    with pytest.raises(sqlite3.IntegrityError):
-        connection.execute("INSERT OR ROLLBACK INTO one VALUES (1)")
-    assert not connection.in_transaction
-    connection.execute("INSERT INTO orders VALUES ('desk')")
-    connection.commit()
-    connection.close()
-
-
 def test_a_coroutine_that_is_made_before_the_transaction_begins(shop: Shop) -> None:
     producer = shop.async_producer()
 
