@@ -154,7 +154,7 @@ class _DenyCommit:
     """Denies COMMIT until a ROLLBACK: it cannot take itself off, which would change the connection that asks it.
 
     Where SQLite rolled back by itself, as INSERT OR ROLLBACK does, it denies the next COMMIT, too. A BEGIN cannot tell:
-    it is asked about one in the middle of a transaction as well, before that fails.
+    SQLite announces one in the middle of a transaction as well, before that fails.
     """
 
     def __init__(self) -> None:
