@@ -25,7 +25,7 @@ def make_application(directory: str) -> Iterator[str]:
     name = os.path.basename(os.path.normpath(directory))
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise BrokerError(f"{name!r:.60} cannot name an application: use a to z, digits and _, as in shop")
-    if name in ("broker", "recovery") or name in sys.stdlib_module_names or name in packages_distributions():
+    if name in ("broker", "recovery", "test") or name in sys.stdlib_module_names or name in packages_distributions():
         text = f"{name!r:.60} cannot name an application: Python has a module {name}, which it would hide"
         raise BrokerError(f"{text}. Use another name, as shop")
     os.makedirs(directory, exist_ok=True)
