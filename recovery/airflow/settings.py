@@ -153,10 +153,20 @@ def configured() -> StoreList:
         text, where = _text(setting)
         read = _parsed(text, where)
     except BadSettings as error:
-        return _last_good(copy, setting, str(error))
+        return _with_known_executors(_last_good(copy, setting, str(error)))
     if text != setting:  # a file
         _keep(copy, f"{setting}\n{text}")
-    return read
+    return _with_known_executors(read)
+
+
+def _with_known_executors(found: StoreList) -> StoreList:
+    """Airflow refuses a DAG with an executor that it has not, and `checkback.doctor` has tasks for all stores."""
+    from recovery.airflow.versions import has_executor
+
+    unknown = [store for store in found.stores if store.executor and not has_executor(store.executor)]
+    text = "this Airflow has no executor {!r:.60}: name one of its setting [core] executor, or leave executor out"
+    broken = [BrokenStore(one.name, f"stores.{one.name}: {text.format(one.executor)}", one.alerts) for one in unknown]
+    return StoreList([store for store in found.stores if store not in unknown], [*found.broken, *broken])
 
 
 def read_stores(setting: str) -> StoreList:

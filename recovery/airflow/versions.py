@@ -103,6 +103,25 @@ def check_version() -> None:
         raise BrokerError(f"Airflow {airflow.__version__} is too old: 3.0 or newer is needed")
 
 
+def has_executor(name: str) -> bool:
+    """Whether tasks may name this executor: one of [core] executor, by alias, class or module path.
+
+    True where that is not known: executors of teams are a matter of the DAG's bundle.
+    """
+    try:
+        from airflow.exceptions import UnknownExecutorException
+        from airflow.executors.executor_loader import ExecutorLoader
+    except ImportError:  # a worker has the Task SDK alone
+        return True
+    if conf.getboolean("core", "multi_team", fallback=False):
+        return True
+    try:
+        ExecutorLoader.lookup_executor_name_by_str(name)
+    except UnknownExecutorException:
+        return False
+    return True
+
+
 def stats() -> Any:
     """Airflow's metrics: an object, or since 3.3 a module, with `gauge` and `incr`."""
     from airflow.providers.common.compat.sdk import Stats

@@ -80,6 +80,7 @@ def consumer(
         if group is None or reset is not None:
             raise BadParameter("--pause and --resume need a GROUP, and no --reset", param_hint="--pause")
         with broker.open(store, create=False) as live:
+            group_positions.check_group(live, group)
             live.pause_group(group) if pause else live.resume_group(group)
     if reset is None:
         with broker.open(store, read_only=True) as opened:
@@ -91,6 +92,7 @@ def consumer(
         with broker.open(store, create=False) as live:
             if topic not in live.topics():
                 raise broker.BrokerError(f"{store} has no topic {topic}: its topics are {', '.join(live.topics())}")
+            group_positions.check_group(live, group)
             found = group_positions.reset(live, group, topic, to, queue)
     if as_json:
         print_json_list(one.as_json() for one in found)

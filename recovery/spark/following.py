@@ -7,7 +7,7 @@ where it was. A batch ends where whole records do: half a record at the end wait
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -18,27 +18,56 @@ from recovery.scan.scanner import Scan
 from recovery.spark.options import Settings
 from recovery.spark.readers import RecordsReader, SplitPartition
 
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+else:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    except ImportError:  # Spark 4.1 asks a source for no more than its end: availableNow takes one batch there
 
-class FollowingReader(DataSourceStreamReader):
+        class SupportsTriggerAvailableNow:
+            """Nothing that 4.1 looks for."""
+
+
+class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the log from startOffset (by default its beginning); maxBytes bounds a batch."""
 
     def __init__(self, settings: Settings, columns: Sequence[str]) -> None:
         self._settings, self._columns = settings, columns
         self._reader = RecordsReader(settings, columns)
+        self._is_bounded = False
+        self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Where the first batch begins."""
         return {"commitlog_offset": max(self._settings.selection.start, self._settings.place.log().begin)}
 
-    def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:  # noqa: N802, ARG002
-        """Where the records end by now, at most maxBytes behind `start`."""
-        begin = (start or self.initialOffset())["commitlog_offset"]
-        return {"commitlog_offset": self._end(self._settings.place.log(), begin)}
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """maxBytes as Spark has it. A trigger may ask for all that there is, all the same."""
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
-    def _end(self, log: LogManifest, begin: int) -> int:
-        """After the last whole record behind `begin`, or behind the one that passes maxBytes."""
+        most = self._settings.max_bytes
+        return ReadMaxBytes(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """A run of what is there now: it ends where the log ends when its first batch is planned."""
+        self._is_bounded = True
+
+    def latestOffset(self, start: dict[str, int] | None = None, limit: ReadLimit | None = None) -> dict[str, int]:  # noqa: N802
+        """Where the records end by now, at most the bytes of `limit` behind `start`."""
+        begin = (start or self.initialOffset())["commitlog_offset"]
+        most = self._settings.max_bytes if limit is None else getattr(limit, "max_bytes", 0)
+        log = self._settings.place.log()
+        if not self._is_bounded:
+            return {"commitlog_offset": self._end(log, begin, most)}
+        if self._target is None:
+            self._target = self._end(log, begin, 0)
+        return {"commitlog_offset": max(begin, min(self._target, self._end(log, begin, most)))}
+
+    def _end(self, log: LogManifest, begin: int, most: int) -> int:
+        """After the last whole record behind `begin`, or behind the one that passes `most` bytes (0: no bound)."""
         scan = Scan(log.listing(), begin, resync=True)
-        end, most = begin, self._settings.max_bytes
+        end = begin
         for records in scan:
             ends = records.offsets + records.sizes
             within = ends[ends - begin <= most] if most else ends

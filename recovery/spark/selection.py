@@ -111,6 +111,8 @@ def filter_of(options: Mapping[str, str]) -> RecordFilter:
     unknown = sorted(kinds - {*KINDS, "all"})
     if unknown:
         raise BadOption(f"the option kind knows {', '.join(KINDS)} and all, not {', '.join(unknown)}")
+    if "all" in kinds and len(kinds) > 1:
+        raise BadOption(f"the option kind is all, or some of {', '.join(KINDS)}: leave out one or the other")
     topics = _words(options.get("topic", ""))
     ranges = []
     for column, low, high in (

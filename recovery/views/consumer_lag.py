@@ -53,6 +53,16 @@ def paused_groups(store: Store) -> set[str]:
     return {name for name, group in groups.items() if not group.consume_enable}
 
 
+def check_group(store: Store, group: str) -> None:
+    """Raises BrokerError for a group that the store does not know: a letter is soon wrong, and would make another."""
+    configured = read_subscription_groups(StoreDirectory(store.path, Disk())).groups
+    known = {of_group for _, of_group in store.consumer_offsets().positions} | set(configured)
+    if group not in known:
+        there = f"its groups are {', '.join(sorted(known))}" if known else "it has none"
+        text = f"{store.path} has no consumer group {group}: {there:.300}"
+        raise BrokerError(f"{text}. One that is new is known 5 s after its first consumer began")
+
+
 def place(text: str) -> Start | int:
     """first, last, a time in ISO 8601 with a zone or Z, or a queue offset. Raises BrokerError."""
     if text in ("first", "last"):

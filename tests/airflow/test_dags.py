@@ -15,6 +15,7 @@ from airflow.sdk import DAG
 from fastapi.testclient import TestClient
 
 from recovery.airflow.bundle import dags_folder
+from recovery.airflow.settings import broken_stores
 from recovery.jobs import tasks
 from recovery.views.overview import overview, story
 from tests.airflow.bags import DagBag, DagSerialization
@@ -67,6 +68,16 @@ def test_a_hundred_stores_cost_ten_times_as_much_as_ten() -> None:
     (ten, _, _), (hundred, found, _) = probe(10), probe(100)
     assert found == 100 * len(WORK) + 1
     assert hundred < 10 * ten
+
+
+def test_an_executor_that_is_not_there_takes_no_other_dag_away(looked_after: Callable[..., None]) -> None:
+    """Airflow refuses the DAGs of that store; the doctor has tasks for all, and would go with them."""
+    looked_after(shop={"path": "/nowhere", "executor": "CelryExecutor"}, other={"path": "/elsewhere"})
+    bag = DagBag(dags_folder())
+    assert not bag.import_errors
+    assert set(bag.dags) == {*(f"other.{work}" for work in WORK), "shop.settings", "checkback.doctor"}
+    (broken,) = broken_stores()
+    assert "this Airflow has no executor 'CelryExecutor': name one of its setting [core] executor" in broken.why
 
 
 def test_every_dag_survives_serialization(looked_after: Callable[..., None]) -> None:

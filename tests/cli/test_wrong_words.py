@@ -33,6 +33,8 @@ def store(tmp_path: Path) -> Path:
         (["replay", "{}/exported", "{}/nothing"], 2, "there is no such directory"),
         (["export", "{}/shop.store", "{}/no/such/file", "--topic", "orders"], 2, "there is no directory"),
         (["find", "{}/shop.store", "--key", "other"], 1, "no message in"),
+        (["answer", "127.0.0.1:1", "--ledger", "sqlite:////x", "--bind", "--once"], 2, "leave --once, --for"),
+        (["work", "shop:app", "--check-every", "0s"], 2, "an interval is longer than nothing"),
         (["answer", "127.0.0.1:1", "--group", "my shop", "--ledger", "sqlite:////nowhere"], 2, "the producer group"),
     ],
 )

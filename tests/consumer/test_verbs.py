@@ -82,6 +82,17 @@ def test_consumer_puts_a_group_back_or_forward(path: str, to: str, position: int
     assert [one["position"] for one in found if one["queue_id"] == 0] == [position]
 
 
+@pytest.mark.parametrize("change", [("--topic", "orders", "--reset", "last"), ("--pause",), ("--resume",)])
+def test_a_group_with_a_letter_wrong_is_refused_and_not_made(path: str, change: tuple[str, ...]) -> None:
+    """The operator would go home, and the group that was meant would go on."""
+    app = VerbGroup()
+    verbs_consume.register(app)
+    done = CliRunner().invoke(app, ["consumer", path, "biling", *change])
+    assert isinstance(done.exception, broker.BrokerError)
+    assert f"{path} has no consumer group biling: its groups are billing" in str(done.exception)
+    assert json.loads(run("consumer", path, "biling", "--json")) == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

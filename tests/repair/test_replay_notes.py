@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ import broker
 from broker.errors import StoreError, StoreLocked
 from broker.store.read.layout import StoreLayout
 from recovery.repair.replaying import plan_replay, replay
+from recovery.views.messages import export as exporting
 from recovery.views.messages.export import export
 from recovery.views.messages.find import Query, find
 from tests.cli.command import command
@@ -36,6 +39,24 @@ def store(tmp_path: Path) -> str:
 def file(store: str, tmp_path: Path) -> str:
     export(store, Query(topic="orders"), str(tmp_path / "orders.jsonl"))
     return str(tmp_path / "orders.jsonl")
+
+
+def test_of_two_exports_to_one_file_the_second_to_end_is_refused(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wrote into one unfinished file, each over the other's lines."""
+    out = str(tmp_path / "both.jsonl")
+
+    def meanwhile(*given: Any) -> Iterator[broker.ReceivedMessage]:
+        words = [sys.executable, "-m", "recovery.cli", "export", store, out, "--topic", "orders", "--limit", "2"]
+        subprocess.run(words, check=True, capture_output=True, cwd=ROOT)
+        yield from find(*given)
+
+    monkeypatch.setattr(exporting, "find", meanwhile)
+    with pytest.raises(StoreError, match="is there already"):
+        export(store, Query(topic="orders"), out)
+    assert [one.message.body for one in exporting.exported(out)] == [b"0", b"1"]
+    assert not list(tmp_path.glob("*.unfinished"))
 
 
 def sent(store: str, topic: str) -> int:

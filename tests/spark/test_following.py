@@ -48,6 +48,43 @@ def test_a_stream_sees_each_record_once(spark: SparkSession, tmp_path: Path) -> 
         assert sorted(seen) == sorted(log.records)
 
 
+def test_what_is_there_now_is_read_in_batches(spark: SparkSession, tmp_path: Path) -> None:
+    """availableNow with maxBytes: as many micro-batches as it takes, each bounded, and all of what was there."""
+    log, batches = Log(8192), []
+    _append(log, 12)
+    store = tmp_path / "store"
+    store.mkdir()
+    _write(log, store)
+
+    def take(batch: Any, _number: int) -> None:
+        batches.append([row[0] for row in batch.collect()])
+
+    frame = stream(spark, str(store), columns=["commitlog_offset"], maxBytes=3000)
+    writer = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(take)
+    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert [offset for batch in batches for offset in batch] == list(log.records)
+    assert len(batches) >= 4
+    assert all(len(batch) <= 3 for batch in batches)
+
+
+def test_a_run_of_what_is_there_now_ends_although_the_log_grows(tmp_path: Path) -> None:
+    log = Log(8192)
+    _append(log, 4)
+    tmp_path.joinpath("store").mkdir()
+    _write(log, tmp_path / "store")
+    there = log.end
+    reader = FollowingReader(settings_of({"path": str(tmp_path / "store"), "maxBytes": "1000"}), ["commitlog_offset"])
+    reader.prepareForTriggerAvailableNow()
+    at, steps = reader.initialOffset(), []
+    while (to := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        _append(log, 1)
+        _write(log, tmp_path / "store")
+        at = to
+        steps.append(at["commitlog_offset"])
+    assert steps[-1] == there
+    assert len(steps) == 4
+
+
 def test_half_a_record_waits(tmp_path: Path) -> None:
     """What is being written is left to the next batch; maxBytes bounds one."""
     log = Log(8192)

@@ -165,6 +165,7 @@ def test_mistakes_are_said_on_the_driver(spark: SparkSession, tmp_path: Path) ->
         ({}, "needs the path"),
         ({"path": "x", "colour": "red"}, "no option colour; it has path"),
         ({"path": "x", "kind": "hlaf"}, "knows plain, prepared.*not hlaf"),
+        ({"path": "x", "kind": "all,half"}, "is all, or some of plain, prepared.*: leave out one or the other"),
         ({"path": "x", "splitBytes": "many"}, "whole number"),
         ({"path": "x", "splitBytes": "10"}, "at least 1024"),
         ({"path": "x", "crc": "maybe"}, "true or false"),

@@ -22,7 +22,7 @@ class TopicAdmin:
     async def create(self, topic: str, *, queues: int = QUEUES, message_type: str = "") -> None:
         """Make a topic at each master of the cluster, or change it. Raises MessageRejected, ClusterError, NotPermitted.
 
-        Brokers before 5.0 know no message types, and take none notice of them.
+        Brokers before 5.0 know no message types, and ignore them.
         """
         new_topic(topic, queues, message_type)  # a broker takes 0 queues, and the topic is lost for everyone
         name, brokers = await self._client.routes.cluster()

@@ -14,10 +14,7 @@ from typing import Any
 from broker.errors import BrokerError
 
 NAME_MOST = 90  # characters: a tag of Airflow has at most 100, and the DAGs of a store have one with its name
-SECONDS = (
-    0.1,
-    315_360_000.0,
-)  # to ten years: Airflow counts intervals in whole microseconds, and not to the end of time
+SECONDS = (0.1, 315_360_000.0)  # to ten years: Airflow counts in whole microseconds, and not to the end of time
 _PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 _FIELDS = (5, 6, 7)  # of a cron expression, as Airflow takes them
 _URL = re.compile(r"[A-Za-z][\w+.-]*://.*|sqlite:.*", re.DOTALL)

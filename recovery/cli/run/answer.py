@@ -72,6 +72,9 @@ def answer(
         raise BadParameter("name the ledger's database: --ledger URL")
     reach: dict[str, Any] = {"schemas": schema or (), "acl": account(), "tls": ca or tls, "cluster": cluster}
     if bind or rebind:
+        if once or for_ or accept_lost_rows:
+            text = "it binds the ledgers and ends: leave --once, --for and --accept-lost-rows to the call that answers"
+            raise BadParameter(text, param_hint="--bind")
         found = bind_ledgers(namesrv, ledger, again=rebind, **reach)
         _show_bindings(found, as_json)
         return

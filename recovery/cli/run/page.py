@@ -67,7 +67,9 @@ def page(
         raise BadParameter("give --cert and --key together")
     token = check_token(secret(TOKEN) or new_token())
     if certificate is not None and private_key is not None:
-        _check_certificate(certificate, private_key)
+        from broker.server.tls import server_context
+
+        server_context(certificate, private_key)  # before the link is printed: uvicorn's own error names no file
     with bound(host, port) as listening:
         scheme, port = "https" if certificate else "http", listening.getsockname()[1]
         count = f"{len(shown)} store{'s' if len(shown) != 1 else ''}"
@@ -75,19 +77,6 @@ def page(
         names = [host, "localhost", "127.0.0.1", "::1", "[::1]", *(host_names or [])]
         files = {"certificate": certificate, "private_key": private_key}
         serve(listening, _named_apart(shown), token=token, hosts=names, **files)
-
-
-def _check_certificate(certificate: str, private_key: str) -> None:
-    """Before the link is printed: uvicorn's own error names no file. Raises BrokerError."""
-    import ssl
-
-    from broker.errors import BrokerError
-
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key)
-    except (OSError, ssl.SSLError) as error:
-        text = f"--cert {certificate} and --key {private_key} are not a certificate and its key"
-        raise BrokerError(f"{text}, in PEM, that this user may read: {error}") from None
 
 
 def _given(paths: Sequence[str], ledger: str | None) -> Iterator[PageStore]:

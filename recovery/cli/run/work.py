@@ -178,7 +178,7 @@ def _settings(grace: str, check_every: str, config: str | None, until_idle: str 
 
     return ProcessSettings(
         grace_s=_seconds("--grace", grace),
-        check_every_s=None if check_every == "never" else _seconds("--check-every", check_every),
+        check_every_s=None if check_every == "never" else _interval("--check-every", check_every),
         policy=None if config is None else load(config).policy,
         idle_s=None if until_idle is None else _seconds("--until-idle", until_idle),
     )
@@ -191,6 +191,13 @@ def _seconds(option: str, text: str) -> float:
         return parse_duration(text) / 1000
     except ValueError as error:
         raise BadParameter(f"{text!r}: {error}", param_hint=option) from None
+
+
+def _interval(option: str, text: str) -> float:
+    seconds = _seconds(option, text)
+    if seconds <= 0:
+        raise BadParameter(f"{text!r}: an interval is longer than nothing; or give never", param_hint=option)
+    return seconds
 
 
 def _moment(text: str) -> str | int:

@@ -44,15 +44,14 @@ def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
 
     Raises StoreError, StoreFull.
     """
-    beside = f"{out}.unfinished"
-    if os.path.lexists(out):
-        raise StoreError(f"{out} is there already. Give another file", path=out)
+    _check_is_new(out)
     above = os.path.dirname(os.path.abspath(out))
     if not os.path.isdir(above):
         raise StoreError(
             f"{out} cannot be made: there is no directory {above}. Make it, or give another file", path=out
         )
     check_outside_stores(out)
+    beside = f"{out}.{os.getpid()}.unfinished"  # of two at once, each writes its own
     count = 0
     try:
         with open(beside, "w", encoding="utf-8") as file:
@@ -62,6 +61,7 @@ def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
                 count += 1
             file.flush()
             os.fsync(file.fileno())
+        _check_is_new(out)
         os.rename(beside, out)
     except OSError as error:
         raise not_written(error, out) from error
@@ -69,6 +69,11 @@ def export(path: str, query: Query, out: str, limit: int | None = None) -> int:
         if os.path.lexists(beside):
             os.remove(beside)
     return count
+
+
+def _check_is_new(out: str) -> None:
+    if os.path.lexists(out):
+        raise StoreError(f"{out} is there already. Give another file", path=out)
 
 
 def _line(message: ReceivedMessage) -> dict[str, Any]:
