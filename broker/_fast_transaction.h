@@ -6,6 +6,7 @@
 #ifndef CHECKBACK_FAST_TRANSACTION_H
 #define CHECKBACK_FAST_TRANSACTION_H
 
+#include "_fast_ends.h"
 #include "_fast_message.h"
 
 enum { END_ROOM = 1024 }; /* by which the end of a half message may be larger: broker/store/write/compose.py */

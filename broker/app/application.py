@@ -102,8 +102,7 @@ class App:
         self._topics: dict[str, TopicBody] = {topic: TopicBody() for topic in checked_topics(topics)}
         self._handlers: list[Handler] = []
         self._create_tables, self._options = create_tables, options
-        self._scopes = Scopes()
-        self._lock = threading.RLock()
+        self._scopes, self._lock = Scopes(), threading.RLock()
         self._store: LiveStore | None = None
         self._producers: tuple[frozenset[str], Producer | None, Producer] | None = None
 

@@ -136,8 +136,7 @@ class CheckBack:
         self._policy = policy or Policy()
         self.catalog: Catalog = catalog or Catalog.open(store.path, store.store_id)
         """What it remembers between rounds: each attempt, and the last runs."""
-        self._limit, self._per_topic, self._chance = limit, per_topic, chance
-        self._groups = groups
+        self._limit, self._per_topic, self._groups, self._chance = limit, per_topic, groups, chance
         self._of_others: dict[int, int] = {}  # those that were read, by CommitLog offset: when they were stored
         self._by = by or f"check-back at {myself()}"
 

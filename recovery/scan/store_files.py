@@ -388,9 +388,8 @@ def _wrong_sizes(listings: list[Listing], unit_size: int) -> Iterator[Finding]:
     sizes = Counter(segment.size for listing in listings for segment in listing.segments)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     for listing in listings:
-        for damage in listing.damages:
-            if damage.kind != "segment-size":
-                yield Finding(damage.kind, 0, damage.reason, damage.path, {"position": damage.start})
+        for damage in (one for one in listing.damages if one.kind != "segment-size"):
+            yield Finding(damage.kind, 0, damage.reason, damage.path, {"position": damage.start})
         for segment in listing.segments:
             if segment.size != usual:
                 text = f"the file has {segment.size} bytes, the others have {usual}"

@@ -388,8 +388,7 @@ class ConsumerTable:
 
     def _crc(self, cell: int) -> int:
         """Over what never changes in a cell: its name."""
-        at = self._at(cell)
-        words = self._words
+        at, words = self._at(cell), self._words
         size = min(words[at + _GROUP_SIZE] + words[at + _TOPIC_SIZE], _NAME_BYTES)
         sizes = b"%d %d %d " % (words[at + _QUEUE], words[at + _GROUP_SIZE], words[at + _TOPIC_SIZE])
         start = at * 8 + _NAME_AT
