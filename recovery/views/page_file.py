@@ -1,7 +1,7 @@
 """The HTML page that a verb writes where a person said: whole or not at all, and over nothing but an older page.
 
-check_page(file)                   before the work, so that a wrong path is said at once
-write_page(file, html)
+    check_page(file)                   before the work, so that a wrong path is said at once
+    write_page(file, html)
 """
 
 from __future__ import annotations
