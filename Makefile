@@ -13,6 +13,9 @@ ROCKETMQ ?= 5.3.3
 # Many tests wait for the disk or for another process: two for each processor.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
 
+# With it set, each of a thousand processes of the tests compiles the project again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup run judge docs test lint format airflow-matrix compat torture wheel wheels bench oldest lock clean
 
@@ -33,7 +36,7 @@ $(READY): requirements.lock pyproject.toml setup.py $(wildcard broker/_fast*.c b
 	@test -x $(BIN)/python && test "$$(cat $@ 2>/dev/null)" = "$(CURDIR)" || $(PYTHON) -m venv --clear .venv
 	@awk '/^[a-z]/ { on = /^uv==/ } on' requirements.lock > .venv/uv.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r .venv/uv.lock
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m broker.compiled
 	@if ls broker/_fast*.so >/dev/null 2>&1; then touch .venv/has-fast; else rm -f .venv/has-fast; fi
@@ -114,7 +117,7 @@ oldest: setup ## Run the tests with the oldest dependencies that pyproject.toml 
 	@mkdir -p build
 	$(BIN)/uv pip compile --quiet --resolution lowest-direct $(EXTRAS:%=--extra %) pyproject.toml -o build/oldest.txt
 	$(BIN)/uv venv --quiet --clear build/oldest
-	$(BIN)/uv pip sync --quiet --python build/oldest build/oldest.txt
+	$(BIN)/uv pip sync --quiet --compile-bytecode --python build/oldest build/oldest.txt
 	build/oldest/bin/python -m pytest
 
 lock: setup ## Write requirements.lock, constraints.txt and docker/requirements.lock again, with the newest versions

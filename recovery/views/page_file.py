@@ -3,7 +3,7 @@
     check_page(file)                   before the work, so that a wrong path is said at once
     write_page(file, html)
 
-What is no regular file, such as /dev/stdout, gets the page as it is.
+What is not a regular file, such as /dev/stdout, gets the page as it is.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ import pytest
 
 from tests.house.tree import ROOT, files, imports, modules, product, texts
 
+pytestmark = pytest.mark.xdist_group("house")  # one process reads the whole project
+
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 

@@ -11,8 +11,12 @@ import re
 import tokenize
 from collections.abc import Iterator
 
+import pytest
+
 from recovery.cli.app import whole_command_line
 from tests.house.tree import ROOT, product
+
+pytestmark = pytest.mark.xdist_group("house")  # one process reads the whole project
 
 ROOTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "examples")
 

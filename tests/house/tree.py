@@ -6,7 +6,7 @@ import ast
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,11 +35,14 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A Python file: its dotted name, its path and its syntax tree."""
+    """A Python file: its dotted name, its path and, when something looks at it, its syntax tree."""
 
     name: str
     path: Path
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse((ROOT / self.path).read_text(encoding="utf-8"), str(self.path))
 
     @property
     def room(self) -> str:
@@ -55,7 +58,7 @@ def modules() -> tuple[Module, ...]:
         if path.suffix == ".py":
             parts = path.with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-            found.append(Module(name, path, ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))))
+            found.append(Module(name, path))
     return tuple(found)
 
 
