@@ -184,3 +184,9 @@ def test_nothing_is_left_for_later() -> None:
             if path.name not in {"LICENSE", "requirements.lock"}:
                 assert not MARKS.search(line), f"{path}:{number}: {line.strip()}"
             assert "\t" not in line or path.name == "Makefile" or path.suffix == ".go", f"{path}:{number}: a tab"
+
+
+def test_a_group_of_tests_keeps_to_one_process(request: pytest.FixtureRequest) -> None:
+    """With pytest 9.2, pytest-xdist 3.8 scattered the groups over all processes, and said nothing."""
+    if hasattr(request.config, "workerinput"):
+        assert request.node.nodeid.endswith("@house")
