@@ -12,7 +12,9 @@ from click.testing import CliRunner
 from sqlalchemy import Engine
 
 from broker.ledger import Ledger
+from recovery.checkback.round import CheckBack
 from recovery.cli import checkback as verbs_check
+from recovery.cli import ledger as verbs_ledger
 from recovery.cli.app import SafeVerbs
 from tests.backends.shop import backend_shop
 from tests.checkback.shop import Shop
@@ -50,5 +52,20 @@ def run() -> Callable[..., Any]:
         result = CliRunner().invoke(app, [str(word) for word in words])
         text = result.stdout
         return result.exit_code, json.loads(text) if "--json" in words and text else text + result.stderr
+
+    return ran
+
+
+@pytest.fixture
+def run_due(monkeypatch: pytest.MonkeyPatch, shop: Shop) -> Callable[..., tuple[int, str, str]]:
+    """`checkback WORDS`: exit code, output, error output. Everything is due."""
+    monkeypatch.setattr(CheckBack, "now_ms", lambda _self: shop.now_ms() + 60_000)
+    app = SafeVerbs()
+    verbs_check.register(app)
+    verbs_ledger.register(app)
+
+    def ran(*words: object) -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        return result.exit_code, result.stdout, result.stderr
 
     return ran

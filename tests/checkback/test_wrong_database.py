@@ -5,75 +5,21 @@ In each case the transaction in doubt is the store's very first: nothing but its
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from sqlalchemy import URL, Engine, create_engine, insert, make_url, select, text
+from sqlalchemy import URL, create_engine, insert, make_url, select, text
 
 from broker.ledger import Ledger
-from recovery.checkback.round import CheckBack
-from recovery.cli import checkback as verbs_check
-from recovery.cli import ledger as verbs_ledger
-from recovery.cli.app import SafeVerbs
 from recovery.cli.shared import FINDINGS, USAGE, WELL
+from tests.checkback.other_databases import another, numbers, restore, shown, tables_in
 from tests.checkback.shop import Shop
 
-_numbers = itertools.count()
 Made = tuple[URL, tuple[str, ...]]  # the wrong database, and further options
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, shop: Shop) -> Callable[..., tuple[int, str, str]]:
-    """`checkback WORDS`: exit code, output, error output. Everything is due."""
-    monkeypatch.setattr(CheckBack, "now_ms", lambda _self: shop.now_ms() + 60_000)
-    app = SafeVerbs()
-    verbs_check.register(app)
-    verbs_ledger.register(app)
-
-    def ran(*words: object) -> tuple[int, str, str]:
-        result = CliRunner().invoke(app, [str(word) for word in words])
-        return result.exit_code, result.stdout, result.stderr
-
-    return ran
-
-
-def shown(url: URL) -> str:
-    return url.render_as_string(hide_password=False)
-
-
-def another(url: URL, tmp_path: Path) -> URL:
-    """An empty database beside the application's."""
-    name = f"other{next(_numbers)}"
-    if url.get_backend_name() == "sqlite":
-        return make_url(f"sqlite:///{tmp_path / name}.db")
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return url.set(database=name)
-
-
-def tables_in(url: URL, schema: str | None = None) -> Ledger:
-    ledger = Ledger(create_engine(url), schema=schema)
-    ledger.create_all()
-    return ledger
-
-
-def restore(source: Engine, target: Ledger) -> None:
-    """What a dump and its restoring do: the same rows in other tables."""
-    plain = Ledger(source)
-    with source.connect() as reading, target.engine.begin() as writing:
-        for name in ("rows", "marks", "bindings"):
-            found = [dict(row) for row in reading.execute(select(getattr(plain, name))).mappings()]
-            if found:
-                writing.execute(insert(getattr(target, name)), found)
-    target.engine.dispose()
 
 
 # The kinds of wrong databases
@@ -124,7 +70,7 @@ def other_schema(shop: Shop, url: URL, tmp_path: Path) -> Made:
     """The right server and the right database, and the schema of another tenant, made from a dump of the first."""
     if url.get_backend_name() == "sqlite":
         pytest.skip("SQLite has no schemas in one file")
-    schema = f"tenant{next(_numbers)}"
+    schema = f"tenant{next(numbers)}"
     with shop.ledger.engine.begin() as connection:
         connection.execute(text(f"CREATE SCHEMA {schema}"))
     restore(shop.ledger.engine, ledger := tables_in(url, schema))
@@ -136,7 +82,7 @@ def other_schema(shop: Shop, url: URL, tmp_path: Path) -> Made:
 
 def read_only(_shop: Shop, url: URL, tmp_path: Path) -> Made:
     """A user who may read everything and write nothing; SQLite: a file that is opened for reading."""
-    user = f"reader{next(_numbers)}"
+    user = f"reader{next(numbers)}"
     if url.get_backend_name() == "sqlite":
         return make_url(f"sqlite:///file:{url.database}?mode=ro&uri=true"), ()
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
@@ -172,7 +118,7 @@ KINDS = [fresh, staging, of_another_store, bound_again, copy, other_schema, read
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_wrong_database_decides_nothing(
     shop: Shop,
-    run: Callable[..., tuple[int, str, str]],
+    run_due: Callable[..., tuple[int, str, str]],
     url: URL,
     tmp_path: Path,
     kind: Callable[[Shop, URL, Path], Made],
@@ -181,7 +127,7 @@ def test_a_wrong_database_decides_nothing(
     shop.buy_and_vanish(1)
     shop.buy_and_vanish(2, saved=False)
     wrong, options = kind(shop, url, tmp_path)
-    code, out, error = run("check-back", shop.path, "--ledger", shown(wrong), *options)
+    code, out, error = run_due("check-back", shop.path, "--ledger", shown(wrong), *options)
     by_row = kind is read_only  # the right database, whose rows answer; only a tombstone cannot go in
     assert (code, shop.in_doubt(), shop.announced()) == (USAGE, 2 - by_row, [1] * by_row), out + error
     assert error.count("\n") == 1, error
@@ -189,34 +135,34 @@ def test_a_wrong_database_decides_nothing(
     assert "Traceback" not in out + error
     if kind is fresh and url.get_backend_name() == "sqlite":
         assert not Path(str(wrong.database)).exists()
-    code, out, error = run("check-back", shop.path, "--ledger", shown(url))
+    code, out, error = run_due("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt(), shop.announced()) == (WELL, 0, [1]), out + error
 
 
 def test_both_identities_are_named(
-    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """Who reads it at night knows which database was meant, and which was named."""
     shop.buy_and_vanish(1)
     wrong, _ = copy(shop, url, tmp_path)
-    _, _, error = run("check-back", shop.path, "--ledger", shown(wrong))
+    _, _, error = run_due("check-back", shop.path, "--ledger", shown(wrong))
     for one in (url, wrong):
         assert str(one.database) in error, error
     assert "checkback ledger rebind" in error
 
 
-def test_a_table_that_is_missing_is_named(shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL) -> None:
+def test_a_table_that_is_missing_is_named(shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL) -> None:
     shop.buy_and_vanish(1, saved=False)
     for name in ("checkback_ledger_mark", "checkback_ledger_binding", "checkback_ledger"):
         with shop.ledger.engine.begin() as connection:
             connection.execute(text(f"DROP TABLE {name}"))
-        code, _, error = run("check-back", shop.path, "--ledger", shown(url))
+        code, _, error = run_due("check-back", shop.path, "--ledger", shown(url))
         assert (code, error.count("\n"), shop.in_doubt()) == (USAGE, 1, 1), error
         assert "table" in error
 
 
 def test_a_database_that_is_down_is_named_and_nothing_is_decided(
-    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """The right database, away for a while: that is no refusal (exit 1), and its reason is printed."""
     shop.buy_and_vanish(1, saved=False)
@@ -227,7 +173,7 @@ def test_a_database_that_is_down_is_named_and_nothing_is_decided(
         # By TCP: PyMySQL leaves a unix socket open that nobody listens to.
         "mariadb": (secret.set(query={}, host="127.0.0.1", port=9), "127.0.0.1"),
     }[url.get_backend_name()]
-    code, out, _ = run("check-back", shop.path, "--ledger", shown(down))
+    code, out, _ = run_due("check-back", shop.path, "--ledger", shown(down))
     assert (code, shop.in_doubt()) == (FINDINGS, 1)
     assert "1 not asked: the ledger's database" in out
     assert str(down.database) in out
@@ -268,7 +214,7 @@ def backup(shop: Shop, url: URL, tmp_path: Path) -> Callable[[], None]:
 
 
 def test_a_backup_that_was_put_back_is_refused_until_a_person_says_so(
-    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """It lacks a transaction that the store knows as committed; so it may lack the one in doubt, too."""
     shop.buy(1)
@@ -276,19 +222,19 @@ def test_a_backup_that_was_put_back_is_refused_until_a_person_says_so(
     shop.buy(2)
     shop.buy_and_vanish(3)
     put_back()
-    code, _, error = run("check-back", shop.path, "--ledger", shown(url))
+    code, _, error = run_due("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt()) == (USAGE, 1)
     assert "lacks 1 of the last 2" in error
-    assert run("ledger", "accept", shop.path, "--ledger", shown(url))[0] == USAGE  # nobody says why
+    assert run_due("ledger", "accept", shop.path, "--ledger", shown(url))[0] == USAGE  # nobody says why
     assert shop.in_doubt() == 1
-    assert run("ledger", "accept", shop.path, "--ledger", shown(url), "--why", "backup of Monday")[0] == WELL
+    assert run_due("ledger", "accept", shop.path, "--ledger", shown(url), "--why", "backup of Monday")[0] == WELL
     shop.buy(4)
-    assert run("check-back", shop.path, "--ledger", shown(url))[0] == WELL
+    assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == WELL
     assert (shop.in_doubt(), shop.announced()) == (0, [1, 2, 4])
 
 
 def test_a_backup_from_before_the_stores_first_transaction_is_refused(
-    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """No transaction is known; but the producer was opened once more than the database knows."""
     shop.producer()
@@ -296,22 +242,22 @@ def test_a_backup_from_before_the_stores_first_transaction_is_refused(
     shop.ledger = Ledger(shop.ledger.engine)  # as another process
     shop.buy_and_vanish(1)
     put_back()
-    code, _, error = run("check-back", shop.path, "--ledger", shown(url))
+    code, _, error = run_due("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt()) == (USAGE, 1)
     assert "is older than the store" in error
 
 
 @pytest.mark.usefixtures("each_engine")
 def test_what_a_person_committed_is_no_sign_of_a_lost_row(
-    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL
 ) -> None:
     """Its row was never there: it was announced without its ledger."""
     shop.buy_and_vanish(1, saved=False)
     (half,) = shop.store.transactions.in_doubt()
     words = ("--commit", "--why", "paid", "--without-ledger")
-    assert run("resolve", shop.path, half.message_id, *words)[0] == WELL
+    assert run_due("resolve", shop.path, half.message_id, *words)[0] == WELL
     shop.buy_and_vanish(2, saved=False)
-    code, out, error = run("check-back", shop.path, "--ledger", shown(url))
+    code, out, error = run_due("check-back", shop.path, "--ledger", shown(url))
     assert (code, shop.in_doubt()) == (WELL, 0), out + error
 
 
@@ -319,7 +265,7 @@ def test_what_a_person_committed_is_no_sign_of_a_lost_row(
 
 
 def test_a_ledger_that_was_moved_is_bound_again(
-    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     """Dumped and restored elsewhere, while a transaction is in doubt: refused for all, until a person says so."""
     shop.buy(1)
@@ -333,15 +279,15 @@ def test_a_ledger_that_was_moved_is_bound_again(
     with pytest.raises(Exception, match="checkback ledger rebind"):
         shop.store.producer("shop", topics=["orders"], ledger=Ledger(engine))
     words = ("ledger", "rebind", shop.path, "--ledger", shown(moved))
-    assert run(*words)[0] == USAGE
-    code, out, _ = run(*words, "--why", "new host", "--dry-run")
+    assert run_due(*words)[0] == USAGE
+    code, out, _ = run_due(*words, "--why", "new host", "--dry-run")
     assert (code, "would be" in out) == (WELL, True)
-    assert run("check-back", shop.path, "--ledger", shown(moved))[0] == USAGE
-    code, out, error = run(*words, "--why", "new host", "--by", "ada")
+    assert run_due("check-back", shop.path, "--ledger", shown(moved))[0] == USAGE
+    code, out, error = run_due(*words, "--why", "new host", "--by", "ada")
     assert code == WELL, out + error
     shop.store.producer("shop", topics=["orders"], ledger=Ledger(engine))
-    assert run("check-back", shop.path, "--ledger", shown(url))[0] == USAGE  # the old one is not asked any more
-    assert run("check-back", shop.path, "--ledger", shown(moved))[0] == WELL
+    assert run_due("check-back", shop.path, "--ledger", shown(url))[0] == USAGE  # the old one is not asked any more
+    assert run_due("check-back", shop.path, "--ledger", shown(moved))[0] == WELL
     assert shop.announced() == [1, 2]
     engine.dispose()
 
@@ -358,73 +304,21 @@ def test_the_producer_is_refused_before_anything_is_saved(shop: Shop, url: URL, 
 
 
 def test_the_doctor_says_what_is_wrong_and_what_to_do(
-    shop: Shop, run: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
+    shop: Shop, run_due: Callable[..., tuple[int, str, str]], url: URL, tmp_path: Path
 ) -> None:
     shop.buy(1)
     shop.buy_and_vanish(2)
-    code, out, error = run("ledger", "doctor", shop.path, "--ledger", shown(url))
+    code, out, error = run_due("ledger", "doctor", shop.path, "--ledger", shown(url))
     assert code == WELL, out + error
     assert "not ok" not in out
     assert "ok     round trip" in out
     with shop.ledger.engine.connect() as connection:
         assert len(connection.execute(select(shop.ledger.rows)).all()) == 2
     wrong, _ = copy(shop, url, tmp_path)
-    code, out, _ = run("ledger", "doctor", shop.path, "--ledger", shown(wrong))
+    code, out, _ = run_due("ledger", "doctor", shop.path, "--ledger", shown(wrong))
     assert code == FINDINGS
     assert "not ok identity" in out
     assert "next: checkback ledger rebind" in out
-
-
-# Many ledgers, and half messages of before
-
-
-@pytest.fixture
-def tenants(shop: Shop, url: URL) -> Iterator[list[Ledger]]:
-    """A ledger in a schema of its own for each of two tenants."""
-    if url.get_backend_name() == "sqlite":
-        pytest.skip("SQLite has no schemas in one file")
-    found = []
-    for number in range(2):
-        schema = f"of{next(_numbers)}_{number}"
-        with shop.ledger.engine.begin() as connection:
-            connection.execute(text(f"CREATE SCHEMA {schema}"))
-        found.append(tables_in(url, schema))
-    yield found
-    for ledger in found:
-        ledger.engine.dispose()
-
-
-def test_each_half_message_is_asked_of_the_ledger_that_it_names(
-    shop: Shop,
-    run: Callable[..., tuple[int, str, str]],
-    url: URL,
-    tenants: list[Ledger],
-) -> None:
-    """Two tenants in one producer group: with one schema named the other's is refused, with both each is decided."""
-    for number, ledger in enumerate(tenants, 1):
-        shop.ledger = ledger
-        shop.buy_and_vanish(number)
-    first, second = (str(ledger.rows.schema) for ledger in tenants)
-    code, out, error = run("check-back", shop.path, "--ledger", shown(url), "--schema", first)
-    assert (code, shop.in_doubt(), shop.announced()) == (USAGE, 1, [1]), out + error
-    assert "names the ledger" in error
-    words = ("check-back", shop.path, "--ledger", shown(url), "--schema", first, "--schema", second)
-    code, out, error = run(*words)
-    assert (code, shop.in_doubt(), shop.announced()) == (WELL, 0, [1, 2]), out + error
-
-
-def test_a_half_message_without_a_binding_is_not_decided_without_its_row(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]], url: URL
-) -> None:
-    """It names no database: its row decides where there is one, and nothing else does."""
-    with monkeypatch.context() as patch:
-        patch.setattr("broker.producer.LEDGER_BINDING", "SOMETHING_ELSE")
-        shop.buy_and_vanish(1)
-        shop.buy_and_vanish(2, saved=False)
-    code, out, error = run("check-back", shop.path, "--ledger", shown(url))
-    assert (code, shop.in_doubt(), shop.announced()) == (WELL, 1, [1]), out + error
-    (attempt,) = shop.check().catalog.attempts().values()
-    assert (attempt.outcome, "checkback resolve" in attempt.why) == ("unknown", True)
 
 
 def test_a_replica_of_mariadb_is_refused(mariadb_url: URL, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from types import ModuleType
 
-from tests.bench.comparison import CONTENDERS, code_lines
+from tests.bench.contenders import CONTENDERS, code_lines
 from tests.house.tree import ROOT
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from broker.format.commitlog import encode, make_record
@@ -39,3 +40,11 @@ def prepared(number: int, slot: int, commitlog_offset: int, kind: int = 4, half:
                     born_timestamp_ms=number, store_timestamp_ms=1_700_000_000_000, queue_offset=slot,
                     commitlog_offset=commitlog_offset, sys_flag=kind, prepared_transaction_offset=half)
     )  # fmt: skip
+
+
+def on_disk(path: Path) -> dict[str, str]:
+    """Every directory and file of a store, with the digest of what it holds."""
+    return {
+        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        for file in path.rglob("*")
+    }

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker.format.sysflag import TransactionType
+from broker.store.disk.files import Disk
 from broker.store.read.layout import StoreLayout
 from broker.store.write.pending_record import PendingRecord, draft, end_draft
-from broker.store.writer import StoreWriter
+from broker.store.writer import StoreWriter, open_writer
 from recovery.verify.verifier import verify
 
 SMALL = StoreLayout(1 << 18, 6000, 2400, 2000, 100, 400)
+TINY = StoreLayout(8192, 400, 240, 200, 16, 24)
 
 
 def half(number: int, topic: str = "Orders") -> PendingRecord:
@@ -28,6 +30,10 @@ def fill(store: StoreWriter, first: int, count: int) -> None:
         kind = (TransactionType.COMMIT, TransactionType.ROLLBACK, None)[number % 3]
         if kind is not None:
             store.append([end_draft(one, placed.commitlog_offset, placed.queue_offset, kind)])
+
+
+def reopened(path: Path) -> None:
+    open_writer(str(path), Disk(), sync="os").close()
 
 
 def assert_right(path: Path, committed: int, rolled_back: int, in_doubt: int) -> None:

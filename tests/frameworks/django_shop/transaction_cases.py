@@ -5,75 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import cast
 from unittest import mock, skipUnless
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
-from django.core.management import call_command
-from django.db import DatabaseError, IntegrityError, connection, connections, transaction
-from django.test import TestCase, TransactionTestCase
+from asgiref.sync import async_to_sync
+from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.test import TransactionTestCase
 
 import broker
 from broker.django import DjangoLedger, open_store
-from broker.producer import Producer
-from recovery.checkback.ledger_resolver import LedgerResolver
-from recovery.checkback.ledgers.proof import LedgerEvidence
-from recovery.checkback.policy import Policy, Rule
-from recovery.checkback.round import CheckBack, RoundReport
-from recovery.checkback.service import CheckService
 from tests.frameworks.django_shop.announcements import producer
+from tests.frameworks.django_shop.messages import Messages, announced, check_back, order
 from tests.frameworks.django_shop.models import Order
 
-LATER_MS = 60_000
 on_postgresql = skipUnless(connection.vendor == "postgresql", "another database than PostgreSQL")
-
-
-def order(item: str, by: Producer | None = None) -> None:
-    Order.objects.create(item=item)
-    (by or producer()).send(broker.Message("orders", item.encode()))
-
-
-def announced() -> Counter[str]:
-    """What consumers are told of, since the store was made."""
-    store = open_store()
-    store.sync_now()
-    places = [
-        (queue, number) for queue in store.queues("orders") for number in range(*store.queue_range("orders", queue))
-    ]
-    return Counter(store.message("orders", *place).body.decode() for place in places)
-
-
-def in_doubt() -> int:
-    return len(open_store().transactions.in_doubt_slots())
-
-
-def check_back() -> RoundReport:
-    resolver = LedgerResolver(producer().ledger, LedgerEvidence(open_store()), lock_timeout_ms=50)
-    check = CheckBack(open_store(), resolver, policy=Policy(Rule(jitter=0.0)))
-    try:
-        return check.round(time.time_ns() // 1_000_000 + LATER_MS)
-    finally:
-        check.catalog.close()
-
-
-class Messages:
-    """Compares what was saved and what was announced during a test."""
-
-    def setUp(self) -> None:
-        self.before = announced()
-        assert in_doubt() == 0, "an earlier test left something in doubt"
-
-    def check(self, *items: str, doubt: int = 0) -> None:
-        """These items, and no others, are saved and announced; nothing else is in doubt."""
-        saved = sorted(Order.objects.values_list("item", flat=True))
-        assert saved == sorted(items)
-        assert sorted((announced() - self.before).elements()) == sorted(items)
-        assert in_doubt() == doubt
 
 
 class InAtomic(Messages, TransactionTestCase):
@@ -367,100 +314,3 @@ class AtCommit(Messages, TransactionTestCase):
             Order.objects.create(item="unannounced")
         Order.objects.filter(item="unannounced").delete()
         self.check("case")
-
-
-class CheckBackAnswers(Messages, TransactionTestCase):
-    """What a killed process leaves, and what check-back makes of it."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        producer().ledger.binding(
-            open_store().store_id
-        )  # outside of any transaction: a database in memory locks tables
-
-    @contextmanager
-    def no_end_is_written(self) -> Iterator[None]:
-        """As if the process died between COMMIT, or ROLLBACK, and the first end record."""
-        service = open_store().transactions
-        lost = broker.BrokerError("killed")
-        with (
-            mock.patch.object(service, "commit", side_effect=lost),
-            mock.patch.object(service, "rollback", side_effect=lost),
-            self.assertLogs("broker", "WARNING"),
-        ):
-            yield
-
-    def test_killed_after_commit(self) -> None:
-        """The message of a savepoint that was rolled back is not delivered by check-back either."""
-        with self.no_end_is_written(), transaction.atomic():
-            order("phone")
-            with pytest.raises(ZeroDivisionError), transaction.atomic():
-                order("gift")
-                raise ZeroDivisionError
-        assert in_doubt() == 2
-        check_back()
-        self.check("phone")
-
-    def test_killed_after_rollback(self) -> None:
-        with self.no_end_is_written(), pytest.raises(ZeroDivisionError), transaction.atomic():
-            order("phone")
-            raise ZeroDivisionError
-        assert in_doubt() == 1
-        check_back()
-        self.check()
-
-    def test_the_command_takes_the_database_from_the_settings(self) -> None:
-        """manage.py check_back, a minute later; its loop ends after one round here."""
-        with self.no_end_is_written(), transaction.atomic():
-            order("phone")
-        later = mock.patch.object(CheckBack, "now_ms", return_value=time.time_ns() // 1_000_000 + LATER_MS)
-        with later, mock.patch.object(CheckService, "run", CheckService.run_once):
-            call_command("check_back")
-        self.check("phone")
-
-    def test_a_running_transaction_is_not_decided(self) -> None:
-        with transaction.atomic():
-            order("phone")
-            check_back()
-            assert in_doubt() == 1
-        self.check("phone")
-
-
-class InTestCase(TestCase):
-    """Django's TestCase never commits: the transaction of the whole class is rolled back at its end."""
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        super().tearDownClass()
-        assert in_doubt() == 0, "a message outlives its test"
-
-    def setUp(self) -> None:
-        self.before = announced()
-
-    def test_nothing_is_delivered(self) -> None:
-        before = in_doubt()
-        with transaction.atomic():
-            order("phone")
-        assert announced() == self.before
-        assert in_doubt() == before + 1
-
-    def test_captured_callbacks_deliver(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
-            order("phone")
-            with pytest.raises(ZeroDivisionError), transaction.atomic():
-                order("gift")
-                raise ZeroDivisionError
-        assert announced() - self.before == Counter({"phone": 1})
-
-
-class InAsyncViews(Messages, TransactionTestCase):
-    """Django's ORM is synchronous: its transaction is, too."""
-
-    def test_sync_to_async(self) -> None:
-        def place() -> None:
-            with transaction.atomic():
-                order("phone")
-            connections.close_all()
-
-        async_to_sync(sync_to_async(place))()
-        self.check("phone")
