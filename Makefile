@@ -77,6 +77,7 @@ compat: setup ## Compare with real RocketMQ brokers (Java 17, Maven)
 
 torture: setup ## Flip every bit, cut at every byte, kill at every step (hours)
 	$(BIN)/python -m pytest tests/torture
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup -m torture
 	CHECKBACK_PURE=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup tests/store tests/transaction tests/consumer
 
 wheel: setup ## Build a wheel for this platform, with the C module, in dist/

@@ -14,7 +14,7 @@ from sqlalchemy import URL
 from tests.checkback.shop import Shop
 from tests.house.tree import ROOT
 
-HITS = 3  # transactions that kills must leave in doubt
+HITS = 2  # transactions that kills must leave in doubt
 KILLS_MAX = 20  # until they have
 DAY_MS = 86_400_000
 

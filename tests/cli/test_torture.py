@@ -46,7 +46,10 @@ def liar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize(("engine", "sync"), [("state-table", "group"), ("half-op", "each"), ("half-op", "os")])
+@pytest.mark.parametrize(
+    ("engine", "sync"),
+    [("state-table", "group"), ("half-op", "each"), pytest.param("half-op", "os", marks=pytest.mark.torture)],
+)
 def test_an_honest_disk_passes_and_nothing_is_left(on_disk: Path, engine: str, sync: str) -> None:
     words = ["torture", on_disk, "--layout", "small", "--engine", engine, "--sync", sync, "--seconds", 2, "--json"]
     ran = process(*words)

@@ -1,6 +1,6 @@
 """Real servers with several workers are killed while customers order; orders and messages agree afterwards.
 
-A handful of kills each; `make torture` kills each shop 200 times.
+Each framework, with one of the databases, and a handful of kills; `make torture` kills every shop 200 times.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ from tests.frameworks.killed_shops import SHOPS, kill
 from tests.frameworks.killing import Tally, reconcile
 
 KILLS = 5
+CHOSEN = [
+    shop for shop in SHOPS
+    if shop[:2] in {
+        ("flask", "sqlite"), ("fastapi", "postgres"), ("fastapi_async", "sqlite"), ("django", "postgres"),
+        ("starlette", "sqlite"), ("plain", "postgres"),
+    }
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "database", "option"), SHOPS)
+@pytest.mark.parametrize(("kind", "database", "option"), CHOSEN)
 def test_orders_and_messages_agree(
     kind: str, database: str, option: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

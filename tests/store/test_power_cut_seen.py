@@ -19,10 +19,10 @@ WAYS = [("each", "state-table", 0), ("group", "state-table", 1), ("each", "half-
 
 @pytest.mark.parametrize(("sync", "engine", "part"), WAYS)  # `make torture` has them all
 def test_nothing_that_was_seen_is_gone(tmp_path: Path, sync: str, engine: str, part: int) -> None:
-    """A third of the steps each, with no un-synced block surviving, with all, and with some."""
+    """A sixth of the steps each, with no un-synced block surviving, with all, and with some."""
     steps, begun = steps_of_a_life(tmp_path, sync, engine)
     assert steps - begun > 60
-    for step in range(begun + part, steps + 1, 3):
+    for step in range(begun + part, steps + 1, 6):
         cut_at(tmp_path, sync, engine, step, (0, 1, 2 + step))
 
 
