@@ -40,8 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("each_backend")
 
 
-def pytest_collection_finish() -> None:
-    """What was collected stays to the end: no collection of garbage walks its million objects, for 2 s."""
+@pytest.fixture(scope="module", autouse=True)
+def _what_stays_is_not_searched() -> None:
+    """What was collected and imported stays to the end: without this each search for garbage takes 2 s."""
     gc.collect()
     gc.freeze()
 
