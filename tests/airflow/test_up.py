@@ -83,6 +83,28 @@ def test_what_ignores_every_signal_is_stopped_too(tmp_path: Path, monkeypatch: p
     airflow.stop()
 
 
+def test_a_second_interrupt_ends_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator who presses Ctrl-C again while Airflow is asked to end."""
+    airflow = Standalone(str(tmp_path), 1, "")
+    with open(os.devnull, "wb") as log:
+        airflow._process = airflow.child(["-c", STUBBORN, f"{tmp_path}/started-"], log)
+    until = time.monotonic() + 20
+    while len(list(tmp_path.glob("started-*"))) < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+    assert len(airflow.left()) == 3
+    wait = airflow._process.wait
+
+    def interrupted(timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return wait()
+
+    monkeypatch.setattr(airflow._process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        airflow.stop()
+    assert not airflow.left()
+
+
 def test_its_children_end_with_it(tmp_path: Path) -> None:
     """Killed by SIGKILL it cannot stop anything; the system tells its child to end."""
     script = (

@@ -105,22 +105,25 @@ class Standalone:
         return str(user), str(password)
 
     def stop(self) -> None:
-        """Let it end well, then end what is left. Called twice it does nothing more."""
+        """Let it end well, then end what is left; at once when an interrupt comes meanwhile. Safe to call twice."""
         process, self._process = self._process, None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if process is not None and process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_PATIENCE_S)
+        patience_s = 0.0
+        try:
+            _ask_to_end(process)
+            patience_s = _PATIENCE_S / 5
+        finally:
+            self._end_what_is_left(patience_s)
+            if process is not None:
+                process.wait()
+
+    def _end_what_is_left(self, patience_s: float) -> None:
+        """Kill what has not ended by itself after some seconds."""
         began = time.monotonic()
         while (left := self.left()) and (waited := time.monotonic() - began) < _PATIENCE_S:
-            for pid in left if waited > _PATIENCE_S / 5 else []:  # they were asked, and had their time
+            for pid in left if waited > patience_s else []:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
-        if process is not None:
-            process.wait()
 
     def __enter__(self) -> Self:
         self.start()
@@ -128,6 +131,16 @@ class Standalone:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _ask_to_end(process: subprocess.Popen[bytes] | None) -> None:
+    """By SIGINT, as Ctrl-C does, then by SIGTERM."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE_S)
 
 
 def _processes() -> Iterator[int]:
