@@ -19,7 +19,8 @@ fast = Extension(
         ("Py_LIMITED_API", "0x030b0000"),
         ("CHECKBACK_SOURCES", f"{compiled['sources_crc'](str(HERE))}UL"),
     ],
-    extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-fno-strict-aliasing"],
+    extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-fno-strict-aliasing", "-pthread"],
+    extra_link_args=["-pthread"],
     py_limited_api=True,
     optional=True,
 )

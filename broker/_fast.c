@@ -11,6 +11,7 @@
 #include "_fast_crc.h"
 #include "_fast_digest.h"
 #include "_fast_files.h"
+#include "_fast_flusher.h"
 #include "_fast_index_items.h"
 #include "_fast_message.h"
 #include "_fast_request.h"
@@ -136,6 +137,9 @@ static PyObject *fast_watch(PyObject *module, PyObject *function)
 static PyMethodDef methods[] = {
     {"crc32", fast_crc32, METH_O, "The CRC-32 of bytes."},
     {"digest_sums", fast_digest_sums, METH_VARARGS, digest_sums_doc},
+    {"flusher", fast_flusher, METH_NOARGS, flusher_doc},
+    {"flush_begin", (PyCFunction)(void (*)(void))fast_flush_begin, METH_FASTCALL, flush_begin_doc},
+    {"flush_wait", fast_flush_wait, METH_O, flush_wait_doc},
     {"index_items", fast_index_items, METH_VARARGS, index_items_doc},
     {"java_hashes", fast_java_hashes, METH_VARARGS, java_hashes_doc},
     {"scan_window", fast_scan_window, METH_VARARGS, scan_window_doc},

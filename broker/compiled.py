@@ -20,6 +20,7 @@ SOURCES = (
     "broker/_fast_crc.h",
     "broker/_fast_digest.h",
     "broker/_fast_files.h",
+    "broker/_fast_flusher.h",
     "broker/_fast_index_items.h",
     "broker/_fast_message.h",
     "broker/_fast_numbers.h",

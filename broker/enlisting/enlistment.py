@@ -209,6 +209,10 @@ class Enlistment:
         """Whether `wait_durable` has waited for all half messages."""
         return not [branch for branch in self.branches if branch.waited < len(branch.halves)]
 
+    def begin_flush(self) -> bool:
+        """Let the half messages become durable beside what comes before `wait_durable`; False: better wait now."""
+        return all(branch.service.begin_flush(branch.halves[-1]) for branch in self.branches if branch.halves)
+
     def wait_durable(self) -> None:
         """Return when all half messages are as durable as the store's sync mode says. Raises SyncFailed."""
         for branch in self.branches:

@@ -1,6 +1,6 @@
 """Messages join the transaction of a SQLAlchemy session or connection, and end with it, whichever code commits.
 
-    Session.before_commit     refuse what is doomed; take a turn (SQLite); fsync the half messages; flush
+    Session.before_commit     refuse what is doomed; take a turn (SQLite); fsync the half messages, beside the flush
     Engine "commit"           the ledger rows: the last step before COMMIT
     Session.after_commit      deliver
     Engine "rollback"         discard
@@ -130,10 +130,12 @@ def _before_commit(session: Session) -> None:
     try:
         for one in enlistments:
             _take_turns(one)
-            if not one.is_durable:
+            if not one.is_durable and not one.begin_flush():
                 one.run(one.wait_durable)
         session.flush()  # here and not by the session, which would look at its connections before the flush
         for one in enlistments:
+            if not one.is_durable:
+                one.run(one.wait_durable)
             for ledger in one.ledgers:
                 checks.check_only_database(session, ledger)
             one.session_commits = True

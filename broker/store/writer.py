@@ -248,6 +248,13 @@ class StoreWriter:
             self.upkeep.start()
         return self.appender.compiled_append(draft)
 
+    def begin_flush(self, end: int) -> bool:
+        """Let the log become as durable as `settle` has it, beside the caller; False: the caller settles it now."""
+        try:
+            return self.sync == "os" or self.syncer.begin(end)
+        except ValueError:  # the map of the control file was closed under us: `settle` says so
+            return False
+
     def settle(self, end: int) -> None:
         """Wait until the log is as durable as the sync mode says. Raises SyncFailed, StoreError."""
         if self.sync != "os":

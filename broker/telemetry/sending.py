@@ -116,6 +116,9 @@ class ObservedEnds(HalfMessageService):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def begin_flush(self, half: Half) -> bool:
+        return self._inner.begin_flush(half)
+
     def wait_durable(self, half: Half) -> None:
         self._inner.wait_durable(half)
 

@@ -45,7 +45,7 @@ from pathlib import Path
 
 from broker.errors import SyncFailed
 from broker.store.disk.files import Disk, Entry, Map, ReadFile
-from broker.store.disk.maps import OpenFile
+from broker.store.disk.maps import Flusher, OpenFile
 from broker.store.disk.os_errors import full, sync_failed
 from broker.testing.power_cut import Chance, DirectoryNode, File, Node, Operation, assign, loaded, write_image
 
@@ -210,6 +210,10 @@ class CrashDisk(Disk):
             self._maps.add(made)
             return made
 
+    def flusher(self) -> Flusher:
+        """What flushes nothing before somebody waits for it, and then no byte that was stored later: one step."""
+        return _CrashFlusher()
+
     def _force(self, descriptor: int, path: str) -> None:
         self.force_range(path, 0, os.fstat(descriptor).st_size)
 
@@ -349,6 +353,29 @@ class _CrashMap(Map):
         if self._map is None:
             raise ValueError(f"{self.path}: the map is closed")
         self._disk.force_range(self.path, start, self.size if stop is None else stop)
+
+
+class _CrashFlusher(Flusher):
+    """What is stored behind the bytes that it was begun for is not flushed with them."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._begun: tuple[Map, int, int] | None = None
+        self._failure: SyncFailed | None = None
+
+    def begin(self, mapped: Map, start: int, stop: int) -> bool:
+        self._begun, self._failure = (mapped, start, stop), None
+        return True
+
+    def wait(self) -> None:
+        if self._failure is None and self._begun is not None:
+            (mapped, start, stop), self._begun = self._begun, None
+            try:
+                mapped.sync(start, stop)
+            except SyncFailed as error:
+                self._failure = error
+        if self._failure is not None:
+            raise self._failure
 
 
 from broker.testing.fixtures import SMALL as SMALL  # noqa: E402 - what else there is for tests: see that module

@@ -9,9 +9,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from broker.errors import BrokerError
 
+_T = TypeVar("_T")
 Done = Callable[[BaseException | None], None]
 
 
@@ -29,7 +32,21 @@ class Waiting:
         self._waiting: list[tuple[int, Done]] = []
         self._closed = False
 
-    def tell(self, end: int, done: Done) -> None:
+    def future(self, end: int, result: _T) -> Future[_T]:
+        """Done, with this result, when the log is durable up to an offset; it cannot be cancelled."""
+        made: Future[_T] = Future()
+        made.set_running_or_notify_cancel()
+
+        def done(fault: BaseException | None) -> None:
+            if fault is None:
+                made.set_result(result)
+            else:
+                made.set_exception(fault)
+
+        self._tell(end, done)
+        return made
+
+    def _tell(self, end: int, done: Done) -> None:
         """Call `done` when the log is durable up to an offset: with None, or with what went wrong."""
         with self._wake:
             self._waiting.append((end, done))

@@ -192,6 +192,13 @@ class HalfMessageService(abc.ABC):
     A store on this machine implements it, and so does a client of a cluster.
     """
 
+    def begin_flush(self, half: Half) -> bool:  # noqa: ARG002 - one that can says so
+        """Let a half message become durable beside what the caller does next, until it calls `wait_durable`.
+
+        False when the caller does better to wait now.
+        """
+        return False
+
     @abc.abstractmethod
     def wait_durable(self, half: Half) -> None:
         """Return when a half message, and all before it, are as durable as the sync mode says.

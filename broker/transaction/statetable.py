@@ -83,8 +83,8 @@ class StateTableService(TransactionalMessageService):
         """See TransactionalMessageService. In mode `each` it is always waited for."""
         half = self._stored(message, producer_group, queue_id, extra_properties, origin)
         if not self._sync_os:
-            if wait or origin is None:  # a server's one flush serves many: nobody hurries for this message
-                self._writer.syncer.start_write(half.commitlog_offset, half.end)
+            if wait or (origin is None and not self._writer.syncer.can_begin):  # else `begin_flush` will, or a
+                self._writer.syncer.start_write(half.commitlog_offset, half.end)  # server's one flush for many
             if wait or self._sync_each:
                 self._writer.settle(half.end)
         return half
@@ -99,17 +99,11 @@ class StateTableService(TransactionalMessageService):
     ) -> Future[Half]:
         """See TransactionalMessageService."""
         half = self._stored(message, producer_group, queue_id, extra_properties)
-        future: Future[Half] = Future()
-        future.set_running_or_notify_cancel()
+        return self._waiting.future(half.end, half)
 
-        def done(fault: BaseException | None) -> None:
-            if fault is None:
-                future.set_result(half)
-            else:
-                future.set_exception(fault)
-
-        self._waiting.tell(half.end, done)
-        return future
+    def begin_flush(self, half: Half) -> bool:
+        """See TransactionalMessageService."""
+        return self._writer.begin_flush(half.end)
 
     def wait_durable(self, half: Half) -> None:
         """See TransactionalMessageService."""

@@ -160,7 +160,7 @@ class Chance(random.Random):
 
 def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, file: int, log: int) -> None:
     """One appender, and some calls of everything."""
-    appender = chance.appender(module, lock)
+    appender, flusher = chance.appender(module, lock), module.flusher()
     for _ in range(20):
         extra = [chance.thing() for _ in range(chance.choice([0, 0, 0, 1]))]
         place = [chance.choice([5, chance.number()]), chance.choice([0, chance.number()])]
@@ -189,6 +189,8 @@ def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, fil
             "request_end": [chance.end(), *extra],
             "stand": [tuple((chance.raw(), chance.number(), chance.number()) for _ in range(chance.choice([1, 17])))],
             "sent_records": chance.pull(log),
+            "flush_begin": [flusher, chance.choice([-1, file, chance.number()])],
+            "flush_wait": [flusher],
             "start_write": [chance.choice([-1, file, chance.number()]), chance.number(), chance.number()],
             "crc32": [chance.view(chance.choice(SIZES))],
         }  # fmt: skip

@@ -16,6 +16,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from broker import compiled
 from broker.store.disk.os_errors import sync_failed
@@ -34,7 +35,7 @@ class Map:
         self.size = size
         self.inode = os.fstat(file.descriptor).st_ino
         self._map: mmap.mmap | None = mmap.mmap(file.descriptor, size)
-        self._file: OpenFile | None = file
+        self.file: OpenFile | None = file  # None when it is closed
         self.view = memoryview(self._map)
         self.words = self.view[: size & ~7].cast("Q")  # in the order of bytes of this machine
 
@@ -47,7 +48,7 @@ class Map:
         By fdatasync, whatever the range: it writes what is dirty, which behind a log's tail is the same, and takes as
         long as msync. But Python's msync (`mmap.flush`) stops every thread of the process until the disk is done.
         """
-        mapped, file = self._map, self._file
+        mapped, file = self._map, self.file
         if mapped is None or file is None:
             raise ValueError(f"{self.path}: the map is closed")
         try:
@@ -64,13 +65,13 @@ class Map:
         A flush that comes some 20 µs later, or a whole local transaction, then takes half the time. A page that cannot
         be written fails that flush: `sync` raises what is wrong.
         """
-        file = self._file
+        file = self.file
         if _start_write is not None and file is not None:
             _start_write(file.descriptor, start, stop - start)
 
     def close(self) -> None:
         """Release the file. A slice of `view` keeps the memory mapped until it is freed."""
-        mapped, self._map, self._file = self._map, None, None
+        mapped, self._map, self.file = self._map, None, None
         for let_go in (self.words.release, self.view.release, mapped.close if mapped else self.view.release):
             with contextlib.suppress(BufferError):
                 let_go()
@@ -91,6 +92,45 @@ class OpenFile:
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+
+
+class Flusher:
+    """Flushes one map at a time beside the thread that asks, in a thread of the C module that runs no Python.
+
+    flusher = disk.flusher()
+    if flusher.begin(map, 4096, 5120):      # returns at once
+        ...
+        flusher.wait()                      # bytes 4096 … 5119, as they were at `begin`, are on disk
+
+    One thread uses it at a time. It ends with the last one who holds it. In a forked child nothing can begin.
+    """
+
+    def __init__(self, made: Any) -> None:
+        """`made` by the C module."""
+        self._made = made
+        self._path = ""
+        self._file: OpenFile | None = None  # open as long as its number is in use
+
+    def begin(self, mapped: Map, start: int, stop: int) -> bool:  # noqa: ARG002 - fdatasync flushes all that is dirty
+        """Begin to flush bytes `start` to `stop` - 1; False when no flush can begin now: one is at work."""
+        file = mapped.file
+        if file is None or not compiled.fast.flush_begin(self._made, file.descriptor):  # type: ignore[union-attr]
+            return False
+        self._path, self._file = mapped.path, file
+        return True
+
+    def wait(self) -> None:
+        """Until the flush that was begun last is done; once more it says the same. Raises SyncFailed."""
+        number: int = compiled.fast.flush_wait(self._made)  # type: ignore[union-attr]
+        if number:
+            raise sync_failed(OSError(number, os.strerror(number)), self._path)
+        self._file = None
+
+
+def flusher() -> Flusher | None:
+    """None without the C module, and where the system's fdatasync is not what `force` calls."""
+    made = compiled.fast.flusher() if compiled.fast else None
+    return None if made is None else Flusher(made)
 
 
 def force(descriptor: int) -> None:

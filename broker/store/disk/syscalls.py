@@ -9,7 +9,7 @@ import errno
 import os
 
 from broker.store.disk import platform_info as machine
-from broker.store.disk.maps import Map, OpenFile, force
+from broker.store.disk.maps import Flusher, Map, OpenFile, flusher, force
 from broker.store.disk.os_errors import free_bytes, refused, sync_failed
 
 CAN_RESERVE = hasattr(os, "posix_fallocate")  # blocks in the middle of a file; macOS only appends zeros
@@ -72,6 +72,10 @@ class Calls:
 
     def _map(self, path: str, size: int, file: OpenFile) -> Map:
         return Map(path, size, file)
+
+    def flusher(self) -> Flusher | None:
+        """What flushes maps beside the thread that asks; None where nothing can."""
+        return flusher()
 
     def _force(self, descriptor: int, path: str) -> None:
         try:

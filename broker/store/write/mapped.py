@@ -7,6 +7,7 @@ import os
 
 from broker.format.consumequeue import Unit
 from broker.store.disk.files import Disk, Map
+from broker.store.disk.maps import Flusher
 from broker.store.read.segments import NAME_DIGITS
 
 _OPEN_MAPS = 64
@@ -91,6 +92,14 @@ class MappedQueue:
         mapped = self._maps.get(base)
         if mapped is not None:
             mapped.start_write(start - base, min(stop - base, self.file_size))
+
+    def begin_flush(self, flusher: Flusher, start: int, stop: int) -> bool:
+        """Have [start, stop) flushed beside this thread; False where that takes more than one file, or a new name."""
+        base = start - start % self.file_size
+        mapped = self._maps.get(base)
+        if mapped is None or not base < start < stop <= base + self.file_size:
+            return False
+        return flusher.begin(mapped, start - base, stop - base)
 
     def mapped(self) -> list[tuple[int, Map]]:
         """Where each file begins that is mapped here, and its map."""

@@ -5,6 +5,9 @@ out, and flushes everything that is published by then, its own records and those
 is done, all whose records are durable go on at once, and one of the rest leads. A record that another process forced
 meanwhile needs nothing more: the durable offset is a word of the control page.
 
+A thread that has work to do before it needs its record durable lets a flush begin beside it (`begin`). The next leader
+waits for that flush first: the system reports an error once, and it must reach those who rely on the flush.
+
 RocketMQ: CommitLog.GroupCommitService (5.3.3) does this for the threads of one process.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from broker.errors import SyncFailed
@@ -22,6 +26,7 @@ from broker.store.write.mapped import MappedQueue
 from broker.store.write.presence import Poison, files_lost
 
 _MANY = 4  # threads
+_SLOW_S = 0.002  # most work beside a flush takes less
 _DURABLE, _TAIL, _POISON = int(Word.DURABLE), int(Word.TAIL), int(Word.POISON)
 
 
@@ -50,6 +55,10 @@ class Syncer:
         self._is_led = False
         self._waited = 0  # how many threads waited beside the leader when the last flush was done
         self._waiting: list[tuple[int, threading.Lock]] = []
+        self._flusher = self._disk.flusher()
+        self._begun: int | None = None  # where the flush ends that was begun, until a leader has waited for it
+        self._is_alone = True  # nobody appended behind the last record that a flush was to begin for
+        self._is_slow = False  # the last flush kept its leader waiting
 
     def start_write(self, start: int, stop: int) -> None:
         """Let the disk begin with what was just published; a caller that needs it durable still calls `wait_durable`.
@@ -59,6 +68,29 @@ class Syncer:
         """
         if self._waited < _MANY and not self._is_led:
             self.log.start_write(start, stop)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether `begin` would probably begin a flush."""
+        return self._flusher is not None and self._is_alone and not self._is_slow
+
+    def begin(self, commitlog_offset: int) -> bool:
+        """Let a flush begin, and wait for nothing: `wait_durable` will, before anything rests on it.
+
+        False when the caller does better to wait now: where others append, too, since one flush serves them all, and
+        where flushes are slow, since later the caller may hold a lock of its database.
+        """
+        words, flusher = self._words, self._flusher
+        durable, stop = words[_DURABLE], words[_TAIL]
+        self._is_alone = stop == commitlog_offset
+        if durable >= commitlog_offset:
+            return True
+        if flusher is None or not self._is_alone or self._is_slow or words[_POISON]:
+            return False
+        with self._mutex:
+            if self._begun is None and not self._is_led and self.log.begin_flush(flusher, durable, stop):
+                self._begun = stop
+            return self._begun == stop
 
     def wait_durable(self, commitlog_offset: int) -> None:
         """Return when everything below an offset is on disk.
@@ -117,18 +149,26 @@ class Syncer:
             turn.release()
 
     def _force(self) -> None:
-        """Flush the log from what is durable to what is published; call under the sync lock."""
-        words, log = self._words, self.log
+        """Flush the log from what is durable to what is published, or to where a flush that was begun ends.
+
+        Call under the sync lock.
+        """
+        words, log, begun = self._words, self.log, self._begun
         if words[_POISON] == Poison.FILES_LOST:
             self._check_files()
             raise files_lost(os.path.dirname(log.directory))
         if words[_POISON]:  # pages that failed once are clean now, and lost: a sync that works would prove nothing
             text = f"{log.directory}: an fsync failed before. Close the store in every process, check the disk, and"
             raise SyncFailed(f"{text} open it again: it recovers what is there")
-        start, stop = words[_DURABLE], words[_TAIL]
+        start, stop = words[_DURABLE], words[_TAIL] if begun is None else begun
+        since = time.perf_counter()
         try:
             try:
-                log.sync(start, stop)
+                if begun is None or self._flusher is None:
+                    log.sync(start, stop)
+                else:
+                    self._flusher.wait()
+                self._is_slow = time.perf_counter() - since > _SLOW_S
             finally:
                 self._check_files()  # before it is reported as durable
             if start // log.file_size != (stop - 1) // log.file_size or start % log.file_size == 0:
@@ -137,12 +177,14 @@ class Syncer:
             words[_POISON] = Poison.SYNC_FAILED
             self._on_failure()
             raise
-        words[_DURABLE] = stop
+        words[_DURABLE] = max(start, stop)  # another process may have flushed more than what was begun here
+        self._begun = None
 
     def force_now(self) -> None:
         """Flush everything that is published."""
         self.wait_durable(self._words[_TAIL])
 
     def close(self) -> None:
+        self._flusher = None  # with its thread, when that is done
         self.log.close()
         self.lock.close()
