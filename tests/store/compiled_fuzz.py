@@ -158,9 +158,11 @@ class Chance(random.Random):
         )  # fmt: skip
 
 
-def calls(chance: Chance, module: ModuleType, made: Counter[str], lock: Any, file: int, log: int) -> None:
+def calls(
+    chance: Chance, module: ModuleType, made: Counter[str], lock: Any, flusher: object, file: int, log: int
+) -> None:
     """One appender, and some calls of everything."""
-    appender, flusher = chance.appender(module, lock), module.flusher()
+    appender, flusher = chance.appender(module, lock), module.flusher() if chance.one_in(20) else flusher
     for _ in range(20):
         extra = [chance.thing() for _ in range(chance.choice([0, 0, 0, 1]))]
         place = [chance.choice([5, chance.number()]), chance.choice([0, chance.number()])]
@@ -213,8 +215,9 @@ def main(library: str, seconds: str, seed: str) -> None:
         lock = SimpleNamespace(
             _threads=threading.RLock(), _held=False, _kept=False, _alone=None, _descriptor=file.fileno()
         )
+        flusher = module.flusher()
         while time.monotonic() < deadline:
-            calls(chance, module, made, lock, file.fileno(), log.fileno())
+            calls(chance, module, made, lock, flusher, file.fileno(), log.fileno())
     print(dict(made))
 
 

@@ -36,5 +36,6 @@ def test_no_argument_crashes_the_interpreter(tmp_path: Path, seed: int) -> None:
     made = ast.literal_eval(done.stdout)
     names = [
         "append", "end", "draft", "index_codes", "message", "crc32", "sent_records", "request_message", "request_end",
+        "flush_begin",
     ]  # fmt: skip
     assert min(made[f"{name} did"] for name in names) > 50, made
