@@ -1,5 +1,5 @@
 /* A thread that flushes a file beside Python: it never needs the interpreter's lock, so a flush goes on while the thread
- * that asked for it runs Python (`Flusher` of broker/store/disk/flusher.py). One flush at a time.
+ * that asked for it runs Python (`Flusher` of broker/store/disk/maps.py). One flush at a time.
  */
 #ifndef CHECKBACK_FAST_FLUSHER_H
 #define CHECKBACK_FAST_FLUSHER_H
