@@ -248,6 +248,16 @@ def test_a_closed_store_begins_none(store: StoreWriter) -> None:
     assert not store.begin_flush(end)
 
 
+def test_a_store_that_is_closed_meanwhile_promises_nothing(store: StoreWriter) -> None:
+    """Nobody waited for the flush that was begun, so nobody knows whether it failed."""
+    end = put(store, 1)
+    assert store.begin_flush(end)
+    store.syncer._flusher = None  # as close() does, in another thread
+    with pytest.raises(StoreError, match="belongs to a store that was closed"):
+        store.settle(end)
+    assert store.control[Word.DURABLE] < end
+
+
 # In a session
 
 

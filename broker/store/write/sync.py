@@ -153,7 +153,7 @@ class Syncer:
 
         Call under the sync lock.
         """
-        words, log, begun = self._words, self.log, self._begun
+        words, log, begun, flusher = self._words, self.log, self._begun, self._flusher
         if words[_POISON] == Poison.FILES_LOST:
             self._check_files()
             raise files_lost(os.path.dirname(log.directory))
@@ -164,10 +164,12 @@ class Syncer:
         since = time.perf_counter()
         try:
             try:
-                if begun is None or self._flusher is None:
+                if begun is None:
                     log.sync(start, stop)
+                elif flusher is None:
+                    raise ValueError("the store was closed while its log was flushed")
                 else:
-                    self._flusher.wait()
+                    flusher.wait()
                 self._is_slow = time.perf_counter() - since > _SLOW_S
             finally:
                 self._check_files()  # before it is reported as durable
