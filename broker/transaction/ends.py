@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import cast
 
-from broker.errors import MessageRejected, TransactionError, shown
+from broker.errors import AlreadyEnded, MessageRejected, TransactionError, shown
 from broker.format import properties as names
 from broker.format.commitlog import decode
 from broker.format.record.recordcrc import record_crc_reserve
@@ -20,9 +21,10 @@ from broker.store.engines.state_table import STATE_TABLE
 from broker.store.write.compose import Composed, Origin
 from broker.store.write.pending_record import Appended, PendingRecord, draft_of, with_texts
 from broker.transaction.events import BY, MOVED_FROM, WHY, TransactionState
-from broker.transaction.service import Ended, Half, Reference
+from broker.transaction.service import Ended, Half, HalfReference, Reference
 
 _STATES = {kind: TransactionState(int(kind)) for kind in (TransactionType.COMMIT, TransactionType.ROLLBACK)}
+_NUMBERS = 1 << 63  # a record has 64 bits for each
 EXTRA = frozenset((WHY, BY, names.TRANSACTION_CHECK_TIMES))
 
 
@@ -102,6 +104,16 @@ def new_ended(kind: TransactionType, commitlog_offset: int, queue_offset: int | 
     return ended
 
 
+def ended_before(half: Reference, kind: TransactionType, held: TransactionState) -> Ended:
+    """What the caller gets for a half message whose end is written. Raises AlreadyEnded when it is the other one."""
+    if held == int(kind):
+        return Ended(held, None, None, again=True)
+    done = "committed" if held is TransactionState.COMMITTED else "rolled back"
+    wanted = "rolled back" if kind is TransactionType.ROLLBACK else "committed"
+    text = f"the transaction at CommitLog offset {half.commitlog_offset} was already {done}; it cannot be {wanted}"
+    raise AlreadyEnded(f"{text}: the first decision stands", message_id=id_of(half), state=int(held))
+
+
 def id_of(half: Reference) -> str | None:
     """The message id of a half message, if its reference knows it."""
     return half.message_id if isinstance(half, Half) else None
@@ -113,9 +125,29 @@ def wrong_half(half: Reference, reason: str) -> TransactionError:
     return TransactionError(text, message_id=id_of(half))
 
 
-def no_half(value: object) -> TransactionError:
-    """The error for what names no half message: the result of a send, a message, an offset."""
-    return TransactionError(f"a transaction is named by the Half that prepare() returned, not by {shown(value)}")
+def check_reference(half: object) -> None:
+    """Raises TransactionError for what names no half message: the result of a send, a message, an offset."""
+    if isinstance(half, Half):
+        return
+    if not isinstance(half, HalfReference):
+        raise TransactionError(f"a transaction is named by the Half that prepare() returned, not by {shown(half)}")
+    offset, slot, group = half
+    if not (_is_number(offset) and _is_number(slot) and isinstance(cast(object, group), str)):
+        text = "a HalfReference has a CommitLog offset, a slot and the name of a producer group"
+        raise TransactionError(f"{text}: {half!r:.200} is none")
+
+
+def check_bounds(after_slot: object, limit: object) -> None:
+    """Raises TransactionError for what does not say which of the half messages in doubt are asked for."""
+    if not _is_number(after_slot):
+        raise TransactionError(f"after_slot is a slot, or -1 for all, not {shown(after_slot)}")
+    if limit is not None and not (_is_number(limit) and cast(int, limit) >= 0):
+        raise TransactionError(f"limit is a whole number from 0 on, or None for all, not {shown(limit)}")
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a whole number that a record can hold, of NumPy, too."""
+    return hasattr(value, "__index__") and -_NUMBERS <= cast(int, value) < _NUMBERS
 
 
 @lru_cache(maxsize=4096)

@@ -346,8 +346,9 @@ class TransactionalMessageService(HalfMessageService):
         """The half messages that nobody ended, lowest slot first, parked ones included.
 
         Those with a slot above `after_slot` (-1: all), at most `limit` (None: all). The log is flushed first: a power
-        cut could undo what is not durable, and nothing would report it. Raises SyncFailed, and StoreError as `prepare`,
-        at the first one; CorruptStore for one that cannot be read, or adds that to `damaged` and goes on.
+        cut could undo what is not durable, and nothing would report it. Raises TransactionError for bounds that are not
+        numbers; at the first one SyncFailed, and StoreError as `prepare`; CorruptStore for one that cannot be read, or
+        adds that to `damaged` and goes on.
         """
 
     @abc.abstractmethod

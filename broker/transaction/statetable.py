@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from itertools import islice
 
-from broker.errors import AlreadyEnded, CorruptRecord, CorruptStore, MessageRejected, TransactionError
+from broker.errors import CorruptRecord, CorruptStore, MessageRejected, TransactionError
 from broker.format import properties as names
 from broker.format.commitlog import Record
 from broker.format.statetable import SLOT_SIZE, Slot
@@ -26,7 +26,17 @@ from broker.store.write.dispatch import prepared_slots
 from broker.store.write.pending_record import Appended, PendingRecord, check_size
 from broker.store.write.uniquekey import new_unique_key
 from broker.transaction.durability import Waiting
-from broker.transaction.ends import add_extra, from_origin, group_item, id_of, new_ended, new_half, no_half, wrong_half
+from broker.transaction.ends import (
+    add_extra,
+    check_bounds,
+    check_reference,
+    ended_before,
+    from_origin,
+    group_item,
+    new_ended,
+    new_half,
+    wrong_half,
+)
 from broker.transaction.events import TransactionState
 from broker.transaction.parking import ParkTopic, park_draft
 from broker.transaction.rounds import Rounds
@@ -34,7 +44,6 @@ from broker.transaction.service import (
     CheckListener,
     Ended,
     Half,
-    HalfReference,
     ParkNote,
     Reference,
     TransactionalMessageBridge,
@@ -185,10 +194,9 @@ class StateTableService(TransactionalMessageService):
     def _end(self, half: Reference, kind: TransactionType, extra: Mapping[str, str] | None) -> Ended:
         if self._admission.is_slave:
             self._admission.check_role()
-        try:
-            writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
-        except AttributeError:
-            raise no_half(half) from None
+        if type(half) is not Half:
+            check_reference(half)
+        writer, commitlog_offset, slot = self._writer, half.commitlog_offset, half.slot
         now_ms = time.time_ns() // 1_000_000 if self._writes_op else 0
         if not writer.upkeep.is_running:  # it flushes the end soon, for which nobody waits
             writer.upkeep.start()
@@ -227,8 +235,7 @@ class StateTableService(TransactionalMessageService):
 
         RocketMQ: EndTransactionProcessor.checkPrepareMessage (5.3.3), and that it is a prepared one at all.
         """
-        if not isinstance(half, (Half, HalfReference)):
-            raise no_half(half)
+        check_reference(half)
         known, group = self._appender.cached_half(half.commitlog_offset, half.slot), half.producer_group
         if known is not None and len(group) <= _GROUP_MAX and known.raw.rfind(group_item(group)) > 0:
             return known
@@ -266,13 +273,7 @@ class StateTableService(TransactionalMessageService):
     def _ended_before(
         self, half: Reference, kind: TransactionType, state: int, _extra: Mapping[str, str] | None
     ) -> Ended:  # fmt: skip
-        held = TransactionState(state)
-        if state == int(kind):
-            return Ended(held, None, None, again=True)
-        done = "committed" if held is TransactionState.COMMITTED else "rolled back"
-        wanted = "rolled back" if kind is TransactionType.ROLLBACK else "committed"
-        text = f"the transaction at CommitLog offset {half.commitlog_offset} was already {done}; it cannot be {wanted}"
-        raise AlreadyEnded(f"{text}: the first decision stands", message_id=id_of(half), state=int(held))
+        return ended_before(half, kind, TransactionState(state))
 
     def delete_prepare(self, half: Reference) -> bool:
         """See TransactionalMessageService. An end that is written has settled the slot with it."""
@@ -312,6 +313,7 @@ class StateTableService(TransactionalMessageService):
         self, *, after_slot: int = -1, limit: int | None = None, damaged: list[CorruptStore] | None = None
     ) -> Iterator[Half]:
         """See TransactionalMessageService."""
+        check_bounds(after_slot, limit)
         return islice(self._in_doubt(after_slot, damaged), limit)
 
     def _in_doubt(self, after_slot: int, damaged: list[CorruptStore] | None) -> Iterator[Half]:

@@ -176,10 +176,21 @@ def _rebuild_lines(report: RebuildReport) -> Iterator[str]:
     elif report.misfits:
         yield "Nothing here may be replaced: --apply would refuse"
     elif report.differences:
-        yield report.refusal or f"Put what was made in place with: checkback rebuild {report.path} --apply"
+        yield report.refusal or _how_to_apply(report.path)
     else:
         yield "The live files are what the log says"
     yield from _kept_lines(report)
+
+
+def _how_to_apply(path: str) -> str:
+    from broker.store.disk.files import Disk
+    from broker.store.disk.paths import Paths
+    from broker.store.read.layout import read_store_file
+
+    if read_store_file(Disk(), Paths(path)) is not None:
+        return f"Put what was made in place with: checkback rebuild {path} --apply"
+    command = f"checkback rebuild {path} --apply --broker-is-stopped"
+    return f"Stop the broker. Then put what was made in place with: {command}"
 
 
 def _applied_lines(report: RebuildReport) -> Iterator[str]:

@@ -47,6 +47,11 @@ def test_undo_brings_back_a_store_of_rocketmq_byte_for_byte(
     damaged(path)
     (path / "abort").write_text("4711")
     before = outside_checkback(path)
+    ran = command(capsys, "rebuild", path)
+    assert (ran.code, outside_checkback(path)) == (1, before)
+    assert (
+        f"Stop the broker. Then put what was made in place with: checkback rebuild {path} --apply --broker" in ran.out
+    )
     ran = command(capsys, "rebuild", path, "--apply", "--broker-is-stopped")
     assert ran.code == 0, ran.err
     assert f"checkback rebuild {path} --undo --broker-is-stopped" in ran.out

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import broker
@@ -88,6 +90,37 @@ def test_a_reference_to_a_place_inside_a_record_names_no_half_message(tmp_path: 
             with pytest.raises(broker.CorruptRecord, match="no record begins here"):
                 store.writer.appender.read(offset)
         assert store.transactions.commit(half).queue_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("commitlog_offset", None), ("commitlog_offset", "0"), ("commitlog_offset", 0.0), ("commitlog_offset", 1 << 64),
+     ("slot", None), ("slot", "0"), ("slot", 0.0), ("slot", 1 << 64), ("producer_group", None)],
+)  # fmt: skip
+def test_a_reference_of_other_types_is_refused_in_a_sentence(tmp_path: Path, place: str, value: Any) -> None:
+    """As a driver or a page hands them on: text, a float, nothing."""
+    with opened(tmp_path) as store:
+        half = store.transactions.prepare(message(), "shop")
+        wrong, calls = half.reference._replace(**{place: value}), store.transactions
+        for call in (calls.commit, calls.rollback, calls.state, calls.delete_prepare):
+            with pytest.raises(broker.TransactionError, match="a HalfReference has a CommitLog offset"):
+                call(wrong)
+        assert calls.state(half) is broker.TransactionState.PREPARED
+
+
+def test_a_reference_may_hold_numbers_of_numpy(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        half = store.transactions.prepare(message(), "shop")
+        reference = HalfReference(np.int64(half.commitlog_offset), np.uint32(half.slot), "shop")  # type: ignore[arg-type]
+        assert store.transactions.state(reference) is broker.TransactionState.PREPARED
+        assert store.transactions.commit(reference).queue_offset == 0
+
+
+@pytest.mark.parametrize("bounds", [{"limit": -1}, {"limit": "3"}, {"limit": 1.5}, {"after_slot": None}])
+def test_bounds_that_are_no_numbers_are_refused_by_the_call(tmp_path: Path, bounds: dict[str, Any]) -> None:
+    """And not by the first half message of what it returns."""
+    with opened(tmp_path) as store, pytest.raises(broker.TransactionError, match=f"{next(iter(bounds))} is a"):
+        store.transactions.in_doubt(**bounds)
 
 
 @pytest.mark.parametrize("first", ["commit", "rollback"])
