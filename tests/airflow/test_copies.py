@@ -57,12 +57,10 @@ def test_it_is_on_the_page_and_has_one_dag(copy: Path, looked_after: Callable[..
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("copy", "engine"),
-    [
-        ("state-table", "local"), ("half-op", "local"), ("half-op", "spark"),
-        pytest.param("state-table", "spark", marks=pytest.mark.torture),
-    ],
+    [("state-table", "local"), ("half-op", "local"), ("half-op", "spark"), ("state-table", "spark")],
     indirect=["copy"],
-)  # fmt: skip
+)
+@pytest.mark.sample("state-table-local", "half-op-local")
 def test_it_is_verified_while_it_is_followed(
     engine: str, copy: Path, looked_after: Callable[..., None], database: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

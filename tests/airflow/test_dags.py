@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from airflow.sdk import DAG
 from fastapi.testclient import TestClient
 
@@ -63,6 +64,7 @@ def test_parsing_is_cheap_and_loads_nothing_heavy() -> None:
     assert calls < PARSE_CALLS
 
 
+@pytest.mark.torture
 def test_a_hundred_stores_cost_ten_times_as_much_as_ten() -> None:
     """At most: what does not depend on their number is in both."""
     (ten, _, _), (hundred, found, _) = probe(10), probe(100)

@@ -16,9 +16,8 @@ from recovery.views.overview import story
 STATES = {"committed": "committed", "rolled back": "rolled_back", "parked": "parked"}
 
 
-@pytest.mark.parametrize(
-    "name", ["rocketmq-5.3.3-killed", pytest.param("rocketmq-5.3.3-clean", marks=pytest.mark.torture)]
-)
+@pytest.mark.sample("rocketmq-5.3.3-killed")
+@pytest.mark.parametrize("name", ["rocketmq-5.3.3-killed", "rocketmq-5.3.3-clean"])
 def test_every_story_ends_as_verification_says(name: str, golden: Callable[[str], Path]) -> None:
     """Told from any of its half messages it is the same; each begins with the first, the renewed ones count up."""
     path = str(golden(name))

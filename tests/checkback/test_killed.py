@@ -27,6 +27,7 @@ def buyer(shop: Shop, url: URL, first: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.sample("half-op-sqlite", "state-table-postgres")
 @pytest.mark.usefixtures("each_engine")
 def test_whoever_is_killed_orders_and_announcements_agree(shop: Shop, url: URL) -> None:
     """Two buyers at a time. After a few purchases one is killed, wherever it is; check-back runs beside the other."""

@@ -69,7 +69,8 @@ def purchases(disk: CrashDisk) -> int:
     return opened
 
 
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.sample("half-op-0")
+@pytest.mark.parametrize("part", [0, 1])
 def test_the_power_fails_at_any_step_of_three_purchases(tmp_path: Path, part: int) -> None:
     """Half of the steps each."""
     whole = CrashDisk(tmp_path / "whole")

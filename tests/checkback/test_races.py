@@ -43,6 +43,7 @@ def test_a_check_of_a_running_transaction_is_not_counted(shop: Shop) -> None:
     shop.buy(1, in_between=ask)
 
 
+@pytest.mark.sample("state-table-sqlite", "half-op-postgres", "state-table-mariadb")
 @pytest.mark.usefixtures("each_engine")
 def test_many_rounds_during_one_local_transaction_never_wear_it_out(shop: Shop) -> None:
     """More rounds than most_checks: it is neither parked nor decided."""

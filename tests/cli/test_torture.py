@@ -46,10 +46,8 @@ def liar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize(
-    ("engine", "sync"),
-    [("state-table", "group"), ("half-op", "each"), pytest.param("half-op", "os", marks=pytest.mark.torture)],
-)
+@pytest.mark.sample("half-op-each")
+@pytest.mark.parametrize(("engine", "sync"), [("state-table", "group"), ("half-op", "each"), ("half-op", "os")])
 def test_an_honest_disk_passes_and_nothing_is_left(on_disk: Path, engine: str, sync: str) -> None:
     words = ["torture", on_disk, "--layout", "small", "--engine", engine, "--sync", sync, "--seconds", 2, "--json"]
     ran = process(*words)

@@ -39,6 +39,7 @@ def test_it_adds_up_on_postgresql(tmp_path: Path, postgres_url: URL) -> None:
     assert sum(result.crashes.values()) >= FEW
 
 
+@pytest.mark.sample("dispatch-0.6", "tombstone-0.05")
 @pytest.mark.parametrize(
     ("switched_off", "rate"),
     [("check-back", 0.6), ("dedup", 0.6), ("dispatch", 0.6), ("tombstone", 0.05)],  # it is for those that do commit

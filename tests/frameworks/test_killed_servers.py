@@ -22,6 +22,7 @@ CHOSEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample("flask-sqlite---preload", "fastapi_async-sqlite-", "django-postgres---preload")
 @pytest.mark.parametrize(("kind", "database", "option"), CHOSEN)
 def test_orders_and_messages_agree(
     kind: str, database: str, option: str, request: pytest.FixtureRequest, tmp_path: Path

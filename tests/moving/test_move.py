@@ -189,6 +189,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> No
     monkeypatch.setattr(MoveCatalog, "put_queue", unwritten)
 
 
+@pytest.mark.sample("state-table-before a send", "half-op-before its answer")
 @pytest.mark.usefixtures("each_engine")
 @pytest.mark.parametrize("before", [True, False], ids=["before a send", "before its answer"])
 def test_killed_at_every_kind_of_step(

@@ -253,7 +253,8 @@ def test_without_an_atomic_exchange_it_takes_two_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_all_differ")
-@pytest.mark.parametrize("base", [Disk, pytest.param(Deaf, marks=pytest.mark.torture)])
+@pytest.mark.sample("_rename-Disk", "_exchange-Disk")
+@pytest.mark.parametrize("base", [Disk, Deaf])
 @pytest.mark.parametrize("name", ["_exchange", "_rename", "_force_directory", "_write"])
 def test_whoever_is_killed_in_an_exchange_is_followed_by_another(
     tmp_path: Path, base: type[Disk], name: str, monkeypatch: pytest.MonkeyPatch
@@ -283,7 +284,8 @@ def test_whoever_is_killed_in_an_exchange_is_followed_by_another(
 
 
 @pytest.mark.usefixtures("_all_differ")
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.torture) for part in (1, 2))])
+@pytest.mark.sample("0")
+@pytest.mark.parametrize("part", range(3))
 def test_a_power_cut_in_an_exchange(tmp_path: Path, part: int) -> None:
     """Whichever files survive, the store is right when it is open again. Every second step, from the journal on."""
     source = CrashDisk(tmp_path / "source")

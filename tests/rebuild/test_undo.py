@@ -136,6 +136,7 @@ def test_a_changed_copy_is_not_brought_back(tmp_path: Path, capsys: pytest.Captu
     assert f"{file} is not what was kept there" in ran.err
 
 
+@pytest.mark.sample("_exchange-Disk", "_rename-Deaf", "_write-Disk", "_remove_file-Deaf")
 @pytest.mark.parametrize("base", [Disk, Deaf])
 @pytest.mark.parametrize("name", ["_exchange", "_rename", "_write", "_remove_file"])
 def test_a_kill_loses_neither_the_old_files_nor_the_way_back(

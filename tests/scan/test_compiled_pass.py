@@ -168,6 +168,7 @@ def test_a_length_that_leads_beyond_the_window_is_no_record_in_any_window() -> N
         assert walk(window[:stop], 0, 4096).at == 0
 
 
+@pytest.mark.sample("rocketmq-3.1.5-killed", "rocketmq-5.3.3-clean")
 @pytest.mark.parametrize("name", names())
 def test_golden_stores(name: str, golden: Callable[[str], Path]) -> None:
     listing = StoreFiles.open(golden(name)).commitlog

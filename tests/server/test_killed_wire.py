@@ -13,10 +13,10 @@ from tests.server.processes import members
 from tests.server.wire_client import WireClient
 from tests.server.wire_tally import read_records
 
-KILLS = 10
+KILLS = 5
 
 
-def test_ten_kills(tmp_path: Path) -> None:
+def test_kills(tmp_path: Path) -> None:
     tally = kill(tmp_path, KILLS)
     assert tally.adds_up, tally
     assert tally.kills.total() == KILLS

@@ -112,7 +112,7 @@ def outcome(context: ServerContext, send: Callable[[ServerContext, Request], Sto
 
 
 @with_c
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     changes=st.dictionaries(
         st.sampled_from("abcdefghijklmn"), st.one_of(st.none(), NUMBERS, st.sampled_from(["true", "shop"])), max_size=2

@@ -200,7 +200,8 @@ def test_a_segment_that_changes_after_the_splits_were_planned(
     assert report.records == {"missing": 30, "cut": 33, "appended": 40}[change]
 
 
-@pytest.mark.parametrize("split_bytes", [1 << 30, pytest.param(20_000, marks=pytest.mark.torture), 5000])
+@pytest.mark.sample("False-1048576-5000", "True-65536-1073741824")
+@pytest.mark.parametrize("split_bytes", [1 << 30, 20_000, 5000])
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 1 << 16])
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_store_that_is_written_to_meanwhile(

@@ -13,6 +13,7 @@ from tests.compiled_module import watched_module as watched_module
 from tests.store.compiled_lives import cut_at_steps, kill_at_steps
 
 
+@pytest.mark.sample("half-op")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_killed_behind_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched_module: ModuleType, engine: str

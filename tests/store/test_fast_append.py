@@ -116,7 +116,7 @@ def files(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(moves=MOVES)
 def test_each_way_stores_the_same_bytes(engine: str, moves: list[tuple[str, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -34,7 +34,8 @@ def crashed_image(tmp_path: Path) -> Path:
     return disk.survivors(5)
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.torture) for part in (1, 2))])
+@pytest.mark.sample("0")
+@pytest.mark.parametrize("part", range(3))
 def test_a_power_cut_at_every_step_of_a_recovery_and_at_one_of_the_next(tmp_path: Path, part: int) -> None:
     first = crashed_image(tmp_path)
     dry = CrashDisk(shutil.copytree(first, tmp_path / "dry"))

@@ -63,7 +63,8 @@ def steps_of_a_life(tmp_path: Path) -> int:
     return disk.steps
 
 
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.torture) for part in (2, 3))])
+@pytest.mark.sample("0")
+@pytest.mark.parametrize("part", range(4))
 def test_a_power_cut_at_every_step(tmp_path: Path, part: int) -> None:
     """A quarter of the steps each, with no un-synced block surviving, with all, and with some."""
     steps = steps_of_a_life(tmp_path)

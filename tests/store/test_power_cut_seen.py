@@ -17,7 +17,8 @@ from tests.store.watched_lives import MUTATIONS, is_found_out
 WAYS = [("each", "state-table", 0), ("group", "state-table", 1), ("each", "half-op", 2), ("group", "half-op", 0)]
 
 
-@pytest.mark.parametrize(("sync", "engine", "part"), WAYS)  # `make torture` has them all
+@pytest.mark.sample("each-state-table-0", "group-half-op-0")
+@pytest.mark.parametrize(("sync", "engine", "part"), WAYS)  # tests/torture has all parts
 def test_nothing_that_was_seen_is_gone(tmp_path: Path, sync: str, engine: str, part: int) -> None:
     """A sixth of the steps each, with no un-synced block surviving, with all, and with some."""
     steps, begun = steps_of_a_life(tmp_path, sync, engine)

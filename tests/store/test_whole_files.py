@@ -40,6 +40,7 @@ def test_no_queue_file_is_seen_without_a_unit(tmp_path: Path, engine: str) -> No
     assert list((life.path / "checkback" / "begun").iterdir()) == []
 
 
+@pytest.mark.sample("half-op")
 @pytest.mark.parametrize("engine", ["state-table", "half-op"])
 def test_nor_after_a_power_cut_and_while_it_is_recovered(tmp_path: Path, engine: str) -> None:
     """A recovery goes back to a checkpoint, behind which a queue may end with a whole file."""

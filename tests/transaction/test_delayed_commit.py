@@ -233,6 +233,7 @@ def judge(image: CrashDisk, acknowledged: list[tuple[int, int]]) -> None:
     store.close()
 
 
+@pytest.mark.sample("half-op")
 def test_a_power_cut_at_any_step_between(tmp_path: Path) -> None:
     """Replay finds the half of a delayed commit by its target topic: the slot is settled exactly when the record is."""
     disk = CrashDisk(tmp_path / "dry")

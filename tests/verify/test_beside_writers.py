@@ -13,11 +13,9 @@ from tests.verify.flipped_bits import assert_a_flipped_bit_is_found
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("layout", "kills", "engine"),
-    [
-        ("small", 60, "state-table"), ("small", 40, "half-op"),
-        pytest.param("big", 30, "state-table", marks=pytest.mark.torture),
-    ],
-)  # fmt: skip
+    [("small", 60, "state-table"), ("small", 40, "half-op"), ("big", 30, "state-table")],
+)
+@pytest.mark.sample("small-40-half-op")
 def test_no_false_alarm_beside_writers_that_are_killed(layout: str, kills: int, engine: str, tmp_path: Path) -> None:
     """`make torture` kills a thousand."""
     seen = watch(tmp_path / "store", layout, kills, 7, engine)

@@ -146,6 +146,7 @@ DAMAGES: dict[str, tuple[Callable[[Any, Any], None], dict[str, int]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample("gone", "size", "orphan")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_found_by_both_engines(store: Callable[[str], Path], damage: str) -> None:
     path = store("rocketmq-5.5.0-rocksdb")

@@ -12,6 +12,7 @@ from tests.workers.killing import EFFECTS, Tally, reconcile, run_and_kill
 KILLS = 6
 
 
+@pytest.mark.sample("postgres-half-op")
 @pytest.mark.parametrize(("database", "transactions"), [("sqlite", "state-table"), ("postgres", "half-op")])
 def test_each_order_has_each_effect_once(
     database: str, transactions: str, request: pytest.FixtureRequest, tmp_path: Path
