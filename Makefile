@@ -10,8 +10,8 @@ IMAGE := sql http spark airflow page rocksdb telemetry fast
 GOLDEN := build/golden
 # Whose clusters the suites of producers and consumers run over in `make compat`; also "4.9.7 5.5.0".
 ROCKETMQ ?= 5.3.3
-# Many tests wait for the disk or for another process: two for each processor.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
+# Many tests wait for the disk or for another process: three for each processor.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * (os.cpu_count() or 1)))')
 
 # With it set, each of a thousand processes of the tests compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE

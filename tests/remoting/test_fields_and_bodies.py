@@ -20,6 +20,7 @@ from broker.remoting.message_headers import (
     PullMessageRequestHeader,
     SendMessageRequestHeader,
 )
+from tests.scan.effort import tries
 
 HEADERS = [
     kind
@@ -40,6 +41,7 @@ def test_each_request_is_declared_once() -> None:
 
 
 @pytest.mark.parametrize("kind", HEADERS, ids=lambda kind: kind.__name__)
+@tries(40)
 @given(data=st.data())
 def test_any_fields_are_a_header_or_refused(kind: type[Header], data: st.DataObject) -> None:
     names = [name for name, *_ in header_fields(kind)]

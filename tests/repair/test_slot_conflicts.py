@@ -146,13 +146,15 @@ def test_killed_between_the_copy_and_the_end_it_makes_no_second_copy(tmp_path: P
     all_can_be_settled(tmp_path / "store")
 
 
-def test_a_power_cut_at_any_step_of_it(tmp_path: Path) -> None:
+@pytest.mark.sample("0")
+@pytest.mark.parametrize("part", range(2))
+def test_a_power_cut_at_any_step_of_it(tmp_path: Path, part: int) -> None:
     """Also in the middle of taking the store over."""
     foreign_store(tmp_path / "dry" / "store")
     dry = CrashDisk(tmp_path / "dry")
     moved(tmp_path / "dry" / "store", dry)
     assert dry.steps > 60
-    for step in range(1, dry.steps + 1, 11):
+    for step in range(1 + 11 * part, dry.steps + 1, 22):
         root = tmp_path / f"life-{step}"
         foreign_store(root / "store")
         disk = CrashDisk(root, crash_at=step)

@@ -52,7 +52,7 @@ def test_golden_stores(golden: Callable[[str], Path], name: str, split_bytes: in
     assert comparable(verify_inline(path, split_bytes)) == comparable(verify(path))
 
 
-@tries(40)
+@tries(20)
 @given(seed=st.integers(0, 1 << 30), split_bytes=st.integers(1024, 3000) | st.just(1 << 30))
 def test_flipped_bits(small: Path, seed: int, split_bytes: int) -> None:
     """Bits flipped anywhere in the store, derived files included: finding for finding the same."""
@@ -117,7 +117,7 @@ def test_a_unit_that_moved_is_no_orphan(tmp_path: Path, split_bytes: int) -> Non
     assert comparable(verify_inline(str(path), split_bytes)) == comparable(found)
 
 
-@tries(25)
+@tries(12)
 @given(seed=st.integers(0, 1 << 30), split_bytes=st.integers(1024, 3000))
 @example(seed=1289, split_bytes=2000)  # of 5.3.3: index items in another split's part, which count for no rule
 @example(seed=3802, split_bytes=3000)  # of 5.3.3 with record CRC: the same

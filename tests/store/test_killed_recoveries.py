@@ -35,13 +35,13 @@ def crashed_image(tmp_path: Path) -> Path:
 
 
 @pytest.mark.sample("0")
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(6))
 def test_a_power_cut_at_every_step_of_a_recovery_and_at_one_of_the_next(tmp_path: Path, part: int) -> None:
     first = crashed_image(tmp_path)
     dry = CrashDisk(shutil.copytree(first, tmp_path / "dry"))
     open_writer(str(dry.root / "store"), dry, sync="os")
     assert dry.steps > 20
-    for step in range(1 + part, dry.steps + 1, 3):
+    for step in range(1 + part, dry.steps + 1, 6):
         image = shutil.copytree(first, tmp_path / f"cut-{step}")
         for again in (step, dry.steps - step + 1):
             disk = CrashDisk(image, crash_at=again)

@@ -64,12 +64,12 @@ def steps_of_a_life(tmp_path: Path) -> int:
 
 
 @pytest.mark.sample("0")
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_a_power_cut_at_every_step(tmp_path: Path, part: int) -> None:
-    """A quarter of the steps each, with no un-synced block surviving, with all, and with some."""
+    """An eighth of the steps each, with no un-synced block surviving, with all, and with some."""
     steps = steps_of_a_life(tmp_path)
     assert steps > 100
-    for step in range(1 + part, steps + 1, 4):
+    for step in range(1 + part, steps + 1, 8):
         disk = CrashDisk(tmp_path / f"life-{step}", crash_at=step)
         acknowledged: dict[str, int] = {}
         with pytest.raises(Crashed):

@@ -20,10 +20,10 @@ WAYS = [("each", "state-table", 0), ("group", "state-table", 1), ("each", "half-
 @pytest.mark.sample("each-state-table-0", "group-half-op-0")
 @pytest.mark.parametrize(("sync", "engine", "part"), WAYS)  # tests/torture has all parts
 def test_nothing_that_was_seen_is_gone(tmp_path: Path, sync: str, engine: str, part: int) -> None:
-    """A sixth of the steps each, with no un-synced block surviving, with all, and with some."""
+    """A twelfth of the steps each, with no un-synced block surviving, with all, and with some."""
     steps, begun = steps_of_a_life(tmp_path, sync, engine)
     assert steps - begun > 60
-    for step in range(begun + part, steps + 1, 6):
+    for step in range(begun + part, steps + 1, 12):
         cut_at(tmp_path, sync, engine, step, (0, 1, 2 + step))
 
 

@@ -55,7 +55,7 @@ class Site:
 pytestmark = pytest.mark.xdist_group("traces")  # one shop for all
 
 
-@pytest.fixture(scope="module", params=["state-table", "half-op"])
+@pytest.fixture(scope="module", params=["state-table", pytest.param("half-op", marks=pytest.mark.torture)])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Three orders: one in peace, one whose handler fails once, one whose process dies after COMMIT."""
     with Collector() as collector:

@@ -233,14 +233,15 @@ def judge(image: CrashDisk, acknowledged: list[tuple[int, int]]) -> None:
     store.close()
 
 
-@pytest.mark.sample("half-op")
-def test_a_power_cut_at_any_step_between(tmp_path: Path) -> None:
+@pytest.mark.sample("half-op-0")
+@pytest.mark.parametrize("part", range(2))
+def test_a_power_cut_at_any_step_between(tmp_path: Path, part: int) -> None:
     """Replay finds the half of a delayed commit by its target topic: the slot is settled exactly when the record is."""
     disk = CrashDisk(tmp_path / "dry")
     life(disk, [])
     steps, made = disk.steps, [name.startswith("reserve store/commitlog") for name in disk.trace].index(True)
     assert steps - made > 30
-    for step in range(made, steps + 1, 3):
+    for step in range(made + 3 * part, steps + 1, 6):
         disk = CrashDisk(tmp_path / f"life-{step}", crash_at=step)
         acknowledged: list[tuple[int, int]] = []
         with pytest.raises(Crashed):

@@ -60,7 +60,7 @@ def judged(history: History, partitions: int, held_bytes: int) -> tuple[Report, 
 
 
 @pytest.mark.parametrize(("partitions", "held_bytes"), [(1, 1 << 20), (2, 0), (7, 600)])
-@tries(130)
+@tries(80)
 @given(histories())
 def test_the_engine_agrees_with_the_model(partitions: int, held_bytes: int, history: History) -> None:
     wanted = judge(history.entries, min(history.log.segments))
