@@ -18,6 +18,7 @@ from hypothesis import settings
 from broker.store import engines
 from tests.golden import unpack
 from tests.ledger.servers import mariadb_socket, postgres_socket
+from tests.samples import leave_to_torture
 from tests.scan.effort import EFFORT
 
 # One server of each kind for all rooms.
@@ -35,20 +36,10 @@ TRUTH_OF = {"rocketmq-3.1.5-recovered": "rocketmq-3.1.5-killed"}
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What runs over each place that an application's messages may go to, and what `make test` takes a sample of."""
-    sampled: dict[str, set[str]] = {}
     for item in items:
         if {"backend", "backend_shop", "desk"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("each_backend")
-        sample = item.get_closest_marker("sample")
-        if sample is not None:
-            case = getattr(item, "callspec").id  # noqa: B009 - pytest's own attribute, of Function alone
-            sampled.setdefault(item.nodeid.partition("[")[0], set(sample.args)).discard(case)
-            if case not in sample.args:
-                item.add_marker("torture")
-    if not any("::" in arg for arg in config.args):  # else cases are missing because nobody asked for them
-        for test, unknown in sampled.items():
-            if unknown:
-                raise pytest.UsageError(f"{test} has no case named {', '.join(sorted(unknown))}")
+    leave_to_torture(config, items)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.house.tree import ROOT, files, imports, modules, product, texts
+from tests.samples import UNKNOWN
 
 pytestmark = pytest.mark.xdist_group("house")  # one process reads the whole project
 
@@ -190,3 +191,8 @@ def test_a_group_of_tests_keeps_to_one_process(request: pytest.FixtureRequest) -
     """With pytest 9.2, pytest-xdist 3.8 scattered the groups over all processes, and said nothing."""
     if request.config.getoption("loadgroup", default=False):
         assert request.node.nodeid.endswith("@house")
+
+
+def test_every_sample_names_cases(request: pytest.FixtureRequest) -> None:
+    """When a case is renamed, `make test` would run none of its test, and say nothing."""
+    assert request.config.stash[UNKNOWN] == []
