@@ -25,7 +25,9 @@ from tests.scan.effort import EFFORT
 __all__ = ["mariadb_socket", "postgres_socket"]
 
 # Time limits for one example fail by chance on a busy machine; pytest's own limit catches what hangs.
-settings.register_profile("checkback", deadline=None, print_blob=True, derandomize=EFFORT == 1)
+settings.register_profile(
+    "checkback", max_examples=50 if EFFORT == 1 else 100, deadline=None, print_blob=True, derandomize=EFFORT == 1
+)
 settings.load_profile("checkback")
 
 _FILES_MAX = 300

@@ -127,7 +127,7 @@ def placed(raws: list[bytes], base: int) -> list[bytes]:
     return found
 
 
-@tries(80)
+@tries(40)
 @given(st.lists(hard_records(), max_size=6), st.sampled_from((0, 1 << 30, 5 << 40)), st.data())
 def test_columns_of_any_records(raws: list[bytes], base: int, data: st.DataObject) -> None:
     held = placed(raws, base)
@@ -145,7 +145,7 @@ def test_columns_of_any_records(raws: list[bytes], base: int, data: st.DataObjec
     assert [row for batch in found for row in rows_of(batch)] == wanted
 
 
-@tries(30)
+@tries(20)
 @given(logs(min_size=1), st.data())
 def test_scan_gives_the_wanted_rows_and_columns(log: Log, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, log.end))

@@ -39,7 +39,7 @@ def strings(values: list[bytes]) -> StringColumn:
     return StringColumn.gather(window, np.array(starts, np.int64), np.array([len(value) for value in values], np.int64))
 
 
-@tries(300)
+@tries(150)
 @given(st.lists(raw_properties, max_size=8))
 @example([b"KEYS\x01a\x02KEYS\x01\x02", b"", b"K\x01\x01b", b"\x01x\x02K\x01y"])
 def test_properties_are_those_that_one_reader_finds(rows: list[bytes]) -> None:
@@ -55,7 +55,7 @@ def test_properties_are_those_that_one_reader_finds(rows: list[bytes]) -> None:
     assert everything == [properties.decode(row) for row in rows]
 
 
-@tries(100)
+@tries(50)
 @given(st.lists(raw_properties | st.none(), min_size=1, max_size=8), st.data())
 def test_a_part_of_an_array_is_read_as_the_part(rows: list[bytes | None], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(rows)))
@@ -68,7 +68,7 @@ def test_a_part_of_an_array_is_read_as_the_part(rows: list[bytes | None], data: 
     assert [value if value is None else value.decode("utf-8", "replace") for value in found] == wanted
 
 
-@tries(200)
+@tries(100)
 @given(st.lists(texts, max_size=10), st.data())
 @example(["\U0001f600".encode() * 2, b"", b"\xf0\x9f\x98", b"polygenelubricants"], None)
 def test_hashes_are_javas(values: list[bytes], data: st.DataObject | None) -> None:
@@ -81,7 +81,7 @@ def test_hashes_are_javas(values: list[bytes], data: st.DataObject | None) -> No
     assert joined.tolist() == [string_hash(prefix + text) for prefix, text in zip(prefixes, decoded, strict=True)]
 
 
-@tries(200)
+@tries(100)
 @given(st.binary(max_size=60), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8))
 @example(b"abc", [(0, 3), (3, 0), (2, 1)])
 def test_gathered_strings_are_slices(window: bytes, spans: list[tuple[int, int]]) -> None:
@@ -92,7 +92,7 @@ def test_gathered_strings_are_slices(window: bytes, spans: list[tuple[int, int]]
     assert found == [window[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
 
-@tries(200)
+@tries(100)
 @given(st.binary(min_size=1, max_size=40), st.lists(st.integers(0, 39), max_size=6), st.binary(min_size=1, max_size=20))
 def test_bytes_at_any_place(window: bytes, places: list[int], text: bytes) -> None:
     """`unaligned` reads whole values only; `text_at` may be asked beyond the end, where nothing stands."""
@@ -109,7 +109,7 @@ hexadecimal = st.binary(min_size=16, max_size=16).map(lambda raw: raw.hex().uppe
 keys = hexadecimal | hexadecimal.map(bytes.lower) | hexadecimal.map(lambda key: key[:31]) | st.binary(max_size=40)
 
 
-@tries(100)
+@tries(50)
 @given(st.lists(keys, max_size=8))
 @example([b"0" * 32, b"F" * 32, b"g" * 32, b"", b"7F000001ABCD18B4AAC2000000000001" * 2])
 def test_identities_of_unique_keys(values: list[bytes]) -> None:
@@ -130,7 +130,7 @@ def test_a_null_is_no_string() -> None:
     assert column.array.to_pylist() == [b"a", b""]
 
 
-@tries(200)
+@tries(100)
 @given(st.lists(st.sampled_from([b"", b"a", b"b" * 8, b"b" * 9, b"c" * 64, b"c" * 65]) | texts, max_size=60))
 @example([b"%d" % number for number in range(100)])
 @example([b"x" * 8 + b"y", b"x" * 8 + b"z", b"x" * 8, b"x" * 7 + b"\0"])
@@ -141,7 +141,7 @@ def test_strings_that_recur_get_one_number_each(values: list[bytes]) -> None:
     assert len(found) == len(set(values))
 
 
-@tries(100)
+@tries(50)
 @given(st.lists(st.text("ab é", max_size=12).map(str.encode) | st.binary(max_size=8), max_size=12), st.data())
 def test_keys_are_split_at_blanks(values: list[bytes], data: st.DataObject) -> None:
     """As RocketMQ does; also where only some of the records are asked for, in any order."""

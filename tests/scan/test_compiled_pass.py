@@ -101,7 +101,7 @@ pieces = st.lists(st.integers(0, 1 << 14), max_size=4)
 changes = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4)
 
 
-@tries(120)
+@tries(60)
 @given(logs(min_size=1), changes, st.integers(0, 400), pieces)
 def test_any_window_with_damage(log: Log, changes: list[tuple[int, int]], cut: int, pieces: list[int]) -> None:
     base, raw = min(log.segments.items())
@@ -111,7 +111,7 @@ def test_any_window_with_damage(log: Log, changes: list[tuple[int, int]], cut: i
     compare(window[: len(window) - cut], base, base + len(window), pieces)
 
 
-@tries(120)
+@tries(60)
 @given(logs(min_size=1), st.data(), pieces)
 def test_any_damaged_head(log: Log, data: st.DataObject, pieces: list[int]) -> None:
     """Damage where it decides: in the fields and lengths of a record."""
@@ -133,7 +133,7 @@ def test_more_records_than_rows() -> None:
     compare(np.frombuffer(bytes(log.segments[0]), np.uint8), 0, 1 << 20, [1 << 14, 1 << 18])
 
 
-@tries(100)
+@tries(50)
 @given(st.lists(st.tuples(raw_properties | st.binary(max_size=60), st.booleans()), min_size=1, max_size=6))
 @example([(b"KEYS\x01a  \xc3\xa9b x\x02UNIQ_KEY\x01\xe6\x97\xa5\x02TAGS\x01\xff\x02", True)])
 def test_any_properties(rows: list[tuple[bytes, bool]]) -> None:

@@ -40,7 +40,7 @@ def test_eight_bytes_decide(raw: bytes, remaining: int, expected: Frame) -> None
     assert frame(raw, 0, remaining) == expected
 
 
-@tries(60)
+@tries(30)
 @given(logs(min_size=1), st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=3))
 def test_the_walk_follows_the_rule(log: Log, changes: list[tuple[int, int]]) -> None:
     """Each record of the walk is one to the rule, and begins where the one before it ends; the stop is the same."""

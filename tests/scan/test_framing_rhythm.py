@@ -77,7 +77,7 @@ def test_a_break_in_the_rhythm_is_seen(at: int, more: int, foretold: list[int]) 
     assert sum(foretold) > 200
 
 
-@tries(40)
+@tries(20)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 90), min_size=1, max_size=5), st.integers(1, 90)), min_size=1, max_size=6

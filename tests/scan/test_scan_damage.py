@@ -92,7 +92,7 @@ def harmed_logs(draw: st.DrawFn) -> Harm:
     return harm
 
 
-@tries(150)
+@tries(75)
 @given(harmed_logs(), st.sampled_from((64, 4096, 1 << 20)))
 def test_what_is_whole_is_found_and_what_is_not_is_named(harm: Harm, window_bytes: int) -> None:
     found, scan = harm.scan(window_bytes)
@@ -170,7 +170,7 @@ def test_only_the_last_place_is_a_torn_tail() -> None:
     assert places == [("corrupt-region", log.end, 4096 - log.end), ("torn-tail", 4096, 4)]
 
 
-@tries(60)
+@tries(30)
 @given(harmed_logs(), st.integers(0, 20_000), st.integers(0, 20_000), st.sampled_from((64, 4096, 1 << 20)))
 def test_ranges_of_a_damaged_log_give_each_whole_record_once(harm: Harm, first: int, second: int, window: int) -> None:
     cuts = sorted({harm.log.begin + first, harm.log.begin + second})

@@ -31,7 +31,7 @@ def scanned(log: Log) -> Iterator[StoreFiles]:
         yield StoreFiles.open(log.write(Path(directory) / "store"))
 
 
-@tries(60)
+@tries(30)
 @given(logs(), windows)
 def test_any_window_gives_the_same_records(log: Log, window_bytes: int) -> None:
     with scanned(log) as files:
@@ -41,7 +41,7 @@ def test_any_window_gives_the_same_records(log: Log, window_bytes: int) -> None:
         assert scan.end_offset == log.end
 
 
-@tries(60)
+@tries(30)
 @given(logs(min_size=1), st.data())
 def test_from_any_place_on_exactly_the_records_that_begin_there_come(log: Log, data: st.DataObject) -> None:
     """Whatever the bodies hold, as long as nothing in them states its own true place.
@@ -57,7 +57,7 @@ def test_from_any_place_on_exactly_the_records_that_begin_there_come(log: Log, d
         assert scan.damages == []
 
 
-@tries(60)
+@tries(30)
 @given(logs(min_size=1), st.data())
 def test_any_ranges_give_each_record_once(log: Log, data: st.DataObject) -> None:
     last = max(log.segments) + log.segment_size
@@ -73,7 +73,7 @@ def test_any_ranges_give_each_record_once(log: Log, data: st.DataObject) -> None
     assert together == list(log.records.items())
 
 
-@tries(60)
+@tries(30)
 @given(logs(truths_and_lies, min_size=1), st.data())
 @example(None, None)
 def test_hostile_bodies_deceive_no_one_who_begins_at_a_record(log: Log | None, data: st.DataObject | None) -> None:
@@ -90,7 +90,7 @@ def test_hostile_bodies_deceive_no_one_who_begins_at_a_record(log: Log | None, d
             assert scan.damages == []
 
 
-@tries(60)
+@tries(30)
 @given(logs(truths_and_lies, min_size=1), st.data())
 def test_hostile_bodies_hide_no_record(log: Log, data: st.DataObject) -> None:
     """From inside a body that knows where it lies, records may come that are none, but every true record comes.
@@ -177,7 +177,7 @@ def test_a_record_and_a_blank_in_a_body_that_know_their_places_end_the_segment()
         assert sorted(found_by(Scan(files.commitlog, 50, resync=True))) == [98]
 
 
-@tries(40)
+@tries(20)
 @given(logs(min_size=1), st.integers(0, 9000))
 def test_a_walk_says_why_it_ends(log: Log, size: int) -> None:
     base, held = next(iter(log.segments.items()))

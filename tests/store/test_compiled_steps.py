@@ -19,7 +19,7 @@ def test_killed_behind_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched_module: ModuleType, engine: str
 ) -> None:
     use(monkeypatch, watched_module)
-    kill_at_steps(tmp_path, engine, watched_module, every=9)
+    kill_at_steps(tmp_path, engine, watched_module, every=15)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -77,7 +77,7 @@ transactions = st.dictionaries(
 )
 
 
-@tries(100)
+@tries(50)
 @given(transactions, st.integers(0, 8))
 def test_any_transactions_in_any_parts_add_up(told: dict[int, Entry], cut: int) -> None:
     """One by one, all at once, and in two parts that are merged."""

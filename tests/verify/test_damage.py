@@ -92,6 +92,7 @@ def test_a_record_with_its_crc_has_no_unprotected_bit() -> None:
     assert not [key for key in unprotected.load()[V5_CRC.name] if key.startswith("CommitLog record")]
 
 
+@pytest.mark.sample("3.1.4", "5.3.3 with record CRC")
 @each
 def test_cuts_are_found_or_unused(patient: tuple[SmallBroker, Patient]) -> None:
     """Every file at its edges and at some lengths between."""
