@@ -17,7 +17,7 @@ from tests.verify.damage import ESCAPED, FOUND, Patient, files, judge_cut, judge
 from tests.verify.damage_map import Place, places
 
 SEED = 20261121
-FLIPS = 60  # in each generation, besides those that show that the table lists nothing needlessly
+FLIPS = 20  # in each generation, besides those that show that the table lists nothing needlessly
 CUTS = 4  # of each file
 GOLDEN_FLIPS = 24
 
