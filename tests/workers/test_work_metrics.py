@@ -90,6 +90,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.sample("options1")
 @pytest.mark.parametrize("options", [(), ("--processes", "2")])
 def test_the_page_is_right_over_all_processes(options: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
