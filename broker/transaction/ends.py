@@ -7,9 +7,10 @@ RocketMQ: EndTransactionProcessor.endMessageTransaction (3.1.4).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import cast
+from typing import SupportsIndex, cast
 
 from broker.errors import AlreadyEnded, MessageRejected, TransactionError, shown
 from broker.format import properties as names
@@ -147,7 +148,10 @@ def check_bounds(after_slot: object, limit: object) -> None:
 
 def _is_number(value: object) -> bool:
     """Whether it is a whole number that a record can hold, of NumPy, too."""
-    return hasattr(value, "__index__") and -_NUMBERS <= cast(int, value) < _NUMBERS
+    try:
+        return -_NUMBERS <= operator.index(cast(SupportsIndex, value)) < _NUMBERS
+    except TypeError:  # of anything else: text, a float, an array
+        return False
 
 
 @lru_cache(maxsize=4096)

@@ -95,7 +95,7 @@ def test_a_reference_to_a_place_inside_a_record_names_no_half_message(tmp_path: 
 @pytest.mark.parametrize(
     ("place", "value"),
     [("commitlog_offset", None), ("commitlog_offset", "0"), ("commitlog_offset", 0.0), ("commitlog_offset", 1 << 64),
-     ("slot", None), ("slot", "0"), ("slot", 0.0), ("slot", 1 << 64), ("producer_group", None)],
+     ("slot", None), ("slot", "0"), ("slot", 0.0), ("slot", 1 << 64), ("slot", np.arange(2)), ("producer_group", None)],
 )  # fmt: skip
 def test_a_reference_of_other_types_is_refused_in_a_sentence(tmp_path: Path, place: str, value: Any) -> None:
     """As a driver or a page hands them on: text, a float, nothing."""
