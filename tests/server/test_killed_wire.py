@@ -13,13 +13,14 @@ from tests.server.processes import members
 from tests.server.wire_client import WireClient
 from tests.server.wire_tally import read_records
 
-KILLS = 5
+KILLS = 10  # with fewer its seed kills servers alone
 
 
-def test_kills(tmp_path: Path) -> None:
+def test_ten_kills(tmp_path: Path) -> None:
     tally = kill(tmp_path, KILLS)
     assert tally.adds_up, tally
     assert tally.kills.total() == KILLS
+    assert tally.kills.keys() == {"server", "produce", "consume"}
     assert tally.by_check > 0
     assert tally.acknowledged > 0
 
