@@ -92,8 +92,8 @@ class StateTableService(TransactionalMessageService):
         """See TransactionalMessageService. In mode `each` it is always waited for."""
         half = self._stored(message, producer_group, queue_id, extra_properties, origin)
         if not self._sync_os:
-            if wait or (origin is None and not self._writer.syncer.can_begin):  # else `begin_flush` will, or a
-                self._writer.syncer.start_write(half.commitlog_offset, half.end)  # server's one flush for many
+            if wait or (origin is None and not self._writer.syncer.expects_begin()):  # else `begin_flush` will, or
+                self._writer.syncer.start_write(half.commitlog_offset, half.end)  # a server's one flush for many
             if wait or self._sync_each:
                 self._writer.settle(half.end)
         return half

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event, insert, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import broker
@@ -332,3 +332,19 @@ def test_a_log_that_cannot_be_flushed_saves_nothing(
     assert "COMMIT" not in steps
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM orders")).scalar() == 0
+
+
+@pytest.mark.parametrize("target", ["session", "connection"])
+def test_the_disk_begins_at_the_send_where_nobody_begins_a_flush(
+    engine: Engine, producer: Producer, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """A connection has no place for `begin`: from its third message on, bytes start for the disk at the send."""
+    started: list[bool] = []
+    monkeypatch.setattr(sync.Syncer, "start_write", lambda *_: started.append(True))
+    for _ in range(5):
+        opened = Session(engine) if target == "session" else engine.connect()
+        with opened as joined:
+            joined.execute(insert(Order))
+            producer.send(broker.Message("orders", b"later"), joined)
+            joined.commit()
+    assert len(started) == (0 if target == "session" else 3)

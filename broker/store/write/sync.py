@@ -26,6 +26,7 @@ from broker.store.write.mapped import MappedQueue
 from broker.store.write.presence import Poison, files_lost
 
 _MANY = 4  # threads
+_UNBEGUN_MAX = 2  # half messages
 _SLOW_S = 0.002  # most work beside a flush takes less
 _DURABLE, _TAIL, _POISON = int(Word.DURABLE), int(Word.TAIL), int(Word.POISON)
 
@@ -59,6 +60,7 @@ class Syncer:
         self._begun: int | None = None  # where the flush ends that was begun, until a leader has waited for it
         self._is_alone = True  # nobody appended behind the last record that a flush was to begin for
         self._is_slow = False  # the last flush kept its leader waiting
+        self._unbegun = 0  # half messages that were to wait for `begin`, since it was called
 
     def start_write(self, start: int, stop: int) -> None:
         """Let the disk begin with what was just published; a caller that needs it durable still calls `wait_durable`.
@@ -69,10 +71,14 @@ class Syncer:
         if self._waited < _MANY and not self._is_led:
             self.log.start_write(start, stop)
 
-    @property
-    def can_begin(self) -> bool:
-        """Whether `begin` would probably begin a flush."""
-        return self._flusher is not None and self._is_alone and not self._is_slow
+    def expects_begin(self) -> bool:
+        """Whether a half message that was just stored will probably see `begin`, and that will begin a flush.
+
+        Asked once for each. A session begins a flush before it commits; a connection and Django have no place for it.
+        """
+        self._unbegun += 1
+        is_begun = self._unbegun <= _UNBEGUN_MAX
+        return is_begun and self._flusher is not None and self._is_alone and not self._is_slow
 
     def begin(self, commitlog_offset: int) -> bool:
         """Let a flush begin, and wait for nothing: `wait_durable` will, before anything rests on it.
@@ -80,6 +86,7 @@ class Syncer:
         False when the caller does better to wait now: where others append, too, since one flush serves them all, and
         where flushes are slow, since later the caller may hold a lock of its database.
         """
+        self._unbegun = 0
         words, flusher = self._words, self._flusher
         durable, stop = words[_DURABLE], words[_TAIL]
         self._is_alone = stop == commitlog_offset
