@@ -21,7 +21,11 @@ enum { MARK = 8, BODY_CRC_AT = 8, QUEUE_ID_AT = 12, FLAG_AT = 16, QUEUE_OFFSET_A
        SYS_FLAG_AT = 36, BORN_AT = 40, STORE_TIME_AT = 56, RECONSUME_AT = 72, PREPARED_AT = 76, BODY_LENGTH_AT = 84,
        BODY_AT = 88, CRC_ITEM = 20 };
 enum { UNIT = 20, SLOT = 24, SLOT_STATE_AT = 23, INDEX_HEAD = 40, INDEX_SLOT = 4, ITEM = 20, CELL_WORDS = 64 };
-enum { CODES_MAX = 64, CACHED = 1024, CACHED_BYTES_MAX = 16384, KEPT_CODES = 8, SPINS = 13 };
+enum { CODES_MAX = 64, CACHED = 1024, CACHED_BYTES_MAX = 16384, KEPT_CODES = 8 };
+
+/* Tries at the append lock, and pauses between two: together several times what an append takes, page faults included.
+ * A put that gives up goes the way of Python under the lock, which makes the other processes give up, too. */
+enum { TRIES = 64, PAUSES = 8 };
 
 static PyObject *n_raw, *n_topic, *n_queue_id, *n_kind, *n_tags_code, *n_group_hash, *n_index_codes, *n_prepared_offset,
     *n_slot, *n_target, *n_ended, *n_last, *n_newest, *n_generation, *n_seen_ms, *n_threads, *n_held, *n_kept, *n_alone,
@@ -149,6 +153,17 @@ static void unload(Stored *one)
 
 /* ---- the append lock: broker/store/disk/append_lock.py ---- */
 
+static void pause_briefly(void)
+{
+    for (int pause = 0; pause < PAUSES; pause++) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+    }
+}
+
 /* 1 when it is taken, 0 when the Python has to wait for it, -1 with an error. */
 static int take(Append *self, Held *held)
 {
@@ -169,11 +184,13 @@ static int take(Append *self, Held *held)
         held->locked = 2;
         return PyObject_SetAttr(self->lock, n_kept, Py_False) < 0 ? -1 : 1;
     }
-    for (int spin = 0; spin < SPINS; spin++)
+    for (int tries = 0; tries < TRIES; tries++) {
         if (flock(held->descriptor, LOCK_EX | LOCK_NB) == 0) {
             held->locked = 2;
             return 1;
         }
+        pause_briefly();
+    }
     return 0;
 }
 
