@@ -1,4 +1,7 @@
-"""Which cases of a test `make test` runs, where `make torture` runs all: `@pytest.mark.sample(*ids)`."""
+"""Which cases of a test `make test` runs, where `make torture` runs all: `@pytest.mark.sample(*ids)`.
+
+An id names a case, or all whose ids have it between two dashes: `half-op` also names `before-half-op-sqlite`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ def leave_to_torture(config: pytest.Config, items: Iterable[pytest.Item]) -> Non
     for item in items:
         sample = item.get_closest_marker("sample")
         if sample is not None and isinstance(item, pytest.Function):
-            case = item.callspec.id
-            missing.setdefault(item.nodeid.partition("[")[0], set(sample.args)).discard(case)
-            if case not in sample.args:
+            named = {one for one in sample.args if f"-{one}-" in f"-{item.callspec.id}-"}
+            missing.setdefault(item.nodeid.partition("[")[0], set(sample.args)).difference_update(named)
+            if not named:
                 item.add_marker("torture")
     config.stash[UNKNOWN] = [f"{test}[{case}]" for test, cases in missing.items() for case in sorted(cases)]

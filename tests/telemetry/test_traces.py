@@ -53,9 +53,10 @@ class Site:
 
 
 pytestmark = pytest.mark.xdist_group("traces")  # one shop for all
+of_one_engine = pytest.mark.sample("state-table")
 
 
-@pytest.fixture(scope="module", params=["state-table", pytest.param("half-op", marks=pytest.mark.torture)])
+@pytest.fixture(scope="module", params=["state-table", "half-op"])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Three orders: one in peace, one whose handler fails once, one whose process dies after COMMIT."""
     with Collector() as collector:
@@ -68,6 +69,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield site
 
 
+@of_one_engine
 def test_one_trace_from_the_checkout_to_the_charge(site: Site) -> None:
     seen = site.collector.of(PLAIN)
     send, commit, process = seen["send orders"], seen["commit orders"], seen["process orders"]
@@ -84,6 +86,7 @@ def test_one_trace_from_the_checkout_to_the_charge(site: Site) -> None:
     assert seen["commit invoices"].links == (invoice.place,)
 
 
+@of_one_engine
 def test_attributes_are_those_of_the_conventions(site: Site) -> None:
     seen = site.collector.of(PLAIN)
     send, process = seen["send orders"], seen["process orders"]
@@ -100,6 +103,7 @@ def test_attributes_are_those_of_the_conventions(site: Site) -> None:
     assert seen["ack orders"].attributes["messaging.operation.type"] == "settle"
 
 
+@of_one_engine
 def test_check_back_in_another_process_links_to_the_send(site: Site) -> None:
     """The producer dies between COMMIT and its end: check-back's commit is in the send's trace, and links to it."""
     seen = site.collector.of(DYING)
@@ -109,6 +113,7 @@ def test_check_back_in_another_process_links_to_the_send(site: Site) -> None:
     assert (process.trace_id, process.parent_id) == (send.trace_id, send.span_id)
 
 
+@of_one_engine
 def test_a_handler_that_fails_has_a_failed_span_and_a_retry(site: Site) -> None:
     send = site.collector.of(FAILING)["send orders"]
     mine = [one for one in site.collector.spans if one.links == (send.place,)]

@@ -76,14 +76,8 @@ def _assert_no_finding(path: Path) -> None:
     assert comparable(verify_inline(os.fspath(path), 1 << 14)) == comparable(report)
 
 
-@pytest.mark.parametrize(
-    ("call", "before"),
-    [
-        (1, False),
-        pytest.param(1, True, marks=pytest.mark.torture),
-        pytest.param(2, False, marks=pytest.mark.torture),
-    ],
-)
+@pytest.mark.sample("1-False")
+@pytest.mark.parametrize(("call", "before"), [(1, False), (1, True), (2, False)])
 @pytest.mark.parametrize(("module", "name"), STEPS)
 def test_killed_at_any_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int, before: bool
