@@ -159,11 +159,12 @@ class Producer:
     ) -> Coroutine[Any, Any, SendResult]:
         """The same without blocking the event loop while the disk writes; for AsyncSession and AsyncConnection.
 
-        The arguments and the errors are those of `send`. Without `await` the session's transaction cannot commit.
+        The arguments and the errors are those of `send`. Without `await` the session's transaction cannot commit. With
+        a DjangoLedger the call itself raises TransactionError: `atomic()` belongs to a thread, so `send` is for it.
         """
         options = SendOptions(sharding_key, delay_level, deliver_at, delay)
         transaction = cast(Any, session_now(transaction))  # not that of the task in which gather() runs it
-        return send_async(expected(transaction), partial(self._send_async, message, transaction, options))
+        return send_async(expected(transaction, self.ledger), partial(self._send_async, message, transaction, options))
 
     async def _send_async(
         self,

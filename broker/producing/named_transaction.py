@@ -45,8 +45,16 @@ def doom_named(ledger: BoundLedger | None, transaction: object, error: Transacti
                 raise error
 
 
-def expected(transaction: object) -> Doom:
-    """What makes the COMMIT of a transaction impossible until a send in it, which was called just now, is done."""
+def expected(transaction: object, ledger: BoundLedger | None = None) -> Doom:
+    """What makes the COMMIT of a transaction impossible until a send in it, which was called just now, is done.
+
+    Raises TransactionError, after which COMMIT is impossible, where the ledger knows the transaction that runs: that of
+    a thread, which awaits nothing.
+    """
+    if ledger is not None and transaction is None and (running := ledger.running_transaction()) is not None:
+        with running.sending():
+            text = "send_async() cannot join the transaction of this thread, in which nothing is awaited"
+            raise TransactionError(f"{text}: call producer.send(message)")
     made = Doom(_NOT_AWAITED)
     joined = _of_connection(transaction)
     if joined is not None:

@@ -158,6 +158,18 @@ class WhatIsRefused(Messages, TransactionTestCase):
             async_to_sync(view)()
         self.check()
 
+    def test_send_async_inside_atomic(self) -> None:
+        """Refused at the call, whether somebody awaits it or not; swallowed, the order is not saved without it."""
+        with pytest.raises(broker.TransactionError, match=r"call producer.send\(message\)"), transaction.atomic():
+            Order.objects.create(item="phone")
+            producer().send_async(broker.Message("orders", b"phone"))
+        self.check()
+        with pytest.raises(broker.TransactionError, match="nothing was saved"), transaction.atomic():
+            Order.objects.create(item="phone")
+            with suppress(broker.TransactionError):
+                producer().send_async(broker.Message("orders", b"phone"))
+        self.check()
+
     def test_a_missing_table(self) -> None:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE checkback_ledger RENAME TO aside")
