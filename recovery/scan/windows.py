@@ -15,7 +15,7 @@ from broker.compiled import fast
 from broker.format.commitlog import BLANK_SIZE
 from broker.store.read.segments import Segment
 from recovery.scan.framing import Walk, walk
-from recovery.scan.native.columns import NOTHING, RECORD_BYTES, Wants, WindowPass
+from recovery.scan.native.columns import NOTHING, Averages, Wants, WindowPass
 from recovery.scan.records import Bytes, Records
 
 WINDOW_BYTES = 12 << 20
@@ -29,7 +29,7 @@ class Windows:
 
     def __init__(self, segment_size: int, prepare: Prepare, wants: Wants = NOTHING) -> None:
         self._segment_size, self._prepare, self._wants = segment_size, prepare, wants
-        self._record_bytes = RECORD_BYTES  # of the last window's
+        self._averages = Averages()  # of the last window's records
         self._buffers: list[Bytes] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         self._pool: ThreadPoolExecutor | None = None
         self._coming: tuple[tuple[int, int, int], Future[Walk]] | None = None
@@ -67,7 +67,7 @@ class Windows:
         if fast is None:
             return walk(self._fill(segment, at, size), base, segment_end)
         window = self._buffer(size)
-        begun = WindowPass(window, base, self._wants, self._record_bytes)
+        begun = WindowPass(window, base, self._wants, self._averages)
         for first in range(0, size, _PIECE_BYTES):
             piece = window[first : first + _PIECE_BYTES]
             filled = segment.read_into(at + first, piece.data)
@@ -76,7 +76,7 @@ class Windows:
                 break
             begun.advance(min(first + filled, segment_end - base - BLANK_SIZE))
         found = walk(window, base, segment_end, begun)
-        self._record_bytes = begun.record_bytes
+        self._averages = begun.averages
         return found
 
     def _walk_and_prepare(self, segment: Segment, at: int, size: int) -> Walk:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.compiled import fast
+from recovery.scan.strings import unaligned
 
 ENTRY = np.dtype([("generation", "u1"), ("state", "u1"), ("key_hi", ">u8"), ("key_lo", ">u8"), ("lowest", ">i8")])
 _MODULUS = 1 << 128
@@ -85,15 +86,16 @@ def identities_of_unique_keys(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """The same for each data[start : start + length], all at once."""
-    raw = np.zeros((len(starts), 16), np.uint8)
     spelled = np.flatnonzero(lengths == 32)
-    digits = _NIBBLE[data[starts[spelled][:, None] + np.arange(32)]]
-    fine = (digits < 16).all(axis=1)
-    raw[spelled[fine]] = digits[fine, 0::2] << 4 | digits[fine, 1::2]
-    others = np.ones(len(starts), np.bool_)
-    others[spelled[fine]] = False
-    for row in np.flatnonzero(others):
-        key = data[starts[row] : starts[row] + lengths[row]].tobytes()
-        raw[row] = np.frombuffer(hashlib.sha256(key).digest()[:16], np.uint8)
+    digits = np.take(_NIBBLE, unaligned(data, "V32", starts[spelled]).view(np.uint8))
+    raw, fine = (digits[0::2] << 4 | digits[1::2]).reshape(-1, 16), (digits.reshape(-1, 32) < 16).all(axis=1)
+    if len(raw) < len(starts) or not fine.all():
+        others = np.ones(len(starts), np.bool_)
+        others[spelled[fine]] = False
+        spelled_raw, raw = raw[fine], np.zeros((len(starts), 16), np.uint8)
+        raw[~others] = spelled_raw
+        for row in np.flatnonzero(others):
+            key = data[starts[row] : starts[row] + lengths[row]].tobytes()
+            raw[row] = np.frombuffer(hashlib.sha256(key).digest()[:16], np.uint8)
     words = raw.view(">u8").astype(np.uint64)
     return words[:, 0], words[:, 1]

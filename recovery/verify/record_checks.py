@@ -31,7 +31,7 @@ WANTS = Wants(
     texts=True,
     properties=(
         names.KEYS, names.TAGS, names.PGROUP, names.UNIQ_KEY, names.REAL_TOPIC, names.REAL_QID,
-        names.INNER_MULTI_QUEUE_OFFSET,
+        names.TRANSACTION_CHECK_TIMES, names.INNER_MULTI_QUEUE_OFFSET,
     ),
     copied=ODD_NUMBERS,
 )  # fmt: skip

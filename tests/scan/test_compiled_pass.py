@@ -23,7 +23,7 @@ from broker.compiled import fast
 from broker.format.commitlog import BODY_AT
 from recovery.scan.framing import Walk, walk
 from recovery.scan.kinds import Kinds
-from recovery.scan.native.columns import COLUMNS, Wants, WindowPass
+from recovery.scan.native.columns import COLUMNS, Averages, Wants, WindowPass
 from recovery.scan.records import Records
 from recovery.scan.scanner import Scan
 from recovery.scan.store_files import StoreFiles
@@ -90,7 +90,7 @@ def compare(window: np.ndarray, base: int, segment_end: int, pieces: list[int]) 
     """A walk of the window by both, the compiled one while the window is read in pieces."""
     with pure():
         wanted = walked(walk(window, base, segment_end))
-    begun = WindowPass(window, base, _ASKED, record_bytes=1 << 20)
+    begun = WindowPass(window, base, _ASKED, Averages(record=1 << 20))
     for limit in sorted(pieces):
         begun.advance(min(limit, len(window), segment_end - base - 8))
     assert walked(walk(window, base, segment_end, begun)) == wanted

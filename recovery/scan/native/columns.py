@@ -7,7 +7,7 @@ ahead and the one that compares overlap. What it accepts as a record is what `Re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,13 @@ COLUMNS = (
 _NUMBER = {name: number for number, name in enumerate(COLUMNS)}
 _WANT_CRC, _WANT_SUMS, _WANT_TEXTS = 1, 2, 4
 _NO_ROOM, _NOT_WHOLE = 1, 2  # why a call ended, besides the end of the window
-RECORD_BYTES = 512  # of a record, until it is known better: how many rows to begin with
-_TEXT_BYTES = 128  # of its topic and properties
+
+
+class Averages(NamedTuple):
+    """Of the records of a window, in bytes: how many rows, and how much room for texts, the next one begins with."""
+
+    record: int = 512
+    text: int = 128  # its topic and properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +71,14 @@ class Columns:
 class WindowPass:
     """One pass over a window, which may be read while it goes on."""
 
-    def __init__(self, window: Bytes, base: int, wants: Wants = NOTHING, record_bytes: int = RECORD_BYTES) -> None:
+    def __init__(self, window: Bytes, base: int, wants: Wants = NOTHING, expected: Averages | None = None) -> None:
+        """`expected` are those of the window before, where there was one."""
+        expected = expected or Averages()
         self._window, self._base, self._wants = window, base, wants
         self._flags = _WANT_CRC * wants.crc | _WANT_SUMS * wants.property_sums | _WANT_TEXTS * wants.texts
         self._names = tuple(name.encode() for name in wants.properties)
-        self._values = self._empty(len(window) // max(record_bytes, 1))
-        self._texts = np.empty(self._values.shape[1] * _TEXT_BYTES if wants.texts else 0, np.uint8)
+        self._values = self._empty(len(window) // max(expected.record, 1))
+        self._texts = np.empty(self._values.shape[1] * expected.text if wants.texts else 0, np.uint8)
         self._used = 0
         self.count = 0
         self.at = 0
@@ -104,9 +111,9 @@ class WindowPass:
             self._texts[: self._used] = texts[: self._used]
 
     @property
-    def record_bytes(self) -> int:
-        """Of a record, on average, rounded down."""
-        return self.at // self.count if self.count else RECORD_BYTES
+    def averages(self) -> Averages:
+        """Of the records so far, rounded to the side that makes room for more."""
+        return Averages(self.at // self.count, -(-self._used // self.count) or 1) if self.count else Averages()
 
     def columns(self) -> Columns:
         """The columns of the records so far."""
