@@ -140,6 +140,7 @@ static PyMethodDef methods[] = {
     {"flusher", fast_flusher, METH_NOARGS, flusher_doc},
     {"flush_begin", (PyCFunction)(void (*)(void))fast_flush_begin, METH_FASTCALL, flush_begin_doc},
     {"flush_wait", fast_flush_wait, METH_O, flush_wait_doc},
+    {"index_chains", fast_index_chains, METH_VARARGS, index_chains_doc},
     {"index_items", fast_index_items, METH_VARARGS, index_items_doc},
     {"java_hashes", fast_java_hashes, METH_VARARGS, java_hashes_doc},
     {"scan_window", fast_scan_window, METH_VARARGS, scan_window_doc},

@@ -1,6 +1,6 @@
-/* What verification expects of records: the items of the index.
+/* What verification expects of records: the items of the index; and whether its chains agree with those of a file.
  *
- * The reference is recovery/verify/index_items.py: expected_items.
+ * The reference is recovery/verify/index_items.py: expected_items; recovery/verify/index_files.py: Chains.
  */
 #ifndef CHECKBACK_FAST_INDEX_ITEMS_H
 #define CHECKBACK_FAST_INDEX_ITEMS_H
@@ -138,6 +138,54 @@ static PyObject *fast_index_items(PyObject *module, PyObject *args)
 done:
     arrays_release(b, BUFFERS);
     return result;
+}
+
+/* ---- chains ---- */
+
+#define STORED_ITEM_BYTES 20 /* hash, CommitLog offset, seconds, number of the item before it in its slot */
+#define ITEMS_AHEAD 8        /* slots lie anywhere in 20 MB: they are fetched before they are needed */
+
+static int64_t chain_slot(const uint8_t *item, int64_t slots)
+{
+    int64_t hash = (int32_t)big32(item);
+    return (hash < 0 ? -hash : hash) % slots;
+}
+
+static void follow_chains(const uint8_t *items, int64_t count, int64_t first, int32_t *newest, int64_t slots, uint8_t *wrong)
+{
+    for (int64_t number = 0; number < count; number++, items += STORED_ITEM_BYTES) {
+        if (number + ITEMS_AHEAD < count)
+            __builtin_prefetch(newest + chain_slot(items + ITEMS_AHEAD * STORED_ITEM_BYTES, slots), 1);
+        int32_t *slot = newest + chain_slot(items, slots);
+        wrong[number] = *slot != (int32_t)big32(items + 16);
+        *slot = (int32_t)(first + number);
+    }
+}
+
+static const char index_chains_doc[] =
+    "index_chains(items, first, newest, wrong) -> None\n\n"
+    "Follow the chains through these items of an index file, of which the first has this number. `newest`, int32, has the\n"
+    "newest item of each slot, before and after; `wrong` gets 1 for an item that names another one before it, else 0.";
+
+static PyObject *fast_index_chains(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_buffer b[3];
+    long long first;
+    if (!PyArg_ParseTuple(args, "y*Lw*w*:index_chains", &b[0], &first, &b[1], &b[2]))
+        return NULL;
+    int64_t count = b[0].len / STORED_ITEM_BYTES, slots = b[1].len / 4;
+    int fits = b[0].len % STORED_ITEM_BYTES == 0 && (slots || !count) && first >= 0 && first <= INT32_MAX - count;
+    if (!fits)
+        PyErr_SetString(PyExc_ValueError, "items must be whole, with slots for them and numbers of 32 bits");
+    fits = fits && array_holds(&b[1], "newest", slots, 4) && array_holds(&b[2], "wrong", count, 1);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        follow_chains(b[0].buf, count, first, b[1].buf, slots, b[2].buf);
+        Py_END_ALLOW_THREADS
+    }
+    arrays_release(b, 3);
+    return fits ? Py_NewRef(Py_None) : NULL;
 }
 
 #endif

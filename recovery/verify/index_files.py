@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from broker.compiled import fast
 from broker.errors import CorruptRecord, CorruptStore
 from broker.format.index import HEADER_SIZE, IndexHeader, IndexItem, item_at, slot_at
 from broker.store.disk.files import Missing
@@ -26,6 +27,7 @@ from recovery.scan.units import Ints, Rows
 
 _ON_DISK = np.dtype(IndexItem.DTYPE)
 _AT_ONCE = 1 << 18
+_NUMBER_MAX = (1 << 31) - 1
 _PAUSES_S = (0.001, 0.01, 0.1)  # an item is written in less
 
 
@@ -111,16 +113,23 @@ class Chains:
         file, first_item, last_item = self._file, None, None
         for first in range(1, file.used + 1, _AT_ONCE):
             rows = file.read(first, min(_AT_ONCE, file.used - first + 1))
-            numbers = first + np.arange(len(rows))
-            slots = np.abs(rows["key_hash"].astype(np.int64)) % file.slots
-            for index in np.flatnonzero(self._previous(slots, numbers) != rows["previous"]):
-                text = f"item {numbers[index]} names a wrong item before it"
+            for index in np.flatnonzero(self._wrong(rows, first)):
+                text = f"item {first + index} names a wrong item before it"
                 self._report(text, int(rows["commitlog_offset"][index]))
             first_item = first_item if first_item is not None else rows[0]
             last_item = rows[-1]
         self._check_slots()
         self._check_header(first_item, last_item)
         self._check_unused()
+
+    def _wrong(self, rows: Rows, first: int) -> npt.NDArray[np.bool_]:
+        """Which of the items do not name the one before them in their slot; takes note of the newest."""
+        if fast is not None and first + len(rows) <= _NUMBER_MAX:
+            wrong = np.empty(len(rows), np.uint8)
+            fast.index_chains(rows.view(np.uint8), first, self._newest, wrong)
+            return wrong.view(np.bool_)
+        slots = np.abs(rows["key_hash"].astype(np.int64)) % self._file.slots
+        return np.asarray(self._previous(slots, first + np.arange(len(rows))) != rows["previous"])
 
     def _previous(self, slots: Ints, numbers: Ints) -> Ints:
         """The item before each in its slot; takes note of the newest."""

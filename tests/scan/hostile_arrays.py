@@ -24,6 +24,7 @@ SIGNATURES = {  # y: bytes, q: int64, i: int32, Q: uint64, each to read; capital
     "java_hashes": "y q q i wi wy",
     "index_items": "y n q q y i i q q q q q q wq wq",
     "digest_sums": "y q q",
+    "index_chains": "y n wi wy",
 }
 COLUMN_COUNT = 25
 
@@ -114,6 +115,13 @@ def arguments(rng: random.Random, name: str) -> list[Any]:
     if name == "digest_sums" and rng.random() < 0.7:
         starts = sorted(rng.randrange(9) for _ in range(count + 1))
         made = [exact("B", bytes(26 * count)), exact("q", starts), exact("q", range(8 + rng.randrange(3)))]
+    if name == "index_chains" and rng.random() < 0.7:
+        made = [
+            exact("B", raw(rng, 20 * count)),
+            rng.randrange(9),
+            exact("i", [0] * rng.randrange(1, 9)),
+            exact("B", bytes(count)),
+        ]
     return made[: len(made) if fits or rng.random() < 0.9 else rng.randrange(len(made))]
 
 
