@@ -122,11 +122,11 @@ def drop_expired(findings: Findings, begin_offset: int) -> None:
 
 
 class _Ahead(NamedTuple):
-    """What the scan's thread took out of a batch."""
+    """What the scan's thread took out of a batch; the events only where it had the time."""
 
     records: Records
     kinds: Kinds
-    events: tuple[Rows, Rows]
+    events: tuple[Rows, Rows] | None
 
 
 def _prepare(records: Records) -> None:
@@ -165,6 +165,7 @@ class Verification:
             files, self.findings, lambda half, end: difference(self._look(half), self._look(end))
         )
         self._ahead: dict[int, _Ahead] = {}  # by identity of the records
+        self._is_comparing = False  # a batch, of which the events are known
         self._delivers = self._has_keys = False
         self.comparisons = comparisons_of(files, self.findings)
         if files.has_state_table:
@@ -188,16 +189,30 @@ class Verification:
         return Conclusion(self.files, self.findings, facts, self.comparisons, self._look).report(sums, started)
 
     def _prepare(self, records: Records) -> None:
-        """In the scan's thread, which has time for the events where the C module walks; what it prepares is taken."""
+        """In the scan's thread; what it prepares is taken.
+
+        Events are extracted in log order by the thread that has the time: here while the batch before is compared, so
+        that its own are known, else by the thread that waits for this one.
+        """
         _prepare(records)
         if fast is not None and len(records):
             kinds = Kinds(records)
-            self._ahead[id(records)] = _Ahead(records, kinds, self.tracker.events_of(records, kinds))
+            events = self.tracker.events_of(records, kinds) if self._is_comparing else None
+            self._ahead[id(records)] = _Ahead(records, kinds, events)
 
     def _take(self, records: Records) -> None:
-        ahead, file_at = self._ahead.pop(id(records), None), self.files.commitlog_file
+        ahead = self._ahead.pop(id(records), None)
         kinds = ahead.kinds if ahead else Kinds(records)
-        self.tracker.add(records, kinds, ahead.events if ahead else None)
+        events = (ahead.events if ahead else None) or self.tracker.events_of(records, kinds)
+        self._is_comparing = True
+        try:
+            self._compare(records, kinds, events)
+        finally:
+            self._is_comparing = False
+
+    def _compare(self, records: Records, kinds: Kinds, events: tuple[Rows, Rows]) -> None:
+        file_at = self.files.commitlog_file
+        self.tracker.add(records, kinds, events)
         self._delivers |= bool((kinds.types % 2 == 0).any())  # neither prepared nor rolled back
         if self.comparisons.index is None and not self._has_keys:
             self._has_keys = any(bool(records.values(name).lengths.any()) for name in (names.KEYS, names.UNIQ_KEY))
