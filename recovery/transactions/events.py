@@ -174,14 +174,11 @@ def _op_numbers(bodies: StringColumn) -> tuple[Ints, Ints]:
     raw = bodies.data.tobytes()
     if not raw:
         return np.zeros(len(bodies), np.int64), np.zeros(0, np.int64)
-    commas = np.concatenate(([0], np.cumsum(bodies.data == ord(","))))
-    ends = bodies.offsets[1:]
-    regular = not raw.translate(None, b"0123456789,") and b",," not in raw and not raw.startswith(b",")
+    commas, ends = np.flatnonzero(bodies.data == ord(",")), bodies.offsets[1:]
+    longest = int(np.diff(commas, prepend=-1).max(initial=0)) - 1
+    regular = not raw.translate(None, b"0123456789,") and b",," not in raw and raw[:1] != b"," and longest < 19
     if regular and bool((bodies.data[np.maximum(ends - 1, 0)] == ord(",")).all()):
-        counts = commas[ends] - commas[bodies.offsets[:-1]]
-        longest = max(map(len, raw.split(b",")), default=0)
-        if longest < 19:
-            return counts, np.array(raw.split(b",")[:-1], f"S{max(longest, 1)}").astype(np.int64)
+        return np.diff(np.searchsorted(commas, bodies.offsets)), np.fromstring(raw[:-1], np.int64, sep=",")
     lists = [_op_body(body) for body in bodies.array.to_pylist()]
     return np.array([len(numbers) for numbers in lists], np.int64), np.array(list(chain.from_iterable(lists)), np.int64)
 

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.transaction.events import EventKind, TransactionState
-from recovery.scan.spill import pick
 from recovery.transactions.events import Rows
 
 Ints = npt.NDArray[np.int64]
@@ -32,11 +31,11 @@ class HalfCopies(NamedTuple):
 def ops_of_halves(rows: Rows, is_half: Flags) -> Ints:
     """For each row that is a half, how many op messages name it."""
     ops = np.zeros(len(rows), np.int64)
-    op_rows = pick(rows, rows["kind"] == EventKind.OP)
+    named = np.flatnonzero(rows["kind"] == EventKind.OP)
     halves = np.flatnonzero(is_half)
     order = halves[np.argsort(rows["offset"][halves], kind="stable")]
-    at = np.searchsorted(rows["offset"][order], op_rows["half"])
-    ops[order[at]] = op_rows["checks"]
+    at = np.searchsorted(rows["offset"][order], rows["half"][named])
+    ops[order[at]] = rows["checks"][named]
     return ops
 
 

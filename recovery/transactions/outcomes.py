@@ -204,7 +204,10 @@ class Joins:
     # Half-op: ops by queue offset, then everything by unique key
 
     def _pass_on(self, halves: Rows, ends: Rows, named: Rows, parks: Rows) -> None:
-        """Deal what the half-op generation says to the two joins that come; ends and parks take their half's key."""
+        """Deal what the half-op generation says to the two joins that come; ends and parks take their half's key.
+
+        The rows are this call's own.
+        """
         named_rows = np.zeros(len(halves), _NAMED)
         for column in ("queue_id", "queue_offset", "offset", "key_hi", "key_lo"):
             named_rows[column] = halves[column]
@@ -213,7 +216,6 @@ class Joins:
         for queue_id in np.unique(halves["queue_id"]).tolist():
             least = int(halves["queue_offset"][halves["queue_id"] == queue_id].min())
             self._least_half_queue_offset[queue_id] = min(self._least_half_queue_offset.get(queue_id, least), least)
-        ends = ends.copy()
         ends["key_hi"], ends["key_lo"] = named["key_hi"], named["key_lo"]
         self._on_keyed(halves)
         self._on_keyed(ends)
@@ -273,15 +275,15 @@ class Joins:
         named = (ops[last] > 0)[there]
         outcomes["state"] = _HALF_OP[(counts > 0)[there].astype(int), parked[there].astype(int), named.astype(int)]
         starts = np.concatenate(([0], np.cumsum(counts[there])))
-        deliveries, halves = pick(rows, delivered), pick(rows, is_half)
-        self._report_half_op(outcomes, by_broker[there], halves, ops[is_half])
+        deliveries = rows["offset"][delivered]
+        self._report_half_op(outcomes, by_broker[there], rows, ops)
         has_op = np.bincount(group[ops > 0], minlength=count)[there] > 0
-        self._report_unsaid(outcomes, starts, deliveries["offset"], has_op)
-        self._report_twice(outcomes, starts, deliveries["offset"])
+        self._report_unsaid(outcomes, starts, deliveries, has_op)
+        self._report_twice(outcomes, starts, deliveries)
         apart = is_half & (copies.is_shared[group] | (indices != last[group]))
         slots = _outcomes(pick(rows, apart), Generation.HALF_OP)
         slots["state"], slots["lowest"] = copies.states[apart], slots["half"]
-        yield Outcomes(outcomes, starts, deliveries["offset"], slots)
+        yield Outcomes(outcomes, starts, deliveries, slots)
 
     def _report_unsaid(self, outcomes: Rows, starts: Ints, delivered: Ints, named: npt.NDArray[np.bool_]) -> None:
         """Delivered transactions of which no op message names any half."""
@@ -290,12 +292,14 @@ class Joins:
             text = f"delivered at {first}, but no op message says so: RocketMQ will check it again"
             self._report("committed-without-op", outcomes["half"][number], text, delivered_offset=first)
 
-    def _report_half_op(self, outcomes: Rows, parked: npt.NDArray[np.bool_], halves: Rows, ops: Ints) -> None:
-        for half, count in zip(halves[ops > 1], ops[ops > 1], strict=True):
-            self._report("double-end", half["offset"], f"{count} op messages end the half message", ends=int(count))
-        for outcome in outcomes[parked & (outcomes["state"] == TransactionState.COMMITTED)]:
+    def _report_half_op(self, outcomes: Rows, parked: npt.NDArray[np.bool_], rows: Rows, ops: Ints) -> None:
+        """`ops`: how many op messages name each row, where that is a half message."""
+        for number in np.flatnonzero(ops > 1):
+            count, half = int(ops[number]), rows["offset"][number]
+            self._report("double-end", half, f"{count} op messages end the half message", ends=count)
+        for number in np.flatnonzero(parked & (outcomes["state"] == TransactionState.COMMITTED)):
             text = "RocketMQ gave it up (it is in TRANS_CHECK_MAX_TIME_TOPIC), and it was delivered as well"
-            self._report("decision-conflict", outcome["half"], text)
+            self._report("decision-conflict", outcomes["half"][number], text)
 
     def _report_twice(self, outcomes: Rows, starts: Ints, delivered: Ints) -> None:
         for number in np.flatnonzero(np.diff(starts) > 1):
@@ -379,6 +383,8 @@ def _unique_key(rows: Rows) -> Ints:
 def _parked(rows: Rows, group: Ints, count: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Which groups of rows are parked, by their last park record, and which by RocketMQ's, which names no half."""
     which = np.flatnonzero(rows["kind"] == EventKind.PARKED)
+    if not len(which):
+        return np.zeros(count, np.bool_), np.zeros(count, np.bool_)
     last = np.full(count, -1, np.int64)
     np.maximum.at(last, group[which], which)
     parked = np.asarray((last >= 0) & ((rows["checks"][last] != 0) | (rows["half"][last] < 0)))
