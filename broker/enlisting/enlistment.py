@@ -367,11 +367,11 @@ def _end(end: Callable[[Half], object], halves: Iterable[Half], verb: str) -> No
                 verb,
                 extra=event("end-contradicted", **fields_of_half(half)),
             )
-        except BrokerError as error:
+        except Exception as error:  # noqa: BLE001 - the outcome is decided: whatever it is, COMMIT has returned
             _log.warning(
                 "check-back will %s %s, which could not be ended now: %s",
                 verb,
                 half.message_id,
-                error,
+                error if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}",
                 extra=event("end-postponed", **fields_of_half(half)),
             )

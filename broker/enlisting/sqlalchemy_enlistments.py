@@ -33,6 +33,7 @@ class SessionEnlistment(Enlistment):
         self.session_commits = False  # since Session.before_commit
         self.ledgers: list[Ledger] = []  # whose checks passed
         self.was_in_transaction = False
+        self.session: weakref.ref[Session] | None = None  # whose it is
         self._connection = None if connection is None else weakref.ref(connection)
         self._root: weakref.ref[RootTransaction] | None = None
         if connection is not None:
@@ -56,6 +57,12 @@ class SessionEnlistment(Enlistment):
         return self._root is not None and self._root() is not connection.get_transaction()
 
     @property
+    def has_unflushed_rows(self) -> bool:
+        """Whether its session has changes that no statement was sent for."""
+        session = None if self.session is None else self.session()
+        return session is not None and bool(session.new or session.dirty or session.deleted)
+
+    @property
     def has_begun(self) -> bool:
         """Whether the driver must have a transaction open: it had, or a row was inserted."""
         return self.was_in_transaction or any(branch.is_inserted for branch in self.branches)
@@ -67,8 +74,23 @@ class SessionEnlistment(Enlistment):
 
 of_connection: weakref.WeakKeyDictionary[Connection, SessionEnlistment] = weakref.WeakKeyDictionary()
 of_session: weakref.WeakKeyDictionary[Session, list[SessionEnlistment]] = weakref.WeakKeyDictionary()
+_at_commit: weakref.WeakKeyDictionary[Connection, weakref.ref[RootTransaction]] = weakref.WeakKeyDictionary()
 _savepoints: weakref.WeakKeyDictionary[NestedTransaction | SessionTransaction, int] = weakref.WeakKeyDictionary()
 _savepoint_numbers = itertools.count(1)
+
+
+def note_commit(connection: Connection) -> None:
+    """The transaction of a connection commits now: no message can join it any more."""
+    if (root := connection.get_transaction()) is not None:
+        _at_commit[connection] = weakref.ref(root)
+
+
+def check_before_commit(connection: Connection) -> None:
+    """Raises TransactionError when the connection's transaction commits now: in a listener of "commit" behind ours."""
+    at_commit, root = _at_commit.get(connection), connection.get_transaction()
+    if at_commit is not None and root is not None and at_commit() is root:
+        text = "the transaction commits at this moment, and no message can join it: send before COMMIT"
+        raise TransactionError(f'{text}. A listener of "commit" that sends has to be there before the producer is made')
 
 
 def check_still_open(enlistment: SessionEnlistment, connection: Connection) -> None:

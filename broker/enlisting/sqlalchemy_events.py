@@ -19,7 +19,7 @@ import contextlib
 import re
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from broker.enlisting import sqlalchemy_checks as checks
@@ -27,18 +27,21 @@ from broker.enlisting.enlistment import Stage
 from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
     check_still_open,
+    note_commit,
     of_connection,
     of_session,
     savepoint_number,
     savepoint_of,
 )
-from broker.enlisting.sqlalchemy_rows import in_transaction
+from broker.enlisting.sqlalchemy_rows import in_transaction, is_driver_in_transaction
 from broker.errors import TransactionError, UnknownOutcome
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
+    from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.orm import Session
     from sqlalchemy.orm import SessionTransaction as OrmTransaction
+    from sqlalchemy.pool import PoolResetState
 
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
 _ENDS = re.compile(  # with a savepoint that SQLAlchemy did not set: its own have names of one kind
@@ -72,13 +75,16 @@ def watch(engine: Engine) -> bool:
     with _watching:
         if engine in _watched:
             return False
+        event.listen(engine, "begin", _on_begin)
         event.listen(engine, "commit", _on_commit)
         event.listen(engine, "prepare_twophase", _on_twophase)
         event.listen(engine, "commit_twophase", _on_twophase)
         event.listen(engine, "rollback", _on_rollback)
         event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
         event.listen(engine, "before_cursor_execute", _on_statement, retval=True)
+        event.listen(engine, "reset", _on_reset_of(engine.dialect.name))
         if engine.dialect.name == "sqlite":
+            event.listen(engine, "after_cursor_execute", _after_sqlite_statement)
             event.listen(engine, "savepoint", _on_sqlite_savepoint)
         _watched.add(engine)
     return True
@@ -155,38 +161,69 @@ def _take_turns(enlistment: SessionEnlistment) -> None:
             enlistment.turns.append(ledger.take_turn())
 
 
+def _on_begin(connection: Connection) -> None:
+    """Before a transaction begins: end what a COMMIT left that failed on the way to the driver.
+
+    After a listener of "commit" that raised, SQLAlchemy takes the transaction for ended, and sends no ROLLBACK.
+    """
+    enlistment = of_connection.get(connection)
+    if enlistment is not None and enlistment.is_open and enlistment.has_begun and in_transaction(connection):
+        of_connection.pop(connection)
+        _roll_back(connection, enlistment)
+
+
+def _on_reset_of(dialect: str) -> Callable[[DBAPIConnection, object, PoolResetState], None]:
+    """The same before a connection of this dialect goes back to the pool, which takes it for rolled back then."""
+
+    def on_reset(raw: DBAPIConnection, _record: object, state: PoolResetState) -> None:
+        if state.transaction_was_reset and not state.terminate_only and is_driver_in_transaction(dialect, raw):
+            raw.rollback()
+
+    return on_reset
+
+
 def _on_commit(connection: Connection) -> None:
     """Just before the driver's COMMIT."""
+    try:
+        sealed = _sealed(connection)
+    except BaseException:
+        # SQLAlchemy takes the transaction for ended now and would not roll it back before the connection is closed.
+        enlistment = of_connection.get(connection)
+        with contextlib.suppress(Exception):
+            if enlistment is None or enlistment.is_stale(connection):
+                connection.dialect.do_rollback(connection.connection)
+            else:
+                _roll_back(connection, enlistment)
+        raise
+    if sealed is not None and not sealed.session_commits:
+        _commit(connection, sealed)
+
+
+def _sealed(connection: Connection) -> SessionEnlistment | None:
+    """The enlistment of the connection's transaction, when its rows are in place; None without messages."""
+    note_commit(connection)
     enlistment = of_connection.get(connection)
     if enlistment is not None and enlistment.is_stale(connection):
         del of_connection[connection]
         enlistment.leave("its transaction ended unseen")
         enlistment = None
     if _held and (why := _held.get(connection)) is not None:
-        if enlistment is None:
-            connection.dialect.do_rollback(connection.connection)
-        else:
-            _roll_back(connection, enlistment)
         raise TransactionError(why)
     if enlistment is None or enlistment.stage is not Stage.ACTIVE:
-        return
+        return None
     enlistment.begin(connection)
-    try:
-        enlistment.check()
-        if not enlistment.ledgers:  # no message joined it: it is known for a send that failed, and was rolled back
-            of_connection.pop(connection, None)
-            return
-        if not enlistment.is_durable:
-            enlistment.run(enlistment.wait_durable)
-        check_still_open(enlistment, connection)
-        enlistment.seal(connection)
-    except BaseException:
-        # SQLAlchemy takes the transaction for ended now and would not roll it back before the connection is closed.
-        with contextlib.suppress(Exception):
-            _roll_back(connection, enlistment)
-        raise
-    if not enlistment.session_commits:
-        _commit(connection, enlistment)
+    enlistment.check()
+    if not enlistment.ledgers:  # no message joined it: it is known for a send that failed, and was rolled back
+        of_connection.pop(connection, None)
+        return None
+    if not enlistment.session_commits and enlistment.has_unflushed_rows:
+        text = "the connection of a session was committed past the session, which has rows to flush: nothing was saved"
+        raise TransactionError(f"{text}. Call session.commit()")
+    if not enlistment.is_durable:
+        enlistment.run(enlistment.wait_durable)
+    check_still_open(enlistment, connection)
+    enlistment.seal(connection)
+    return enlistment
 
 
 def _on_twophase(connection: Connection, xid: object, is_prepared: bool = False) -> None:
@@ -263,6 +300,13 @@ def _on_sqlite_savepoint(connection: Connection, _name: str | None) -> None:
     """Python's driver begins no transaction before a savepoint, and the RELEASE of an outermost one commits."""
     if in_transaction(connection) is False:
         connection.exec_driver_sql("BEGIN")
+
+
+def _after_sqlite_statement(connection: Connection, *_: object) -> None:
+    """SQLite's driver begins a transaction with the first change, which may be behind the send."""
+    enlistment = of_connection.get(connection)
+    if enlistment is not None and not enlistment.was_in_transaction:
+        enlistment.was_in_transaction = bool(in_transaction(connection))
 
 
 def _on_statement(

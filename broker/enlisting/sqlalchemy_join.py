@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -10,6 +11,7 @@ from broker.enlisting import sqlalchemy_checks as checks
 from broker.enlisting.enlistment import Branch, Doom, JoinableTransaction
 from broker.enlisting.sqlalchemy_enlistments import (
     SessionEnlistment,
+    check_before_commit,
     check_still_open,
     is_session,
     of_connection,
@@ -96,11 +98,13 @@ def _enlist_session(
     enlistment = _enlist_connection(connection, ledger, known_here)
     if enlistment not in known:
         known.append(enlistment)
+        enlistment.session = weakref.ref(session)
     return enlistment, connection
 
 
 def _enlist_connection(connection: Connection, ledger: Ledger, known: SessionEnlistment | None) -> SessionEnlistment:
     """`known`: what `of_connection` has of it, of this transaction or an earlier one."""
+    check_before_commit(connection)
     if known is not None and known.is_open:
         known.begin(connection)
     if known is not None and known.is_of(connection.get_transaction()):

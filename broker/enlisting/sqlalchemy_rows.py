@@ -115,11 +115,15 @@ def _qualified(ledger: Ledger) -> Table:
 
 def in_transaction(connection: Connection) -> bool | None:
     """Whether the driver has a transaction open, whatever SQLAlchemy thinks; None for a driver that does not tell."""
-    raw: DBAPIConnection | None = connection.connection.dbapi_connection
+    return is_driver_in_transaction(connection.dialect.name, connection.connection.dbapi_connection)
+
+
+def is_driver_in_transaction(dialect: str, raw: DBAPIConnection | None) -> bool | None:
+    """The same of a driver's connection."""
     driver: Any = getattr(raw, "driver_connection", raw)
-    if connection.dialect.name == "sqlite":
+    if dialect == "sqlite":
         return bool(driver.in_transaction) if hasattr(driver, "in_transaction") else None
-    if connection.dialect.name in _MYSQL:
+    if dialect in _MYSQL:
         status = getattr(driver, "server_status", None)  # PyMySQL, aiomysql
         return None if status is None else bool(status & _MYSQL_IN_TRANSACTION)
     if hasattr(driver, "is_in_transaction"):  # asyncpg

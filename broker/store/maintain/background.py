@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, StoreError
 from broker.store.disk.files import ReadFile
 from broker.store.maintain.checkpointing import checkpoint
 from broker.store.shared.checkpoint_file import seal
@@ -53,6 +53,7 @@ class BackgroundTasks:
         self._kept = (parts.append_lock, parts.syncer.lock)
         self._words, self._disk, self._paths = parts.control.words, parts.disk, parts.paths
         self.retain: Callable[[], None] | None = None  # a round of retention if it is due; set before `start`
+        self._is_closed = False
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -67,8 +68,11 @@ class BackgroundTasks:
         self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = self._checked_s = time.monotonic()
 
     def start(self) -> None:
-        """Begin, once; on a disk that counts its steps there is no background."""
+        """Begin, once; on a disk that counts its steps there is no background. Raises StoreError of a closed store."""
         with self._starting:
+            if self._is_closed:
+                text = f"{self._paths.store} belongs to a store that was closed: open it again with broker.open"
+                raise StoreError(text, path=self._paths.store)
             if self.is_running:
                 return
             self.is_running = True
@@ -201,6 +205,7 @@ class BackgroundTasks:
 
     def close(self) -> None:
         """End the threads; what they were to do, the last to leave does."""
+        self._is_closed, self.is_running = True, False
         self._stop.set()
         for lock in (self._lock, *self._kept):
             lock.give_back()
