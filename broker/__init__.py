@@ -185,6 +185,8 @@ def open(
 ) -> Store:
     """Open the store in a directory; one that is not there, or an empty one, becomes a new store.
 
+    A relative path is that of the process's directory now: it may change its directory later.
+
     With `create=False` it is not made: NotAStore says that there is none. The directory above it must be there in any
     case, since a typing error or a volume that is not mounted would become a new, empty store.
 

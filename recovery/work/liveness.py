@@ -18,7 +18,7 @@ class LivenessFile:
 
     def __init__(self, path: str) -> None:
         """Raises BrokerError when it cannot be written."""
-        self.path = path
+        self.path = os.path.abspath(path)  # handlers run in this process, and may change its directory
         try:
             self._write({})
         except OSError as error:

@@ -219,9 +219,11 @@ class Paths:
 
 
 def path_of_store(path: object) -> str:
-    """The path that a caller gave, as text without a slash at its end.
+    """The path that a caller gave, as text, absolute and without a slash at its end; symbolic links stay in it.
 
-    Raises BrokerError for what is not a path: None, bytes, an empty text, the address of a cluster.
+    A store is opened once and used for long: a relative path would mean another directory when the process changes its
+    own. Raises BrokerError for what cannot be one: None, bytes, an empty text, the address of a cluster, text that the
+    system cannot write in a name; and for a relative path in a directory that was deleted.
     """
     text = path if isinstance(path, str) else path.__fspath__() if isinstance(path, os.PathLike) else None
     if not isinstance(text, str) or not text:
@@ -229,7 +231,36 @@ def path_of_store(path: object) -> str:
         raise BrokerError(f"the path of a store is a str or a pathlib.Path, not {kind}")
     if text.startswith("rocketmq://"):
         raise BrokerError(f"{text} names a cluster, and broker.open opens a directory: use broker.connect")
-    return text.rstrip(os.sep) or os.sep
+    _check_encodes(text)
+    return _absolute(text).rstrip(os.sep) or os.sep
+
+
+def _check_encodes(text: str) -> None:
+    """Raises BrokerError for what no file can be named: a zero, or half a surrogate pair."""
+    try:
+        has_zero = b"\0" in os.fsencode(text)
+    except UnicodeEncodeError:
+        reason = "has a character that the system cannot write in a name"
+    else:
+        reason = "has a zero character in it" if has_zero else ""
+    if reason:
+        raise BrokerError(f"the path of a store {reason}: {text!r:.60}. Correct the path")
+
+
+def _absolute(text: str) -> str:
+    """The same place, whatever directory the process changes to.
+
+    Only where `..` follows a symbolic link is the link resolved: the system goes above where it leads, which
+    os.path.abspath does not look at.
+    """
+    try:
+        whole = os.path.abspath(text)
+        if ".." in text.split(os.sep) and os.path.realpath(whole) != (resolved := os.path.realpath(text)):
+            return resolved
+    except OSError as error:
+        reason = f"the path {text} is relative, and the directory of this process is gone ({error.strerror})"
+        raise BrokerError(f"{reason}. Change to another one, or give an absolute path") from error
+    return whole
 
 
 def is_topic_directory(topic: str) -> bool:

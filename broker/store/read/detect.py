@@ -28,6 +28,8 @@ def check_place(path: str, disk: Disk, *, create: bool) -> None:
     if not create:
         check_is_store(path, disk)
     if disk.entry(path) is None:
+        if (fault := _dangling(path)) is not None:
+            raise NotAStore(fault, path=path)
         parent = os.path.dirname(os.path.abspath(path))
         found = disk.entry(parent)
         if found is None or not found.is_directory:
@@ -55,6 +57,8 @@ def check_outside_stores(path: str) -> None:
 def _fault(path: str, disk: Disk) -> str | None:
     found = disk.entry(path)
     if found is None:
+        if (fault := _dangling(path)) is not None:
+            return fault
         text = f"{path}: there is no such directory. {_where_it_ends(path, disk)}"
         return f"{text}. Correct the path, or mount the volume"
     if not found.is_directory:
@@ -74,6 +78,14 @@ def _fault(path: str, disk: Disk) -> str | None:
         reason = f"nothing in {commitlog.path} ({_names(inside)}) is named as a segment is, by {NAME_DIGITS} digits"
         return f"{path} is not a store: {reason}. {_GIVE}"
     return None
+
+
+def _dangling(path: str) -> str | None:
+    """What is wrong with a path at which nothing is found although a name is there; None when none is."""
+    if not os.path.islink(path):
+        return None
+    text = f"{path} is a symbolic link that leads nowhere: there is no {os.path.realpath(path)}"
+    return f"{text}. Mount the volume, make the directory, or remove the link"
 
 
 def _where_it_ends(path: str, disk: Disk) -> str:

@@ -57,7 +57,7 @@ class Store:
         path = path_of_store(path)
         check_is_store(path, disk)
         self.path: str = path
-        """The directory, as text."""
+        """The directory, as an absolute path: it names the same one when the process changes its own directory."""
         self._directory = StoreDirectory(path, disk)
         self.commitlog: CommitLog = CommitLog(self._directory)
         """The CommitLog: records by byte position."""
