@@ -147,6 +147,7 @@ class LiveStore(WritableStore):
         """
         from broker.consumer import Consumer
 
+        self.writer.check_open()
         return observing.receiver(Consumer)(
             self, group, topic, tags=tags, ordered=ordered, start=start, max_retries=max_retries,
             retry_delay_level=retry_delay_level, retries_first=retries_first, ack_timeout_s=ack_timeout_s,

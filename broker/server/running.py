@@ -386,7 +386,8 @@ class Server:
 
 
 def start(store: LiveStore, settings: ServerSettings, resolver: Resolver | None = None) -> Server:
-    """Serve a store; it listens when this returns. Raises BrokerError."""
+    """Serve a store; it listens when this returns. Raises BrokerError, StoreError for one that was closed."""
+    store.writer.check_open()
     server = Server(store, settings, resolver)
     log.info(
         "process %d serves %s on %s (%s)", os.getpid(), store.path, server.address, server.loop,

@@ -24,6 +24,7 @@ from broker.format.commitlog import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from broker.store import engines
 from broker.store.disk.files import Disk
 from broker.store.disk.lock_calls import flock_holder
+from broker.store.disk.os_errors import closed_store
 from broker.store.disk.paths import Paths
 from broker.store.disk.store_lock import StoreLock
 from broker.store.maintain.background import BackgroundTasks
@@ -216,6 +217,11 @@ class StoreWriter:
         """The id that the store was given when it was made: 32 hexadecimal digits."""
         return self.parts.store_id
 
+    def check_open(self) -> None:
+        """Raises StoreError when it was closed."""
+        if not self.control.is_open:
+            raise closed_store(self.path)
+
     # Appending
 
     def append(self, drafts: Sequence[PendingRecord], *, wait: bool = True) -> list[Appended]:
@@ -261,11 +267,11 @@ class StoreWriter:
             try:
                 self.syncer.wait_durable(end)
             except ValueError as error:  # the map of the control file was closed under us
-                text = f"{self.path} belongs to a store that was closed: open it again with broker.open"
-                raise StoreError(text, path=self.path) from error
+                raise closed_store(self.path) from error
 
     def sync_now(self) -> None:
-        """Flush everything that is published. Raises SyncFailed."""
+        """Flush everything that is published. Raises SyncFailed, StoreError."""
+        self.check_open()
         self.syncer.force_now()
 
     def checkpoint(self) -> None:

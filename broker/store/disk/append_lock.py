@@ -18,7 +18,7 @@ from types import TracebackType
 from broker.errors import StoreError
 from broker.store.disk.files import Disk
 from broker.store.disk.lock_calls import flock_keeping_gil, forked, reopened
-from broker.store.disk.os_errors import refused
+from broker.store.disk.os_errors import closed_store, refused
 
 _SPINS = 12  # an append of another process takes less than as many tries, and to sleep and wake takes more
 _NAPS, _NAP_S = 50, 50e-6
@@ -178,8 +178,7 @@ class AppendLock:
 
     def _unusable(self, error: Exception) -> StoreError:
         if self._descriptor < 0:
-            text = f"{self.path} belongs to a store that was closed: open it again with broker.open"
-            return StoreError(text, path=self.path)
+            return closed_store(self.path)
         return refused(error, self.path) if isinstance(error, OSError) else StoreError(str(error), path=self.path)
 
     def after_fork_in_parent(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.errors import StoreError
 from broker.store.disk.files import Disk, ReadFile
+from broker.store.disk.os_errors import closed_store
 
 
 class OpenFiles:
@@ -17,12 +17,12 @@ class OpenFiles:
         self._disk = disk
         self._limit = limit
         self._open: dict[tuple[str, int], ReadFile] = {}
-        self._closed = False
+        self.is_closed = False
 
     def get(self, path: str, inode: int) -> ReadFile:
         """The file with this inode at this path. Raises Missing when it is not there (any more)."""
-        if self._closed:
-            raise StoreError(f"{path} belongs to a store that was closed: open it again with broker.open", path=path)
+        if self.is_closed:
+            raise closed_store(path)
         file = self._open.get((path, inode))
         if file is None:
             file = self._open[path, inode] = self._disk.open_read(path)
@@ -49,5 +49,5 @@ class OpenFiles:
 
     def close(self) -> None:
         """Release every file; the store is closed."""
-        self._closed = True
+        self.is_closed = True
         self._open.clear()

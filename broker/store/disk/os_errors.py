@@ -39,6 +39,11 @@ def explained(error: OSError | ValueError, path: str) -> StoreError:
     return StoreError(f"{path} cannot be read: {reason}. See that it is a readable file or directory", path=path)
 
 
+def closed_store(path: str) -> StoreError:
+    """A store, or a file of one, is used after its `close`."""
+    return StoreError(f"{path} belongs to a store that was closed: open it again with broker.open", path=path)
+
+
 def not_written(error: OSError, path: str) -> StoreError:
     """Why what a person wanted written is not there, such as a copy or an export: StoreFull when there is no room."""
     if error.errno not in _FULL:

@@ -25,6 +25,7 @@ from broker.format.sysflag import INNER_BATCH
 from broker.format.topics import LMQ_PREFIX
 from broker.message import ReceivedMessage
 from broker.store.disk.files import Disk
+from broker.store.disk.os_errors import closed_store
 from broker.store.disk.paths import path_of_store
 from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.commitlog import CommitLog
@@ -73,6 +74,8 @@ class Store:
         """The redo log of 3.x: units of half messages and ends; without files it is empty."""
 
     def __enter__(self) -> Self:
+        if self._directory.files.is_closed:
+            raise closed_store(self.path)
         return self
 
     def __exit__(

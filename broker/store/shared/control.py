@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import enum
 import struct
+from typing import cast
 
 from broker.store.disk.files import Disk
 from broker.store.disk.maps import Map
+from broker.store.disk.os_errors import closed_store
 from broker.store.disk.paths import Paths
 
 PAGE_SIZE = 4096
@@ -87,8 +89,27 @@ class ControlPage:
         self.words[Word.VERSION] = VERSION
         self.words[Word.MAGIC] = MAGIC
 
+    @property
+    def is_open(self) -> bool:
+        return not isinstance(self.words, _ClosedWords)
+
     def close(self) -> None:
+        """Release the page. A call that reads or writes a word afterwards raises StoreError."""
+        self.words = cast("memoryview[int]", _ClosedWords(self.page.path))
         self.page.close()
+
+
+class _ClosedWords:
+    """Stands for the words of a page that was closed; a memoryview would speak of itself."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getitem__(self, word: int) -> int:
+        raise closed_store(self._path)
+
+    def __setitem__(self, word: int, value: int) -> None:
+        raise closed_store(self._path)
 
 
 def two_words(number: int) -> tuple[int, int]:

@@ -1,0 +1,82 @@
+"""A store that was closed: every call that needs it says so, and none speaks of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker
+
+CLOSED = r"belongs to a store that was closed: open it again with broker\.open"
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "append": lambda store: store.append(broker.Message("orders", b"x")),
+    "append_batch": lambda store: store.append_batch([broker.Message("orders", b"x")]),
+    "create_topic": lambda store: store.create_topic("boxes"),
+    "consumer of a group that was there": lambda store: store.consumer("packers", "orders"),
+    "consumer of a new group": lambda store: store.consumer("others", "orders"),
+    "pause_group": lambda store: store.pause_group("packers"),
+    "queue_end": lambda store: store.queue_end("orders", 0),
+    "queue_range": lambda store: store.queue_range("orders", 0),
+    "message": lambda store: store.message("orders", 0, 0),
+    "record": lambda store: store.record(0),
+    "records": lambda store: list(store.records()),
+    "records_between": lambda store: list(store.records_between(0, 1 << 50)),
+    "by_key": lambda store: store.by_key("orders", "4711"),
+    "end_offset": lambda store: store.end_offset,
+    "visible_end": lambda store: store.visible_end,
+    "sync_now": lambda store: store.sync_now(),
+    "retain": lambda store: store.retain(broker.Retention(keep_s=1)),
+    "prepare": lambda store: store.transactions.prepare(broker.Message("orders", b"x"), "web"),
+    "parked": lambda store: store.transactions.parked(),
+    "in_doubt": lambda store: list(store.transactions.in_doubt()),
+    "in_doubt_slots": lambda store: store.transactions.in_doubt_slots(),
+    "with": lambda store: store.__enter__(),
+    "serve": lambda store: broker.serve(store, "127.0.0.1:0"),
+}
+
+
+@pytest.fixture(scope="module", params=["state-table", "half-op"])
+def closed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.LiveStore]:
+    path = tmp_path_factory.mktemp("closed") / "store"
+    store = broker.open(path, layout=broker.StoreLayout.small(), transactions=request.param)
+    for _ in range(4):
+        store.append(broker.Message("orders", b"x", keys=["4711"]))
+    with store.consumer("packers", "orders") as consumer:
+        message = consumer.receive(5)
+        assert message is not None
+        consumer.ack(message)
+    store.transactions.prepare(broker.Message("orders", b"half"), "web")
+    store.close()
+    yield store
+    store.close()  # a second call does nothing
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_closed_store_says_so(closed: broker.LiveStore, name: str) -> None:
+    with pytest.raises(broker.StoreError, match=CLOSED):
+        pytest.fail(f"{name}: {CALLS[name](closed)!r}")
+
+
+def test_a_consumer_of_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = broker.open(tmp_path / "store", layout=broker.StoreLayout.small())
+    consumer = store.consumer("packers", "orders")
+    store.close()
+    with pytest.raises(broker.StoreError, match=CLOSED):
+        consumer.receive(5)
+    consumer.close()
+
+
+def test_a_closed_reader_says_so(tmp_path: Path) -> None:
+    with broker.open(tmp_path / "store", layout=broker.StoreLayout.small()) as live:
+        live.append(broker.Message("orders", b"x"))
+    reader = broker.open(tmp_path / "store", read_only=True)
+    with reader:
+        assert len(list(reader.records())) == 1
+    with pytest.raises(broker.StoreError, match=CLOSED):
+        list(reader.records())
+    with pytest.raises(broker.StoreError, match=CLOSED), reader:
+        pytest.fail("it was entered")
