@@ -40,7 +40,12 @@ def shown(value: object) -> str:
     kind = type(value)
     if isinstance(value, str) and "://" in value:
         value = re.sub(r"://.*@", "://...@", value, flags=re.DOTALL)
-    return f"{value!r:.60}" if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__ != "builtins":
+        return f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # noqa: BLE001 - a number of more than 4,300 digits; a list with an object that cannot say itself
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {kind.__qualname__}"
 
 
 class StoreError(BrokerError):

@@ -83,3 +83,32 @@ def test_a_missing_parent_is_no_place_for_a_store(tmp_path: Path) -> None:
 def test_what_is_no_path_gets_a_sentence(wrong: object, read_only: bool) -> None:
     with pytest.raises(broker.BrokerError, match=r"the path of a store is (text|a str) or a pathlib\.Path"):
         broker.open(wrong, read_only=read_only)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"segment_bytes": 1 << 31}, "segment_bytes is 2147483648, and RocketMQ's files have at most 2147483647 bytes"),
+        ({"segment_bytes": 1 << 70}, "segment_bytes is "),
+        ({"segment_bytes": 8 * 10**5000}, "segment_bytes is "),
+        ({"consume_queue_bytes": 20 << 62}, "consume_queue_bytes is "),
+        ({"state_table_bytes": 24 << 40}, "state_table_bytes is "),
+        ({"redo_log_bytes": 20 << 40}, "redo_log_bytes is "),
+        (
+            {"index_slots": 1 << 33},
+            "index_slots is 8589934592 and index_items 200000: an index file",
+        ),
+        ({"index_slots": 1 << 50}, "index_slots is "),
+        ({"index_items": 10**5000}, "index_slots is 50000 and index_items "),
+    ],
+)
+def test_sizes_that_rocketmq_has_no_number_for(sizes: dict[str, int], said: str) -> None:
+    """They are refused when they are written down, not when a store was made with them."""
+    with pytest.raises(broker.BrokerError, match=said):
+        StoreLayout(**sizes)
+
+
+def test_the_largest_files() -> None:
+    """A segment of 2 GiB less 8 bytes is RocketMQ's largest; nothing is made here."""
+    layout = StoreLayout(segment_bytes=(1 << 31) - 8, consume_queue_bytes=20 * 107_374_182, index_slots=1 << 28)
+    assert layout.segment_bytes == 2_147_483_640

@@ -15,13 +15,14 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from broker.errors import BrokerError, StoreError
+from broker.errors import BrokerError, StoreError, shown
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.commitlog import BLANK_SIZE, SEGMENT_SIZE
 from broker.store.disk.files import Disk, Missing
 from broker.store.disk.paths import STATE_TABLE, Paths
 
 _SEGMENT_BYTES_MIN = 4096
+_FILE_BYTES_MAX = (1 << 31) - 1  # RocketMQ: MessageStoreConfig, MappedFile, IndexFile (5.3.3) have it in an int
 _MIB = 1 << 20
 _VERSION = 1
 _VERSION_OF_ENGINE = 2  # of a store with another engine than the first, which version 1 knows no name for
@@ -32,8 +33,8 @@ class StoreLayout:
     """File sizes of a new store, `StoreLayout.default()` unless another is given. Name the fields: all are integers.
 
     Raises BrokerError for sizes that no store can have: segments have at least 4,096 bytes, a multiple of 8, other
-    files a whole number of units. The names in brackets are the settings of RocketMQ 5.3.3 with
-    which it opens such a store; `tranStateTableMapedFileSize`, `tranRedoLogMapedFileSize` are those of 3.1.4.
+    files a whole number of units, and no file 2 GiB or more. The names in brackets are the settings of RocketMQ 5.3.3
+    with which it opens such a store; `tranStateTableMapedFileSize`, `tranRedoLogMapedFileSize` are those of 3.1.4.
     """
 
     segment_bytes: int = 16 * _MIB
@@ -63,9 +64,19 @@ class StoreLayout:
         )
         for name, size, unit in units:
             if size <= 0 or size % unit:
-                raise BrokerError(f"{name} is {size}, and no multiple of {unit}: a unit would lie in two files")
+                text = f"{name} is {shown(size)}, and no multiple of {unit}: a unit would lie in two files"
+                raise BrokerError(text)
         if self.index_slots < 1 or self.index_items < 2:
             raise BrokerError("an index file has at least 1 slot and 2 items, of which the first is never used")
+        files = (("segment_bytes", self.segment_bytes), *((name, size) for name, size, _ in units))
+        for name, size in files:
+            if size > _FILE_BYTES_MAX:
+                text = f"{name} is {shown(size)}, and RocketMQ's files have at most {_FILE_BYTES_MAX} bytes"
+                raise BrokerError(f"{text}: it keeps their sizes in 32 bits")
+        if index.file_size(self.index_slots, self.index_items) > _FILE_BYTES_MAX:
+            text = f"index_slots is {shown(self.index_slots)} and index_items {shown(self.index_items)}"
+            room = f"{index.SLOT_SIZE} and {index.ITEM_SIZE} bytes each, at most {_FILE_BYTES_MAX} in all"
+            raise BrokerError(f"{text}: an index file has {room}, since RocketMQ keeps its size in 32 bits")
 
     @classmethod
     def small(cls) -> Self:
