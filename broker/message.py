@@ -101,10 +101,10 @@ class Message:
         except TypeError:  # then one below is not text
             everything = "\x80"
         if not everything.isascii():
-            _check_texts("topic", self.topic)
-            _check_texts("tag", self.tag)
-            _check_texts("key", *keys)
-            _check_texts("property", *properties, *properties.values())
+            check_texts("topic", self.topic)
+            check_texts("tag", self.tag)
+            check_texts("key", *keys)
+            check_texts("property", *properties, *properties.values())
         return len(everything) + 16
 
     @property
@@ -200,7 +200,8 @@ def plain_text(text: str) -> str:
     return text if type(text) is str or not isinstance(text, str) else str.__str__(text)
 
 
-def _check_texts(what: str, *texts: Any) -> None:
+def check_texts(what: str, *texts: Any) -> None:
+    """Raises MessageRejected for what is not text, and for text that UTF-8 cannot write."""
     for text in texts:
         if not isinstance(text, str):
             raise MessageRejected(f"a {what} is text, not {type(text).__name__}: {text!r:.60}")

@@ -13,7 +13,7 @@ from broker.database.bound_ledger import BoundLedger
 from broker.errors import MessageRejected, TransactionError, shown
 from broker.format import properties as names
 from broker.format.topics import parse_delay_levels
-from broker.message import Message
+from broker.message import Message, check_texts
 
 DELAY_LEVELS = len(parse_delay_levels())
 
@@ -26,7 +26,7 @@ _ASK = "check_local_transaction"  # RocketMQ: TransactionListener.checkLocalTran
 def check_group(group: object) -> None:
     """Raises MessageRejected for what cannot name a producer group."""
     if not isinstance(group, str) or not _GROUP.fullmatch(group):
-        raise MessageRejected(f"the producer group {group!r:.60} takes 1 to 255 ASCII letters, digits and % | _ -")
+        raise MessageRejected(f"the producer group {shown(group)} takes 1 to 255 ASCII letters, digits and % | _ -")
 
 
 def check_producer(group: object, ledger: object, resolver: object) -> None:
@@ -60,13 +60,14 @@ class SendOptions(NamedTuple):
         key, level = self.sharding_key, self.delay_level
         if key is not None:
             if not isinstance(cast(object, key), str) or not key:
-                raise MessageRejected(f"a sharding_key is text that is not empty, not {key!r:.60}")
+                raise MessageRejected(f"a sharding_key is text that is not empty, not {shown(key)}")
+            check_texts("sharding_key", key)
             extra[names.SHARDING_KEY] = key
         if sum(one is not None for one in (level, self.deliver_at, self.delay)) > 1:
             raise MessageRejected("a message has one delay: say delay_level, deliver_at or delay")
         if level is not None:
             if type(level) is not int or not 1 <= level <= DELAY_LEVELS:
-                text = f"a delay_level is a level from 1 (1 s) to {DELAY_LEVELS} (2 h), not {level!r:.60}"
+                text = f"a delay_level is a level from 1 (1 s) to {DELAY_LEVELS} (2 h), not {shown(level)}"
                 raise MessageRejected(text)
             extra[names.DELAY] = str(level)
         if (due_ms := self._due_ms()) is not None:
@@ -81,16 +82,16 @@ class SendOptions(NamedTuple):
                 or not isinstance(cast(object, delay), int | float)
                 or not 0 <= delay < _DELAY_MAX_S
             ):
-                raise MessageRejected(f"delay is a timedelta or a number of seconds from 0 on, not {self.delay!r:.60}")
+                raise MessageRejected(f"delay is a timedelta or a number of seconds from 0 on, not {shown(self.delay)}")
             return time.time_ns() // 1_000_000 + int(delay * 1000)
         at = self.deliver_at
         if isinstance(at, datetime):
             if at.tzinfo is None:
                 raise MessageRejected(f"deliver_at={at!r} has no time zone: nobody knows which moment is meant")
             return max(0, int(at.timestamp() * 1000))
-        if at is not None and (type(at) is not int or at < 0):
+        if at is not None and (type(at) is not int or not 0 <= at < 1 << 63):
             raise MessageRejected(
-                f"deliver_at is a datetime with a time zone or milliseconds since 1970, not {at!r:.60}"
+                f"deliver_at is a datetime with a time zone or milliseconds since 1970, not {shown(at)}"
             )
         return at
 
@@ -111,13 +112,14 @@ def check_message(message: object) -> None:
 def checked_batch(messages: object) -> list[Message]:
     """The messages as a list. Raises MessageRejected for what is none."""
     if not isinstance(messages, Iterable) or isinstance(messages, str | bytes):
-        raise MessageRejected(f"send_batch takes a list of messages, not {messages!r:.60}")
+        raise MessageRejected(f"send_batch takes a list of messages, not {shown(messages)}")
     return list(messages)
 
 
 def checked_topics(topics: object) -> frozenset[str]:
     """The topics of a producer. Raises MessageRejected for what are none."""
     names_given = (topics,) if isinstance(topics, str) else topics
-    if not isinstance(names_given, Iterable) or not all(isinstance(one, str) for one in names_given):
-        raise MessageRejected(f"topics is a list of topic names, not {topics!r:.60}")
-    return frozenset(names_given)
+    listed = tuple(names_given) if isinstance(names_given, Iterable) else (None,)  # a generator is read once
+    if not all(isinstance(one, str) for one in listed):
+        raise MessageRejected(f"topics is a list of topic names, not {shown(topics)}")
+    return frozenset(listed)

@@ -59,6 +59,12 @@ def test_the_topics_of_a_transactional_producer_take_transactions(store: LiveSto
     assert topic.message_type == "TRANSACTION"
 
 
+def test_topics_may_come_from_a_generator(store: LiveStore) -> None:
+    producer = store.producer("shop", topics=(name for name in ["orders", "carts"]), resolver=print)  # type: ignore[arg-type]
+    assert producer.topics == {"orders", "carts"}
+    assert store.topic("carts") is not None
+
+
 def test_a_message_asks_for_time(store: LiveStore) -> None:
     producer = store.producer("shop", topics=["orders"], resolver=was_saved)
     transaction = producer.begin_transaction(immunity_s=90)
