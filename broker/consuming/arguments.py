@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from broker.database.dedup import Processed
@@ -11,16 +10,17 @@ from broker.format.topics import DLQ_PREFIX, check_topic_name, dlq_topic, parse_
 from broker.message import ReceivedMessage
 
 _GROUP_SIZE_MAX = 119  # its retry topic must fit in a record
+_SECONDS_MAX = 1e15  # of ten times as many no store holds the milliseconds, in 64 bits
 _DELAY_LEVELS = len(parse_delay_levels())
 
 
 def check_consumer_names(group: object, topics: object) -> tuple[str, ...]:
     """The topics as a tuple. Raises MessageRejected for a bad name, BrokerError for topics that cannot be consumed."""
     if not isinstance(group, str):
-        raise MessageRejected(f"a consumer group is text, not {group!r:.60}")
+        raise MessageRejected(f"a consumer group is text, not {shown(group)}")
     listed = (topics,) if isinstance(topics, str) else topics
     if not isinstance(listed, list | tuple | set | frozenset):
-        raise MessageRejected(f"group {group}: a topic is text, or a list of texts, not {topics!r:.60}")
+        raise MessageRejected(f"group {group}: a topic is text, or a list of texts, not {shown(topics)}")
     if not listed:
         raise BrokerError(f"group {group}: name a topic to consume")
     check_topic_name(retry_topic(group))
@@ -28,7 +28,7 @@ def check_consumer_names(group: object, topics: object) -> tuple[str, ...]:
         raise MessageRejected(f"a consumer group has from 1 to {_GROUP_SIZE_MAX} characters, not {len(group)}")
     for topic in listed:
         if not isinstance(topic, str):
-            raise MessageRejected(f"group {group}: a topic is text, not {topic!r:.60}")
+            raise MessageRejected(f"group {group}: a topic is text, not {shown(topic)}")
         check_topic_name(topic)
         if topic.startswith(DLQ_PREFIX) and topic == dlq_topic(group):
             raise BrokerError(f"group {group} cannot consume its own dead letters: run checkback dlq")
@@ -38,7 +38,7 @@ def check_consumer_names(group: object, topics: object) -> tuple[str, ...]:
 def check_retries(name: str, count: object) -> None:
     """Raises BrokerError for what is not a number of retries."""
     if type(count) is not int or count < 0:
-        raise BrokerError(f"{name} is a whole number from 0 on, not {count!r:.60}")
+        raise BrokerError(f"{name} is a whole number from 0 on, not {shown(count)}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -51,29 +51,29 @@ def check_retry_level(name: str, level: object) -> None:
     """Raises BrokerError for what is neither a delay level, nor 0 for at once, nor -1 for the dead letters."""
     if level is not None and (type(level) is not int or not -1 <= level <= _DELAY_LEVELS):
         reason = f"a level from 1 (1 s) to {_DELAY_LEVELS} (2 h), 0 for at once, or -1 for the dead letters"
-        raise BrokerError(f"{name} is {reason}, not {level!r:.60}")
+        raise BrokerError(f"{name} is {reason}, not {shown(level)}")
 
 
 def check_seconds(name: str, seconds: object, *, may_be_zero: bool = False) -> None:
     """Raises BrokerError for what is not a time; None is not a limit."""
     if seconds is None and may_be_zero:
         return
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
-    if not is_number or seconds < 0 or not (seconds or may_be_zero):  # type: ignore[operator]
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= _SECONDS_MAX
+    if not is_number or not (seconds or may_be_zero):
         least = "from 0 on" if may_be_zero else "above 0"
-        raise BrokerError(f"{name} is a number of seconds {least}, not {seconds!r:.60}")
+        raise BrokerError(f"{name} is a number of seconds {least}, not {shown(seconds)}")
 
 
 def check_limit(name: str, limit: object) -> None:
     """Raises BrokerError for what is not a number of messages."""
     if type(limit) is not int or limit < 1:
-        raise BrokerError(f"{name} is a whole number from 1 on, not {limit!r:.60}")
+        raise BrokerError(f"{name} is a whole number from 1 on, not {shown(limit)}")
 
 
 def check_received(verb: str, message: object) -> None:
     """Raises BrokerError for what no consumer handed out."""
     if not isinstance(message, ReceivedMessage):
-        raise BrokerError(f"{verb}() takes a message that receive() returned, not {message!r:.60}")
+        raise BrokerError(f"{verb}() takes a message that receive() returned, not {shown(message)}")
 
 
 def check_messages(messages: object) -> None:
@@ -93,7 +93,10 @@ def check_processed(processed: Processed | None) -> Processed | None:
 def reason_text(reason: object) -> str:
     """Why a message is given back, as text; of an exception its text or, without one, its name. Raises BrokerError."""
     if isinstance(reason, BaseException):
-        return str(reason) or type(reason).__name__
+        try:
+            return str(reason) or type(reason).__name__
+        except Exception:  # noqa: BLE001 - of another library, which does not know its own text
+            return type(reason).__name__
     if not isinstance(reason, str):
-        raise BrokerError(f"reason is text, or the exception that was raised, not {reason!r:.60}")
+        raise BrokerError(f"reason is text, or the exception that was raised, not {shown(reason)}")
     return reason

@@ -56,6 +56,18 @@ MISTAKES: dict[str, Call] = {
     "no time to acknowledge": lambda store: store.consumer("g", "carts", ack_timeout_s=0),
     "a time to acknowledge of text": lambda store: store.consumer("g", "carts", ack_timeout_s="5"),
     "a time to acknowledge without end": lambda store: store.consumer("g", "carts", ack_timeout_s=float("nan")),
+    "a time to acknowledge beyond any float": lambda store: store.consumer("g", "carts", ack_timeout_s=10**400),
+    "a time to acknowledge beyond any clock": lambda store: store.consumer("g", "carts", ack_timeout_s=1e300),
+    "a number that Python does not write": lambda store: store.consumer("g", "carts", ack_timeout_s=-(10**5000)),
+    "a delay beyond any float": lambda store: store.producer("web").send(MESSAGE, delay=10**400),
+    "a delay that Python does not write": lambda store: store.producer("web").send(MESSAGE, delay=10**5000),
+    "a delivery beyond any clock": lambda store: store.producer("web").send(MESSAGE, deliver_at=10**5000),
+    "messages kept beyond any float": lambda _: broker.Retention(keep_s=10**400),
+    "messages kept beyond any clock": lambda _: broker.Retention(keep_s=1e306),
+    "groups gone beyond any float": lambda _: broker.Retention(keep_s=1, gone_after_s=10**5000),
+    "bytes beyond any disk": lambda _: broker.Retention(max_bytes=10**5000),
+    "half a sharding key": lambda store: store.producer("web").send(MESSAGE, sharding_key="\ud800"),
+    "topics of numbers, once": lambda store: store.producer("shop", topics=(n for n in [1]), resolver=print),
     "a path of bytes": lambda _: broker.open(b"x"),  # type: ignore[call-overload]
     "no path": lambda _: broker.open(None),  # type: ignore[call-overload]
     "a number for a path": lambda _: broker.open(1, read_only=True),  # type: ignore[call-overload]
@@ -124,6 +136,7 @@ MISTAKES: dict[str, Call] = {
     "an index of fractions": lambda _: broker.StoreLayout(index_slots=0.5),  # type: ignore[arg-type]
     "lose the COMMIT of nothing": lambda _: lose_the_commit(None, committed=True).__enter__(),  # type: ignore[arg-type]
     "crash without a store": lambda _: crash_between_commit_and_end(None).__enter__(),  # type: ignore[arg-type]
+    "a clock that goes on beyond any float": lambda _: FakeClock().advance(10**400),
     "a clock that goes on by text": lambda _: FakeClock().advance("10"),  # type: ignore[arg-type]
 }
 
@@ -154,6 +167,8 @@ OF_A_CONSUMER: dict[str, Call] = {
     "a delay that does not exist": lambda consumer: consumer.retry(consumer.receive(10), 77),
     "wait for text": lambda consumer: consumer.receive("5"),
     "wait for less than nothing": lambda consumer: consumer.receive(-1),
+    "wait beyond any float": lambda consumer: consumer.receive(10**400),
+    "wait longer than Python writes": lambda consumer: consumer.receive(-(10**5000)),
     "acknowledge all of one message": lambda consumer: consumer.ack_all(consumer.receive(10)),
     "acknowledge all of nothing": lambda consumer: consumer.ack_all(None),
     "acknowledge all of a text": lambda consumer: consumer.ack_all("x"),

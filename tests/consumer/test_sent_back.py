@@ -245,13 +245,34 @@ def test_what_is_due_is_where_rocketmq_looks_for_it(tmp_path: Path, checkback_cl
     assert decode_delay_offsets((path / "config/delayOffset.json").read_bytes()).positions[3] == 1
 
 
-@pytest.mark.parametrize(("reason", "why"), [(ValueError("no card"), "no card"), (ValueError(), "ValueError")])
+class WithoutText(Exception):
+    """As exceptions of other libraries are, whose text needs what is not there any more."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("closed")
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [(ValueError("no card"), "no card"), (ValueError(), "ValueError"), (WithoutText(), "WithoutText")],
+    ids=["text", "none", "raises"],
+)
 def test_an_exception_can_be_the_reason(checkback_store: LiveStore, reason: Exception, why: str) -> None:
     checkback_store.append(broker.Message("orders", b"a"))
     with checkback_store.consumer("billing", "orders") as consumer:
         assert consumer.retry(next_of(consumer), -1, reason=reason)
     (letter,) = dead_letters(checkback_store, "billing")
     assert letter.why == why
+
+
+@pytest.mark.parametrize("delay_s", [10**400, -(10**5000), 1e306], ids=["beyond floats", "long", "beyond clocks"])
+def test_a_delay_that_no_clock_reaches_is_refused(checkback_store: LiveStore, delay_s: float) -> None:
+    checkback_store.append(broker.Message("orders", b"a"))
+    with checkback_store.consumer("billing", "orders") as consumer:
+        message = next_of(consumer)
+        with pytest.raises(broker.BrokerError, match="delay_s is a number of seconds from 0 on, not"):
+            consumer.retry(message, delay_s=delay_s)
+        assert consumer.ack(message)
 
 
 def test_a_reason_that_is_no_text_is_refused_at_once(checkback_store: LiveStore) -> None:

@@ -7,13 +7,13 @@ A rule makes the oldest segments due. What goes is what is due and not pinned, s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, shown
 
+_SECONDS_MAX = 1e15  # of ten times as many no store holds the milliseconds, in 64 bits
 GONE_AFTER_S = 7 * 86_400.0  # a group that was stopped over the holidays finds everything
 
 
@@ -43,14 +43,14 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("keep_s", "gone_after_s"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value, int | float) and math.isfinite(value) and value >= 0):
-                raise BrokerError(f"{name} is a number of seconds, 0 or more, not {value!r:.40}")
+            if value is not None and not (_is_number(value, int | float) and 0 <= value <= _SECONDS_MAX):
+                raise BrokerError(f"{name} is a number of seconds, 0 or more, not {shown(value)}")
         for name in ("max_bytes", "free_bytes"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value, int) and value > 0):
-                raise BrokerError(f"{name} is a number of bytes above 0, not {value!r:.40}")
+            if value is not None and not (_is_number(value, int) and 0 < value < 1 << 63):
+                raise BrokerError(f"{name} is a number of bytes above 0, not {shown(value)}")
         if not isinstance(self.even_unread, bool):
-            raise BrokerError(f"even_unread is True or False, not {self.even_unread!r:.40}")
+            raise BrokerError(f"even_unread is True or False, not {shown(self.even_unread)}")
         if not self.has_rule:
             raise BrokerError("a retention needs a rule: keep_s, max_bytes or free_bytes. Without one leave it out")
 
