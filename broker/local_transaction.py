@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from broker.database.arguments import OnlyAsyncWith, OnlyWith
 from broker.enlisting.enlistment import Doom, Enlistment, Stage, deliver, discard
 from broker.enlisting.sqlalchemy_enlistments import enlistments_of
 from broker.enlisting.sqlalchemy_events import unknown_outcome
@@ -80,11 +81,13 @@ class LocalTransaction(abc.ABC):
             raise TransactionError(f"the transaction is over: it was {self.stage.value}. Begin another one")
 
 
-class PlainTransaction(LocalTransaction):
+class PlainTransaction(OnlyWith, LocalTransaction):
     """A transaction without a database session: the process that began it says how it ends.
 
     `commit()` or `rollback()`; or a `with` statement, which commits unless an exception leaves it.
     """
+
+    _statement = "producer.begin_transaction()"
 
     def __init__(self, service: HalfMessageService, group: str, immunity_s: int | None) -> None:
         super().__init__(group, immunity_s)
@@ -169,13 +172,15 @@ class _OfSession(LocalTransaction):
         return error
 
 
-class SessionTransaction(_OfSession):
+class SessionTransaction(OnlyWith, _OfSession):
     """A transaction that ends as a SQLAlchemy session's, or a connection's, does.
 
     Leave the `with` block and both commit; leave it by an exception and both roll back. `commit()` and `rollback()` do
     the same. They are the session's own: where the session is committed inside the block, its messages are delivered
     then, and what comes later is another transaction. Raises TransactionError for a session that no message can join.
     """
+
+    _statement = "producer.begin_transaction(session)"
 
     def __init__(self, group: str, immunity_s: int | None, ledger: Ledger, target: Session | Connection) -> None:
         super().__init__(group, immunity_s)
@@ -225,11 +230,13 @@ class SessionTransaction(_OfSession):
             self.target.rollback()
 
 
-class AsyncTransaction(_OfSession):
+class AsyncTransaction(OnlyAsyncWith, _OfSession):
     """The same for an AsyncSession: `async with producer.begin_transaction(session) as transaction: ...`.
 
     Entering the block raises TransactionError for a session that no message can join.
     """
+
+    _statement = "producer.begin_transaction(session)"
 
     def __init__(
         self, group: str, immunity_s: int | None, ledger: Ledger, target: AsyncSession | AsyncConnection

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from broker.consuming.once import InProcess, check_session
+from broker.database.arguments import OnlyAsyncWith, OnlyWith
 from broker.database.dedup import Processed
 from broker.errors import TransactionError
 from broker.message import ReceivedMessage
@@ -72,8 +73,10 @@ class _WatchedBody:
         return error
 
 
-class Processing:
+class Processing(OnlyWith):
     """One message being processed. Entering returns whether it is the first time."""
+
+    _statement = "consumer.process(message, session)"
 
     def __init__(
         self,
@@ -121,8 +124,10 @@ class Processing:
         return False
 
 
-class AsyncProcessing:
+class AsyncProcessing(OnlyAsyncWith):
     """The same for an async session: `async with consumer.process(message, session) as first:`."""
+
+    _statement = "consumer.process(message, session)"
 
     def __init__(
         self,

@@ -60,6 +60,35 @@ def sync_session_of(value: object, call: str, async_step: str = "open a Session"
     raise TransactionError(f"{text}: {async_step if is_async else _OPEN_ONE}")
 
 
+class OnlyWith:
+    """A block that `async with` does not open: a sentence says so, where Python would speak of its protocol."""
+
+    _statement = ""  # what is written behind `with`
+
+    if not TYPE_CHECKING:  # a type checker refuses it earlier
+
+        async def __aenter__(self) -> None:
+            text = f"the block of {self._statement} belongs to no event loop"
+            raise TransactionError(f"{text}: write `with {self._statement}`")
+
+        async def __aexit__(self, *_: object) -> None:
+            """Never called; Python looks it up first."""
+
+
+class OnlyAsyncWith:
+    """The same for what belongs to an event loop, and `with`."""
+
+    _statement = ""
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> None:
+            raise TransactionError(f"the block of {self._statement} is async: write `async with {self._statement}`")
+
+        def __exit__(self, *_: object) -> None:
+            """As above."""
+
+
 def check_engines(engine: Engine | None, async_engine: AsyncEngine | None) -> None:
     """Raises BrokerError for engines that are mixed up; the Ledger refuses what is not an engine."""
     if engine is not None and is_async_engine(engine):

@@ -26,7 +26,10 @@ _WANTED = (
 
 
 def target_of(value: object) -> SyncTarget | AsyncTarget:
-    """The session or the connection that a value stands for. Raises TransactionError for anything else."""
+    """The session or the connection that a value stands for.
+
+    Raises TransactionError for anything else, and for an AsyncConnection that is not open.
+    """
     value = session_now(value)
     sync, asynchronous = sys.modules.get("sqlalchemy.orm"), sys.modules.get("sqlalchemy.ext.asyncio")
     core = sys.modules.get("sqlalchemy.engine")
@@ -36,6 +39,7 @@ def target_of(value: object) -> SyncTarget | AsyncTarget:
     if isinstance(value, getattr(core, "Connection", ())):
         return cast("Connection", value)
     if isinstance(value, (getattr(asynchronous, "AsyncSession", ()), getattr(asynchronous, "AsyncConnection", ()))):
+        sync_part(cast("AsyncTarget", value))  # SQLAlchemy would speak of a context that has not been started
         return cast("AsyncTarget", value)
     module = type(value).__module__
     if module.partition(".")[0] in ("sqlite3", "psycopg"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine, Integer, String, create_engine, func, select
@@ -168,6 +169,26 @@ def test_with_an_async_session(backend: Backend, engine: Engine, url: URL) -> No
         assert asyncio.run(asyncio.wait_for(work(False, True), backend.soon_s)) == [True, True]
     assert asyncio.run(asyncio.wait_for(work(True), backend.soon_s)) == [False]
     assert charges(engine) == 1
+
+
+def test_the_wrong_with_is_named(backend: Backend, engine: Engine, url: URL) -> None:
+    """And the message stays in hand, for the right one."""
+    publish(backend, "4711")
+    async_engine = create_async_engine(url.set(drivername=_ASYNC.get(url.drivername, url.drivername)))
+    with backend.client.consumer("billing", "orders") as consumer:
+        message = next_of(backend, consumer)
+
+        async def of_a_loop() -> None:
+            wrong: Any = consumer.process(message, Session(engine))
+            async with wrong:
+                pytest.fail("it was entered")
+
+        with pytest.raises(broker.TransactionError, match=r"write `with consumer\.process\(message, session\)`"):
+            asyncio.run(of_a_loop())
+        wrong: Any = consumer.process(message, AsyncSession(async_engine))
+        with pytest.raises(broker.TransactionError, match=r"write `async with consumer\.process\(message"), wrong:
+            pytest.fail("it was entered")
+        assert charge(engine, consumer, message)
 
 
 def test_old_rows_can_go(backend: Backend, engine: Engine) -> None:

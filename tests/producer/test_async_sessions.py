@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, make_url, text
@@ -189,6 +190,26 @@ async def the_wrong_way_to_send(desk: AsyncDesk) -> None:
         await connection.execute(INSERT, {"id": desk.first + 1})
         with pytest.raises(TransactionError, match="cannot commit"):
             await connection.commit()
+
+
+@cases.there()
+async def a_connection_that_is_not_open(desk: AsyncDesk) -> None:
+    async with desk.open() as engine:
+        connection = engine.connect()
+        with pytest.raises(TransactionError, match=r"not open: async with engine\.connect\(\) as connection"):
+            await desk.producer.send_async(desk.message(1), connection)
+        with pytest.raises(TransactionError, match="the connection is not open"):
+            desk.producer.begin_transaction(connection)
+
+
+@cases.there()
+async def the_wrong_with(desk: AsyncDesk) -> None:
+    async with desk.open() as engine, AsyncSession(engine) as session:
+        wrong: Any = desk.producer.begin_transaction(session)
+        with pytest.raises(TransactionError, match=r"write `async with producer\.begin_transaction\(session"), wrong:
+            pytest.fail("it was entered")
+        async with desk.producer.begin_transaction(session):  # nothing was begun by the first
+            pass
 
 
 @cases.there()

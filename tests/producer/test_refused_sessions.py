@@ -4,6 +4,7 @@ handles the error.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -65,6 +66,17 @@ def test_it_is_refused_and_nothing_is_saved(desk: Desk, opens: Open, because: st
             target.commit()
     assert desk.judge() == (set(), set())
     assert desk.shop.in_doubt() == 0
+
+
+def test_async_with_is_not_for_a_session(desk: Desk) -> None:
+    async def enter(session: Session) -> None:
+        wrong: Any = desk.producer.begin_transaction(session)
+        async with wrong:
+            pytest.fail("it was entered")
+
+    said = r"write `with producer\.begin_transaction\(session\)`"
+    with Session(desk.engine) as session, pytest.raises(TransactionError, match=said):
+        asyncio.run(enter(session))
 
 
 def test_begin_transaction_refuses_it_at_once(desk: Desk) -> None:
