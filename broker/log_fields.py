@@ -19,6 +19,7 @@ _ATTRIBUTE = "checkback"
 
 EVENTS = MappingProxyType({
     "handler-failed": "A handler raised: its message is delivered again later.",
+    "handler-loop": "A task of an async handler raised SystemExit, or a handler went on after it was cancelled.",
     "dead-letter": "A message went to the dead letters of its group.",
     "database-away": "A handler waits, since its database did not answer.",
     "store-full": "There is no room: what is in hand is settled when there is.",

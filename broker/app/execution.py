@@ -162,7 +162,7 @@ class Execution:
             elif has_session:
                 self._in_transaction(handler, settlement, value, message)
             else:
-                _check_result(handler, handler.function(**handler.arguments(value, message, None)))
+                _call(handler, value, message, None)
         except Exception as error:  # noqa: BLE001 - whatever an application raises; the policy decides
             if has_session and not settlement.has_begun:
                 if isinstance(error, TransactionError):  # to wait would not help
@@ -191,7 +191,7 @@ class Execution:
             if not first:
                 return
             with _noting(settlement), one_transaction(session, handler.name), self._app.entered(session):
-                _check_result(handler, handler.function(**handler.arguments(value, message, session)))
+                _call(handler, value, message, session)
 
     async def _in_async_transaction(
         self, handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage
@@ -206,11 +206,32 @@ class Execution:
             if not first:
                 return
             with _noting(settlement), one_transaction(session.sync_session, handler.name), self._app.entered(session):
-                _check_result(handler, await handler.function(**handler.arguments(value, message, session)))
+                await self._call_async(handler, value, message, session)
 
-    @staticmethod
-    async def _alone_async(handler: Handler, settlement: Settlement, value: Any, message: ReceivedMessage) -> None:  # noqa: ARG004 - like the others
-        _check_result(handler, await handler.function(**handler.arguments(value, message, None)))
+    async def _alone_async(self, handler: Handler, _: Settlement, value: Any, message: ReceivedMessage) -> None:
+        await self._call_async(handler, value, message, None)
+
+    async def _call_async(self, handler: Handler, value: Any, message: ReceivedMessage, session: Any) -> None:
+        try:
+            _check_result(handler, await handler.function(**handler.arguments(value, message, session)))
+        except asyncio.CancelledError as error:
+            if self._stopping.is_set():
+                raise
+            raise _cancelled(error) from error
+
+
+def _call(handler: Handler, value: Any, message: ReceivedMessage, session: Any) -> None:
+    try:
+        _check_result(handler, handler.function(**handler.arguments(value, message, session)))
+    except asyncio.CancelledError as error:
+        raise _cancelled(error) from error
+
+
+def _cancelled(error: asyncio.CancelledError) -> CancelledError:
+    """What the policy gets of a task that the handler waited for and that was cancelled: an Exception, like others.
+
+    asyncio's own is none, and would end the worker, or leave the message neither acknowledged nor retried."""
+    return CancelledError(str(error) or "what the handler waited for was cancelled")
 
 
 def _check_result(handler: Handler, result: object) -> None:

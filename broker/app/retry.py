@@ -119,4 +119,8 @@ def _is_delay(value: object) -> bool:
 def _reason(error: BaseException | None) -> str:
     if error is None:
         return "its transaction could not be committed"
-    return f"{type(error).__name__}: {error}"[:_REASON_SIZE]
+    try:
+        text = str(error)
+    except Exception as failed:  # noqa: BLE001 - __str__ is the application's, too
+        text = f"its text cannot be made ({type(failed).__name__})"
+    return f"{type(error).__name__}: {text}"[:_REASON_SIZE]

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from concurrent import futures
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 GRACE_S = 30.0
 _RECEIVE_S = 0.2  # how soon a thread notices that it is to stop
 _FULL_S = 1.0  # between tries while the disk is full
+_CANCEL_S = 5.0  # for what an async handler does when it is cancelled
 _log = logging.getLogger("broker")
 
 
@@ -39,31 +41,73 @@ class HandlerLoop:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def wait(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine in the loop, and wait for it."""
+        """Run a coroutine in the loop, and wait for it. Raises what it raises."""
         with self._lock:
             if self._loop is None:
+                self._closing = threading.Event()
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="checkback-loop", daemon=True)
+                self._thread = threading.Thread(
+                    target=_run_until, args=(self._closing, self._loop), name="checkback-loop", daemon=True
+                )
                 self._thread.start()
             loop = self._loop
-        asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        try:
+            error = asyncio.run_coroutine_threadsafe(_error_of(coroutine), loop).result()
+        except futures.CancelledError:
+            coroutine.close()  # one that had not begun
+            raise
+        if error is not None:
+            raise error
 
     def close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
-        """Cancel what still runs, run one `last` coroutine, and end the thread."""
+        """Cancel what still runs, run one `last` coroutine, and end the thread.
+
+        A coroutine that blocks the loop, or goes on after it was cancelled, is left to the end of the process.
+        """
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
             if last is not None:
                 last.close()
             return
-        asyncio.run_coroutine_threadsafe(_cancel_all(last), loop).result()
+        cancelling = asyncio.run_coroutine_threadsafe(_cancel_all(last), loop)
+        if not futures.wait([cancelling], _CANCEL_S).done:
+            text = "an async handler did not end %g s after it was cancelled: it goes on until the process ends"
+            _log.warning(text, _CANCEL_S, extra=event("handler-loop"))
+            return
+        self._closing.set()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+        cancelling.result()
+
+
+def _run_until(closing: threading.Event, loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop for all handlers, also after one of them stopped it.
+
+    A SystemExit leaves `run_forever` when a task raised it that a handler made; those who wait for the task get it.
+    """
+    while not closing.is_set():
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            _log.error("a task of an async handler raised %r", error, exc_info=error, extra=event("handler-loop"))
+
+
+async def _error_of(coroutine: Coroutine[Any, Any, Any]) -> BaseException | None:
+    """What a coroutine raised. A SystemExit that left its task would end the loop under all other handlers."""
+    try:
+        await coroutine
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the thread that waits for it raises it
+        return error
+    return None
 
 
 async def _cancel_all(last: Coroutine[Any, Any, Any] | None) -> None:

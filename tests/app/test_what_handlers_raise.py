@@ -1,0 +1,198 @@
+"""What a handler raises besides errors: the worker ends with its name, or the message is retried; nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+import broker
+from broker.app import worker
+from broker.errors import StoreError
+from recovery.views.dead_letters import dead_letters
+from tests.app.shop import Charge, Placed, async_engine_of, charged, place, shop_app, until
+
+
+@pytest.fixture
+def app(tmp_path: Path, sqlite_url: URL) -> Iterator[broker.App]:
+    """With an engine for async handlers, too."""
+    both = shop_app(tmp_path, sqlite_url, async_engine=async_engine_of(sqlite_url))
+    yield both
+    both.close()
+    assert both.engine is not None
+    both.engine.dispose()
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def deep() -> None:
+    deep()
+
+
+KINDS = ("sync", "sync-session", "async", "async-session")
+ENDS: dict[str, tuple[Callable[[], Any], str]] = {
+    "exit": (lambda: sys.exit(3), r"SystemExit\(3\)"),
+    "interrupt": (raising(KeyboardInterrupt()), r"KeyboardInterrupt\(\)"),
+    "generator-exit": (raising(GeneratorExit()), r"GeneratorExit\(\)"),
+    "group": (raising(BaseExceptionGroup("two", [KeyboardInterrupt()])), "BaseExceptionGroup"),
+}
+RETRIED: dict[str, Callable[[], Any]] = {
+    "cancelled": raising(asyncio.CancelledError()),
+    "group": raising(ExceptionGroup("two", [ValueError(1)])),
+    "recursion": deep,
+    "memory": raising(MemoryError()),
+    "stop": raising(StopIteration()),
+    "unprintable": raising(Unprintable()),
+}
+
+
+def declare(app: broker.App, kind: str, act: Callable[[], Any], seen: list[int], retries: int = 3) -> None:
+    """A handler that charges an order, and does something at the first one that it sees."""
+    on = app.on("orders", group="billing", retry=broker.Retry(retries, delays_s=(0,)))
+
+    def first(placed: Placed) -> None:
+        seen.append(placed.order_id)
+        if len(seen) == 1:
+            act()
+
+    if kind == "sync":
+        on(first)
+    elif kind == "sync-session":
+
+        @on
+        def charge(placed: Placed, session: Session) -> None:
+            session.add(Charge(order_id=placed.order_id))
+            first(placed)
+    elif kind == "async":
+
+        @on
+        async def note(placed: Placed) -> None:
+            first(placed)
+    else:
+
+        @on
+        async def charge_async(placed: Placed, session: AsyncSession) -> None:
+            session.add(Charge(order_id=placed.order_id))
+            first(placed)
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_ends_a_program_ends_the_worker(app: broker.App, kind: str, name: str) -> None:
+    act, sentence = ENDS[name]
+    seen: list[int] = []
+    declare(app, kind, act, seen)
+    with app:
+        place(app, "lamp")
+        begun_s = time.monotonic()
+        with pytest.raises(StoreError, match=f"a worker ended: {sentence}"), app.workers() as workers:
+            until(lambda: workers.failure)
+        assert time.monotonic() - begun_s < 20, "it waits for no grace"
+        assert charged(app.engine) == []
+        with app.workers():
+            until(lambda: len(seen) == 2)
+        assert charged(app.engine) == ([1] if "session" in kind else [])
+
+
+@pytest.mark.parametrize("name", RETRIED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_fails_is_retried(app: broker.App, kind: str, name: str) -> None:
+    logging.getLogger("broker").addFilter(quiet := lambda record: record.exc_info is None)
+    seen: list[int] = []
+    declare(app, kind, RETRIED[name], seen)
+    try:
+        with app:
+            place(app, "lamp")
+            with app.workers() as workers:
+                until(lambda: len(seen) == 2)
+            assert workers.failure is None
+            assert charged(app.engine) == ([1] if "session" in kind else [])
+    finally:
+        logging.getLogger("broker").removeFilter(quiet)
+
+
+def test_a_reason_that_cannot_be_printed(app: broker.App) -> None:
+    declare(app, "sync", raising(Unprintable()), [], retries=0)
+    logging.getLogger("broker").addFilter(quiet := lambda record: record.exc_info is None)
+    try:
+        with app:
+            place(app, "lamp")
+            with app.workers():
+                until(lambda: list(dead_letters(app.store, "billing")))
+            (letter,) = dead_letters(app.store, "billing")
+    finally:
+        logging.getLogger("broker").removeFilter(quiet)
+    assert letter.why.startswith("Unprintable: its text cannot be made (RuntimeError)")
+
+
+@pytest.mark.parametrize("name", ["task", "loop"])
+def test_a_handler_that_stops_the_loop_stops_no_other(app: broker.App, name: str) -> None:
+    """By a task of its own, or directly."""
+    done: list[int] = []
+
+    @app.on("orders", group="billing", concurrency=2)
+    async def handle(placed: Placed) -> None:
+        if placed.order_id == 1 and name == "task":
+            asyncio.get_running_loop().create_task(leave())
+        elif placed.order_id == 1:
+            asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.05)
+        done.append(placed.order_id)
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    with app:
+        place(app, "lamp")
+        place(app, "chair")
+        with app.workers():
+            until(lambda: sorted(done) == [1, 2])
+
+
+@pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "swallows"])
+def test_stopping_does_not_wait_for_what_cannot_be_cancelled(
+    app: broker.App, blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_CANCEL_S", 0.3)
+    go: list[bool] = []
+    begun: list[int] = []
+
+    @app.on("orders", group="billing")
+    async def handle(placed: Placed) -> None:
+        begun.append(placed.order_id)
+        while not go:
+            try:
+                await asyncio.sleep(0 if blocks else 0.05)
+                time.sleep(0.05 if blocks else 0)  # noqa: ASYNC251 - it blocks the loop
+            except asyncio.CancelledError:
+                continue
+
+    with app:
+        place(app, "lamp")
+        workers = app.workers().start()
+        until(lambda: begun)
+        begun_s = time.monotonic()
+        assert not workers.stop(0.1)
+        assert time.monotonic() - begun_s < 10
+        go.append(True)
