@@ -9,15 +9,22 @@ A body that does not decode raises BodyError with the reason, and never reaches 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import enum
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_origin
 
 from broker.app.cloud_events import content_type, schema_version
-from broker.app.json_values import Build, builder, from_json, is_msgspec, is_pydantic, to_json
+from broker.app.json_values import Build, builder, fields_of, from_json, is_pydantic, resolved, to_json
 from broker.errors import BodyError, BrokerError, MessageRejected, shown
 
+_STARS = b"*****"
 OCTETS, TEXT, JSON = "application/octet-stream", "text/plain; charset=utf-8", "application/json"
 
 
@@ -70,33 +77,78 @@ class TopicBody:
         if self.upgrade is not None and (self.version is None or self.codec is not None):
             raise BrokerError("upgrade= goes with version=, and with bodies in JSON")
         if self.body_type is not None and self.codec is None:
-            decoder(self.body_type)
+            check_body_type(self.body_type)
 
     def encode(self, value: Any) -> tuple[bytes, str]:
-        """(body, content type) of a value. Raises MessageRejected for a value of another type than the topic's."""
-        kind = get_origin(self.body_type) or self.body_type
-        if isinstance(kind, type) and not isinstance(value, kind):
+        """(body, content type) of a value.
+
+        Raises MessageRejected for a value of another type than the topic's, and for one that its handlers could not
+        read: a field that is None where it must be a number, for example.
+        """
+        wanted, kind = self._wanted
+        if kind is not None and not isinstance(value, kind):
             raise MessageRejected(f"the topic takes {kind.__name__}, and this is {type(value).__name__}: {value!r:.60}")
         if self.codec is not None:
             return self.codec.encode(value), self.codec.content_type
-        return encode(value)
+        if wanted is str or wanted is bytes:  # an enum of texts, too
+            return encode(str.__str__(value) if wanted is str else bytes(value))
+        body, media_type = encode(value)
+        wanted = type(value) if wanted is None and is_pydantic(type(value)) else wanted
+        if wanted is None:
+            return body, media_type
+        try:
+            self._check_readable(value, body, media_type, wanted)
+        except BodyError as error:
+            again = to_json(value, round_trip=True) if media_type == JSON else body
+            if again != body:
+                with contextlib.suppress(BodyError):
+                    self._check_readable(value, again, media_type, wanted)
+                    return again, media_type
+            if self.body_type is not None:
+                text = f"the topic takes {_name(wanted)}, and its handlers could not read this one"
+                raise MessageRejected(f"{text}: {error}") from None
+        return body, media_type
+
+    @functools.cached_property
+    def _wanted(self) -> tuple[Any, type | None]:
+        """The declared type, and the class that its values have; None where several may have it."""
+        wanted = resolved(self.body_type)
+        kind = get_origin(wanted) or wanted
+        if typing.is_typeddict(kind):
+            return wanted, dict
+        return wanted, kind if isinstance(kind, type) and kind is not types.UnionType else None
 
     def decode(self, body: bytes, properties: Mapping[str, str], hint: Any) -> Any:
         """The value in a body: of a handler's type, else of the topic's, else by its content type. Raises BodyError."""
+        hint = resolved(hint)
         if hint is bytes:
             return body
         self._check_version(schema_version(properties))
         if self.codec is not None:
             return self._by_codec(self.codec, body, properties, hint)
-        wanted = self.body_type if hint is None else hint
+        wanted = self._wanted[0] if hint is None else hint
         value = _read(body, content_type(properties), wanted)
+        is_raw = wanted is None or isinstance(value, bytes)
         version = schema_version(properties)
         if self.upgrade is not None and version is not None and self.version is not None and version < self.version:
             try:
                 value = self.upgrade(version, value)
             except Exception as error:
                 raise BodyError(f"the body of version {version} was not upgraded: {_named(error)}") from error
-        return value if wanted is None else decoder(wanted)(value, "body")
+        return value if is_raw else decoder(wanted)(value, "body")
+
+    @staticmethod
+    def _check_readable(value: Any, body: bytes, media_type: str, wanted: Any) -> None:
+        """Raises BodyError for a body that does not decode, MessageRejected for one that lost a part of its value."""
+        read = _read(body, media_type.partition(";")[0], wanted)
+        found = read if isinstance(read, bytes) else decoder(wanted)(read, "body")
+        is_hidden = _STARS in body
+        if not is_hidden and not (is_pydantic(type(value)) and b"null" in body):
+            return
+        if list(_unlike_json(value)) != list(_unlike_json(found)):
+            lost = "a secret, for which pydantic writes stars" if is_hidden else "a float that JSON has not, as NaN"
+            step = "let a field_serializer write get_secret_value(), or leave it out" if is_hidden else "send None"
+            raise MessageRejected(f"the body of {type(value).__name__} has {lost}: {step}")
 
     def _check_version(self, version: int | None) -> None:
         if version is not None and self.version is not None and version > self.version:
@@ -118,6 +170,8 @@ class TopicBody:
 
 def encode(value: Any) -> tuple[bytes, str]:
     """(body, content type) of a value, by its type. Raises MessageRejected."""
+    if isinstance(value, enum.Enum):  # one of texts is a str, too
+        return to_json(value), JSON
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value), OCTETS
     if isinstance(value, str):
@@ -125,25 +179,46 @@ def encode(value: Any) -> tuple[bytes, str]:
             return value.encode(), TEXT
         except UnicodeEncodeError as error:
             raise MessageRejected(f"the body cannot be written in UTF-8: {error}") from None
-    if is_pydantic(type(value)):
-        return value.model_dump_json().encode(), JSON
-    if is_msgspec(type(value)):
-        import msgspec
-
-        return msgspec.json.encode(value), JSON
     if isinstance(value, type) and dataclasses.is_dataclass(value):
         raise MessageRejected(f"the body is the class {value.__name__}, not an object of it")
     return to_json(value), JSON
 
 
-def decoder(hint: Any) -> Build:
-    """What makes a value of a type; `bytes` and `str` are taken as they are. Raises BrokerError."""
-    if hint is bytes or hint is str:
-        return _as_is
+def check_body_type(hint: Any) -> None:
+    """Raises BrokerError for what is not a type that bodies can have."""
     try:
-        return builder(hint)
+        _check_type(hint)
     except TypeError:  # it cannot be hashed, so it is an object and no type
         raise BrokerError(f"a body is made of a type, as a dataclass, not of {shown(hint)}") from None
+
+
+def _check_type(hint: Any, seen: frozenset[Any] = frozenset()) -> None:
+    """Raises BrokerError for a type that has no form in JSON, also that of a field in it.
+
+    What is defined later than it is declared is read at first use.
+    """
+    builder(hint)
+    kind = resolved(hint)
+    inner = () if get_origin(kind) is typing.Literal else typing.get_args(kind)
+    for one in inner:
+        if one is not Ellipsis:
+            _check_type(one, seen)
+    if kind in seen or not (typing.is_typeddict(kind) or (isinstance(kind, type) and dataclasses.is_dataclass(kind))):
+        return
+    try:
+        named = fields_of(kind)
+    except (NameError, TypeError):
+        return
+    for name, (one, _) in named.items():
+        try:
+            _check_type(one, seen | {kind})
+        except BrokerError as error:
+            raise BrokerError(f"the field {name!r} of {kind.__name__}: {error}") from None
+
+
+def decoder(hint: Any) -> Build:
+    """What makes a value of a type that was checked; `bytes` and `str` are taken as they are."""
+    return _as_is if hint is bytes or hint is str else builder(hint)
 
 
 def _as_is(value: Any, _: str) -> Any:
@@ -151,19 +226,56 @@ def _as_is(value: Any, _: str) -> Any:
 
 
 def _read(body: bytes, media_type: str, wanted: Any) -> Any:
-    """The untyped value: bytes, text, or what the JSON holds."""
+    """The untyped value: text, or what the JSON holds. Bytes are what was wanted."""
     is_json = media_type == JSON or media_type.endswith("+json")
-    if wanted is bytes or (wanted is None and not is_json and not media_type.startswith("text/")):
+    is_text = media_type.startswith("text/")
+    if wanted is bytes or (wanted is None and not is_json and not is_text):
         return body
-    if wanted is str or (wanted is None and media_type.startswith("text/")):
+    if media_type == OCTETS and bytes in _alternatives(wanted):
+        return body
+    if wanted is str and is_json and body.startswith(b'"'):  # an enum, a date: the text, without its quotation marks
+        return from_json(body)
+    if wanted is str or (is_text and (wanted is None or any(map(_is_textual, _alternatives(wanted))))):
         try:
             return body.decode()
         except UnicodeDecodeError as error:
             raise BodyError(f"the body is not text in UTF-8: {error}") from None
     if media_type and not is_json:
-        name = getattr(wanted, "__name__", repr(wanted))
-        raise BodyError(f"the body is {media_type}, and the handler takes {name}, which is read from {JSON}")
+        raise BodyError(f"the body is {media_type}, and the handler takes {_name(wanted)}, which is read from {JSON}")
     return from_json(body)
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """The types of a union; of another type itself."""
+    is_union = get_origin(hint) in (typing.Union, types.UnionType)
+    return [resolved(one) for one in typing.get_args(hint)] if is_union else [hint]
+
+
+def _is_textual(hint: Any) -> bool:
+    """Whether plain text may be a value of a type."""
+    return (isinstance(hint, type) and issubclass(hint, str)) or get_origin(hint) is typing.Literal
+
+
+def _unlike_json(value: Any) -> Iterator[str]:
+    """What pydantic writes something else for: stars for a secret, null for a float that is not a number."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            yield repr(value)
+    elif hasattr(value, "get_secret_value"):
+        yield repr(value.get_secret_value())
+    elif isinstance(value, Mapping):
+        yield from _unlike_json(list(value.values()))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for one in value:
+            yield from _unlike_json(one)
+    elif is_pydantic(type(value)):
+        yield from _unlike_json(vars(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _unlike_json([getattr(value, field.name, None) for field in dataclasses.fields(value)])
+
+
+def _name(hint: Any) -> str:
+    return getattr(hint, "__name__", None) or repr(hint)
 
 
 def _named(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
-from broker.app.bodies import decoder
+from broker.app.bodies import check_body_type
 from broker.app.retry import Retry
 from broker.consuming.arguments import check_consumer_names
 from broker.consuming.group.positions import Start
@@ -110,7 +110,7 @@ def parameters_of(function: Callable[..., Any], name: str) -> Parameters:
             text = "besides the body a handler takes a Session or AsyncSession, and a broker.ReceivedMessage"
             raise BrokerError(f"{name}: nothing is known to give for the parameter {parameter.name!r}: {text}")
     if body_type is not None:
-        decoder(body_type)
+        check_body_type(body_type)
     return Parameters(body, body_type, session, is_async_session, message)
 
 

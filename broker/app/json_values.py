@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import dataclasses
 import enum
+import inspect
 import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal, DecimalException
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NotRequired, Required, Union
 from uuid import UUID
 
@@ -40,20 +42,35 @@ _FROM_TEXT: dict[type, Callable[[str], Any]] = {
 }
 
 
-def to_json(value: Any) -> bytes:
-    """The JSON of a value. Raises MessageRejected for what JSON cannot hold."""
+def to_json(value: Any, *, round_trip: bool = False) -> bytes:
+    """The JSON of a value. Raises MessageRejected for what JSON cannot hold.
+
+    `round_trip`: without what pydantic computes and does not read.
+    """
     try:
-        return json.dumps(
-            value, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-        ).encode()  # fmt: skip
-    except (TypeError, ValueError, RecursionError) as error:
-        raise MessageRejected(f"the body {value!r:.60} cannot be written as JSON: {error}") from None
+        kind: Any = type(value)
+        if is_pydantic(kind):
+            return value.model_dump_json(by_alias=_reads_aliases(kind), round_trip=round_trip).encode()  # type: ignore[no-any-return]
+        if is_msgspec(kind):
+            import msgspec
+
+            return msgspec.json.encode(value)
+        return (_ROUND_TRIP if round_trip else _ENCODER).encode(value).encode()
+    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+        raise MessageRejected(f"the body {_in_short(value)} cannot be written as JSON: {error}") from None
+
+
+def _in_short(value: Any) -> str:
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # noqa: BLE001 - an object that was not filled has no repr either
+        return f"of {type(value).__name__}"
 
 
 def from_json(body: bytes) -> Any:
     """The value in a JSON text. Raises BodyError."""
     try:
-        return json.loads(body.decode(), parse_constant=_no_constant)
+        return _DECODER.decode(body.decode())
     except (ValueError, RecursionError) as error:
         raise BodyError(f"the body is not JSON: {error}") from None
 
@@ -62,13 +79,14 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, *, round_trip: bool) -> Any:
     """What JSON can hold of a value that it does not know; called again for what is inside."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if is_pydantic(type(value)):
-        return value.model_dump(mode="json")
-    if is_msgspec(type(value)):
+    kind: Any = type(value)
+    if is_pydantic(kind):
+        return value.model_dump(mode="json", by_alias=_reads_aliases(kind), round_trip=round_trip)
+    if is_msgspec(kind):
         import msgspec
 
         return msgspec.to_builtins(value)
@@ -85,9 +103,47 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not a type that JSON can hold")
 
 
+# Made once: json.dumps and json.loads would make one for each body.
+_ENCODER, _ROUND_TRIP = (
+    json.JSONEncoder(
+        default=partial(_plain, round_trip=one), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
+    for one in (False, True)
+)
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
 def is_pydantic(kind: Any) -> bool:
     """Whether a type is a model of pydantic's."""
     return isinstance(kind, type) and hasattr(kind, "model_validate_json")
+
+
+@lru_cache(maxsize=1024)
+def _reads_aliases(model: Any) -> bool:
+    """Whether a model and those in its fields read what they write under aliases: a `serialization_alias` is not read.
+
+    Else the names of the fields are written.
+    """
+    models: set[Any] = set()
+    _models_in(model, models)
+    return all(
+        field.serialization_alias is None or field.serialization_alias in _names_read(name, field.validation_alias)
+        for one in models
+        for name, field in one.model_fields.items()
+    )
+
+
+def _models_in(hint: Any, found: set[Any]) -> None:
+    if is_pydantic(hint) and hint not in found:
+        found.add(hint)
+        for field in hint.model_fields.values():
+            _models_in(field.annotation, found)
+    for one in typing.get_args(hint):
+        _models_in(one, found)
+
+
+def _names_read(name: str, alias: Any) -> list[Any]:
+    return [name, alias, *getattr(alias, "choices", ())]  # pydantic's AliasChoices
 
 
 def is_msgspec(kind: Any) -> bool:
@@ -106,11 +162,9 @@ def builder(hint: Any) -> Build:
         return _scalar(hint)
     if hint in _FROM_TEXT:
         return _from_text(hint, _FROM_TEXT[hint])
-    if hasattr(hint, "__supertype__"):  # NewType
-        return builder(hint.__supertype__)
+    if (below := resolved(hint)) is not hint:
+        return builder(below)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Annotated, Required, NotRequired):
-        return builder(arguments[0])
     if origin in (Union, types.UnionType):
         return _union(arguments)
     if origin is Literal:
@@ -136,7 +190,7 @@ def _container(hint: Any, kind: Any, arguments: tuple[Any, ...]) -> Build | None
 
         return build
     if typing.is_typeddict(hint):
-        return _fields(hint, dict, _typed_dict_fields(hint))
+        return _fields(hint, dict)
     return None
 
 
@@ -146,13 +200,13 @@ def _class(hint: Any) -> Build:
             f"a body cannot be decoded as {hint!r:.80}: use a dataclass, a model, or a type that JSON has"
         )
     if is_pydantic(hint):
-        return _by_library(hint.model_validate)  # type: ignore[attr-defined]
+        return _by_library(_validate(hint))
     if is_msgspec(hint):
         import msgspec
 
         return _by_library(lambda value: msgspec.convert(value, type=hint))
     if dataclasses.is_dataclass(hint):
-        return _fields(hint, hint, None)
+        return _fields(hint, hint)
     if issubclass(hint, enum.Enum):
         return _from_value(hint)
     raise BrokerError(f"a body cannot be decoded as {hint.__name__}: use a dataclass, a model, or a type that JSON has")
@@ -162,24 +216,45 @@ def _by_library(validate: Callable[[Any], Any]) -> Build:
     def build(value: Any, where: str) -> Any:
         try:
             return validate(value)
-        except ValueError as error:  # pydantic.ValidationError and msgspec.ValidationError are
-            raise BodyError(f"{where}: {error}") from None
+        except Exception as error:  # noqa: BLE001 - a validator is the application's
+            raise BodyError(f"{where}: {_in_one_line(error)}") from None
 
     return build
 
 
-def _fields(hint: Any, make: Any, fields: dict[str, tuple[Any, bool]] | None) -> Build:
-    """A builder of what has named fields: (type, whether it must be there). Those of a dataclass are read at first
-    use, since it may refer to itself."""
+def _validate(model: Any) -> Callable[[Any], Any]:
+    """Makes a model of a value from JSON, whose keys are aliases, or names of fields as older messages have them."""
+    accepted = inspect.signature(model.model_validate).parameters  # pydantic before 2.11 has no such parameter
+    keys = {"by_alias": True, "by_name": True} if "by_name" in accepted else {}
+
+    def validate(value: Any) -> Any:
+        try:
+            return model.model_validate(value, **keys)
+        except ValueError:  # a strict model takes the text of a datetime, and a list for a tuple, from JSON alone
+            return model.model_validate_json(json.dumps(value), **keys)
+
+    return validate
+
+
+def _in_one_line(error: Exception) -> str:
+    if not hasattr(error, "errors") or not hasattr(error, "title"):  # not pydantic's
+        return str(error)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    reasons = [f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in found]
+    return f"{len(found)} validation error{'s' * (len(found) > 1)} for {error.title}: {'; '.join(reasons)}"
+
+
+def _fields(hint: Any, make: Any) -> Build:
+    """A builder of what has named fields. Their types are read at first use, since they may refer to `hint` itself."""
     known: dict[str, tuple[Build, bool]] = {}
-    named = fields
 
     def build(value: Any, where: str) -> Any:
-        nonlocal named
         _check(isinstance(value, dict), value, "an object", where)
         if not known:
-            named = _dataclass_fields(hint) if named is None else named
-            known.update({name: (builder(one), needed) for name, (one, needed) in named.items()})
+            try:
+                known.update({name: (builder(one), needed) for name, (one, needed) in fields_of(hint).items()})
+            except (NameError, TypeError, BrokerError) as error:
+                raise BodyError(f"{where}: the fields of {hint.__name__} cannot be read: {error}") from None
         missing = [name for name, (_, needed) in known.items() if needed and name not in value]
         if missing:
             raise BodyError(f"{where}: the field {missing[0]!r} of {hint.__name__} is missing")
@@ -188,14 +263,17 @@ def _fields(hint: Any, make: Any, fields: dict[str, tuple[Any, bool]] | None) ->
         }
         try:
             return make(**built)
-        except (TypeError, ValueError) as error:  # __post_init__ refuses it
+        except Exception as error:  # noqa: BLE001 - __post_init__ refuses it
             raise BodyError(f"{where}: {error}") from None
 
     return build
 
 
-def _dataclass_fields(hint: Any) -> dict[str, tuple[Any, bool]]:
+def fields_of(hint: Any) -> dict[str, tuple[Any, bool]]:
+    """The fields that a dataclass or a TypedDict reads: (type, whether it must be there). Raises NameError."""
     hints = typing.get_type_hints(hint, include_extras=True)
+    if not dataclasses.is_dataclass(hint):
+        return {name: (one, name in hint.__required_keys__) for name, one in hints.items()}
     missing = dataclasses.MISSING
     return {
         field.name: (hints[field.name], field.default is missing and field.default_factory is missing)
@@ -204,9 +282,15 @@ def _dataclass_fields(hint: Any) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def _typed_dict_fields(hint: Any) -> dict[str, tuple[Any, bool]]:
-    hints = typing.get_type_hints(hint, include_extras=True)
-    return {name: (one, name in hint.__required_keys__) for name, one in hints.items()}
+def resolved(hint: Any) -> Any:
+    """The type below a NewType and Annotated, which say nothing of the form of a value."""
+    while True:
+        if hasattr(hint, "__supertype__"):
+            hint = hint.__supertype__
+        elif typing.get_origin(hint) in (Annotated, Required, NotRequired):
+            hint = typing.get_args(hint)[0]
+        else:
+            return hint
 
 
 def _scalar(kind: type) -> Build:
@@ -234,8 +318,13 @@ def _from_value(kind: type[enum.Enum]) -> Build:
     def build(value: Any, where: str) -> Any:
         try:
             return kind(value)
-        except ValueError:
-            raise BodyError(f"{where} is {value!r:.40}, which is not a {kind.__name__}") from None
+        except (ValueError, TypeError):
+            written = to_json(value)
+        for one in kind:  # a value that JSON has in another form, as a tuple or a date
+            with contextlib.suppress(MessageRejected):
+                if to_json(one.value) == written:
+                    return one
+        raise BodyError(f"{where} is {value!r:.40}, which is not a {kind.__name__}")
 
     return build
 
