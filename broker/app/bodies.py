@@ -231,11 +231,11 @@ def _read(body: bytes, media_type: str, wanted: Any) -> Any:
     is_text = media_type.startswith("text/")
     if wanted is bytes or (wanted is None and not is_json and not is_text):
         return body
-    if media_type == OCTETS and bytes in _alternatives(wanted):
+    if media_type == OCTETS and bytes in alternatives(wanted):
         return body
     if wanted is str and is_json and body.startswith(b'"'):  # an enum, a date: the text, without its quotation marks
         return from_json(body)
-    if wanted is str or (is_text and (wanted is None or any(map(_is_textual, _alternatives(wanted))))):
+    if wanted is str or (is_text and (wanted is None or any(map(_is_textual, alternatives(wanted))))):
         try:
             return body.decode()
         except UnicodeDecodeError as error:
@@ -245,7 +245,7 @@ def _read(body: bytes, media_type: str, wanted: Any) -> Any:
     return from_json(body)
 
 
-def _alternatives(hint: Any) -> list[Any]:
+def alternatives(hint: Any) -> list[Any]:
     """The types of a union; of another type itself."""
     is_union = get_origin(hint) in (typing.Union, types.UnionType)
     return [resolved(one) for one in typing.get_args(hint)] if is_union else [hint]

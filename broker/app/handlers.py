@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
-from broker.app.bodies import check_body_type
+from broker.app.bodies import alternatives, check_body_type
 from broker.app.retry import Retry
 from broker.consuming.arguments import check_consumer_names
 from broker.consuming.group.positions import Start
@@ -86,6 +86,7 @@ def parameters_of(function: Callable[..., Any], name: str) -> Parameters:
 
     A parameter annotated with a session of SQLAlchemy's, or named `session`, receives the session; one annotated with
     `ReceivedMessage`, or named `message`, the message; the first of the others the body. The rest needs defaults.
+    `X | None` is as X: a handler is called with both.
     """
     hints = _hints(function, name)
     body = body_type = session = message = None
@@ -95,14 +96,17 @@ def parameters_of(function: Callable[..., Any], name: str) -> Parameters:
     except ValueError:  # some functions of C
         text = "its parameters are not known: write a `def` that calls it, and decorate that"
         raise BrokerError(f"{name} cannot be a handler, since {text}") from None
+    _check_bound(function, signature, name)
     for parameter in signature.parameters.values():
         hint = hints.get(parameter.name)
         if parameter.kind not in _NAMED:
             raise BrokerError(f"{name}: a handler has plain parameters, and {parameter} is not one")
-        if (kind := _session_kind(hint)) or (hint is None and parameter.name == "session"):
+        if (kind := _session_kind(hint, is_async=inspect.iscoroutinefunction(function))) or (
+            hint is None and parameter.name == "session"
+        ):
             session = _only(session, parameter.name, name, "session")
             is_async_session = is_async_session if kind is None else kind == "AsyncSession"
-        elif hint is ReceivedMessage or (hint is None and parameter.name == "message"):
+        elif _some(hint) == [ReceivedMessage] or (hint is None and parameter.name == "message"):
             message = _only(message, parameter.name, name, "message")
         elif body is None:
             body, body_type = parameter.name, hint
@@ -126,19 +130,40 @@ def _check_function(function: object) -> None:
         raise BrokerError(f"@app.on decorates a function, not {shown(function)}{step}")
 
 
+def _check_bound(function: Callable[..., Any], signature: inspect.Signature, name: str) -> None:
+    """Raises BrokerError for a function in the body of a class, whose `self` would get the body of the message."""
+    in_class = function.__qualname__.rpartition(".")[0].rpartition(".")[2] not in ("", "<locals>")
+    if in_class and next(iter(signature.parameters), None) == "self" and not inspect.ismethod(function):
+        step = "declare it of an object, app.on(...)(Shop().handle), or as a function outside the class"
+        raise BrokerError(f"{name} is a method, and nothing is known to give for self: {step}")
+
+
 def _hints(function: Callable[..., Any], name: str) -> Mapping[str, Any]:
     try:
         return typing.get_type_hints(function)
-    except (NameError, TypeError) as error:
-        text = "import what its annotations name outside TYPE_CHECKING, so that its arguments can be made"
+    except Exception as error:  # noqa: BLE001 - an annotation in quotes is any expression
+        text = "write types, and import what they name outside TYPE_CHECKING, so that its arguments can be made"
         raise BrokerError(f"{name}: its annotations cannot be read ({error}): {text}") from None
 
 
-def _session_kind(hint: Any) -> str | None:
-    """`Session` or `AsyncSession` for a session class of SQLAlchemy's, without importing it."""
-    for kind in getattr(hint, "__mro__", ()):
-        if kind.__name__ in ("Session", "AsyncSession") and kind.__module__.startswith("sqlalchemy."):
-            return str(kind.__name__)
+def _some(hint: Any) -> list[Any]:
+    """The types of a union besides None; of another type itself."""
+    return [one for one in alternatives(hint) if one is not type(None)]
+
+
+def _session_kind(hint: Any, *, is_async: bool) -> str | None:
+    """`Session` or `AsyncSession` for a session class of SQLAlchemy's; of a union of both, the one that fits."""
+    kinds = {_session_class(one) for one in _some(hint)}
+    if not kinds or None in kinds:
+        return None
+    return ("Session", "AsyncSession")[is_async] if len(kinds) > 1 else kinds.pop()
+
+
+def _session_class(kind: Any) -> str | None:
+    """The name of SQLAlchemy's class, without importing it."""
+    for one in getattr(kind, "__mro__", ()):
+        if one.__name__ in ("Session", "AsyncSession") and one.__module__.startswith("sqlalchemy."):
+            return str(one.__name__)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from sqlalchemy import create_engine
@@ -12,7 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import broker
+from broker.app.handlers import parameters_of
 from broker.errors import BrokerError, TransactionError
+from broker.message import ReceivedMessage
 from broker.testing.fixtures import SMALL
 from tests.app.shop import (
     Placed,
@@ -48,6 +50,37 @@ def strange(placed: complex) -> None:
     pass
 
 
+def quoted(annotation: str) -> Any:
+    def handle(placed) -> None:  # type: ignore[no-untyped-def]
+        pass
+
+    handle.__annotations__["placed"] = annotation
+    return handle
+
+
+class Shop:
+    def handle(self, session: Session) -> None:
+        pass
+
+    async def note(self) -> None:
+        pass
+
+    def take(self, placed: Placed, message: ReceivedMessage | None = None) -> None:
+        pass
+
+
+def maybe(placed: Placed, session: Session | None = None) -> None:
+    pass
+
+
+async def maybe_async(placed: Placed, message: ReceivedMessage | None, db: Optional[AsyncSession] = None) -> None:  # noqa: UP045
+    pass
+
+
+def either(placed: Placed, session: Session | AsyncSession) -> None:
+    pass
+
+
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (twice, {}, "takes the session twice: a and b"),
     (unknown, {}, "nothing is known to give for the parameter 'other'"),
@@ -55,6 +88,13 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (wrong_session, {}, "is async: its session must be an AsyncSession"),
     (async_session, {}, r"App\(async_engine="),
     (strange, {}, "cannot be decoded as complex"),
+    (quoted("asyncio.Nope"), {}, r"its annotations cannot be read \(module 'asyncio' has no attribute 'Nope'\)"),
+    (quoted("two words"), {}, "its annotations cannot be read"),
+    (quoted("1/0"), {}, r"its annotations cannot be read \(division by zero\)"),
+    (quoted("Nope"), {}, "name 'Nope' is not defined.*import what they name outside TYPE_CHECKING"),
+    (Shop.handle, {}, r"Shop.handle is a method, and nothing is known to give for self: .*app.on\(...\)\(Shop\(\)"),
+    (Shop.note, {}, "Shop.note is a method"),
+    (maybe_async, {}, r"App\(async_engine="),
     (no_hint, {"concurrency": 0}, "concurrency is a number of threads"),
     (no_hint, {"retry": 3}, "retry= takes a broker.Retry"),
     (no_hint, {"group": ""}, "consumer group has from 1"),
@@ -68,6 +108,26 @@ def test_a_handler_that_cannot_work_is_refused(
     with pytest.raises(BrokerError, match=sentence):
         app.on("orders", **{"group": "billing", **arguments})(function)
     assert app.groups == []
+
+
+def test_what_may_be_none_is_given(app: broker.App) -> None:
+    """A handler never runs without the transaction that it asks for."""
+    assert parameters_of(maybe, "maybe")[2:] == ("session", False, None)
+    assert parameters_of(maybe_async, "maybe_async")[2:] == ("db", True, "message")
+    assert parameters_of(either, "either")[2:] == ("session", False, None)
+    given: list[bool] = []
+
+    @app.on("orders", group="billing")
+    def charge(placed: Placed, session: Session | None = None) -> None:
+        assert session is not None
+        given.append(session.in_transaction())
+
+    app.on("orders", group="notes")(Shop().take)
+    with app:
+        app.send_now("orders", Placed(1))
+        with app.workers():
+            until(lambda: given)
+    assert given == [True]
 
 
 def test_handlers_of_one_group_must_agree(app: broker.App) -> None:
