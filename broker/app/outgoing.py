@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -74,6 +73,7 @@ def outgoing(
     )  # fmt: skip
     if properties is not None and not isinstance(properties, Mapping):
         raise MessageRejected(f"properties is a dict of text to text, not {shown(properties)}")
+    _check_sharding_key(sharding_key)
     message = Message(topic, body, tag, keys, {**event, **(properties or {})})
     placing = {"sharding_key": sharding_key, "deliver_at": deliver_at, "delay": delay}
     return Outgoing(message, placing, dedup_key, window_ms)
@@ -95,7 +95,16 @@ def _type_name(value: Any) -> str:
 def _window_ms(window: timedelta | float) -> int:
     seconds: Any = window.total_seconds() if isinstance(window, timedelta) else window
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not math.isfinite(seconds) or seconds > _WINDOW_MAX_S:
+    if not is_number or not -_WINDOW_MAX_S <= seconds <= _WINDOW_MAX_S:
         text = f"dedup_window is a timedelta or a number of seconds up to {_WINDOW_MAX_S:.0f}"
         raise MessageRejected(f"{text}, not {window!r:.60}")
     return int(seconds * 1000)
+
+
+def _check_sharding_key(key: object) -> None:
+    """Raises MessageRejected for text that UTF-8 does not have; the producer refuses what is no text."""
+    if isinstance(key, str):
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise MessageRejected(f"the sharding_key {key!r:.60} cannot be written in UTF-8: {error}") from None

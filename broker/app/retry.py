@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -86,7 +87,7 @@ class Retry:
         Raises BrokerError for a time that is not above 0 (to 30 days), a factor below 1 and a `max_retries` below 0.
         """
         is_number = isinstance(cast(object, factor), int | float) and not isinstance(factor, bool)
-        is_factor = is_number and 1 <= factor < math.inf
+        is_factor = is_number and 1 <= factor <= sys.float_info.max
         if not _is_delay(first_s) or not _is_delay(longest_s) or not first_s or not is_factor:
             raise BrokerError("first_s and longest_s are seconds above 0, and factor is a number from 1 on")
         check_retries("max_retries", max_retries)

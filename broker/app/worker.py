@@ -180,7 +180,7 @@ class GroupWorker:
     def join(self, deadline_s: float) -> bool:
         """Wait for what runs, until a time of the monotonic clock; whether it is done."""
         for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join(min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX))
         return not any(thread.is_alive() for thread in self._threads)
 
 

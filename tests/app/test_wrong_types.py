@@ -70,6 +70,18 @@ MISTAKES: dict[str, tuple[Call, str]] = {
         lambda app: app.send("orders", Placed(1), dedup_key="a", dedup_window=float("inf")),
         "dedup_window is a timedelta or a number",
     ),
+    "huge-window": (
+        lambda app: app.send("orders", Placed(1), dedup_key="a", dedup_window=10**400),
+        "dedup_window is a timedelta or a number",
+    ),
+    "huge-delay": (lambda app: app.send_now("orders", Placed(1), delay=10**400), "delay is a timedelta or a number"),
+    "huge-grace": (lambda app: app.workers().stop(10**400), "grace_s is a number of seconds"),
+    "huge-factor": (lambda _: broker.Retry.exponential(factor=10**400), "factor is a number from 1 on"),
+    "huge-retention": (lambda _: broker.Retention(keep_s=10**400), "keep_s is a number of seconds"),
+    "sharding-key": (
+        lambda app: app.send_now("orders", Placed(1), sharding_key="\ud800"),
+        "the sharding_key .* cannot be written in UTF-8",
+    ),
     "transaction-engine": (lambda app: app.transaction(app.engine).__enter__(), "takes an open SQLAlchemy Session"),
     "transaction-async": (
         lambda app: app.transaction(AsyncSession(async_engine_of(app.engine.url))).__enter__(),
