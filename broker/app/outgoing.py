@@ -102,7 +102,7 @@ def _window_ms(window: timedelta | float) -> int:
 
 
 def _check_sharding_key(key: object) -> None:
-    """Raises MessageRejected for text that UTF-8 does not have; the producer refuses what is no text."""
+    """Raises MessageRejected for text that UTF-8 does not have; another type is refused by the producer."""
     if isinstance(key, str):
         try:
             key.encode()

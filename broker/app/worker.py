@@ -33,6 +33,7 @@ GRACE_S = 30.0
 _RECEIVE_S = 0.2  # how soon a thread notices that it is to stop
 _FULL_S = 1.0  # between tries while the disk is full
 _CANCEL_S = 5.0  # for what an async handler does when it is cancelled
+_AGAIN_S = 0.1  # before a loop that raised runs again
 _log = logging.getLogger("broker")
 
 
@@ -70,17 +71,19 @@ class HandlerLoop:
         A coroutine that blocks the loop, or goes on after it was cancelled, is left to the end of the process.
         """
         with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+            loop, thread, closing = self._loop, self._thread, self._closing
+            self._loop = self._thread = None
         if loop is None or thread is None:
             if last is not None:
                 last.close()
             return
         cancelling = asyncio.run_coroutine_threadsafe(_cancel_all(last), loop)
-        if not futures.wait([cancelling], _CANCEL_S).done:
+        has_ended = bool(futures.wait([cancelling], _CANCEL_S).done)
+        closing.set()
+        if not has_ended:
             text = "an async handler did not end %g s after it was cancelled: it goes on until the process ends"
             _log.warning(text, _CANCEL_S, extra=event("handler-loop"))
             return
-        self._closing.set()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -95,8 +98,9 @@ def _run_until(closing: threading.Event, loop: asyncio.AbstractEventLoop) -> Non
     while not closing.is_set():
         try:
             loop.run_forever()
-        except (SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:  # noqa: BLE001 - handlers wait for it
             _log.error("a task of an async handler raised %r", error, exc_info=error, extra=event("handler-loop"))
+            closing.wait(_AGAIN_S)
 
 
 async def _error_of(coroutine: Coroutine[Any, Any, Any]) -> BaseException | None:
