@@ -111,8 +111,10 @@ class TopicBody:
 
     @functools.cached_property
     def _wanted(self) -> tuple[Any, type | None]:
-        """The declared type, and the class that its values have; None where several may have it."""
+        """The declared type, and the class that its values have; None where they may have several, or any."""
         wanted = resolved(self.body_type)
+        if wanted is Any or wanted is object:
+            return None, None
         kind = get_origin(wanted) or wanted
         if typing.is_typeddict(kind):
             return wanted, dict
@@ -127,21 +129,20 @@ class TopicBody:
         if self.codec is not None:
             return self._by_codec(self.codec, body, properties, hint)
         wanted = self._wanted[0] if hint is None else hint
-        value = _read(body, content_type(properties), wanted)
-        is_raw = wanted is None or isinstance(value, bytes)
+        value, is_made = _read(body, content_type(properties), wanted)
         version = schema_version(properties)
         if self.upgrade is not None and version is not None and self.version is not None and version < self.version:
             try:
                 value = self.upgrade(version, value)
             except Exception as error:
                 raise BodyError(f"the body of version {version} was not upgraded: {_named(error)}") from error
-        return value if is_raw else decoder(wanted)(value, "body")
+        return value if is_made else decoder(wanted)(value, "body")
 
     @staticmethod
     def _check_readable(value: Any, body: bytes, media_type: str, wanted: Any) -> None:
         """Raises BodyError for a body that does not decode, MessageRejected for one that lost a part of its value."""
-        read = _read(body, media_type.partition(";")[0], wanted)
-        found = read if isinstance(read, bytes) else decoder(wanted)(read, "body")
+        read, is_made = _read(body, media_type.partition(";")[0], wanted)
+        found = read if is_made else decoder(wanted)(read, "body")
         is_hidden = _STARS in body
         if not is_hidden and not (is_pydantic(type(value)) and b"null" in body):
             return
@@ -225,24 +226,26 @@ def _as_is(value: Any, _: str) -> Any:
     return value
 
 
-def _read(body: bytes, media_type: str, wanted: Any) -> Any:
-    """The untyped value: text, or what the JSON holds. Bytes are what was wanted."""
+def _read(body: bytes, media_type: str, wanted: Any) -> tuple[Any, bool]:
+    """(bytes, text or what the JSON holds, whether it is the value of the type that is wanted)."""
+    if media_type and (wanted is Any or wanted is object):
+        wanted = None
     is_json = media_type == JSON or media_type.endswith("+json")
     is_text = media_type.startswith("text/")
     if wanted is bytes or (wanted is None and not is_json and not is_text):
-        return body
+        return body, True
     if media_type == OCTETS and bytes in alternatives(wanted):
-        return body
+        return body, True
     if wanted is str and is_json and body.startswith(b'"'):  # an enum, a date: the text, without its quotation marks
-        return from_json(body)
+        return from_json(body), True
     if wanted is str or (is_text and (wanted is None or any(map(_is_textual, alternatives(wanted))))):
         try:
-            return body.decode()
+            return body.decode(), wanted is None or str in alternatives(wanted)
         except UnicodeDecodeError as error:
             raise BodyError(f"the body is not text in UTF-8: {error}") from None
     if media_type and not is_json:
         raise BodyError(f"the body is {media_type}, and the handler takes {_name(wanted)}, which is read from {JSON}")
-    return from_json(body)
+    return from_json(body), wanted is None
 
 
 def alternatives(hint: Any) -> list[Any]:

@@ -264,7 +264,7 @@ def _fields(hint: Any, make: Any) -> Build:
         try:
             return make(**built)
         except Exception as error:  # noqa: BLE001 - __post_init__ refuses it
-            raise BodyError(f"{where}: {error}") from None
+            raise BodyError(f"{where}: {_in_one_line(error)}") from None
 
     return build
 

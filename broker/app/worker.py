@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 GRACE_S = 30.0
 _RECEIVE_S = 0.2  # how soon a thread notices that it is to stop
 _FULL_S = 1.0  # between tries while the disk is full
-_CANCEL_S = 5.0  # for what an async handler does when it is cancelled
+_CANCEL_S = 2.0  # for what an async handler does when it is cancelled
 _AGAIN_S = 0.1  # before a loop that raised runs again
 _log = logging.getLogger("broker")
 

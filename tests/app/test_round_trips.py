@@ -177,6 +177,11 @@ KEPT: list[tuple[Any, Any, bytes]] = [
     (int | str, "5", b"5"),
     (int | str, 5, b"5"),
     (bytes | None, b"\xff", b"\xff"),
+    (date | str, "2026-01-02", b"2026-01-02"),
+    (date | str, date(2026, 1, 2), b'"2026-01-02"'),
+    (Any, "a", b"a"),
+    (Any, b"a", b"a"),
+    (object, {"a": 1}, b'{"a":1}'),
     (Aliased, Aliased(orderId=1), b'{"orderId":1}'),
     (ReadUnder, ReadUnder(orderId=1), b'{"order_id":1}'),
     (WrittenUnder, WrittenUnder(order_id=1, item="a"), b'{"order_id":1,"item":"a"}'),
@@ -278,6 +283,7 @@ def test_messages_of_older_versions_are_read() -> None:
     assert TopicBody().decode(b"red", text, Color) is Color.RED
     assert TopicBody().decode(b"red", text, Color | None) is Color.RED
     assert TopicBody(Color).decode(b"red", text, str) == "red"
+    assert TopicBody().decode(b"[1]", {}, Any) == [1], "nothing says what it is, and the handler takes no bytes"
     with pytest.raises(BodyError, match="'blue', which is not a Color"):
         TopicBody().decode(b"blue", text, Color)
     with pytest.raises(BodyError, match="is text/plain, and the handler takes Placed"):
