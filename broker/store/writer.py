@@ -32,6 +32,7 @@ from broker.store.maintain.checkpointing import checkpoint
 from broker.store.read.layout import StoreFile, StoreLayout, read_store_file
 from broker.store.read.log_reader import LogReader
 from broker.store.recover.load import RecoveryPlan, apply, leave, plan
+from broker.store.recover.lost_log import check_log
 from broker.store.recover.steps import Progress
 from broker.store.recover.survey import survey
 from broker.store.recover.tail import is_continued
@@ -60,11 +61,13 @@ def open_writer(
 
     `transactions` is the engine of a new store, and must be that of an old one; None takes any.
     `progress` hears (bytes done, bytes in all) of a recovery. With `expected` the recovery is the one that was shown:
-    raises StoreError when the store needs another by now. Raises StoreLocked, StoreError, CorruptStore, StoreFull.
+    raises StoreError when the store needs another by now. Raises StoreLocked, StoreError, CorruptStore, StoreFull,
+    NotUnderstood.
     """
     if sync not in SYNC_MODES:
         raise BrokerError(f"sync is one of {', '.join(SYNC_MODES)}, not {sync!r}")
     paths = Paths(path)
+    check_log(paths, disk)  # before anything is made
     _make_directories(paths, disk)
     lock = StoreLock(paths.lock, disk)
     alone = lock.try_exclusive()

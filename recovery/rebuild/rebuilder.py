@@ -32,6 +32,7 @@ from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import Misfit, refusal
 from broker.store.read.layout import StoreLayout, read_store_file
 from broker.store.read.segments import Listing
+from broker.store.recover.lost_log import check_log
 from broker.store.recover.watermark import has_moved, log_begin, read_watermark
 from broker.store.shared.control import Word
 from broker.store.shared.directory_swap import begin_swap, finish_swap, remove_built
@@ -84,6 +85,7 @@ def rebuild(
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding
     StoreFiles.open(text)  # a wrong path is reported first
+    check_log(Paths(text), disk)
     ours = read_store_file(disk, Paths(text)) is not None
     if not ours and not StoreFiles.open(text).commitlog_bytes:  # a broker that never stored a message
         return RebuildReport(text, Generation.NONE.label, 0, 0, 0, ())
@@ -184,7 +186,8 @@ class Rebuilding:
             return self._applied(report, made)
         finally:
             remove_built(self.disk, self.paths)
-            self._remove_own_if_empty()
+            if not self.disk.entries(self.paths.own):
+                self.disk.remove_tree(self.paths.own)
             lock.release()
 
     def _finish(self, build: Build) -> None:
@@ -230,10 +233,10 @@ class Rebuilding:
     def _refuse_break(self, files: StoreFiles) -> None:
         at = breaks_off(files, self._end)
         if at is not None and files.watermark is not None:
+            text = f"{files.commitlog_file(at)} at CommitLog offset {at}: no record begins here, and the log was "
             text = (
-                f"{files.commitlog_file(at)} at CommitLog offset {at}: no record begins here, and the log was published"
+                f"{text}published up to {files.watermark.dispatched}. What is derived from a damaged log is not better"
             )
-            text = f"{text} up to {files.watermark.dispatched}. What is derived from a damaged log is not better"
             raise CorruptStore(f"{text}. Run: checkback salvage {self.path} OUT")
 
     def _report(self, build: Build, files: StoreFiles, started: float, misfits: Sequence[Misfit] = ()) -> RebuildReport:
@@ -343,10 +346,6 @@ class Rebuilding:
         self.disk.write_file(self.paths.checkpoint, encode(made))
         if self.disk.entry(self.paths.abort) is not None:
             self.disk.remove(self.paths.abort)
-
-    def _remove_own_if_empty(self) -> None:
-        if not self.disk.entries(self.paths.own):
-            self.disk.remove_tree(self.paths.own)
 
 
 def _stored_ms(listing: Listing, commitlog_offset: int) -> int | None:

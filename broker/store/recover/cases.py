@@ -83,6 +83,12 @@ CASES: tuple[Case, ...] = (
         (FINISH_SWAP, EMPTY_DERIVED, *_END),
     ),
     Case(
+        "log lost",
+        "the store has no log, but other files of it name records: they are all that is left, and stay as they are",
+        CaseVerdict.REFUSE,
+        _when(in_use=False, owner=Owner.LOST),
+    ),
+    Case(
         "foreign",
         "another program wrote this store, and it is only read",
         CaseVerdict.REFUSE,

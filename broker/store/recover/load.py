@@ -20,6 +20,7 @@ from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.inventory import Misfit, inventory
 from broker.store.read.inventory import refusal as not_understood
 from broker.store.recover.cases import Case, CaseVerdict, case_of
+from broker.store.recover.lost_log import lost
 from broker.store.recover.steps import BELIEVE, CUT_DERIVED, EMPTY_DERIVED, TRUST, Progress, Step
 from broker.store.recover.survey import Owner, Survey
 from broker.store.shared.control import Word
@@ -61,6 +62,8 @@ def refusal(plan: RecoveryPlan) -> StoreError | None:
     survey, case = plan.survey, plan.case
     if case.verdict is not CaseVerdict.REFUSE:
         return None
+    if survey.facts.owner is Owner.LOST:
+        return lost(survey.path, survey.tail.reason)
     if survey.facts.owner is Owner.US:
         place = f"{survey.tail.path}: damaged at CommitLog offset {survey.tail.end}: {survey.tail.reason}"
         text = f"{place}. No crash explains that, so nothing is cut. Run: checkback salvage {survey.path} OUT"

@@ -18,6 +18,7 @@ from broker.store.disk.store_lock import is_held
 from broker.store.read.layout import StoreLayout, read_layout
 from broker.store.read.log_reader import LogReader
 from broker.store.read.segments import is_base
+from broker.store.recover.lost_log import file_that_names_a_record, reason_of
 from broker.store.recover.tail import Tail, TailKind, find_tail, is_continued
 from broker.store.recover.watermark import durable_in_this_boot
 from broker.store.shared.checkpoint_file import OwnCheckpoint, read_number, read_point
@@ -29,6 +30,7 @@ class Owner(enum.Enum):
     """Who wrote the store."""
 
     NOBODY = "nobody"  # there is no log yet
+    LOST = "somebody, and the log is lost"  # there is none, but the store speaks of records
     US = "checkback"
     FOREIGN_SINCE = "another program, after checkback"  # and it is not known to have stopped
     FOREIGN = "another program"
@@ -98,7 +100,11 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     in_use = not alone and is_held(paths.lock, disk)
     if layout is None:
         names = disk.entries(paths.commitlog) if disk.entry(paths.commitlog) else []
-        owner = Owner.FOREIGN if any(entry.is_file for entry in names) else Owner.NOBODY
+        is_foreign = any(entry.is_file for entry in names)
+        named = None if is_foreign else file_that_names_a_record(paths, disk)
+        if named is not None:
+            return _lost(path, reason_of(named), None, in_use=in_use, closed=closed)
+        owner = Owner.FOREIGN if is_foreign else Owner.NOBODY
         facts = SurveyFacts(owner, in_use, page_trusted=False, poisoned=False, ending=_ending(closed=closed),
                             point=Point.NONE, tail=TailKind.WHOLE)  # fmt: skip
         return Survey(path, facts)
@@ -116,6 +122,25 @@ def survey(path: str, disk: Disk, *, alone: bool = False) -> Survey:
     return _looked(path, disk, layout, log, closed=closed, in_use=in_use, poisoned=poisoned, touched=touched)
 
 
+def survey_adopted(path: str, disk: Disk, layout: StoreLayout, adopted: int) -> Survey:
+    """What a store of another program would be found to be, were it ours: with files of these sizes, and its records
+    below the CommitLog offset `adopted` accepted. Looks only. Raises StoreError where this user may not look."""
+    paths = Paths(path)
+    log = LogReader(disk, paths.commitlog, layout.segment_bytes)
+    closed, poisoned = disk.entry(paths.abort) is None, disk.entry(paths.poisoned) is not None
+    return _looked(
+        path, disk, layout, log, closed=closed, in_use=False, poisoned=poisoned, touched=True, adopted=adopted
+    )
+
+
+def _lost(path: str, reason: str, layout: StoreLayout | None, *, in_use: bool, closed: bool) -> Survey:
+    """A store without its log."""
+    facts = SurveyFacts(Owner.LOST, in_use, page_trusted=False, poisoned=False, ending=_ending(closed=closed),
+                        point=Point.NONE, tail=TailKind.CORRUPT)  # fmt: skip
+    tail = Tail(0, 0, TailKind.CORRUPT, 0, Paths(path).commitlog, reason)
+    return Survey(path, facts, tail=tail, layout=layout)
+
+
 def _looked(
     path: str,
     disk: Disk,
@@ -126,6 +151,7 @@ def _looked(
     in_use: bool,
     poisoned: bool,
     touched: bool,
+    adopted: int = 0,
 ) -> Survey:
     """The facts from the files, where no control page is trusted.
 
@@ -133,12 +159,23 @@ def _looked(
     than its checkpoint, and truncates queues, even if it appends nothing: no checkpoint speaks of them any more.
     """
     paths = Paths(path)
+    named = file_that_names_a_record(paths, disk) if not log.files else None
+    if named is not None:
+        return _lost(path, reason_of(named), layout, in_use=in_use, closed=closed)
     point = read_point(disk, paths)
     if point is not None and not log.begin <= point.commitlog_offset:
         point = None
-    adopted = read_number(disk, paths.adopted)
+    adopted = max(adopted, read_number(disk, paths.adopted))
     durable = max(read_number(disk, paths.durable), point.commitlog_offset if point else 0, log.begin)
     durable = max(durable, durable_in_this_boot(path, disk))
+    if not log.files and durable:
+        return _lost(
+            path,
+            f"the log is not there (no segment), but was durable up to {durable}",
+            layout,
+            in_use=in_use,
+            closed=closed,
+        )
     start = point.commitlog_offset if point else log.begin
     tail = find_tail(log, start, durable, adopted=adopted, quick=closed and point is not None)
     lost = log.missing(durable)
@@ -150,10 +187,8 @@ def _looked(
     if touched:
         point = None
     where = Point.NONE if point is None else Point.END if point.commitlog_offset == tail.end else Point.BEHIND
-    if not log.files and lost is None:
-        owner = Owner.NOBODY
-    else:
-        owner = Owner.FOREIGN_SINCE if is_appended_to or tail.foreign_at is not None else Owner.US
+    is_foreign = is_appended_to or tail.foreign_at is not None
+    owner = Owner.NOBODY if not log.files else Owner.FOREIGN_SINCE if is_foreign else Owner.US
     facts = SurveyFacts(owner, in_use, page_trusted=False, poisoned=poisoned, ending=_ending(closed=closed),
                         point=where, tail=tail.kind)  # fmt: skip
     swaps = tuple(pending_swaps(disk, paths))
@@ -187,4 +222,4 @@ def _last_segment_fits(disk: Disk, paths: Paths, intent: int, layout: StoreLayou
     return last >= used
 
 
-__all__ = ["Ending", "Owner", "Point", "Survey", "SurveyFacts", "TailKind", "survey"]
+__all__ = ["Ending", "Owner", "Point", "Survey", "SurveyFacts", "TailKind", "survey", "survey_adopted"]
