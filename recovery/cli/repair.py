@@ -29,18 +29,27 @@ Move = Annotated[
 ]
 
 
+EvenShort = Annotated[
+    bool,
+    Option("--even-short", help="Take over a log that ends before what its queues name. Those records are lost."),
+]
 Spark = Annotated[
     str | None,
     Option("--spark", metavar="MASTER", help="Read the log on Spark: local[*], spark://HOST:PORT."),
 ]
 
 
-def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_is_stopped: Stopped = False) -> None:
+def recover(
+    store: Store, as_json: AsJson = False, apply: Apply = False, broker_is_stopped: Stopped = False,
+    even_short: EvenShort = False,
+) -> None:  # fmt: skip
     """Show the recovery that a store needs after a crash: its case and the steps. With --apply: do them.
 
     Exits with 0 when nothing is left to do, with 1 when steps are left, with 4 when the log is damaged in a way that
-    no crash explains. Opening a store for writing also recovers it.
+    no crash explains, or is not there. Opening a store for writing also recovers it.
     """
+    if even_short and not apply:
+        raise BadParameter("it writes to the store: give --apply, too", param_hint="--even-short")
     from broker.store.disk.files import Disk
     from recovery.repair import crash
 
@@ -55,7 +64,7 @@ def recover(store: Store, as_json: AsJson = False, apply: Apply = False, broker_
             raise Exit(CORRUPT)
         raise Exit(FINDINGS if made.is_needed else WELL)
     with Bar("Recovering") as progress:
-        report = crash.apply(made, broker_is_stopped=broker_is_stopped, progress=progress)
+        report = crash.apply(made, broker_is_stopped=broker_is_stopped, progress=progress, even_short=even_short)
     print_json(report.as_json()) if as_json else show(_report_lines(report))
 
 

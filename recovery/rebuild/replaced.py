@@ -12,6 +12,7 @@ ends. The inodes in the manifest say which of the two lies here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,11 +24,13 @@ from typing import Any
 from broker.errors import CorruptStore, StoreError
 from broker.store.disk.files import Disk, Entry, Missing
 from broker.store.disk.paths import Paths
+from broker.store.shared.directory_swap import begin_swap, pending_swaps
 from recovery.humanize import who
 from recovery.rebuild.quiescence import shape
 
 MANIFEST = "manifest.json"
-BEGUN, REPLACED, UNDONE, TAKEN_OVER = "begun", "replaced", "undone", "taken over"
+BEGUN, REPLACED, UNDONE = "begun", "replaced", "undone"
+TAKING_OVER, TAKEN_OVER = "taking over", "taken over"  # of a store that another program wrote
 _REASONS_LISTED = 20
 _WRITTEN_BY_REBUILD = frozenset(("checkpoint", "abort", "abort.bak", "lock"))
 _PIECE_BYTES = 1 << 20
@@ -113,21 +116,36 @@ def _keep_files(disk: Disk, paths: Paths, made: Replacement, files: Sequence[str
             disk.write_file(os.path.join(made.directory(paths), file), disk.read(live))
 
 
-def set_aside(disk: Disk, paths: Paths, *, name: str, command: str, reason: str) -> Replacement:
-    """Move the derived directories of a store that is taken over out of it: ours are made from the log.
+def begin_take_over(disk: Disk, paths: Paths, *, name: str, command: str, reason: str) -> Replacement:
+    """Prepare to move the derived directories of a store that is taken over out of it: ours are made from the log.
 
-    Call when the store is ours already: one that is killed here is a store without derived files, which are made when
-    it is opened.
+    Copies the small files, and writes the journal of the move. Nothing is moved before the store is ours (store.json);
+    from then on `finish_swap` moves them, whichever process calls it.
     """
     lives = [live for live in (paths.consumequeue, paths.index, paths.transaction) if disk.entry(live) is not None]
-    made = Replacement(name, command, who(), TAKEN_OVER, [reason], [], {})
+    made = Replacement(name, command, who(), TAKING_OVER, [reason], [], {})
     made.parts = [Part(os.path.basename(live), os.path.basename(live), inode_of(disk, live), 0) for live in lives]
     disk.create_directory(made.directory(paths))
+    write(disk, paths, made)
     _keep_files(disk, paths, made, ("checkpoint", "abort"))
     write(disk, paths, made)
-    for live, part in zip(lives, made.parts, strict=True):
-        disk.rename(live, made.kept(paths, part))
+    begin_swap(disk, paths, exchanges(paths, made), is_take_over=True)
     return made
+
+
+def finish_take_over(disk: Disk, paths: Paths) -> None:
+    """Write down what take-overs kept whose process was killed before it could; call when no exchange is pending.
+
+    A manifest that cannot be read is left to those who need what is kept: `replacements` reports it to them.
+    """
+    with contextlib.suppress(CorruptStore):
+        for made in replacements(disk, paths):
+            if made.state == TAKING_OVER and _is_moved(disk, paths, made):
+                finish(disk, paths, made, state=TAKEN_OVER, is_ours=True)
+
+
+def _is_moved(disk: Disk, paths: Paths, made: Replacement) -> bool:
+    return all(inode_of(disk, made.kept(paths, part)) == part.old_inode for part in made.parts)
 
 
 def exchanges(paths: Paths, made: Replacement) -> list[tuple[str, str]]:
@@ -204,13 +222,15 @@ def changed_files(disk: Disk, paths: Paths, made: Replacement) -> list[str]:
 
 
 def remove_unused(disk: Disk, paths: Paths) -> None:
-    """Remove built directories whose exchange never began: their process was killed before the journal.
+    """Remove built directories whose exchange never began: their process was killed before the journal, or before
+    the store that it took over was ours.
 
     Call alone, or under the append lock, with no exchange pending.
     """
     for made in replacements(disk, paths):
         still_built = [inode_of(disk, made.kept(paths, part)) in (0, part.built_inode) for part in made.parts]
-        if made.state == BEGUN and all(still_built) and not any(_is_built_live(disk, paths, made)):
+        is_begun = made.state == BEGUN or (made.state == TAKING_OVER and disk.entry(paths.store_json) is None)
+        if is_begun and all(still_built) and not any(_is_built_live(disk, paths, made)):
             disk.remove_tree(made.directory(paths))
 
 
@@ -220,10 +240,16 @@ def _is_built_live(disk: Disk, paths: Paths, made: Replacement) -> Iterator[bool
 
 
 def forget(disk: Disk, paths: Paths, which: str | None = None) -> tuple[list[str], int]:
-    """Remove one replacement, or all of them. Returns their names and how many bytes the files had."""
+    """Remove one replacement, or all of them. Returns their names and how many bytes the files had.
+
+    Raises StoreError for a name that is not there, and as long as an exchange is not finished.
+    """
     chosen = [made for made in replacements(disk, paths) if which in (None, made.name)]
     if which is not None and not chosen:
         raise unknown(paths, which)
+    if chosen and (pending := pending_swaps(disk, paths)):
+        text = f"{paths.store}: an exchange of {', '.join(pending)} was begun and not finished, and needs what is kept"
+        raise StoreError(f"{text}. End it first: checkback recover {paths.store} --apply", path=paths.store)
     freed = 0
     for made in chosen:
         freed += sum(entry.size for entry in _files_below(disk, made.directory(paths)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from broker.errors import CorruptStore, StoreError
 from broker.store.disk.files import Disk
@@ -23,7 +23,7 @@ from broker.store.shared.directory_swap import begin_swap, finish_swap
 from broker.store.writer import open_writer
 from recovery.rebuild import replaced
 from recovery.rebuild.quiescence import STILL_S, check_still
-from recovery.rebuild.replaced import BEGUN, REPLACED, UNDONE, Replacement
+from recovery.rebuild.replaced import BEGUN, REPLACED, TAKEN_OVER, TAKING_OVER, UNDONE, Replacement
 from recovery.scan.store_files import StoreFiles
 
 
@@ -58,13 +58,22 @@ def _chosen(disk: Disk, paths: Paths, which: str | None) -> Replacement:
     in_place = [made for made in named if made.state in (BEGUN, REPLACED)]
     if not in_place:
         text = f"{named[-1].directory(paths)} is {named[-1].state}" if which else "no rebuild put anything in place"
-        raise StoreError(f"{paths.store}: {text}. There is nothing to undo", path=paths.store)
+        raise StoreError(
+            f"{paths.store}: {text}. There is nothing to undo{_taken_over(paths, named)}", path=paths.store
+        )
     made = in_place[-1]
     later = [other for other in kept if other.name > made.name and other.state in (BEGUN, REPLACED)]
     if later:
         text = f"{later[-1].name} was put in place after {made.name}: undo that one first"
         raise StoreError(f"{paths.store}: {text}", path=paths.store)
     return made
+
+
+def _taken_over(paths: Paths, kept: Sequence[Replacement]) -> str:
+    """Where the files are that lay in the store when checkback took it over; they are not exchanged back."""
+    found = [made.directory(paths) for made in kept if made.state in (TAKING_OVER, TAKEN_OVER)]
+    where = f"the files of its broker, from before checkback took the store over, are in {', '.join(found)}"
+    return f"; {where}" if found else ""
 
 
 def _check_kept(disk: Disk, paths: Paths, made: Replacement) -> None:

@@ -10,32 +10,25 @@ to since checkback closed it. Those are taken over only when their broker is sto
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from broker.errors import StoreError
-from broker.format.topics import HALF_TOPIC
 from broker.store.disk.files import Disk
-from broker.store.disk.paths import HALF_OP, STATE_TABLE, Paths
+from broker.store.disk.paths import Paths
 from broker.store.read.detect import check_is_store
 from broker.store.read.inventory import refusal as not_understood
-from broker.store.read.layout import StoreFile, read_store_file
 from broker.store.recover.cases import Case, CaseVerdict, case_of
 from broker.store.recover.load import RecoveryPlan, misfits_in_the_way, plan, refusal
 from broker.store.recover.survey import Owner, Survey
 from broker.store.recover.survey import survey as look
-from broker.store.shared.checkpoint_file import seal
 from broker.store.writer import open_writer
 from recovery.rebuild import replaced
 from recovery.rebuild.quiescence import STILL_S, check_still
-from recovery.rebuild.rebuilder import Progress, rebuild, sizes_of
-from recovery.scan.store_files import StoreFiles
-
-_TAKEN_OVER = ("none", "state-table", "half-op")  # generations that this version can go on writing
+from recovery.rebuild.rebuilder import Progress
+from recovery.repair.taking_over import take_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +63,19 @@ def apply(
     still_s: float = STILL_S,
     wait: Callable[[float], None] = time.sleep,
     move: bool = False,
+    even_short: bool = False,
 ) -> RecoveryReport:
     """Do what a plan says, and close the store cleanly. Raises StoreError when it needs another plan by now.
 
     With `move` a store is taken over though two half messages claim one slot: `recovery.repair.slot_conflicts` sees
-    to that next.
-    Raises CorruptStore when no crash explains the log, StoreLocked and StoreError when another program may be at work,
-    NotUnderstood when the store holds what checkback cannot make.
+    to that next. With `even_short` it is taken over though its log ends before what its queues and its index name: a
+    segment may be missing, and what is in it is lost.
+    Raises CorruptStore when no crash explains the log, or it is not there, StoreLocked and StoreError when another
+    program may be at work, NotUnderstood when the store holds what checkback cannot make.
     """
     disk, started, path = disk or Disk(), time.monotonic(), made.survey.path
     if made.case.verdict is CaseVerdict.NOTHING:
+        replaced.finish_take_over(disk, Paths(path))  # of a take-over that was killed, and ended by another verb
         return RecoveryReport(made, applied=False)
     misfits = misfits_in_the_way(made, disk)
     if misfits:
@@ -91,9 +87,10 @@ def apply(
     before = set(_kept(disk, path))
     if owner in (Owner.FOREIGN_SINCE, Owner.FOREIGN):
         check_still(path, disk, broker_is_stopped=broker_is_stopped, still_s=still_s, wait=wait)
-        _take_over(path, disk, made.survey, move=move)
+        take_over(path, disk, made.survey, move=move, even_short=even_short)
         expected = None  # the plan was to take it over; what remains is a recovery of our own
     open_writer(path, disk, sync="os", progress=progress, expected=expected).close()
+    replaced.finish_take_over(disk, Paths(path))
     kept = tuple(sorted(set(_kept(disk, path)) - before))
     return RecoveryReport(made, applied=True, kept=kept, seconds=time.monotonic() - started)
 
@@ -102,50 +99,6 @@ def _kept(disk: Disk, path: str) -> list[str]:
     """What recoveries kept: what was cut from the log, and what stood in place of the derived files."""
     places = [place for place in (Paths(path).torn, Paths(path).replaced) if disk.entry(place)]
     return [entry.path for place in places for entry in disk.entries(place)]
-
-
-def _take_over(path: str, disk: Disk, found: Survey, *, move: bool) -> None:
-    """Accept what another program wrote: its records below the log's end are accepted from now on."""
-    paths = Paths(path)
-    report = rebuild(path, disk=disk)
-    if report.misfits:
-        raise not_understood(path, report.misfits)
-    if report.generation not in _TAKEN_OVER:
-        text = f"{path} holds transactions of the generation {report.generation}, which this version only reads"
-        raise StoreError(text, path=path)
-    if report.refusal and not move:
-        raise StoreError(f"{path}: {report.refusal}", path=path)
-    if disk.entry(paths.own) is None:
-        disk.create_directory(paths.own)
-    disk.write_file(paths.adopted, seal(json.dumps(max(report.end_offset, found.tail.end)).encode()))
-    files = StoreFiles.open(path)
-    engine = _engine(files, report.generation)
-    if found.facts.owner is Owner.FOREIGN_SINCE and engine != files.engine:
-        _change_engine(disk, paths, engine)
-    if found.facts.owner is Owner.FOREIGN:
-        disk.write_file(paths.store_json, StoreFile.new(sizes_of(files, disk), engine).encode())
-        reason = "checkback took the store over and made these files again"
-        made = replaced.set_aside(disk, paths, name=replaced.name_now(), command="checkback recover", reason=reason)
-        replaced.finish(disk, paths, made, state=replaced.TAKEN_OVER, is_ours=True)
-
-
-def _engine(files: StoreFiles, generation: str) -> str:
-    """How a store that is taken over goes on recording transactions: as its last broker does that can open it again.
-
-    Without any transaction the half topic decides, which brokers from 4.3 on make.
-    """
-    if generation == "none":
-        return HALF_OP if files.knows_topic(HALF_TOPIC) else files.engine
-    return HALF_OP if generation == "half-op" else STATE_TABLE
-
-
-def _change_engine(disk: Disk, paths: Paths, engine: str) -> None:
-    """Another broker than before wrote the first transactions of a store of ours: its tables are made from the log."""
-    file = read_store_file(disk, paths)
-    if disk.entry(paths.own_checkpoint) is not None:
-        disk.remove(paths.own_checkpoint)
-    if file is not None:
-        disk.write_file(paths.store_json, replace(file, transactions=engine).encode())
 
 
 __all__ = [

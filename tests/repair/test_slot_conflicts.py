@@ -50,7 +50,7 @@ def moved(path: Path, disk: Disk | None = None) -> list[Moved]:
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store without derived files would get those of RocketMQ's sizes: an index of 420 MB."""
-    for module in ("recovery.repair.crash", "recovery.rebuild.rebuilder"):
+    for module in ("recovery.repair.taking_over", "recovery.rebuild.rebuilder"):
         monkeypatch.setattr(f"{module}.sizes_of", lambda *_: SMALL)
 
 

@@ -7,6 +7,9 @@ Each exchange is one step of the file system where it has such a step, two renam
 journal goes on where its writer was killed: the inode of a directory says whether it is there already. The control word
 GENERATION is odd from before the journal is written until after it is removed; then it is even, higher, and all maps
 are stale.
+
+A store of another program that is taken over becomes ours between its journal and the first exchange. Killed before
+that, it is as it was, and the journal is dropped; killed later, its next recovery ends the exchange.
 """
 
 from __future__ import annotations
@@ -33,12 +36,18 @@ class DirectoryExchange:
 
 
 def begin_swap(
-    disk: Disk, paths: Paths, directories: Sequence[tuple[str, str]], words: dict[str, int] | None = None
+    disk: Disk,
+    paths: Paths,
+    directories: Sequence[tuple[str, str]],
+    words: dict[str, int] | None = None,
+    *,
+    is_take_over: bool = False,
 ) -> None:
     """Write the journal for (live, built) directories, which must be flushed already: from here on the swap goes
     forward.
 
-    `words` are the values that the control page must have afterwards, by their names.
+    `words` are the values that the control page must have afterwards, by their names. A take-over goes forward only
+    from when the store is ours, which is the next step of its caller.
     """
     exchanges = [
         asdict(
@@ -48,7 +57,7 @@ def begin_swap(
         )
         for live, built in directories
     ]
-    content = {"exchanges": exchanges, "words": words or {}}
+    content = {"exchanges": exchanges, "words": words or {}, "is_take_over": is_take_over}
     disk.write_file(paths.swap, seal(json.dumps(content).encode()))
 
 
@@ -58,6 +67,7 @@ def _inode(disk: Disk, path: str) -> int:
 
 
 def _journal(disk: Disk, paths: Paths) -> tuple[list[DirectoryExchange], dict[str, int]]:
+    """What is to be exchanged, and the words; nothing where no exchange was begun, or one that never was to be."""
     try:
         content = unseal(disk.read(paths.swap))
     except Missing:
@@ -65,6 +75,8 @@ def _journal(disk: Disk, paths: Paths) -> tuple[list[DirectoryExchange], dict[st
     if content is None:
         text = f"{paths.swap} is damaged: an exchange of directories was begun. Remove it and run: checkback rebuild"
         raise CorruptStore(text, path=paths.swap)
+    if content.get("is_take_over") and disk.entry(paths.store_json) is None:
+        return [], {}
     return [DirectoryExchange(**one) for one in content["exchanges"]], content["words"]
 
 
@@ -88,7 +100,7 @@ def finish_swap(disk: Disk, paths: Paths, control: ControlPage | None = None) ->
     if control is not None:
         for name, value in words.items():
             control[Word[name]] = value
-    if exchanges:
+    if disk.entry(paths.swap) is not None:
         disk.remove(paths.swap)
     if control is not None:
         control[Word.GENERATION] += control[Word.GENERATION] % 2
@@ -96,9 +108,12 @@ def finish_swap(disk: Disk, paths: Paths, control: ControlPage | None = None) ->
 
 
 def _put_in_place(disk: Disk, live: str, built: str, *, goes: bool) -> None:
-    """The built directory under the live name, and what was there under the name of the built one."""
-    if disk.entry(built) is None:
-        if goes:
+    """The built directory under the live name, and what was there under the name of the built one.
+
+    A live one that `goes` and lies at its place already has gone: what has its name now was made since.
+    """
+    if goes or disk.entry(built) is None:
+        if goes and disk.entry(built) is None:
             disk.rename(live, built)
         return
     if disk.entry(os.path.dirname(live)) is None:

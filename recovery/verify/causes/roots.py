@@ -184,6 +184,14 @@ def derived_ends(files: StoreFiles) -> DerivedEnds:
     return DerivedEnds(queues, max((header.end_commitlog_offset for header in files.index_headers()), default=-1))
 
 
+def shortness(files: StoreFiles, end_offset: int) -> str | None:
+    """How a log of a store at rest, read to `end_offset`, is shorter than its queues and index say; None: it is not."""
+    ends = derived_ends(files)
+    if ends.last < end_offset:
+        return None
+    return f"{files.path}: {_short_text(files, end_offset, ends, files.closed_at_ms() is not None)}"
+
+
 def _short_text(files: StoreFiles, end_offset: int, ends: DerivedEnds, is_closed: bool) -> str:
     names = f"the log ends at {end_offset}, and its queues and index name records up to {ends.last}"
     if ends.last >= files.commitlog.end and _is_full(files, end_offset):

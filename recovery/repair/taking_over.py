@@ -1,0 +1,168 @@
+"""Take over a store that another program wrote: look first, refuse first, then change it in steps that may be killed.
+
+    look again under the lock of the store → what it would be, were it ours → STORE/checkback/replaced/TIME
+    → the journal of the exchange (STORE/checkback/swap) → store.json: it is ours → the exchange
+
+Killed before store.json is there, the store is still of the other program, and as it was. Killed behind it, the next
+process that opens it ends the exchange: what the broker had derived is kept however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from broker.errors import CorruptStore, StoreError, StoreLocked
+from broker.format.topics import HALF_TOPIC
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import HALF_OP, STATE_TABLE, Paths
+from broker.store.disk.store_lock import StoreLock
+from broker.store.read.inventory import refusal as not_understood
+from broker.store.read.layout import StoreFile, StoreLayout, read_store_file
+from broker.store.recover.load import plan, refusal
+from broker.store.recover.survey import Owner, Survey, survey, survey_adopted
+from broker.store.shared.checkpoint_file import seal
+from broker.store.shared.directory_swap import finish_swap
+from recovery.rebuild import replaced
+from recovery.rebuild.quiescence import shape
+from recovery.rebuild.rebuilder import rebuild, sizes_of
+from recovery.scan.store_files import StoreFiles
+from recovery.verify.causes.roots import shortness
+
+_GENERATIONS = ("none", "state-table", "half-op")  # that this version can go on writing
+_PAGE_BYTES = 4096  # a broker maps its segments, and makes them of whole pages
+_REASON = "checkback took the store over and made these files again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    """How a store will be ours."""
+
+    layout: StoreLayout
+    engine: str
+    adopted: int  # records of another program below this CommitLog offset are accepted
+
+
+def take_over(path: str, disk: Disk, found: Survey, *, move: bool = False, even_short: bool = False) -> None:
+    """Accept what another program wrote: its records below the log's end are accepted from now on.
+
+    Call when its broker is known to have stopped. Raises, before anything is changed, StoreLocked when another process
+    is at work on the store, CorruptStore when its log is damaged, cut or lost in part, NotUnderstood and StoreError
+    when it holds what checkback cannot make, or go on writing. With `move` it is taken over though two half messages
+    claim one slot, with `even_short` though its log ends before what its queues and its index name.
+    """
+    paths = Paths(path)
+    before = _shape(disk, paths)
+    taking = _looked_at(path, disk, found, move=move, even_short=even_short)
+    lock = StoreLock(paths.lock, disk)
+    if not lock.try_exclusive():
+        raise lock.locked()
+    try:
+        now = survey(path, disk, alone=True)
+        if (now.facts.owner, now.tail) != (found.facts.owner, found.tail) or _shape(disk, paths) != before:
+            text = f"{path} was changed by another process meanwhile: a recovery, or a broker that runs on the store"
+            raise StoreLocked(f"{text}. Nothing was done. Look again with: checkback recover {path}", path=path)
+        if disk.entry(paths.own) is None:
+            disk.create_directory(paths.own)
+        finish_swap(disk, paths)  # of a rebuild that was killed, or of a take-over before the store was ours
+        replaced.remove_unused(disk, paths)
+        if found.facts.owner is Owner.FOREIGN:
+            _accept(disk, paths, taking)
+        else:
+            _change_engine(disk, paths, taking.engine)
+            _adopt(disk, paths, taking.adopted)
+    finally:
+        lock.release()
+
+
+def _shape(disk: Disk, paths: Paths) -> list[tuple[str, int, int]]:
+    """All files but the lock, which is made when it is asked for the first time."""
+    return [one for one in shape(disk, paths.store) if one[0] != paths.lock]
+
+
+def _accept(disk: Disk, paths: Paths, taking: _Taking) -> None:
+    _adopt(disk, paths, taking.adopted)
+    name = replaced.name_now()
+    made = replaced.begin_take_over(disk, paths, name=name, command="checkback recover", reason=_REASON)
+    disk.write_file(paths.store_json, StoreFile.new(taking.layout, taking.engine).encode())
+    finish_swap(disk, paths)
+    replaced.finish(disk, paths, made, state=replaced.TAKEN_OVER, is_ours=True)
+
+
+def _adopt(disk: Disk, paths: Paths, end: int) -> None:
+    disk.write_file(paths.adopted, seal(json.dumps(end).encode()))
+
+
+# What speaks against it
+
+
+def _looked_at(path: str, disk: Disk, found: Survey, *, move: bool, even_short: bool) -> _Taking:
+    """How the store would be ours. Changes nothing. Raises what `take_over` raises."""
+    files = StoreFiles.open(path)
+    if found.facts.owner is Owner.FOREIGN:
+        _check_segments(files)
+    report = rebuild(path, disk=disk)
+    if report.misfits:
+        raise not_understood(path, report.misfits)
+    if report.generation not in _GENERATIONS:
+        text = f"{path} holds transactions of the generation {report.generation}, which this version only reads"
+        raise StoreError(text, path=path)
+    if report.refusal and not move:
+        raise StoreError(f"{path}: {report.refusal}", path=path)
+    taking = _Taking(sizes_of(files, disk), _engine(files, report.generation), max(report.end_offset, found.tail.end))
+    error = refusal(plan(survey_adopted(path, disk, taking.layout, taking.adopted)))
+    if error is not None:
+        raise error
+    if found.facts.owner is Owner.FOREIGN and not even_short:
+        _check_not_short(files, report.end_offset)
+    return taking
+
+
+def _check_segments(files: StoreFiles) -> None:
+    """Raises CorruptStore when a segment was cut. A segment that is the only one must have whole pages.
+
+    An empty file behind the others was being made when its broker was killed.
+    """
+    size, segments = files.commitlog.segment_size, files.commitlog.segments
+    for segment in segments if segments and segments[-1].size else segments[:-1] or segments:
+        if segment.size != size or size % _PAGE_BYTES or not size:
+            what = f"{segment.size} bytes, the others {size}" if segment.size != size else f"{size} bytes"
+            text = f"{segment.path} has {what}: it was cut, for a segment has its size from the start, in whole pages"
+            text = f"{text} of {_PAGE_BYTES} bytes. Nothing was changed. Give it its size again, as the broker's"
+            text = f"{text} mappedFileSizeCommitLog says: truncate -s SIZE {segment.path}"
+            raise CorruptStore(text, path=segment.path)
+
+
+def _check_not_short(files: StoreFiles, end_offset: int) -> None:
+    """Raises CorruptStore when queues or index name records behind the log's end: what they name would be forgotten."""
+    short = shortness(files, end_offset)
+    if short is not None:
+        text = f"{short}. Nothing was changed. Put what is missing back. Only when those records are lost for good: "
+        text = f"{text}checkback recover {files.path} --apply --broker-is-stopped --even-short"
+        raise CorruptStore(text, path=files.path)
+
+
+# Transactions
+
+
+def _engine(files: StoreFiles, generation: str) -> str:
+    """How a store that is taken over goes on recording transactions: as its last broker does that can open it again.
+
+    Without any transaction the half topic decides, which brokers from 4.3 on make.
+    """
+    if generation == "none":
+        return HALF_OP if files.knows_topic(HALF_TOPIC) else files.engine
+    return HALF_OP if generation == "half-op" else STATE_TABLE
+
+
+def _change_engine(disk: Disk, paths: Paths, engine: str) -> None:
+    """Another broker than before wrote the first transactions of a store of ours: its tables are made from the log."""
+    file = read_store_file(disk, paths)
+    if file is None or file.transactions == engine:
+        return
+    if disk.entry(paths.own_checkpoint) is not None:
+        disk.remove(paths.own_checkpoint)
+    disk.write_file(paths.store_json, replace(file, transactions=engine).encode())
+
+
+__all__ = ["take_over"]

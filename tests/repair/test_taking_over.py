@@ -1,0 +1,258 @@
+"""Taking a store of RocketMQ over: refused before anything is changed, by one process alone, and killed at any step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.errors import BrokerError, CorruptStore, StoreError, StoreLocked
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.disk.store_lock import StoreLock
+from broker.store.read.layout import read_store_file
+from recovery.rebuild.rebuilder import rebuild
+from recovery.rebuild.replaced import replacements
+from recovery.rebuild.undo import undo
+from recovery.repair import crash, taking_over
+from recovery.verify.verifier import verify
+from tests.cli.command import command
+from tests.rebuild.derived_files import on_disk
+from tests.rebuild.dying import Killed, dying
+
+PLAIN = "kinds/rocketmq-5.3.3-plain"
+FIRST = f"{0:020}"
+
+
+@pytest.fixture
+def store(golden_copy: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    (tmp_path / "kinds").mkdir()
+    return golden_copy
+
+
+@pytest.fixture
+def is_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody watches for three seconds whether a store of these tests changes."""
+    monkeypatch.setattr(crash, "check_still", lambda *_arguments, **_options: None)
+
+
+def seen(path: Path) -> tuple[dict[str, str], list[Path]]:
+    """Every file with its digest, and every name."""
+    return on_disk(path), sorted(path.rglob("*"))
+
+
+def taken(path: Path, disk: Disk | None = None, *, even_short: bool = False) -> crash.RecoveryReport:
+    made = crash.plan(crash.survey(path))
+    return crash.apply(made, broker_is_stopped=True, still_s=0, disk=disk, even_short=even_short)
+
+
+def derived_of(path: Path) -> dict[str, str]:
+    """The derived files that a broker left, below the store."""
+    parts = ("consumequeue/", "index/", "transaction/")
+    return {name: digest for name, digest in on_disk(path).items() if name.startswith(parts)}
+
+
+def kept_of(path: Path) -> dict[str, str]:
+    """What is kept aside, as if it lay in the store."""
+    found: dict[str, str] = {}
+    for one in (path / "checkback" / "replaced").iterdir():
+        found |= derived_of(one)
+    return found
+
+
+# Refused first
+
+
+def flipped(path: Path) -> None:
+    with open(path / "commitlog" / FIRST, "r+b") as log:
+        log.seek(432604)
+        byte = log.read(1)
+        log.seek(432604)
+        log.write(bytes([byte[0] ^ 1]))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path / "commitlog" / FIRST, 10504)
+
+
+def last_cut(path: Path) -> None:
+    os.truncate(max((path / "commitlog").iterdir()), 20480)
+
+
+def last_gone(path: Path) -> None:
+    max((path / "commitlog").iterdir()).unlink()
+
+
+@pytest.mark.usefixtures("is_still")
+@pytest.mark.parametrize(
+    ("name", "harm", "sentence"),
+    [
+        ("rocketmq-5.3.3-clean", flipped, "damaged at CommitLog offset 432516"),
+        (PLAIN, cut, "has 10504 bytes: it was cut"),
+        ("kinds/rocketmq-5.5.0-segments", last_cut, "has 20480 bytes, the others 32768: it was cut"),
+        ("kinds/rocketmq-5.5.0-segments", last_gone, f"segment {196608:020} is missing"),
+    ],
+)
+def test_a_log_that_is_damaged_or_incomplete_is_refused_before_anything_is_changed(
+    store: Callable[[str], Path], name: str, harm: Callable[[Path], None], sentence: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = store(name)
+    harm(path)
+    before = seen(path)
+    ran = command(capsys, "recover", path, "--apply", "--broker-is-stopped")
+    assert (ran.code, sentence in ran.err) == (4, True), ran.err
+    assert seen(path) == before
+
+
+def test_an_empty_segment_that_its_broker_was_making_is_no_damage(store: Callable[[str], Path]) -> None:
+    path = store("kinds/rocketmq-5.5.0-segments")
+    unmade = path / "commitlog" / f"{229376:020}"
+    unmade.touch()
+    taken(path)
+    assert not unmade.exists()
+    assert verify(path).ok
+
+
+@pytest.mark.usefixtures("is_still")
+def test_a_log_that_is_short_is_taken_over_with_a_word(
+    store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = store("kinds/rocketmq-5.5.0-segments")
+    last_gone(path)
+    with pytest.raises(CorruptStore, match="--even-short"):
+        taken(path)
+    assert command(capsys, "recover", path, "--even-short").code == 2
+    derived = derived_of(path)
+    assert command(capsys, "recover", path, "--apply", "--broker-is-stopped", "--even-short").code == 0
+    assert kept_of(path) == derived
+    assert verify(path).ok
+
+
+def test_undo_says_where_the_files_of_a_store_that_was_taken_over_are(store: Callable[[str], Path]) -> None:
+    path = store(PLAIN)
+    taken(path)
+    (kept,) = (path / "checkback" / "replaced").iterdir()
+    with pytest.raises(StoreError, match=f"nothing to undo; the files of its broker.*{kept}"):
+        undo(path)
+
+
+# One alone
+
+
+def test_beside_another_process_it_is_refused(store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    path = store(PLAIN)
+    before = seen(path)
+    lock = StoreLock(str(path / "lock"))
+    made = crash.plan(crash.survey(path))
+    assert lock.try_exclusive()
+    try:
+        with pytest.raises(StoreLocked, match="locked by process"):
+            taking_over.take_over(str(path), Disk(), made.survey)
+    finally:
+        lock.release()
+    assert seen(path) == before
+
+
+@pytest.mark.parametrize("when", ["before it looks", "while it looks"])
+def test_the_second_of_two_changes_nothing(
+    store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Both have seen the store of a broker; the first is done before the second gets the lock."""
+    path = store(PLAIN)
+    second = crash.plan(crash.survey(path))
+    if when == "before it looks":
+        taken(path)
+    else:
+        look = taking_over.rebuild
+        monkeypatch.setattr(taking_over, "rebuild", lambda *_arguments, **_options: (
+            monkeypatch.setattr(taking_over, "rebuild", look), taken(path), look(path))[-1])  # fmt: skip
+    with pytest.raises(StoreLocked, match="was changed by another process"):
+        crash.apply(second, broker_is_stopped=True, still_s=0)
+    assert len(list((path / "checkback" / "replaced").iterdir())) == 1
+    assert verify(path).ok
+
+
+def test_of_many_at_once_one_takes_it_over(store: Callable[[str], Path]) -> None:
+    path, start, ends = store(PLAIN), threading.Barrier(4), []
+
+    def one() -> None:
+        made = crash.plan(crash.survey(path))
+        start.wait()
+        try:
+            ends.append(crash.apply(made, broker_is_stopped=True, still_s=0).applied)
+        except StoreLocked:
+            ends.append(False)
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ends) == [False, False, False, True]
+    assert len(list((path / "checkback" / "replaced").iterdir())) == 1
+    assert verify(path).ok
+
+
+# Killed
+
+
+def test_while_it_is_not_finished_no_copy_is_deleted(
+    store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for call in range(1, 100):
+        path = store(PLAIN)
+        derived = derived_of(path)
+        with contextlib.suppress(Killed):
+            taken(path, dying(Disk, "_rename", call))
+        if (path / "checkback" / "store.json").is_file():
+            break
+    assert derived_of(path) == derived, "ours by now, and nothing was moved yet"
+    ran = command(capsys, "rebuild", path, "--forget-replaced")
+    assert (ran.code, "needs what is kept" in ran.err) == (2, True), ran.err
+    assert command(capsys, "recover", path, "--apply").code == 0
+    assert kept_of(path) == derived
+    assert command(capsys, "rebuild", path, "--forget-replaced").code == 0
+    assert not (path / "checkback" / "replaced").exists()
+
+
+@pytest.mark.sample("_rename", "_write")
+@pytest.mark.parametrize("name", ["_rename", "_write", "_make_directory", "_remove_file"])
+@pytest.mark.parametrize("then", ["recover", "open", "rebuild"])
+def test_a_kill_at_any_step_loses_nothing_that_the_broker_had_derived(
+    store: Callable[[str], Path], name: str, then: str
+) -> None:
+    """Whatever opens the store next: it is still the broker's, or its files are kept."""
+    kills = 0
+    while kills < 200:
+        path = store(PLAIN)
+        derived = derived_of(path)
+        try:
+            taken(path, dying(Disk, name, kills + 1))
+        except Killed:
+            kills += 1
+        else:
+            break
+        paths = Paths(str(path))
+        is_ours = read_store_file(Disk(), paths) is not None
+        if not is_ours:
+            assert derived_of(path) == derived
+        if then == "open":
+            with contextlib.suppress(BrokerError):
+                broker.open(path).close()
+        elif then == "rebuild":
+            rebuild(path, apply=True, broker_is_stopped=True, still_s=0)
+            assert is_ours or derived_of(path) == derived
+        if crash.plan(crash.survey(path)).is_needed:
+            taken(path)
+        assert kept_of(path) == derived, (name, kills)
+        assert [made.state in ("taken over", "taking over") for made in replacements(Disk(), paths)] == [True]
+        assert not os.path.exists(paths.swap)
+        report = verify(path)
+        assert report.ok, [str(finding) for finding in report.findings][:4]
+    assert 0 < kills < 200
