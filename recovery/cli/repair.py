@@ -207,7 +207,10 @@ def _applied_lines(report: RebuildReport) -> Iterator[str]:
     if made is None:
         yield "The live files are what the log says, so nothing was replaced"
         return
-    yield f"Put in place in {report.seconds:.1f} s: {', '.join([part.live for part in made.parts] or list(made.files))}"
+    names = [part.live for part in made.parts] or ["checkpoint"]  # always written beside them where a broker left it
+    yield f"Put in place in {report.seconds:.1f} s: {', '.join(names)}"
+    if made.files.get("abort"):
+        yield "Removed: abort, so that a broker believes what it finds"
     yield f"What was there is kept in {report.path}/checkback/replaced/{made.name}"
     stopped = " --broker-is-stopped" if made.after else ""
     yield f"Take it back, before anything else is written, with: checkback rebuild {report.path} --undo{stopped}"

@@ -77,6 +77,20 @@ def test_records_and_units_speak_where_directories_are_gone(
     assert on_disk(path) == before
 
 
+def test_a_store_of_which_only_the_checkpoint_is_written(
+    kind_store: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing that was built stays behind; what is said to be in place, and removed, is."""
+    path = kind_store("rocketmq-5.5.0-segments")
+    (path / "checkpoint").unlink()
+    (path / "abort").touch()
+    for removed in (True, False):
+        ran = command(capsys, "rebuild", path, "--apply", "--broker-is-stopped")
+        assert (ran.code, "Put in place" in ran.out, "Removed: abort" in ran.out) == (0, removed, removed)
+        assert [one.name for one in (path / "checkback").iterdir()] == ["replaced"]
+        assert (path / "checkpoint").exists()
+
+
 UNDERSTOOD = (
     "rocketmq-5.3.3-batches",
     "rocketmq-5.3.3-plain",

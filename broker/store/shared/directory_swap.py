@@ -100,7 +100,7 @@ def finish_swap(disk: Disk, paths: Paths, control: ControlPage | None = None) ->
     if control is not None:
         for name, value in words.items():
             control[Word[name]] = value
-    if disk.entry(paths.swap) is not None:
+    if disk.entry(paths.swap) is not None:  # one without exchanges would keep what was built, too
         disk.remove(paths.swap)
     if control is not None:
         control[Word.GENERATION] += control[Word.GENERATION] % 2
