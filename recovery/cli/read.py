@@ -63,11 +63,12 @@ def pending(
 ) -> None:
     """List the transactions in doubt: half messages without a commit or a rollback.
 
-    Read from the CommitLog; the number of checks comes from the catalog. Exits with 4 when the log is damaged: an end
-    may be lost then, so that a listed transaction may have been settled.
+    Read from the CommitLog; the number of checks comes from the catalog. Exits with 4 when the log is damaged, or ends
+    before what its queues name: an end may be lost then, so that a listed transaction may have been settled.
     """
     from recovery.cli.terminal import tables as screen
     from recovery.transactions.in_doubt import Pending
+    from recovery.verify.causes.log_short import short_log
 
     with Bar("Reading") as progress:
         found = Pending(store, time.time_ns() // 1_000_000, parked=parked, progress=progress)
@@ -87,6 +88,8 @@ def pending(
         one = damages[0]
         text = f"The CommitLog is damaged in {len(damages)} place(s), first at {one.commitlog_offset} ({one.file}): "
         fail(f"{text}ends may be lost there. Run: checkback verify {store}", CORRUPT)
+    if (short := short_log(found.files, found.end_offset, found.damages)) is not None:
+        fail(f"{short.file}: {short.text}. Ends may be lost there. Run: checkback verify {store}", CORRUPT)
 
 
 def info(

@@ -42,16 +42,17 @@ from recovery.findings import Findings
 from recovery.rebuild import replaced
 from recovery.rebuild.builder import Build
 from recovery.rebuild.diff import differences
+from recovery.rebuild.index_rule import index_rule
 from recovery.rebuild.misfits import misfits_of_store
 from recovery.rebuild.quiescence import STILL_S, check_still
 from recovery.rebuild.replaced import Replacement
 from recovery.rebuild.report import RebuildReport
-from recovery.scan.kinds import Kinds
 from recovery.scan.record_at import record_at
 from recovery.scan.scanner import Damage, Scan
 from recovery.scan.store_files import StoreFiles, breaks_off
+from recovery.verify.causes.log_short import short_log
 from recovery.verify.index_files import open_index
-from recovery.verify.index_items import IndexingRule, expected_items
+from recovery.verify.index_items import IndexingRule
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Accept = Callable[[RebuildReport], None]
@@ -78,9 +79,9 @@ def rebuild(
 
     `progress(done, total)` hears of bytes of the log. `accept` gets what is about to be put in place, under the append
     lock, and refuses it by raising. A store of another program must not change for `still_s` seconds, unless
-    `broker_is_stopped`. Raises NotAStore, CorruptStore when the log itself is damaged, and with `apply` StoreLocked or
-    StoreError when another program may be at work on the store, StoreError when two halves claim one slot and one is in
-    doubt, NotUnderstood when the store holds what checkback cannot make, StoreFull, SyncFailed.
+    `broker_is_stopped`. Raises NotAStore, CorruptStore when the log itself is damaged or lacks its end, and with
+    `apply` StoreLocked or StoreError when another program may be at work on the store, StoreError when two halves claim
+    one slot and one is in doubt, NotUnderstood when the store holds what checkback cannot make, StoreFull, SyncFailed.
     """
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding
@@ -136,6 +137,7 @@ class Rebuilding:
         try:
             self._read(build, files)
             self._refuse_break(files)
+            self._refuse_short(files)
             self._finish(build)
             return self._report(build, files, started, misfits)
         finally:
@@ -177,6 +179,7 @@ class Rebuilding:
             build = self._build(files, self.paths.rebuild)
             try:
                 self._read(build, files)
+                self._refuse_short(files, is_alone=True)
                 self._finish(build)
                 report = self._report(build, files, started)
                 self._refuse(report, accept)
@@ -238,6 +241,13 @@ class Rebuilding:
                 f"{text}published up to {files.watermark.dispatched}. What is derived from a damaged log is not better"
             )
             raise CorruptStore(f"{text}. Run: checkback salvage {self.path} OUT")
+
+    def _refuse_short(self, files: StoreFiles, *, is_alone: bool = False) -> None:
+        """A log that lacks its end says nothing about what its queues hold for that end, which a broker may need."""
+        short = short_log(files, self._end, self._damages, is_alone=is_alone)
+        if short is not None:
+            text = f"{short.file}: {short.text}. What is derived from a log without its end is not better: put the end "
+            raise CorruptStore(f"{text}back first; without it, run: checkback salvage {self.path} OUT", path=short.file)
 
     def _report(self, build: Build, files: StoreFiles, started: float, misfits: Sequence[Misfit] = ()) -> RebuildReport:
         return RebuildReport(
@@ -369,30 +379,3 @@ def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:
         slots,
         items,
     )
-
-
-def index_rule(files: StoreFiles, *, ours: bool = False) -> IndexingRule:
-    """By which rule a store is indexed: by that of which the last file of its index holds more; else by its records.
-
-    3.x knows no unique key; 4.x and 5.x write one into every message that their clients send. Where a broker of 5.4 or
-    later went on with a store of ours, the items of tags are made for all records: a query finds more than before.
-    """
-    held: set[tuple[int, int]] = set()
-    files_of_index = [file for file in open_index(files.index, Findings()) if file.used]
-    first = 0
-    for file in files_of_index[-1:]:
-        rows = file.read(1, min(file.used, 1 << 16))
-        held = set(zip(rows["commitlog_offset"].tolist(), rows["key_hash"].tolist(), strict=True))
-        first = int(rows["commitlog_offset"].min())
-    begin, end = files.commitlog.begin, files.commitlog.begin + files.commitlog_bytes
-    for records in Scan(files.commitlog, first if begin <= first < end else begin):
-        kinds, fits = Kinds(records), dict[IndexingRule, int]()
-        for rule in (IndexingRule.V5, IndexingRule.V54, *(() if ours else (IndexingRule.V3,))):
-            items = expected_items(records, kinds, rule)
-            made = set(zip(items["commitlog_offset"].tolist(), items["key_hash"].tolist(), strict=True))
-            fits[rule] = len(made & held) - len(made - held)
-        if held:
-            return max(fits, key=lambda rule: fits[rule])
-        keyed = bool((records.values("UNIQ_KEY").lengths > 0).any())
-        return IndexingRule.V5 if keyed or ours else IndexingRule.V3
-    return IndexingRule.V5

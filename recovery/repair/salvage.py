@@ -54,6 +54,7 @@ from recovery.scan.records import Bools, Records
 from recovery.scan.scanner import PAGE_BYTES, Scan
 from recovery.scan.store_files import StoreFiles
 from recovery.transactions.tracker import TransactionTracker
+from recovery.verify.causes.log_short import short_log
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -66,9 +67,9 @@ _UNFINISHED = ".unfinished"
 class Loss:
     """Something that was not copied, and what stands in its place."""
 
-    kind: str  # of the finding that verify would report
+    kind: str  # of the finding, or the cause, that verify would report
     commitlog_offset: int
-    size: int
+    size: int  # 0 where nobody knows
     reason: str
     file: str
     bridge: str  # "filler record", "blank", or "nothing"
@@ -248,6 +249,9 @@ class _Salvage:
         for damage in self._scan.damages:
             place = (damage.commitlog_offset, damage.size, damage.reason, damage.file)
             self._losses.append(Loss(damage.kind, *place, NOTHING))
+        short = short_log(self._files, self._scan.end_offset, self._scan.damages)
+        if short is not None:  # how much it was, nobody knows
+            self._losses.append(Loss(short.kind, short.commitlog_offset, 0, short.text, short.file, NOTHING))
         losses = sorted(self._losses, key=lambda loss: loss.commitlog_offset)
         starts = [bridge.start for bridge in bridges]
         for number, loss in enumerate(losses):

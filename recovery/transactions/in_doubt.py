@@ -81,7 +81,7 @@ class Pending:
     """The transactions in doubt of a store at `now_ms`; iterate once. `parked` takes those that were given up, too.
 
     `damages` is complete when the iteration begins to yield: where the log is damaged, an end may be lost, and what is
-    listed may have been settled.
+    listed may have been settled. `end_offset` is the CommitLog offset where the log ended, then.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class Pending:
         parked: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self._files = StoreFiles.open(path)
+        self.files = StoreFiles.open(path)
+        self.end_offset = 0
         self._now_ms = now_ms
         self._states = _WANTED if parked else _WANTED[:1]
         self._progress = progress
@@ -101,13 +102,13 @@ class Pending:
 
     def __iter__(self) -> Iterator[PendingHalf]:
         """The halves in log order."""
-        tracker = TransactionTracker(self._files)
-        scan = Scan(self._files.commitlog, progress=self._advance)
+        tracker = TransactionTracker(self.files)
+        scan = Scan(self.files.commitlog, progress=self._advance)
         places = Spill(_PLACE, tracker.partitions)
         try:
             for records in scan:
                 tracker.add(records)
-            self.damages, self.generation = scan.damages, tracker.generation
+            self.damages, self.generation, self.end_offset = scan.damages, tracker.generation, scan.end_offset
             for outcomes in tracker.outcomes():
                 self._keep(outcomes, places)
             for partition in range(places.count):
@@ -122,7 +123,7 @@ class Pending:
 
     def _advance(self, done: int) -> None:
         if self._progress is not None:
-            self._progress(done, self._files.commitlog_bytes)
+            self._progress(done, self.files.commitlog_bytes)
 
     def _keep(self, outcomes: Outcomes, places: Spill) -> None:
         """Keep the places of what is in doubt, by log order of their partitions."""
@@ -130,7 +131,7 @@ class Pending:
         rows = np.zeros(len(found), _PLACE)
         for name in _PLACE.names or ():
             rows[name] = found[name]
-        partition = (rows["half"] - self._files.commitlog.begin) // PARTITION_BYTES
+        partition = (rows["half"] - self.files.commitlog.begin) // PARTITION_BYTES
         places.add(rows, np.clip(partition, 0, places.count - 1).astype(np.int64))
 
     def _half(self, place: Any) -> PendingHalf | None:
@@ -173,10 +174,10 @@ class Pending:
         return int(first.field("store_timestamp_ms")[0])
 
     def _read(self, commitlog_offset: int, size: int) -> npt.NDArray[np.uint8]:
-        segment = self._files.commitlog.at(commitlog_offset)
+        segment = self.files.commitlog.at(commitlog_offset)
         try:
             if segment is not None:
-                return self._files.read(segment, commitlog_offset - segment.base, size)
+                return self.files.read(segment, commitlog_offset - segment.base, size)
         except Missing:
             pass
         return np.zeros(0, np.uint8)

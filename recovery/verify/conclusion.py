@@ -15,11 +15,8 @@ from functools import partial
 import numpy as np
 
 from broker.errors import CorruptStore
-from broker.store.disk.store_lock import is_held
-from broker.store.recover.watermark import published
 from broker.transaction.events import Generation, GenerationEvidence, generation
 from recovery.findings import Finding, Findings, Report
-from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles, breaks_off
@@ -35,7 +32,7 @@ from recovery.verify.kinds.not_judged import not_judged
 from recovery.verify.kinds.rocksdb_queues import rocksdb_fault
 from recovery.verify.kinds.timers import TimerComparison
 from recovery.verify.later_ends import later_ends
-from recovery.verify.live_writes import LAG_MS, Unfinished
+from recovery.verify.live_writes import LAG_MS, Unfinished, is_live
 from recovery.verify.redo_log import RedoLogComparison
 from recovery.verify.state_table import StateTableComparison
 
@@ -95,11 +92,11 @@ class Conclusion:
 
     def report(self, sums: TransactionSums, started: float) -> Report:
         """Let each comparison report, drop what a live broker explains, and sum up."""
-        live = self.is_live()
+        live = is_live(self.files, self.log.end_offset)
         roots = self._explain(live)
         self._finish()
         self._report_damages()
-        live = live or self.is_live()
+        live = live or is_live(self.files, self.log.end_offset)
         if live and self.files.watermark is None:
             self._drop_unfinished()
         states = {name: sums.states[state] for state, name in STATE_NAMES.items()}
@@ -126,21 +123,11 @@ class Conclusion:
         self.findings.explain(roots.cause_of)
         return roots
 
-    def is_live(self) -> bool:
-        """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan."""
-        if self.files.was_held or is_held(self.files.lock):
-            return True
-        if self.files.watermark is not None:
-            return published(self.files.path, self.files.disk)[0] > self.files.watermark.tail
-        end, now = self.log.end_offset, self.files.commitlog_now()
-        later = [segment.base for segment in now.segments if segment.base > end]
-        return any(record_at(now, at) is not None for at in (end, *later[:1]))
-
     def _finish(self) -> None:
         """Let each comparison report what stayed wrong; what a live broker appended since is not compared."""
         parts, files = self.comparisons, self.files
         ignore_from = files.ignore_from
-        if files.watermark is None and self.is_live():
+        if files.watermark is None and is_live(self.files, self.log.end_offset):
             ignore_from = self.log.end_offset
         context = FinishContext(
             files.commitlog.begin,

@@ -10,14 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker.store.disk.store_lock import is_held
+from broker.store.recover.watermark import published
 from recovery.findings import Finding, Findings
+from recovery.scan.record_at import record_at
 from recovery.scan.records import Records
+from recovery.scan.store_files import StoreFiles
 
 LAG_MS = 10_000  # an op message is written up to 3 s after the end, and seen up to 6 s later
 
 _LATE = frozenset({"queue-missing", "index-missing", "redo-missing", "slot-missing", "committed-without-op"})
 _WHILE_WRITTEN = frozenset({"index-damaged", "file-damaged"})  # slot, item and header come one after the other
 _AFTER = frozenset({"queue-orphan", "redo-orphan", "index-orphan", "slot-orphan"})
+
+
+def is_live(files: StoreFiles, end_offset: int) -> bool:
+    """Whether a broker is or was at work: it has the lock (5.x), or had it, or the log has grown since the scan, which
+    ended at `end_offset`.
+    """
+    if files.was_held or is_held(files.lock):
+        return True
+    if files.watermark is not None:
+        return published(files.path, files.disk)[0] > files.watermark.tail
+    now = files.commitlog_now()
+    later = [segment.base for segment in now.segments if segment.base > end_offset]
+    return any(record_at(now, at) is not None for at in (end_offset, *later[:1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,37 @@ def test_damage_in_a_store_that_can_be_read(
         assert DAMAGED[hurt] in {damage["kind"] for damage in value["damages"]}
 
 
+@pytest.mark.parametrize("without", ["it", "the first", "a link", "a directory"])
+def test_the_end_of_the_log_is_missing(without: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The queues name more than the log holds: no verb says that the store is as it should be, or writes to it."""
+    store = long_store(tmp_path)
+    first, *others = segments(store)
+    for segment in others[-1:] if without == "it" else (first, *others):
+        segment.unlink()
+    if without == "the first":
+        first.touch()
+    elif without == "a link":
+        first.symlink_to("nowhere")
+    elif without == "a directory":
+        first.mkdir()
+    before = sorted({*store.rglob("*"), store / "lock"})
+    (cause,) = json.loads(run(capsys, "verify", store, "--json").out)["causes"]
+    assert cause["kind"] == "log-short"
+    ran = run(capsys, "pending", store)
+    assert (ran.code, len(ran.err.splitlines())) == (4, 1)
+    assert cause["text"] in ran.err
+    (loss,) = json.loads(run(capsys, "salvage", store, "--json").out)["lost"]
+    assert (loss["kind"], loss["reason"]) == ("log-short", cause["text"])
+    shutil.rmtree(tmp_path / "store.salvaged")
+    assert "Nothing was lost" not in run(capsys, "salvage", store).out
+    if without == "it":
+        for words in ((), ("--apply", "--broker-is-stopped")):
+            ran = command(capsys, "rebuild", store, *words)
+            assert (ran.code, ran.out, len(ran.err.splitlines())) == (4, "", 1)
+            assert f"{cause['text']}. What is derived from a log without its end" in ran.err
+    assert sorted({*store.rglob("*"), store / "lock"}) == before
+
+
 @by_verb
 def test_text_names_the_damaged_file(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The screen says which file, too."""

@@ -241,7 +241,8 @@ def test_a_single_segment_that_was_cut(tmp_path: Path) -> None:
         path.unlink()
     assert salvage(tmp_path / "store", tmp_path / "default").segment_size == 1 << 30
     report = salvage(tmp_path / "store", tmp_path / "given", segment_size=4096)
-    assert (report.segment_size, {loss.kind for loss in report.lost}) == (4096, {"segment-size", "torn-tail"})
+    kinds = {"segment-size", "torn-tail", "log-short"}  # the queues name records in the segments behind it, too
+    assert (report.segment_size, {loss.kind for loss in report.lost}) == (4096, kinds)
     ends = [one.commitlog_offset + len(encode(one)) for one in made.records]
     assert report.records == sum(end <= 3000 for end in ends)
     assert len(own(walk_as_rocketmq(tmp_path / "given", 4096))) == report.records

@@ -272,10 +272,12 @@ def salvaged(report: SalvageReport) -> Iterator[Shown]:
         return
     yield ""
     losses = len(report.lost) + report.lost_omitted
-    yield Styled(f"lost ({losses:,} places, {size(report.lost_bytes)})", "bold yellow")
+    more = " and more" if any(not loss.size for loss in report.lost) else ""
+    yield Styled(f"lost ({count(losses, 'place')}, {size(report.lost_bytes)}{more})", "bold yellow")
     for loss in report.lost[:_LOSSES_SHOWN]:
         what = f" {loss.record['says']} record of {loss.record['topic']}" if loss.record else ""
-        place = f"{loss.kind}: {loss.file} at {loss.commitlog_offset}: {loss.size} bytes{what}: {loss.reason}"
+        lost = f"{loss.size} bytes" if loss.size else "nobody knows how much"
+        place = f"{loss.kind}: {loss.file} at {loss.commitlog_offset}: {lost}{what}: {loss.reason}"
         yield printable(f"{place}; in its place: {loss.bridge}")
     if losses > _LOSSES_SHOWN:
         yield f"... and {losses - _LOSSES_SHOWN:,} more: {printable(report.out)}/checkback/salvage.json"

@@ -11,31 +11,17 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from broker.format.commitlog import BLANK_SIZE
-from broker.format.framing import FrameKind, frame
 from recovery.findings import Cause, Finding
 from recovery.scan.records import Records
 from recovery.scan.scanner import Damage
 from recovery.scan.store_files import StoreFiles
+from recovery.verify.causes.log_short import DerivedEnds, derived_ends, short_by
 from recovery.verify.live_writes import LAG_MS
 
 _HOLES = ("segment-missing", "segment-size", "segment-overlap", "corrupt-region", "torn-tail")
 _NAME_RECORDS = ("queue-orphan", "index-orphan", "redo-orphan", "slot-orphan")
 _LATE = ("queue-missing", "index-missing", "redo-missing")
 _PACKED = (".gz", ".zst", ".lz4")
-
-
-@dataclass(frozen=True, slots=True)
-class DerivedEnds:
-    """The CommitLog offsets of the last records that the derived files name; -1 where they name none."""
-
-    queues: int = -1
-    index: int = -1
-
-    @property
-    def last(self) -> int:
-        """The later of the two."""
-        return max(self.queues, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +120,9 @@ def roots_of(
         return Roots(holes, look)
     ends, is_closed = derived_ends(files), files.closed_at_ms() is not None
     late = Cause("derived-late", min(ends.queues, ends.index), files.path, _late_text(is_closed))
-    text = _short_text(files, end_offset, ends, is_closed)
-    short = Cause("log-short", end_offset, files.commitlog_file(end_offset), text)
     return Roots(
         holes, look,
-        short=short if ends.last >= end_offset else None,
+        short=short_by(files, end_offset, ends),
         recent_ms=last_store_ms - LAG_MS,
         late=late,
         ends=ends,
@@ -168,47 +152,6 @@ def _lies_in(name: str, damage: Damage) -> bool:
     start, end = _span(damage)
     stem = name.split(".", maxsplit=1)[0]
     return stem.isdecimal() and start <= int(stem) < end
-
-
-def derived_ends(files: StoreFiles) -> DerivedEnds:
-    """What the last units of the ConsumeQueues and the last file of the index name: a read for each queue."""
-    queues = -1
-    for topic, queue_id in files.queues():
-        units = files.queue_units(topic, queue_id)
-        low, high = units.begin, units.end
-        while low < high:  # units are filled from the front
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if units.read(middle, 1)["size"][0] > 0 else (low, middle)
-        if low > units.begin:
-            queues = max(queues, int(units.read(low - 1, 1)["commitlog_offset"][0]))
-    return DerivedEnds(queues, max((header.end_commitlog_offset for header in files.index_headers()), default=-1))
-
-
-def shortness(files: StoreFiles, end_offset: int) -> str | None:
-    """How a log of a store at rest, read to `end_offset`, is shorter than its queues and index say; None: it is not."""
-    ends = derived_ends(files)
-    if ends.last < end_offset:
-        return None
-    return f"{files.path}: {_short_text(files, end_offset, ends, files.closed_at_ms() is not None)}"
-
-
-def _short_text(files: StoreFiles, end_offset: int, ends: DerivedEnds, is_closed: bool) -> str:
-    names = f"the log ends at {end_offset}, and its queues and index name records up to {ends.last}"
-    if ends.last >= files.commitlog.end and _is_full(files, end_offset):
-        return f"{names}: segment {files.commitlog.end:020} is missing, and perhaps more behind it"
-    if is_closed:
-        return f"{names}: the log was cut, or is older than they are"
-    return f"{names}: it was copied while a broker wrote to it, the log first. It can be verified up to {end_offset}"
-
-
-def _is_full(files: StoreFiles, end_offset: int) -> bool:
-    """Whether the log ends where its last segment does: behind the last record is the blank."""
-    segment = files.commitlog.at(end_offset)
-    if segment is None:
-        return True
-    raw = files.read(segment, end_offset - segment.base, BLANK_SIZE).tobytes()
-    remaining = segment.base + files.commitlog.segment_size - end_offset
-    return frame(raw, 0, remaining).kind is FrameKind.BLANK
 
 
 def _late_text(is_closed: bool) -> str:
