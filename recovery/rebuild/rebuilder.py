@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from broker.errors import CorruptStore, StoreError
+from broker.errors import BrokerError, CorruptStore, StoreError
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.checkpoint import Checkpoint, encode
 from broker.store.disk.files import Disk, Missing
@@ -30,7 +30,7 @@ from broker.store.maintain.checkpointing import checkpoint_as_is
 from broker.store.read.checkpoint import read_checkpoint
 from broker.store.read.directory import StoreDirectory
 from broker.store.read.inventory import Misfit, refusal
-from broker.store.read.layout import StoreLayout, read_store_file
+from broker.store.read.layout import StoreLayout, is_segment_size, read_store_file
 from broker.store.read.segments import Listing
 from broker.store.recover.lost_log import check_log
 from broker.store.recover.watermark import has_moved, log_begin, read_watermark
@@ -364,18 +364,27 @@ def _stored_ms(listing: Listing, commitlog_offset: int) -> int | None:
 
 
 def sizes_of(files: StoreFiles, disk: Disk) -> StoreLayout:
-    """The sizes of a store's files: as its maker says, else as its files are, else RocketMQ's."""
+    """The sizes of a store's files: as its maker says, else as its files are, else RocketMQ's.
+
+    Raises StoreError for files that were cut to sizes that no broker can be set to.
+    """
     file = read_store_file(disk, Paths(files.path))
     if file is not None:
         return file.layout
     queues = [files.queue(topic, queue_id).segment_size for topic, queue_id in files.queues()]
     held = open_index(files.index, Findings())
     slots, items = (held[0].slots, held[0].items) if held else (index.SLOT_COUNT, index.ITEM_COUNT)
-    return StoreLayout(
-        files.commitlog.segment_size,
-        max(queues, key=queues.count, default=0) or consumequeue.FILE_SIZE,
-        files.state_table.segment_size or statetable.FILE_SIZE,
-        files.redo_log.segment_size or redolog.FILE_SIZE,
-        slots,
-        items,
-    )
+    segment_bytes = files.commitlog.segment_size
+    queue_bytes = max(queues, key=queues.count, default=0) or consumequeue.FILE_SIZE
+    table_bytes = files.state_table.segment_size or statetable.FILE_SIZE
+    redo_bytes = files.redo_log.segment_size or redolog.FILE_SIZE
+    try:
+        return StoreLayout(segment_bytes, queue_bytes, table_bytes, redo_bytes, slots, items)
+    except BrokerError as error:
+        wrong = [one.path for one in files.commitlog.segments if one.size == segment_bytes]
+        if not is_segment_size(segment_bytes) and wrong:
+            text = f"{wrong[-1]} has {segment_bytes} bytes, and {error}: it was cut. Bring it back to the size that "
+            text = f"{text}its broker is set to (mappedFileSizeCommitLog) with: truncate -s BYTES {wrong[-1]}"
+            raise StoreError(text, path=wrong[-1]) from None
+        text = f"{files.path}: {error}. A file was cut; see which with: checkback verify {files.path}"
+        raise StoreError(text, path=files.path) from None

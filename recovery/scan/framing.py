@@ -24,7 +24,7 @@ from broker.format.commitlog import (
     RECORD_SIZE_MIN,
     RecordHead,
 )
-from broker.format.framing import FrameKind, frame, is_record_size
+from broker.format.framing import Frame, FrameKind, claimed_size, frame, is_record_size
 from recovery.scan.native.columns import WindowPass
 from recovery.scan.records import Bytes, Ints, Records
 from recovery.scan.strings import unaligned
@@ -76,11 +76,11 @@ def walk(window: Bytes, base: int, segment_end: int, begun: WindowPass | None = 
             # Not take(): what is not a whole record must not be among those whose columns are read.
             return Walk(Records(window, base, positions[:first]), Stop.BAD, int(positions[first]))
     at = int(positions[-1] + records.sizes[-1]) if len(records) else 0
-    kind, size = frame(window.data, at, segment_end - base - at)
-    if kind is FrameKind.RECORD and at + size == segment_end - base:
+    kind, size = _frame(window, at, segment_end - base - at)
+    if kind is FrameKind.RECORD and at + size > segment_end - base - BLANK_SIZE:
         cut = Records(window, base, np.append(positions, at))
-        if cut.whole(segment_end - base).all():
-            return Walk(cut, Stop.FULL, at + size)
+        if cut.whole(at + size).all():
+            return Walk(cut, Stop.FULL if at + size == segment_end - base else Stop.BAD, at + size)
     return Walk(records, _STOPS[kind], at, size if kind is FrameKind.CUT_OFF else 0)
 
 
@@ -89,13 +89,31 @@ def _walk_compiled(window: Bytes, base: int, segment_end: int, walked: WindowPas
     walked.advance(limit)
     stop, size = Stop.BAD, 0
     if not walked.is_broken:
-        kind, size = frame(window.data, walked.at, segment_end - base - walked.at)
+        kind, size = _frame(window, walked.at, segment_end - base - walked.at)
         stop = _STOPS[kind]
-        if kind is FrameKind.RECORD and walked.at + size == segment_end - base:
-            walked.advance(segment_end - base)
+        if kind is FrameKind.RECORD and walked.at + size > segment_end - base - BLANK_SIZE:
+            walked.advance(walked.at + size)
             stop = Stop.FULL if walked.at == segment_end - base else Stop.BAD
     columns = walked.columns()
     return Walk(Records(window, base, columns["at"], columns), stop, walked.at, size if stop is Stop.MORE else 0)
+
+
+def _frame(window: Bytes, at: int, remaining: int) -> Frame:
+    """What begins at a place; a record behind which fewer bytes are left than a blank takes is one, too."""
+    found = frame(window.data, at, remaining)
+    if found.kind is FrameKind.BAD:
+        size = claimed_size(window[at : at + BLANK_SIZE].tobytes())
+        if _is_cut_behind(size, remaining):
+            return frame(window.data, at, size)
+    return found
+
+
+def _is_cut_behind(size: int, remaining: int) -> bool:
+    """Whether fewer bytes are left behind a record of this size than a blank takes, which a broker leaves room for.
+
+    The file was cut there, and its size is not that of a segment: a copy may end anywhere in the zeros behind the log.
+    """
+    return is_record_size(size, size) and remaining - BLANK_SIZE < size < remaining
 
 
 def _hop(window: Bytes, limit: int) -> Ints:
@@ -183,7 +201,8 @@ def next_start(window: Bytes, base: int, segment_end: int) -> RecordStart | None
     """
     for at in _candidates(window, _RECORD_MAGICS):
         (size,) = _SIZE(window.data, at)
-        if not is_record_size(size, segment_end - base - at):
+        remaining = segment_end - base - at
+        if not is_record_size(size, remaining) and not _is_cut_behind(size, remaining):
             continue
         if at + RecordHead.SIZE > len(window):
             return RecordStart(at, size)

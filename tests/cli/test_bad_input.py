@@ -13,26 +13,15 @@ from typing import Any
 import pytest
 
 from recovery.scan.scanner import Scan
-from tests.cli.command import Ran, command, process
+from tests.cli.command import command, process
+from tests.cli.readable import SEGMENT_SIZE, long_store, run, segments
 from tests.scan.small_broker import V3, V5
 from tests.scan.small_stores import build
 
 VERBS = ("verify", "pending", "info", "dump", "salvage")
 SEGMENT = "0" * 20
-SEGMENT_SIZE = V5.segment_size
 
 by_verb = pytest.mark.parametrize("verb", VERBS)
-
-
-def run(capsys: pytest.CaptureFixture[str], verb: str, store: Path, *words: str) -> Ran:
-    """The verb on the store; salvage gets a place to write to."""
-    out = [store.parent / f"{store.name}.salvaged"] if verb == "salvage" else []
-    return command(capsys, verb, store, *out, *words)
-
-
-def segments(store: Path) -> list[Path]:
-    return sorted((store / "commitlog").iterdir())
-
 
 # What is no store at all
 
@@ -167,15 +156,6 @@ DAMAGED = {
 }
 
 
-def long_store(directory: Path) -> Path:
-    """A store of three segments."""
-    store = directory / "store"
-    broker = build(V5, directory / "short")
-    while len(broker.log) < 2 * SEGMENT_SIZE + 500:
-        broker.append("plain", "Orders", b"more", {"KEYS": "more"})
-    return broker.write(store)
-
-
 @by_verb
 @pytest.mark.parametrize("hurt", DAMAGED, ids=lambda hurt: hurt.__name__)
 def test_damage_in_a_store_that_can_be_read(
@@ -198,37 +178,6 @@ def test_damage_in_a_store_that_can_be_read(
         assert DAMAGED[hurt] in {loss["kind"] for loss in value["lost"]}
     else:
         assert DAMAGED[hurt] in {damage["kind"] for damage in value["damages"]}
-
-
-@pytest.mark.parametrize("without", ["it", "the first", "a link", "a directory"])
-def test_the_end_of_the_log_is_missing(without: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The queues name more than the log holds: no verb says that the store is as it should be, or writes to it."""
-    store = long_store(tmp_path)
-    first, *others = segments(store)
-    for segment in others[-1:] if without == "it" else (first, *others):
-        segment.unlink()
-    if without == "the first":
-        first.touch()
-    elif without == "a link":
-        first.symlink_to("nowhere")
-    elif without == "a directory":
-        first.mkdir()
-    before = sorted({*store.rglob("*"), store / "lock"})
-    (cause,) = json.loads(run(capsys, "verify", store, "--json").out)["causes"]
-    assert cause["kind"] == "log-short"
-    ran = run(capsys, "pending", store)
-    assert (ran.code, len(ran.err.splitlines())) == (4, 1)
-    assert cause["text"] in ran.err
-    (loss,) = json.loads(run(capsys, "salvage", store, "--json").out)["lost"]
-    assert (loss["kind"], loss["reason"]) == ("log-short", cause["text"])
-    shutil.rmtree(tmp_path / "store.salvaged")
-    assert "Nothing was lost" not in run(capsys, "salvage", store).out
-    if without == "it":
-        for words in ((), ("--apply", "--broker-is-stopped")):
-            ran = command(capsys, "rebuild", store, *words)
-            assert (ran.code, ran.out, len(ran.err.splitlines())) == (4, "", 1)
-            assert f"{cause['text']}. What is derived from a log without its end" in ran.err
-    assert sorted({*store.rglob("*"), store / "lock"}) == before
 
 
 @by_verb

@@ -28,6 +28,11 @@ _VERSION = 1
 _VERSION_OF_ENGINE = 2  # of a store with another engine than the first, which version 1 knows no name for
 
 
+def is_segment_size(size: int) -> bool:
+    """Whether a segment of the CommitLog may have so many bytes."""
+    return size >= _SEGMENT_BYTES_MIN and size % 8 == 0
+
+
 @dataclass(frozen=True, slots=True)
 class StoreLayout:
     """File sizes of a new store, `StoreLayout.default()` unless another is given. Name the fields: all are integers.
@@ -55,7 +60,7 @@ class StoreLayout:
         for name, size in asdict(self).items():
             if type(size) is not int:
                 raise BrokerError(f"{name} is a whole number, not {size!r:.60}")
-        if self.segment_bytes < _SEGMENT_BYTES_MIN or self.segment_bytes % 8:
+        if not is_segment_size(self.segment_bytes):
             raise BrokerError(f"a segment has at least {_SEGMENT_BYTES_MIN} bytes, a multiple of 8")
         units = (
             ("consume_queue_bytes", self.consume_queue_bytes, consumequeue.UNIT_SIZE),

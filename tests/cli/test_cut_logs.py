@@ -1,0 +1,77 @@
+"""Logs that end too early: what the queues name behind the end is missed, and a record at the very end is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import command
+from tests.cli.readable import long_store, run, segments
+from tests.scan.small_broker import V5
+from tests.scan.small_stores import build
+
+
+@pytest.mark.parametrize("without", ["it", "the first", "a link", "a directory"])
+def test_the_end_of_the_log_is_missing(without: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The queues name more than the log holds: no verb says that the store is as it should be, or writes to it."""
+    store = long_store(tmp_path)
+    first, *others = segments(store)
+    for segment in others[-1:] if without == "it" else (first, *others):
+        segment.unlink()
+    if without == "the first":
+        first.touch()
+    elif without == "a link":
+        first.symlink_to("nowhere")
+    elif without == "a directory":
+        first.mkdir()
+    before = sorted({*store.rglob("*"), store / "lock"})
+    (cause,) = json.loads(run(capsys, "verify", store, "--json").out)["causes"]
+    assert cause["kind"] == "log-short"
+    ran = run(capsys, "pending", store)
+    assert (ran.code, len(ran.err.splitlines())) == (4, 1)
+    assert cause["text"] in ran.err
+    (loss,) = json.loads(run(capsys, "salvage", store, "--json").out)["lost"]
+    assert (loss["kind"], loss["reason"]) == ("log-short", cause["text"])
+    shutil.rmtree(tmp_path / "store.salvaged")
+    assert "Nothing was lost" not in run(capsys, "salvage", store).out
+    if without == "it":
+        for words in ((), ("--apply", "--broker-is-stopped")):
+            ran = command(capsys, "rebuild", store, *words)
+            assert (ran.code, ran.out, len(ran.err.splitlines())) == (4, "", 1)
+            assert f"{cause['text']}. What is derived from a log without its end" in ran.err
+    assert sorted({*store.rglob("*"), store / "lock"}) == before
+
+
+@pytest.mark.parametrize("more", range(10))
+def test_a_log_that_a_copy_cut_behind_its_last_record(
+    more: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fewer bytes are left than a blank takes: no broker ends a segment so, and the record counts all the same."""
+    store = tmp_path / "store"
+    build(V5, store)
+    for segment in segments(store)[1:]:
+        segment.unlink()
+    for derived in ("consumequeue", "index", "checkpoint"):
+        path = store / derived
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    whole = json.loads(command(capsys, "verify", store, "--json").out)
+    (segment,) = segments(store)
+    for size in (whole["end_offset"], whole["end_offset"] + more):
+        os.truncate(segment, size)
+    ran = json.loads(command(capsys, "verify", store, "--json").out)
+    assert [ran[name] for name in ("counts", "records", "digest")] == [
+        whole[name] for name in ("counts", "records", "digest")
+    ]
+    if segment.stat().st_size % 8:
+        refused = command(capsys, "rebuild", store)
+        assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+        assert f"{segment} has {segment.stat().st_size} bytes" in refused.err
+        assert "mappedFileSizeCommitLog" in refused.err
+    with segment.open("ab") as file:
+        file.write(b"\1")
+    torn = json.loads(command(capsys, "verify", store, "--json").out)
+    assert (torn["records"], torn["counts"].get("torn-tail")) == (whole["records"], 1)
