@@ -183,7 +183,7 @@ def _text(setting: str) -> tuple[str, str]:
         return setting, _SETTING
     path = os.path.expanduser(setting)
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return file.read(), path
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
@@ -197,6 +197,8 @@ def _parsed(text: str, where: str) -> StoreList:
         parsed = (json.loads if text.lstrip().startswith("{") else tomllib.loads)(text)
     except ValueError as error:
         raise BadSettings(f"{where} cannot be read: {error}") from None
+    except RecursionError:
+        raise BadSettings(f"{where} cannot be read: its values are nested too deeply") from None
     tables = parsed.get("stores") if isinstance(parsed, Mapping) else None
     if not isinstance(tables, Mapping) or len(parsed) > 1:
         others = sorted(set(parsed) - {"stores"}) if isinstance(parsed, Mapping) else []

@@ -91,12 +91,16 @@ class Resolvers:
 def load(path: str) -> Setup:
     """The setup in a TOML file. Raises BrokerError for a name that is unknown or a value that makes no sense."""
     try:
-        raw = tomllib.loads(Disk().read(path).decode("utf-8"))
+        raw = tomllib.loads(Disk().read(path).decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BrokerError(f"{path} is not TOML: {error}") from None
-    for name in raw:
+    except RecursionError:
+        raise BrokerError(f"{path}: its values are nested too deeply. Give tables of names and values") from None
+    for name, value in raw.items():
         if name not in ("policy", "resolvers"):
             raise BrokerError(f"{path}: the tables are policy and resolvers; there is no {name!r}")
+        if not isinstance(value, Mapping):
+            raise BrokerError(f"{path}: {name} is a table, as in [{name}], not {value!r:.60}")
     resolvers = raw.get("resolvers", {})
     for group, spec in resolvers.items():
         check_spec(spec, f"{path}: resolvers.{group}")

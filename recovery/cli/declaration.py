@@ -9,6 +9,7 @@ values. click parses, reports what is wrong with the words, and completes them i
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -140,6 +141,20 @@ class _Choice(click.Choice):  # type: ignore[type-arg] # not generic before clic
         return self._kind(super().convert(str(value), param, ctx))
 
 
+class _Number(click.types.FloatParamType):
+    """A number that is finite: NaN would pass every comparison."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class _NumberBetween(_Number, click.FloatRange):
+    """The same, between limits."""
+
+
 class _Positional(click.Argument):
     """An argument with its help, which older versions of click do not take."""
 
@@ -220,9 +235,10 @@ def _plain(kind: Any) -> tuple[Any, bool]:
 def _type(kind: Any, low: float | None, high: float | None) -> Any:
     if issubclass(kind, StrEnum):
         return _Choice(kind)
-    if low is None and high is None:
-        return click.types.convert_type(kind)
-    return click.IntRange(_whole(low), _whole(high)) if kind is int else click.FloatRange(low, high)
+    is_limited = low is not None or high is not None
+    if kind is float:
+        return _NumberBetween(low, high) if is_limited else _Number()
+    return click.IntRange(_whole(low), _whole(high)) if is_limited else click.types.convert_type(kind)
 
 
 def _whole(limit: float | None) -> int | None:

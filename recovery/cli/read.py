@@ -235,7 +235,10 @@ def salvage(
     out: Annotated[str, Argument(metavar="OUT", help="The new store: a directory that is empty or does not exist.")],
     as_json: AsJson = False,
     segment_size: Annotated[
-        int | None, Option(min=4096, metavar="BYTES", help="Size of a segment, where the only one was truncated.")
+        int | None,
+        Option(
+            min=4096, max=2**31 - 1, metavar="BYTES", help="Size of a segment, where the only one was truncated."
+        ),  # RocketMQ's setting is an int of Java
     ] = None,
     without_config: Annotated[
         bool, Option("--without-config", help="Go without topics, groups and positions that are in a RocksDB.")

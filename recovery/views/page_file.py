@@ -17,6 +17,7 @@ from broker.store.disk.os_errors import not_written
 from broker.store.read.detect import check_outside_stores
 
 _BEGINS = b"<!doctype html>"
+_UNWRITABLE = "backslashreplace"  # a path may hold bytes that are no UTF-8: they are shown as on a terminal
 
 
 def check_page(path: str) -> None:
@@ -45,12 +46,12 @@ def write_page(path: str, html: str) -> None:
     target = os.path.realpath(path)
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout: nothing to replace
-            with open(path, "w", encoding="utf-8") as stream:
+            with open(path, "w", encoding="utf-8", errors=_UNWRITABLE) as stream:
                 stream.write(html)
             return
         beside, new = tempfile.mkstemp(prefix=f".{os.path.basename(target)[:200]}.", dir=os.path.dirname(target))
         try:
-            with os.fdopen(beside, "w", encoding="utf-8") as file:
+            with os.fdopen(beside, "w", encoding="utf-8", errors=_UNWRITABLE) as file:
                 file.write(html)
             os.chmod(new, _mode(target))
             os.replace(new, target)

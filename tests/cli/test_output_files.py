@@ -99,3 +99,16 @@ def test_without_room_the_sentence_says_so_and_nothing_stays(store: Path, verb: 
     assert "does not fit" in ran.stderr
     assert "ulimit -f" in ran.stderr
     assert [path.name for path in store.parent.iterdir()] == ["shop.store"]
+
+
+def test_a_page_of_a_store_whose_path_is_not_utf_8(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The byte is shown as on a terminal."""
+    odd = Path(os.fsdecode(os.fsencode(store.parent) + b"/st\xffore"))
+    store.rename(odd)
+    for words in (
+        ["report", odd, store.parent / "report.html"],
+        ["trace", odd, "0", "--html", store.parent / "t.html"],
+    ):
+        ran = command(capsys, *words)
+        assert (ran.code in (0, 1), ran.err) == (True, "")
+    assert "st\\udcffore" in (store.parent / "report.html").read_text()

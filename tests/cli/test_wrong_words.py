@@ -35,6 +35,10 @@ def store(tmp_path: Path) -> Path:
         (["find", "{}/shop.store", "--key", "other"], 1, "no message in"),
         (["answer", "127.0.0.1:1", "--ledger", "sqlite:////x", "--bind", "--once"], 2, "leave --once, --for"),
         (["work", "shop:app", "--check-every", "0s"], 2, "an interval is longer than nothing"),
+        (["serve", "{}/shop.store", "--seconds", "nan"], 2, "nan is not a finite number"),
+        (["serve", "{}/shop.store", "--check-every", "inf"], 2, "inf is not a finite number"),
+        (["follow", "127.0.0.1:1", "{}/new", "--every", "nan"], 2, "nan is not a finite number"),
+        (["salvage", "{}/shop.store", "{}/new", "--segment-size", "9" * 20], 2, "is not in the range 4096<=x<="),
         (["answer", "127.0.0.1:1", "--group", "my shop", "--ledger", "sqlite:////nowhere"], 2, "the producer group"),
     ],
 )
@@ -52,6 +56,39 @@ def test_a_sentence(
     assert sentence in words_printed
     assert "Traceback" not in ran.err
     assert sorted(store.parent.iterdir()) == before
+
+
+_DEEP = "x = " + "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("policy = 3", "policy is a table, as in [policy], not 3"),
+        ("policy = []\nresolvers = []", "policy is a table, as in [policy], not []"),
+        ("resolvers = 'shop'", "resolvers is a table, as in [resolvers], not 'shop'"),
+        (_DEEP, "its values are nested too deeply"),
+        ("\ufeff[policie]", "there is no 'policie'"),
+    ],
+)
+def test_a_file_of_check_back(store: Path, toml: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sentence names the file; what an editor puts before the text, to say that it is UTF-8, is no mistake."""
+    file = store.parent / "check-back.toml"
+    file.write_text(toml)
+    ran = command(capsys, "check-back", store, "--config", file)
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+    assert f"{file}: " in ran.err
+    assert sentence in ran.err
+
+
+def test_a_file_of_stores(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = store.parent / "stores.toml"
+    file.write_text(_DEEP)
+    ran = command(capsys, "settings", "--check", file)
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+    assert f"{file} cannot be read: its values are nested too deeply" in ran.err
+    file.write_text(f"\ufeff[stores.shop]\npath = '{store}'\n")
+    assert "cannot be read" not in command(capsys, "settings", "--check", file).err
 
 
 def test_a_copy_that_is_there_gives_up_as_well(
