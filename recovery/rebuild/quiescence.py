@@ -1,4 +1,4 @@
-"""Is anybody at work on a store that is not ours? Asked before the first byte of it is changed.
+"""Is anybody at work on a store that is not ours, or rebuilding one of ours? Asked before a byte of it is changed.
 
 RocketMQ 3.x has no lock file, and 5.x takes its lock only after its recovery has written. So a free lock is not enough:
 no process may map a file of the store, nothing may change for a while, and a person must say that it is stopped.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from broker.errors import StoreError, StoreLocked
+from broker.store.disk.append_lock import AppendLock
 from broker.store.disk.files import Disk, Entry
 from broker.store.disk.paths import Paths
 from broker.transaction.foreign import check_not_followed
@@ -41,6 +43,24 @@ def check_still(
     wait(still_s)
     if shape(disk, path) != before:
         raise StoreLocked(f"{path} changed within {still_s:.0f} seconds: a broker is at work on it. {_SAY}", path=path)
+
+
+@contextmanager
+def only_rebuild(path: str, disk: Disk) -> Iterator[None]:
+    """Keep another rebuild of a store of ours out, which applications may have open meanwhile. Raises StoreLocked.
+
+    Both build in one place, and the second would remove what the first has built.
+    """
+    lock = AppendLock(f"{Paths(path).rebuild}.lock", disk)
+    try:
+        if not lock.try_acquire():
+            raise StoreLocked(f"{path}: another rebuild is running. Wait until it is done", path=path)
+        try:
+            yield
+        finally:
+            lock.release()
+    finally:
+        lock.close()
 
 
 def shape(disk: Disk, path: str) -> list[tuple[str, int, int]]:

@@ -44,7 +44,7 @@ from recovery.rebuild.builder import Build
 from recovery.rebuild.diff import differences
 from recovery.rebuild.index_rule import index_rule
 from recovery.rebuild.misfits import misfits_of_store
-from recovery.rebuild.quiescence import STILL_S, check_still
+from recovery.rebuild.quiescence import STILL_S, check_still, only_rebuild
 from recovery.rebuild.replaced import Replacement
 from recovery.rebuild.report import RebuildReport
 from recovery.scan.record_at import record_at
@@ -85,10 +85,11 @@ def rebuild(
     """
     text, disk = os.fspath(path).rstrip(os.sep) or os.sep, disk or Disk()
     started, make = time.monotonic(), kind or Rebuilding
-    StoreFiles.open(text)  # a wrong path is reported first
+    files = StoreFiles.open(text)  # a wrong path is reported first
     check_log(Paths(text), disk)
     ours = read_store_file(disk, Paths(text)) is not None
-    if not ours and not StoreFiles.open(text).commitlog_bytes:  # a broker that never stored a message
+    if not ours and not files.commitlog_bytes:  # a broker that never stored a message
+        _refuse_short(files, 0, [])
         return RebuildReport(text, Generation.NONE.label, 0, 0, 0, ())
     if not apply:
         return _compare(text, disk, lambda: make(text, disk, progress, ours=ours), started)
@@ -96,7 +97,8 @@ def rebuild(
     if misfits:  # before a broker is stopped for it in vain
         raise refusal(text, misfits)
     if ours:
-        return make(text, disk, progress, ours=True).apply_to_ours(started, accept)
+        with only_rebuild(text, disk):
+            return make(text, disk, progress, ours=True).apply_to_ours(started, accept)
     check_still(text, disk, broker_is_stopped=broker_is_stopped, still_s=still_s)
     return make(text, disk, progress, ours=False).apply_to_foreign(started, accept)
 
@@ -137,7 +139,7 @@ class Rebuilding:
         try:
             self._read(build, files)
             self._refuse_break(files)
-            self._refuse_short(files)
+            _refuse_short(files, self._end, self._damages)
             self._finish(build)
             return self._report(build, files, started, misfits)
         finally:
@@ -179,7 +181,7 @@ class Rebuilding:
             build = self._build(files, self.paths.rebuild)
             try:
                 self._read(build, files)
-                self._refuse_short(files, is_alone=True)
+                _refuse_short(files, self._end, self._damages, is_alone=True)
                 self._finish(build)
                 report = self._report(build, files, started)
                 self._refuse(report, accept)
@@ -241,13 +243,6 @@ class Rebuilding:
                 f"{text}published up to {files.watermark.dispatched}. What is derived from a damaged log is not better"
             )
             raise CorruptStore(f"{text}. Run: checkback salvage {self.path} OUT")
-
-    def _refuse_short(self, files: StoreFiles, *, is_alone: bool = False) -> None:
-        """A log that lacks its end says nothing about what its queues hold for that end, which a broker may need."""
-        short = short_log(files, self._end, self._damages, is_alone=is_alone)
-        if short is not None:
-            text = f"{short.file}: {short.text}. What is derived from a log without its end is not better: put the end "
-            raise CorruptStore(f"{text}back first; without it, run: checkback salvage {self.path} OUT", path=short.file)
 
     def _report(self, build: Build, files: StoreFiles, started: float, misfits: Sequence[Misfit] = ()) -> RebuildReport:
         return RebuildReport(
@@ -356,6 +351,14 @@ class Rebuilding:
         self.disk.write_file(self.paths.checkpoint, encode(made))
         if self.disk.entry(self.paths.abort) is not None:
             self.disk.remove(self.paths.abort)
+
+
+def _refuse_short(files: StoreFiles, end_offset: int, damages: list[Damage], *, is_alone: bool = False) -> None:
+    """A log that lacks its end says nothing about what its queues hold for that end, which a broker may need."""
+    short = short_log(files, end_offset, damages, is_alone=is_alone)
+    if short is not None:
+        text = f"{short.file}: {short.text}. What is derived from a log without its end is not better: put the end "
+        raise CorruptStore(f"{text}back first; without it, run: checkback salvage {files.path} OUT", path=short.file)
 
 
 def _stored_ms(listing: Listing, commitlog_offset: int) -> int | None:

@@ -195,6 +195,19 @@ def test_applications_go_on_while_files_are_exchanged(tmp_path: Path) -> None:
     assert not (tmp_path / "checkback" / "rebuild").exists()
 
 
+def test_of_two_rebuilds_at_once_one_is_refused(tmp_path: Path) -> None:
+    path = store_of(tmp_path / "store", 50, TINY)
+    shutil.rmtree(path / "index")
+
+    def another(_report: RebuildReport) -> None:
+        with pytest.raises(StoreLocked, match="another rebuild is running"):
+            rebuild(path, apply=True)
+
+    assert rebuild(path, apply=True, accept=another).applied
+    assert rebuild(path, apply=True).ok
+    assert verify(path).ok
+
+
 def test_an_index_that_stays_keeps_the_names_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An application began some meanwhile: it names them by the clock, a rebuild by their first records."""
     named = IndexFiles.name
