@@ -38,11 +38,10 @@ def test_the_end_of_the_log_is_missing(without: str, tmp_path: Path, capsys: pyt
     assert (loss["kind"], loss["reason"]) == ("log-short", cause["text"])
     shutil.rmtree(tmp_path / "store.salvaged")
     assert "Nothing was lost" not in run(capsys, "salvage", store).out
-    if without == "it":
-        for words in ((), ("--apply", "--broker-is-stopped")):
-            ran = command(capsys, "rebuild", store, *words)
-            assert (ran.code, ran.out, len(ran.err.splitlines())) == (4, "", 1)
-            assert f"{cause['text']}. What is derived from a log without its end" in ran.err
+    for words in ((), ("--apply", "--broker-is-stopped")):
+        ran = command(capsys, "rebuild", store, *words)
+        assert (ran.code, ran.out, len(ran.err.splitlines())) == (4, "", 1)
+        assert f"{cause['text']}. What is derived from a log without its end" in ran.err
     assert sorted({*store.rglob("*"), store / "lock"}) == before
 
 

@@ -29,6 +29,9 @@ from broker.store.disk.os_errors import free_bytes, refused
 from broker.store.disk.read_file import ReadFile as ReadFile
 from broker.store.disk.syscalls import CAN_RESERVE, Calls
 
+# A pipe in place of a file would else wait for its writer.
+_READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -85,9 +88,9 @@ class Disk(Calls):
         return [entry for path in paths if (entry := self.entry(path)) is not None]
 
     def open_read(self, path: str) -> ReadFile:
-        """Raises Missing when the file is not there."""
+        """Raises Missing when the file is not there. A pipe in its place raises CorruptStore at the first read."""
         try:
-            return ReadFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            return ReadFile(path, os.open(path, _READ_ONLY))
         except (OSError, ValueError) as error:
             raise explained(error, path) from error
 
@@ -305,7 +308,7 @@ class Disk(Calls):
 
     def open_lock(self, path: str, *, write: bool = True) -> int:
         """A descriptor of its own for a lock file, created when missing if `write`. Raises Missing."""
-        return self._open(path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
+        return self._open(path, os.O_RDWR | os.O_CREAT if write else _READ_ONLY)
 
     def _force_directories(self, *paths: str) -> None:
         """Flush the directories that hold these names, the last named first: a name that moved is in the new one before

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from broker.errors import StoreError, StoreFull, SyncFailed
+from broker.errors import CorruptStore, StoreError, StoreFull, SyncFailed
 
 
 class Missing(StoreError):
@@ -36,6 +36,8 @@ def explained(error: OSError | ValueError, path: str) -> StoreError:
         return StoreError(text, path=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return StoreError(f"{path}: too many files are open ({reason}). Raise the limit with: ulimit -n", path=path)
+    if error.errno in (errno.ESPIPE, errno.ENXIO):
+        return CorruptStore(f"{path} is a pipe or a socket, and no store has one. Move it out of the store", path=path)
     return StoreError(f"{path} cannot be read: {reason}. See that it is a readable file or directory", path=path)
 
 
