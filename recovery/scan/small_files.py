@@ -1,12 +1,16 @@
-"""What the small files of a store must be: tables under config/ that can be decoded, and a checkpoint that fits."""
+"""What the small files of a store must be: tables that can be decoded, a checkpoint that fits, an identity of ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from broker.errors import CorruptRecord
+from broker.errors import CorruptRecord, CorruptStore, StoreError
 from broker.format import checkpoint, config
 from broker.format.index import IndexHeader
+from broker.store.disk.files import Disk
+from broker.store.disk.paths import Paths
+from broker.store.read.layout import read_store_file
+from recovery.findings import Finding
 
 
 def _check_topics(raw: bytes) -> None:
@@ -55,3 +59,16 @@ def check_checkpoint(
         raise CorruptRecord(
             f"its index_timestamp_ms {index_ms} is the end of no index file: one of the two was changed"
         )
+
+
+def check_store_file(disk: Disk, paths: Paths) -> Iterator[Finding]:
+    """A finding where checkback/store.json is there, and cannot be read as what it should be.
+
+    Of one of a later version, or that this user may not read, the verb that opens the store says so.
+    """
+    try:
+        read_store_file(disk, paths)
+    except CorruptStore as error:
+        yield Finding("file-damaged", 0, str(error), paths.store_json)
+    except StoreError:
+        pass

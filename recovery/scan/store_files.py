@@ -34,7 +34,7 @@ from broker.store.recover.watermark import DerivedCounts, Watermark, published, 
 from broker.transaction.events import Generation
 from recovery.findings import Finding
 from recovery.scan.records import Bytes
-from recovery.scan.small_files import CONFIGS, check_checkpoint
+from recovery.scan.small_files import CONFIGS, check_checkpoint, check_store_file
 from recovery.scan.units import UnitFile
 from recovery.scan.windows import WINDOW_BYTES
 
@@ -176,7 +176,7 @@ class StoreFiles:
             return None
         try:
             return checkpoint.decode(self.disk.read(self.checkpoint)).commitlog_timestamp_ms
-        except (Missing, CorruptRecord):
+        except (Missing, CorruptStore):
             return None
 
     @property
@@ -294,9 +294,11 @@ class StoreFiles:
         """
         for name, decode in CONFIGS.items():
             yield from self._damaged(self._directory.paths.config(name), decode)
-        path = self._directory.paths.checkpoint
+        yield from check_store_file(self.disk, self._directory.paths)
         newest_ms, known = self._newest_ms(last_store_ms), self._queues_end(stored_ms)
-        yield from self._damaged(path, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known))
+        yield from self._damaged(
+            self.checkpoint, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known)
+        )
 
     def _queues_end(self, stored_ms: Callable[[int], int | None]) -> Callable[[int, int], bool]:
         """Whether an offset is that of the last record in the queues, which was stored at a time.
@@ -335,8 +337,8 @@ class StoreFiles:
                 decode(raw)  # type: ignore[operator]
         except Missing:
             return
-        except CorruptRecord as error:
-            yield Finding("file-damaged", 0, error.reason, path)
+        except CorruptStore as error:
+            yield Finding("file-damaged", 0, error.reason if isinstance(error, CorruptRecord) else str(error), path)
 
 
 def compared_part(listing: Listing, mark: Watermark | None, path: str) -> Listing:

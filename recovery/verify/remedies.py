@@ -31,7 +31,8 @@ NEXT_STEPS: dict[str, str] = {
     "record-implausible": f"the byte is one that no CRC covers, or no broker wrote the record: {_LOOK}",
     "files-missing": _DERIVED,
     "file-damaged": "stop the broker and copy the file elsewhere. Under config/: put a copy of the .bak beside it in "
-    "its place, after a look into it. The checkpoint: checkback rebuild STORE --apply writes another",
+    "its place, after a look into it. The checkpoint: checkback rebuild STORE --apply writes another. "
+    "checkback/store.json: put it back from a copy of the store; no verb that writes opens the store without it",
     "slot-missing": _SETTLE,
     "slot-wrong-state": _SETTLE,
     "slot-wrong-field": _SETTLE,

@@ -17,7 +17,7 @@ from broker.store.disk.os_errors import not_written
 from broker.store.read.detect import check_outside_stores
 
 _BEGINS = b"<!doctype html>"
-_UNWRITABLE = "backslashreplace"  # a path may hold bytes that are no UTF-8: they are shown as on a terminal
+_UNWRITABLE = "backslashreplace"  # a path may hold bytes that do not decode: they are shown as on a terminal
 
 
 def check_page(path: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import broker
 from recovery.scan.scanner import Scan
 from tests.cli.command import command, process
 from tests.cli.readable import SEGMENT_SIZE, long_store, run, segments
@@ -310,6 +311,54 @@ def test_damaged_small_files_are_named(tmp_path: Path, capsys: pytest.CaptureFix
         assert str(store) in ran.err
     assert json.loads(command(capsys, "verify", store, "--json").out)["counts"]["file-damaged"] == 2
     assert command(capsys, "info", store).code == 0
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff" * 500, b"{}", b"[]", b'{"version": 1}', b"[" * 100_000])
+def test_a_damaged_identity_is_named(raw: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a store of ours: a finding of verify, and 4 from who needs it."""
+    store, small = tmp_path / "store", broker.StoreLayout(segment_bytes=1 << 20)
+    with broker.open(store, layout=small, sync="os") as opened:
+        opened.append(broker.Message("orders", b"one"))
+    file = store / "checkback" / "store.json"
+    file.write_bytes(raw)
+    ran = command(capsys, "verify", store, "--json")
+    (finding,) = json.loads(ran.out)["findings"]
+    assert (ran.code, finding["kind"], finding["file"]) == (1, "file-damaged", str(file))
+    for words in (
+        ["rebuild", store],
+        ["rebuild", store, "--apply"],
+        ["copy", store, tmp_path / "to"],
+        ["metrics", store],
+    ):
+        ran = command(capsys, *words)
+        assert (ran.code, ran.out, len(ran.err.splitlines())) == (4, "", 1), words
+        assert f"{file} is damaged (" in ran.err
+        assert "xff" not in ran.err
+        assert len(ran.err) < 400
+    assert command(capsys, "info", store).code == 0
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("config/topics.json", 1), ("config/consumerOffset.json", 1), ("checkpoint", 1), ("checkback/store.json", 1),
+        ("checkback/control", 4), ("lock", 0), ("abort", 0),
+    ],
+)  # fmt: skip
+def test_a_pipe_in_place_of_a_file(name: str, code: int, tmp_path: Path) -> None:
+    """Nobody waits for who writes into it. In processes of their own, which a hang does not take along."""
+    store, small = tmp_path / "store", broker.StoreLayout(segment_bytes=1 << 20)
+    with broker.open(store, layout=small, sync="os") as opened:
+        opened.append(broker.Message("orders", b"one"))
+        opened.create_topic("orders")
+    (store / name).unlink(missing_ok=True)
+    os.mkfifo(store / name)
+    ran = process("verify", store)
+    assert (ran.code, "Traceback" in ran.err) == (code, False), ran.err
+    if code:
+        assert f"{store / name} is a pipe or a socket" in ran.out + ran.err
+    assert process("info", store).code in (0, 4)
 
 
 def test_a_redo_log_that_holds_no_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from broker.errors import BrokerError, StoreError, shown
+from broker.errors import BrokerError, CorruptStore, StoreError, shown
 from broker.format import consumequeue, index, redolog, statetable
 from broker.format.commitlog import BLANK_SIZE, SEGMENT_SIZE
 from broker.store.disk.files import Disk, Missing
@@ -143,15 +143,15 @@ class StoreFile:
 
     @classmethod
     def decode(cls, raw: bytes, path: str) -> StoreFile:
-        """Raises StoreError for bytes that are damaged, or of a version that this one does not know."""
+        """Raises CorruptStore for bytes that are damaged, StoreError for a version that this one does not know."""
         try:
             content = json.loads(raw)
             version, store_id = content["version"], f"{int(content['id'], 16):032x}"
             layout = StoreLayout(**content["layout"])
             transactions = str(content["transactions"]) if version == _VERSION_OF_ENGINE else STATE_TABLE
-        except (KeyError, TypeError, ValueError, BrokerError) as error:
-            text = f"{path} is damaged ({error!r}). Put it back from a copy of the store"
-            raise StoreError(text, path=path) from error
+        except (KeyError, TypeError, ValueError, RecursionError, BrokerError) as error:
+            text = f"{path} is damaged ({_reason(error)}). Put it back from a copy of the store"
+            raise CorruptStore(text, path=path) from error
         if version not in (_VERSION, _VERSION_OF_ENGINE):
             text = f"{path} was made by a version of checkback that this one does not know ({version}): update it"
             raise StoreError(text, path=path)
@@ -165,8 +165,18 @@ class StoreFile:
         return json.dumps(content, indent=1).encode()
 
 
+def _reason(error: Exception) -> str:
+    """What is wrong with the file, without the bytes that are in it."""
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return "it is not JSON" if isinstance(error, UnicodeDecodeError | RecursionError) else f"{error!s:.100}"
+
+
 def read_store_file(disk: Disk, paths: Paths) -> StoreFile | None:
-    """The file of a store; None when checkback did not make the store. Raises StoreError when it is damaged."""
+    """The file of a store; None when checkback did not make the store.
+
+    Raises CorruptStore when it is damaged, StoreError for one of a later version.
+    """
     try:
         raw = disk.read(paths.store_json)
     except Missing:
