@@ -296,9 +296,8 @@ class StoreFiles:
             yield from self._damaged(self._directory.paths.config(name), decode)
         yield from check_store_file(self.disk, self._directory.paths)
         newest_ms, known = self._newest_ms(last_store_ms), self._queues_end(stored_ms)
-        yield from self._damaged(
-            self.checkpoint, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known)
-        )
+        path = self.checkpoint
+        yield from self._damaged(path, lambda raw: check_checkpoint(raw, newest_ms, self.index_headers(), known))
 
     def _queues_end(self, stored_ms: Callable[[int], int | None]) -> Callable[[int, int], bool]:
         """Whether an offset is that of the last record in the queues, which was stored at a time.
@@ -332,8 +331,7 @@ class StoreFiles:
 
     def _damaged(self, path: str, decode: object) -> Iterator[Finding]:
         try:
-            raw = self._directory.disk.read(path)
-            if raw:  # RocketMQ takes an empty file for one that is not there
+            if raw := self._directory.disk.read(path):  # RocketMQ takes an empty file for one that is not there
                 decode(raw)  # type: ignore[operator]
         except Missing:
             return
