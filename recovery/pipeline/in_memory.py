@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -36,15 +39,58 @@ def write_transactions(
     """
     log = StoreLocation(path).log()
     with workers(processes or os.cpu_count() or 1) as pool:
-        executor = InMemoryExecutor(pool.map, progress)
+        executor = InMemoryExecutor(partial(_run_in, pool), progress)
         return write_transaction_files(executor, log, path, out, now_ms)
 
 
 @contextmanager
 def workers(count: int) -> Iterator[Pool]:
-    """Processes that start empty: a fork of a process with threads may hang."""
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+    """Processes that start empty: a fork of a process with threads may hang. They end with the work, however it ends.
+
+    An interrupt is for this process alone, which ends them: they would each print a traceback, or go on with the rest.
+    """
+    others = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_leave_interrupts)
+    try:
         yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _leave_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run_in(pool: Pool, function: Callable[..., Any], *arguments: Sequence[Any]) -> Iterator[Any]:
+    """What `pool.map` returns, which starts processes: one that gets nothing to do prints a traceback."""
+    with _interrupts_later():
+        return pool.map(function, *arguments)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Signals that end this process count when the block is left. Only the main thread gets any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    if came:
+        signal.raise_signal(signal.Signals(came[0]))
 
 
 class InMemoryExecutor:

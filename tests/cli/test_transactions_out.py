@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +14,7 @@ import pytest
 
 from recovery.cli.spark_job import main
 from tests.cli.command import command
+from tests.house.tree import ROOT
 
 STORE = "rocketmq-5.3.3-clean"
 
@@ -56,3 +62,22 @@ def test_splits_that_are_too_small_are_refused(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit, match="2"):
         main(["--split-bytes", "10", "verify", "shop.store"])
     assert "a whole number of at least 1024, not '10'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_leaves_nothing(
+    tmp_path: Path, golden: Callable[[str], Path], number: signal.Signals
+) -> None:
+    """Its processes would hold the pipes of the caller, and half of OUT would be in the way of the next run."""
+    out, words = tmp_path / "rows", [sys.executable, "-m", "recovery.cli", "transactions"]
+    running = subprocess.Popen(
+        [*words, golden(STORE), out], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    while not out.exists():
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.005)
+    running.send_signal(number)
+    printed, said = running.communicate(timeout=60)  # until all that hold the pipes have ended
+    assert (running.returncode, printed, said) == (130, "", "checkback: Interrupted.\n")
+    assert not out.exists()
