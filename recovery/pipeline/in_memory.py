@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ProcessPoolExecutor
@@ -55,7 +55,6 @@ def workers(count: int) -> Iterator[Pool]:
     try:
         yield pool
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         for worker in set(multiprocessing.active_children()) - others:
             worker.terminate()
         raise
@@ -68,9 +67,13 @@ def _leave_interrupts() -> None:
 
 
 def _run_in(pool: Pool, function: Callable[..., Any], *arguments: Sequence[Any]) -> Iterator[Any]:
-    """What `pool.map` returns, which starts processes: one that gets nothing to do prints a traceback."""
+    """What `pool.map` returns, but that nothing is cancelled: a pool whose processes were ended fails over that.
+
+    To submit starts processes: one that is interrupted before it has got its work prints a traceback.
+    """
     with _interrupts_later():
-        return pool.map(function, *arguments)
+        begun = deque(pool.submit(function, *one) for one in zip(*arguments, strict=True))
+    return (begun.popleft().result() for _ in range(len(begun)))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,14 +65,15 @@ def write_transaction_files(
     started = time.monotonic()
     filesystem, directory = filesystem_of(out)
     temporary = f"{directory}/{_TEMPORARY}"
-    filesystem.create_dir(temporary, recursive=True)
     try:
+        filesystem.create_dir(temporary, recursive=True)
         inspected = inspect_log(executor, log, split_bytes=split_bytes, crc=crc, strings=True)
         context = inspected.context(with_rows=True, now_ms=now_ms, directory=f"{_absolute(out)}/{_TEMPORARY}")
         results = join_transactions(executor, inspected, context)
         written = _manifest(inspected, results, path, out, started)
     except BaseException:
-        filesystem.delete_dir(directory)
+        with suppress(FileNotFoundError):  # it may be the directory that could not be made
+            filesystem.delete_dir(directory)
         raise
     finally:
         executor.close()
