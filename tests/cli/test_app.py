@@ -325,6 +325,20 @@ def test_ctrl_c_is_one_line(store: Path) -> None:
         assert ran.stderr.read() == "checkback: Interrupted.\n"
 
 
+def test_ctrl_c_while_the_program_loads_is_one_line() -> None:
+    script = (
+        "import importlib.abc, sys\n"
+        "class Interrupting(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'click': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from recovery.cli.__main__ import main\n"
+        "main()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "checkback: Interrupted.\n")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 def test_output_that_nobody_takes(golden: Golden) -> None:
     """`| head` is quiet; a full disk behind standard output is a sentence; a closed one swallows."""

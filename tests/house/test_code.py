@@ -34,6 +34,7 @@ SPEAKERS: dict[str, str] = {
     "setup": "the build",
     "docker.make_secrets": "a program of its own",
     "recovery.airflow.example_dags.example_after_verification": "prints into the log of its task",
+    "recovery.cli.__main__": "an interrupt before the command line is loaded",
     "recovery.cli.app": "the command line",
     "recovery.cli.shared": "how a verb ends",
     "recovery.cli.terminal.output": "what the command line writes, and where",
