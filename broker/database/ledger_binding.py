@@ -258,7 +258,8 @@ class KnownLedgers:
             )
             return KnownLedger(binding, content["table"], content["accepted_ms"], tuple(content["history"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            text = f"{path} is damaged ({error!r}). Put it back from a copy of the store, or: {self.steps.rebind}"
+            reason = f"{type(error).__name__}: {error!s:.100}"
+            text = f"{path} is damaged ({reason}). Put it back from a copy of the store, or: {self.steps.rebind}"
             raise StoreError(text, path=path) from error
 
 

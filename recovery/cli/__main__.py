@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
 
 
-def main() -> NoReturn:
-    """Run the command line. An interrupt while it loads, a third of a second, ends it as a later one does."""
+def main() -> None:
+    """Run the command line, and end. An interrupt while it loads, a third of a second, ends it as a later one does."""
     try:
         from recovery.cli.app import main as run
 
