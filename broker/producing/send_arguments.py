@@ -13,7 +13,7 @@ from broker.database.bound_ledger import BoundLedger
 from broker.errors import MessageRejected, TransactionError, shown
 from broker.format import properties as names
 from broker.format.topics import parse_delay_levels
-from broker.message import Message, check_texts
+from broker.message import Message
 
 DELAY_LEVELS = len(parse_delay_levels())
 
@@ -61,7 +61,9 @@ class SendOptions(NamedTuple):
         if key is not None:
             if not isinstance(cast(object, key), str) or not key:
                 raise MessageRejected(f"a sharding_key is text that is not empty, not {shown(key)}")
-            check_texts("sharding_key", key)
+            if not key.isascii() and any("\ud800" <= sign <= "\udfff" for sign in key):
+                text = f"the sharding_key {key!r:.60} holds half a surrogate pair, which UTF-8 cannot write"
+                raise MessageRejected(text)
             extra[names.SHARDING_KEY] = key
         if sum(one is not None for one in (level, self.deliver_at, self.delay)) > 1:
             raise MessageRejected("a message has one delay: say delay_level, deliver_at or delay")

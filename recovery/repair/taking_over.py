@@ -25,13 +25,19 @@ from broker.store.shared.checkpoint_file import seal
 from broker.store.shared.directory_swap import finish_swap
 from recovery.rebuild import replaced
 from recovery.rebuild.quiescence import shape
-from recovery.rebuild.rebuilder import rebuild, sizes_of
+from recovery.rebuild.rebuilder import Rebuilding, rebuild, sizes_of
 from recovery.scan.store_files import StoreFiles
-from recovery.verify.causes.roots import shortness
+from recovery.verify.causes.log_short import short_log
 
 _GENERATIONS = ("none", "state-table", "half-op")  # that this version can go on writing
 _PAGE_BYTES = 4096  # a broker maps its segments, and makes them of whole pages
 _REASON = "checkback took the store over and made these files again"
+
+
+class _UpToTheEnd(Rebuilding):
+    """A rebuild that is not put in place: what the log lacks at its end is looked at here."""
+
+    refuses_short = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ def _looked_at(path: str, disk: Disk, found: Survey, *, move: bool, even_short: 
     files = StoreFiles.open(path)
     if found.facts.owner is Owner.FOREIGN:
         _check_segments(files)
-    report = rebuild(path, disk=disk)
+    report = rebuild(path, disk=disk, kind=_UpToTheEnd)
     if report.misfits:
         raise not_understood(path, report.misfits)
     if report.generation not in _GENERATIONS:
@@ -125,7 +131,7 @@ def _check_segments(files: StoreFiles) -> None:
     """
     size, segments = files.commitlog.segment_size, files.commitlog.segments
     for segment in segments if segments and segments[-1].size else segments[:-1] or segments:
-        if segment.size != size or size % _PAGE_BYTES or not size:
+        if segment.size != size or (len(segments) == 1 and size % _PAGE_BYTES) or not size:
             what = f"{segment.size} bytes, the others {size}" if segment.size != size else f"{size} bytes"
             text = f"{segment.path} has {what}: it was cut, for a segment has its size from the start, in whole pages"
             text = f"{text} of {_PAGE_BYTES} bytes. Nothing was changed. Give it its size again, as the broker's"
@@ -135,11 +141,12 @@ def _check_segments(files: StoreFiles) -> None:
 
 def _check_not_short(files: StoreFiles, end_offset: int) -> None:
     """Raises CorruptStore when queues or index name records behind the log's end: what they name would be forgotten."""
-    short = shortness(files, end_offset)
+    short = short_log(files, end_offset, [], is_alone=True)  # a damaged log was refused before
     if short is not None:
-        text = f"{short}. Nothing was changed. Put what is missing back. Only when those records are lost for good: "
+        text = f"{short.file}: {short.text}. Nothing was changed. Put what is missing back"
+        text = f"{text}. Only when those records are lost for good: "
         text = f"{text}checkback recover {files.path} --apply --broker-is-stopped --even-short"
-        raise CorruptStore(text, path=files.path)
+        raise CorruptStore(text, path=short.file)
 
 
 # Transactions
