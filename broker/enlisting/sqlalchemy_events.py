@@ -5,6 +5,7 @@
     Session.after_commit      deliver
     Engine "rollback"         discard
     Session.after_transaction_end   what is neither, is left to check-back
+    Engine "begin", pool "reset"    roll back what a COMMIT left that was stopped on its way to the driver
 
 A `Connection` that no session commits has no event after COMMIT. There the listener of "commit" sends COMMIT itself,
 and SQLAlchemy's own that follows finds no transaction.
