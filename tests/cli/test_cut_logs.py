@@ -41,7 +41,9 @@ def test_the_end_of_the_log_is_missing(without: str, tmp_path: Path, capsys: pyt
     for words in ((), ("--apply", "--broker-is-stopped")):
         ran = command(capsys, "rebuild", store, *words)
         assert (ran.code, ran.out, len(ran.err.splitlines())) == (4, "", 1)
-        assert f"{cause['text']}. What is derived from a log without its end" in ran.err
+        is_there = without in ("it", "the first")  # else no file is left that could be a segment
+        short = f"{cause['text']}. What is derived from a log without its end"
+        assert (short if is_there else "the log is not there (no segment)") in ran.err
     assert sorted({*store.rglob("*"), store / "lock"}) == before
 
 
