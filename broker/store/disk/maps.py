@@ -69,6 +69,20 @@ class Map:
         if _start_write is not None and file is not None:
             _start_write(file.descriptor, start, stop - start)
 
+    def unmap_pages(self, start: int, stop: int) -> None:
+        """Take whole pages within bytes start … stop - 1 out of this process's map; whoever touches one gets it back.
+
+        Their content stays in the system's cache. A flush must stop each processor for each page that a process may
+        store to meanwhile, so that it disturbs who appends; for these it need not.
+        """
+        if sys.platform != "linux":  # elsewhere the same call may mean that the content is not needed any more
+            return
+        start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        mapped = self._map
+        if mapped is not None and start < stop:
+            with contextlib.suppress(OSError):  # of a process that locks its memory: it keeps them
+                mapped.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
     def close(self) -> None:
         """Release the file. A slice of `view` keeps the memory mapped until it is freed."""
         mapped, self._map, self.file = self._map, None, None

@@ -62,7 +62,7 @@ class BackgroundTasks:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
-        self._bound = self._seen = self._warm = 0
+        self._bound = self._seen = 0
         self._care_tail = -1  # where the log ended at the last look
         self._warmed: ReadFile | None = None
         self._bound_s = self._looked_s = self._forced_s = self._checkpoint_s = self._checked_s = time.monotonic()
@@ -116,20 +116,22 @@ class BackgroundTasks:
         if grown < WARM_RATE:
             self._warmed = None
         else:
+            self._parts.appender.log.unmap_pages(tail - grown, tail)
             self._warm_up(tail)
 
     def _warm_up(self, tail: int) -> None:
         """Read what the log will come to. A new page must be cleared first, which here is done on another core."""
-        log = self._parts.appender.log
+        warm, log = self._words[Word.WARM], self._parts.appender.log
         base = tail - tail % log.file_size
-        start, stop = max(tail, self._warm), min(tail + WARM_BYTES, base + log.file_size)
+        start = warm if tail < warm <= tail + WARM_BYTES else tail  # any other is of another day
+        stop = min(tail + WARM_BYTES, base + log.file_size)
         if stop - start < WARM_BYTES // 4:
             return
         path = log.path_of(base)
         if self._warmed is None or self._warmed.path != path:  # kept: the system reads in larger pages as it goes on
             self._warmed = self._disk.open_read(path)
+        self._words[Word.WARM] = stop  # before it is: another process need not do the same
         self._warmed.warm(start - base, stop - base)
-        self._warm = stop
 
     def _is_alone(self) -> bool:
         return not self._words[_CROWD]

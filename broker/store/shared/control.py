@@ -3,8 +3,8 @@
     STORE/checkback/control     4096 bytes of native 64-bit words
 
 Every word is written with one move instruction (`words[i] = n` on a memoryview cast to "Q"), so that no reader ever
-sees half of one and a process that is killed leaves each either old or new. All but the poison are changed under the
-append lock only. RocketMQ does not know this file; without it the log is walked.
+sees half of one and a process that is killed leaves each either old or new. All but the poison and the hint are
+changed under the append lock only. RocketMQ does not know this file; without it the log is walked.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Word(enum.IntEnum):
     INDEX = 19  # the name of the index file in use, a number of 17 digits; 0 for none
     SHARED = 20  # 1 once a second process joined: then nobody keeps the append lock from one append to the next
     LOCK_NS = 21  # when STORE/lock was modified last: a broker that starts writes to it, checkback never does
+    WARM = 22  # the log was read ahead up to here: a hint, of whichever process appends fast
 
 
 # TAIL … INDEX together, for the holder of the append lock: one call instead of twelve.

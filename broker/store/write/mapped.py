@@ -93,6 +93,13 @@ class MappedQueue:
         if mapped is not None:
             mapped.start_write(start - base, min(stop - base, self.file_size))
 
+    def unmap_pages(self, start: int, stop: int) -> None:
+        """Take the pages of [start, stop) out of this process's map, as far as they lie in the file of `stop`."""
+        base = stop - stop % self.file_size
+        mapped = self._maps.get(base)
+        if mapped is not None:
+            mapped.unmap_pages(max(start - base, 0), stop - base)
+
     def begin_flush(self, flusher: Flusher, start: int, stop: int) -> bool:
         """Have [start, stop) flushed beside this thread; False where that takes more than one file, or a new name."""
         base = start - start % self.file_size
