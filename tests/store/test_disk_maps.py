@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -140,3 +142,32 @@ def test_syncing_while_another_thread_closes(tmp_path: Path) -> None:
         page.close()
         thread.join()
     assert seen == [ValueError] * 50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pages stay")
+def test_pages_leave_the_map_and_keep_their_content(tmp_path: Path) -> None:
+    """Whole pages only; what was stored and never flushed is there, for this process and for others."""
+    page = mmap.PAGESIZE
+    path = str(tmp_path / "log")
+    Disk().allocate(path, 64 * page)
+    mapped = Disk().open_map(path, 64 * page)
+    mapped.view[:] = content = os.urandom(64 * page)
+    assert resident_pages(mapped.path) == 64
+    mapped.unmap_pages(page - 1, 3 * page + 1)
+    assert resident_pages(mapped.path) == 62
+    mapped.unmap_pages(page, page + 5)  # no whole page
+    assert resident_pages(mapped.path) == 62
+    mapped.unmap_pages(0, 64 * page)
+    assert resident_pages(mapped.path) == 0
+    assert Path(mapped.path).read_bytes() == content
+    mapped.sync()
+    assert bytes(mapped.view) == content
+    mapped.close()
+    mapped.unmap_pages(0, page)
+
+
+def resident_pages(path: str) -> int:
+    """How many pages of a file this process has in its maps."""
+    found = Path("/proc/self/smaps").read_text().partition(f" {path}\n")[2]
+    kilobytes = next(line.split()[1] for line in found.splitlines() if line.startswith("Rss:"))
+    return int(kilobytes) * 1024 // mmap.PAGESIZE

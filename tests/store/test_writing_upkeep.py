@@ -17,6 +17,7 @@ from broker.store.maintain import background as upkeep
 from broker.store.read.layout import StoreLayout
 from broker.store.shared.checkpoint_file import OwnCheckpoint, read_number, read_point
 from broker.store.shared.control import Word
+from broker.store.write.mapped import MappedQueue
 from broker.store.write.pending_record import draft, end_draft
 from broker.store.writer import open_writer
 from recovery.verify.verifier import verify
@@ -69,9 +70,13 @@ def test_the_log_is_read_ahead_of_one_who_appends_fast(tmp_path: Path, monkeypat
     fill(store, 0, 1)
     look()
     assert read == []
+    gone: list[tuple[int, int]] = []
+    monkeypatch.setattr(MappedQueue, "unmap_pages", lambda queue, start, stop: gone.append((start, stop)))
     while store.control[Word.TAIL] < SMALL.segment_bytes // 2:
         fill(store, 0, 10)
         look()
+    assert all(one[1] == following[0] for one, following in itertools.pairwise(gone))  # each page once, up to the tail
+    assert gone[-1][1] == store.control[Word.TAIL]
     assert len(read) > 1
     assert all(stop - start >= 65_536 // 4 for start, stop in read)
     assert all(stop <= SMALL.segment_bytes for _, stop in read)
@@ -79,6 +84,25 @@ def test_the_log_is_read_ahead_of_one_who_appends_fast(tmp_path: Path, monkeypat
     look()
     assert store.upkeep._warmed is None
     store.close()
+
+
+@pytest.mark.usefixtures("still")
+def test_two_processes_do_not_read_ahead_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "WARM_RATE", 1024)
+    monkeypatch.setattr(upkeep, "WARM_BYTES", 65_536)
+    read: list[tuple[int, int]] = []
+    monkeypatch.setattr(ReadFile, "warm", lambda file, start, stop: read.append((start, stop)))
+    first, second = (open_writer(str(tmp_path), Disk(), SMALL, sync="os") for _ in range(2))
+    fill(first, 0, 10)
+    first.upkeep._share()
+    second.upkeep._share()
+    assert read == [(first.control[Word.TAIL], first.control[Word.WARM])]
+    first.control[Word.WARM] = SMALL.segment_bytes * 9  # of another day: a hint that is wrong costs nothing
+    fill(second, 10, 10)
+    second.upkeep._share()
+    assert read[1][0] == second.control[Word.TAIL] < second.control[Word.WARM] <= SMALL.segment_bytes
+    second.close()
+    first.close()
 
 
 @pytest.mark.usefixtures("still")

@@ -1,7 +1,8 @@
 """What a store needs done now and then, by a thread that no append waits for.
 
     every 20 ms     the append and sync locks are let go, if a process that is alone with the store kept them
-                    the log is read ahead of a process that appends fast: its pages are ready when it comes to them
+                    the log is read ahead of a process that appends fast: its pages are ready when it comes to them;
+                    behind it they leave its map, so that a flush need not interrupt who appends
                     what was appended and not flushed becomes durable, so that consumers see it   (modes each, group)
     every second    the log is flushed                                                             (mode os)
                     a lower bound of what is durable is put on disk: STORE/checkback/durable
